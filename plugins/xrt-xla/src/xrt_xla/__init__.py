@@ -1,0 +1,129 @@
+"""The XLA engine: compiles clusters through JAX, for CPU, CUDA and TPU, for inference and training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
+from xrt_core.engine.op_kernels import op_kernels
+from xrt_core.errors import EngineUnavailableError
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import STRING, SequenceType, TensorType, dtype_name
+
+if TYPE_CHECKING:
+    from xrt_xla.compiler import XlaGraphCompiler
+
+__all__ = ["XlaEngine"]
+__version__ = "0.1.0"
+
+# XLA's CPU backend aborts the process on some programs over 2-bit integers (a concatenation is one), so only these
+# operators, which were tried one by one, may see them.
+_TWO_BIT = frozenset(("int2", "uint2"))
+_TWO_BIT_OPERATORS = frozenset(
+    ("Cast", "CastLike", "DequantizeLinear", "Flatten", "Identity", "QuantizeLinear", "Reshape", "Slice", "Squeeze",
+     "Transpose", "Unsqueeze")
+)  # fmt: skip
+
+
+class XlaEngine(Engine):
+    """JAX's compiler as an engine. Importing and constructing it does not import JAX."""
+
+    name = "xla"
+    devices = ("cpu", "cuda", "tpu")
+    priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 100, "inference": 50})
+
+    def probe(self) -> EngineStatus:
+        """Version and devices of JAX, or why it cannot be used."""
+        return _probe()
+
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        """Whether every tensor around `node` is static and of a dtype XLA has, and a kernel takes it."""
+        _load_kernels()
+        for value in node.inputs:
+            if value is not None and (reason := _refuse(value, node, "input")):
+                return Support.no(reason)
+        for value in node.outputs:
+            if value is not None and (reason := _refuse(value, node, "output")):
+                return Support.no(reason)
+        return op_kernels.supports("xla", node, device, phase)
+
+    def compiler(self, device: str, options: CompileOptions) -> XlaGraphCompiler:
+        """A compiler for "cpu", "cuda:0", ... Raises EngineUnavailableError where the device is not there."""
+        status = _probe()
+        if not status.available:
+            raise EngineUnavailableError(f"xla cannot be used: {status.reason}; {status.remedy}")
+        _load_kernels()
+        from xrt_xla.compiler import XlaGraphCompiler
+
+        return XlaGraphCompiler(device, options)
+
+    def fingerprint(self, device: str) -> str:
+        """Versions of this package and of JAX, the device's model, and on a CPU its instruction set."""
+        from xrt_xla import _toolkit
+
+        jax_device = _toolkit.device_named(device)
+        parts = ["xrt-xla", __version__, "jax", _toolkit.library_version(), str(jax_device.device_kind)]
+        if _toolkit.kind_of(jax_device) == "cpu":
+            parts.append(_toolkit.cpu_fingerprint())
+        else:
+            parts += [str(jax_device.client.platform_version), str(getattr(jax_device, "compute_capability", ""))]
+        return " ".join(parts)
+
+    def prepare(self) -> None:
+        """Import JAX and the kernels now."""
+        if _probe().available:
+            _load_kernels()
+            import xrt_xla.compiler
+
+
+@functools.cache
+def _load_kernels() -> None:
+    import xrt_xla.kernels  # noqa: F401 - registers them
+
+
+@functools.cache
+def _probe() -> EngineStatus:
+    try:
+        from xrt_xla import _toolkit
+    except ImportError as e:
+        missing = isinstance(e, ModuleNotFoundError) and (e.name or "").partition(".")[0] in ("jax", "jaxlib")
+        reason = "JAX is not installed" if missing else f"JAX does not import: {e}"
+        return EngineStatus(False, reason=reason, remedy="pip install 'jax>=0.7' (with CUDA: pip install 'jax[cuda13]')")
+    except Exception as e:  # a broken installation raises what it likes
+        return EngineStatus(False, reason=f"JAX does not import: {type(e).__name__}: {e}", remedy="reinstall jax and jaxlib")
+    try:
+        found = _toolkit.devices()
+    except Exception as e:
+        return EngineStatus(
+            False, _toolkit.library_version(), reason=f"JAX finds no device: {e}", remedy="check JAX_PLATFORMS"
+        )
+    if not found:
+        return EngineStatus(
+            False, _toolkit.library_version(), reason="JAX finds no device", remedy="check JAX_PLATFORMS"
+        )
+    return EngineStatus(True, _toolkit.library_version(), tuple(found))
+
+
+def _refuse(value: Value, node: Node, what: str) -> str | None:
+    """Why XLA cannot hold `value`, or None."""
+    t = value.type
+    if type(t) is not TensorType:
+        if isinstance(t, SequenceType):
+            return f"{what} {value.name!r} of {node.operator} is a sequence; XLA has tensors only"
+        return f"{what} {value.name!r} of {node.operator} has type {t or 'unknown'}; XLA has dense tensors only"
+    dtype, shape = t.dtype, t.shape
+    if dtype is None or shape is None:
+        return f"{what} {value.name!r} of {node.operator} is {t}: dtype and rank must be known"
+    for d in shape:
+        if type(d) is not int:
+            return f"{what} {value.name!r} of {node.operator} is {t}: every dimension must be known"
+    kind = dtype.kind
+    if kind == "V":
+        if dtype.name in _TWO_BIT and node.op_type not in _TWO_BIT_OPERATORS:
+            return f"XLA cannot run {node.operator} on {dtype.name}"
+    elif dtype == STRING or kind not in "biufc":
+        return f"{what} {value.name!r} of {node.operator} is {dtype_name(dtype)}; XLA has numbers only"
+    return None

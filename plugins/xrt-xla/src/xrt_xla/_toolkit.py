@@ -1,0 +1,131 @@
+"""The only importer of JAX: versions, devices, and the configuration that XRT's own tracing and calls run under."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import serialize_executable as _serialize
+
+from xrt_core.errors import EngineUnavailableError
+
+__all__ = ["cpu_fingerprint", "device_named", "devices", "jax", "jnp", "kind_of", "lax", "pinned", "sharding_on", "x64"]
+
+x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+"""`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
+
+_PLATFORMS = (("cpu", "cpu"), ("cuda", "cuda"), ("tpu", "tpu"))
+
+# What a caller may have set that would change numbers, dtypes or whether a compiled call runs at all.
+_PINNED: tuple[tuple[str, Any], ...] = (
+    ("default_matmul_precision", "highest"),
+    ("numpy_dtype_promotion", "standard"),
+    ("numpy_rank_promotion", "allow"),
+    ("debug_nans", False),
+    ("debug_infs", False),
+    ("disable_jit", False),
+    ("transfer_guard", "allow"),
+    ("default_prng_impl", "threefry2x32"),
+    ("threefry_partitionable", True),
+    ("check_tracer_leaks", False),
+    ("no_tracing", False),
+)
+_MANAGERS = tuple((getattr(jax, name), value) for name, value in _PINNED if hasattr(jax, name))
+
+
+@contextlib.contextmanager
+def pinned(device: Any = None) -> Iterator[None]:
+    """Everything XRT depends on in JAX's configuration, set for this thread and put back afterwards."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(x64(True))
+        for manager, value in _MANAGERS:
+            stack.enter_context(manager(value))
+        if device is not None:
+            stack.enter_context(jax.default_device(device))
+        yield
+
+
+def devices() -> dict[str, Any]:
+    """Usable devices by XRT's names: "cpu", "cuda:0", "tpu:0", ..."""
+    found: dict[str, Any] = {}
+    for kind, platform in _PLATFORMS:
+        try:
+            local = jax.local_devices(backend=platform)
+        except RuntimeError:  # that platform is not part of this installation
+            continue
+        if kind == "cpu":
+            found["cpu"] = local[0]
+        else:
+            found.update({f"{kind}:{i}": d for i, d in enumerate(local)})
+    return found
+
+
+def device_named(name: str) -> Any:
+    """The JAX device for "cpu", "cpu:1", "cuda" (the first one), "cuda:1", "tpu", ...
+
+    Raises EngineUnavailableError where it is not there, listing what is.
+    """
+    kind, _, index = name.partition(":")
+    number = int(index) if index.isdigit() else 0 if not index else -1
+    try:
+        local = jax.local_devices(backend=kind) if kind in dict(_PLATFORMS) else []
+    except RuntimeError:
+        local = []
+    if 0 <= number < len(local):
+        return local[number]
+    cure = " (pip install 'jax[cuda13]' brings CUDA)" if kind == "cuda" else ""
+    raise EngineUnavailableError(f"xla: no device {name!r} here; JAX sees {', '.join(devices()) or 'none'}{cure}")
+
+
+def kind_of(device: Any) -> str:
+    """"cpu", "cuda" or "tpu" for a JAX device."""
+    return "cuda" if device.platform == "gpu" else str(device.platform)
+
+
+def sharding_on(device: Any) -> Any:
+    """The sharding that puts a whole array on one device."""
+    return jax.sharding.SingleDeviceSharding(device)
+
+
+def library_version() -> str:
+    """Versions of JAX and of the compiler that comes with it."""
+    import jaxlib
+
+    return str(jax.__version__) if jax.__version__ == jaxlib.__version__ else f"{jax.__version__}+{jaxlib.__version__}"
+
+
+def cpu_fingerprint() -> str:
+    """A digest of the processor's instruction set: machine code made for one processor may not run on another."""
+    import hashlib
+    import platform
+
+    flags = ""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
+        flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
+    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(flags.split()))))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def serialize_compiled(compiled: Any) -> bytes:
+    """The payload of `jax.experimental.serialize_executable` (a pickle)."""
+    payload, _, _ = _serialize.serialize(compiled)
+    return bytes(payload)
+
+
+def load_compiled(payload: bytes, inputs: int, outputs: int, device: Any) -> Any:
+    """The compiled object that `serialize_compiled` gave `payload` for, with flat argument and result lists."""
+    in_tree = jax.tree_util.tree_structure(((0,) * inputs, {}))
+    out_tree = jax.tree_util.tree_structure((0,) * outputs)
+    return _serialize.deserialize_and_load(
+        payload, in_tree, out_tree, backend=device.client, execution_devices=[device]
+    )
+
+
+def put(array: np.ndarray, device: Any) -> Any:
+    """`array` on `device`; on the CPU without a copy where it is aligned to 64 bytes."""
+    return jax.device_put(array, device)

@@ -1,0 +1,178 @@
+"""XlaGraphCompiler: traces a Function node by node into one XLA program and compiles it ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
+from xrt_core.engine.op_kernels import OpKernel, op_kernels
+from xrt_core.errors import CompileError, OptionError, XRTError
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import TensorType, dtype_name
+from xrt_xla import _toolkit
+from xrt_xla._toolkit import jax, jnp, lax
+from xrt_xla.executable import XlaExecutable, load_executable
+from xrt_xla.kernels.context import XlaContext, layout_of
+
+FOLD_BYTES: Final = 16384
+"""Constants up to this size go into the program, where XLA simplifies with them; larger ones are laid out once and
+stay arguments on the device: compilation does not see them, and they are held once."""
+
+_OPTIONS: Final = frozenset(("fold_bytes", "xla"))
+
+
+class XlaGraphCompiler(GraphCompiler):
+    """Compiles Functions for one device.
+
+    Options of its own (`CompileOptions.extra`): `fold_bytes`, the size up to which constants go into the program;
+    `xla`, a mapping of XLA compiler options such as {"xla_backend_optimization_level": 1}.
+    """
+
+    def __init__(self, device: str, options: CompileOptions) -> None:
+        unknown = set(options.extra) - _OPTIONS
+        if unknown:
+            raise OptionError(f"xla: unknown option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
+        self._device = _toolkit.device_named(device)
+        self._kind = _toolkit.kind_of(self._device)
+        self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
+        self._xla_options = dict(options.extra.get("xla", {}))
+        if not options.fused:
+            self._xla_options["xla_disable_hlo_passes"] = "fusion"
+
+    def compile(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+    ) -> Executable:
+        """One XLA program for `function`. Raises CompileError, naming the node where it is one node's fault."""
+        with _toolkit.pinned(self._device):
+            program = _Program(function, return_params, self._kind, self._fold)
+            sharding = _toolkit.sharding_on(self._device)
+            shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
+            arguments = [jax.ShapeDtypeStruct(s, d, sharding=sharding) for s, d in shapes]
+            donated = tuple(sorted({a.input for a in aliases}))
+            try:
+                lowered = jax.jit(program.call, donate_argnums=donated).lower(*arguments)
+                compiled = lowered.compile(compiler_options=self._xla_options or None)
+            except XRTError:
+                raise
+            except Exception as e:
+                raise CompileError(f"xla: function {function.name!r} does not compile: {_first_lines(e)}") from e
+            weights = [_toolkit.put(w, self._device) for w in program.weights]
+        return XlaExecutable(compiled, weights, entry_params, len(return_params), donated, self._device)
+
+    def load(self, blob: bytes) -> Executable:
+        """The executable that `serialize` gave `blob` for; `blob` must come from a trusted place (it is unpickled)."""
+        with _toolkit.pinned(self._device):
+            return load_executable(blob, self._device)
+
+
+class _Program:
+    """The Function as a Python callable for JAX, and the constants it takes as arguments after its entries."""
+
+    def __init__(self, function: Function, returns: Sequence[Parameter], kind: str, fold: int) -> None:
+        self._function = function
+        self._returns = returns
+        self._kind = kind
+        self._fold = fold
+        self.weights: list[np.ndarray] = []
+        self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
+        self._plan = [self._step(node) for node in function.body.nodes]
+
+    def _step(self, node: Node) -> tuple[Node, OpKernel, XlaContext, list[Any]]:
+        """A node, its kernel and where its inputs come from: a Value, a weight's index, an array, or None."""
+        entry = op_kernels.find("xla", node.domain, node.op_type)
+        if entry is None:
+            raise CompileError(f"xla: no kernel for {_describe(node)}")
+        sources: list[Any] = []
+        laid_out = set()
+        for i, v in enumerate(node.inputs):
+            if v is None or v.data is None:
+                sources.append(v)
+                continue
+            if i in entry.static:
+                sources.append(v.data)
+                continue
+            layout = layout_of(node, i, self._kind)
+            data = v.data
+            if layout is not None:
+                laid_out.add(i)
+            if data.nbytes <= self._fold or (layout is not None and layout.fold):
+                sources.append(data if layout is None else layout.make(np, data))
+            else:
+                key = (id(v), "" if layout is None else layout.name)
+                slot = self._slots.get(key)
+                if slot is None:
+                    slot = self._slots[key] = len(self.weights)
+                    self.weights.append(data if layout is None else np.ascontiguousarray(layout.make(np, data)))
+                sources.append(slot)
+        known = tuple(None if v is None else v.data for v in node.inputs)
+        return node, entry, XlaContext(node, jnp, lax, self._kind, known, frozenset(laid_out)), sources
+
+    def call(self, *arguments: Any) -> tuple[Any, ...]:
+        """Trace: entries first, then the weights."""
+        body = self._function.body
+        count = len(body.inputs)
+        weights = arguments[count:]
+        values: dict[Value, Any] = dict(zip(body.inputs, arguments, strict=False))
+        for node, entry, ctx, sources in self._plan:
+            inputs = []
+            for i, source in enumerate(sources):
+                if type(source) is int:
+                    inputs.append(weights[source])
+                elif isinstance(source, np.ndarray):
+                    inputs.append(source if i in entry.static else jnp.asarray(source))
+                else:
+                    inputs.append(None if source is None else values[source])
+            try:
+                results = entry.function(ctx, *inputs)
+            except XRTError as e:
+                raise CompileError(f"xla: {_describe(node)} does not trace: {e}") from e
+            except Exception as e:
+                raise CompileError(
+                    f"xla: {_describe(node)} does not trace: {type(e).__name__}: {_first_lines(e)}"
+                ) from e
+            if not isinstance(results, tuple):
+                results = (results,)
+            for i, v in enumerate(node.outputs):
+                if v is not None:
+                    values[v] = _checked(results, i, v, node)
+        return tuple(self._result(values, v, p) for v, p in zip(body.outputs, self._returns, strict=True))
+
+    def _result(self, values: dict[Value, Any], value: Value, expected: Parameter) -> Any:
+        got = jnp.asarray(value.data) if value.data is not None else values[value]
+        if got.dtype != expected.dtype or got.shape != expected.shape:
+            raise CompileError(
+                f"xla: function {self._function.name!r} computes {expected.name!r} as "
+                f"{dtype_name(np.dtype(got.dtype))}{list(got.shape)}, but it is declared as {expected.type}"
+            )
+        return got
+
+
+def _checked(results: tuple[Any, ...], index: int, value: Value, node: Node) -> Any:
+    """Result `index` as an array, held against the type that inference found."""
+    got = results[index] if index < len(results) else None
+    if got is None:
+        raise CompileError(f"xla: the kernel gave no output {index} for {_describe(node)}")
+    got = jnp.asarray(got)
+    t = value.type
+    if isinstance(t, TensorType) and t.is_static and (got.dtype != t.dtype or got.shape != t.shape):
+        raise CompileError(
+            f"xla: output {index} of {_describe(node)} came out as {dtype_name(np.dtype(got.dtype))}{list(got.shape)}, "
+            f"but its type is {t}"
+        )
+    return got
+
+
+def _describe(node: Node) -> str:
+    source = node.annotations.source
+    return f"node {node.name!r} ({node.operator}-{node.version})" + (f" from {source}" if source else "")
+
+
+def _first_lines(error: BaseException) -> str:
+    return "\n".join(str(error).strip().splitlines()[:6])

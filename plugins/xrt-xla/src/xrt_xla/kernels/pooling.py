@@ -1,0 +1,1 @@
+"""Pooling through `lax.reduce_window`."""

@@ -1,0 +1,213 @@
+"""The command line against a stand-in module: arguments, output, exit codes."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import types
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from tests.cli.fake_module import FakeModule
+from xrt_core import __version__
+from xrt_core.cli.app import app
+from xrt_core.cli.inputs import parse_shapes, random_inputs, read_inputs, write_outputs
+from xrt_core.errors import InputError, OptionError
+from xrt_core.ir.types import SequenceType, TensorType
+
+Xrt = Callable[..., Result]
+
+
+@pytest.fixture
+def xrt(monkeypatch: pytest.MonkeyPatch) -> Xrt:
+    """Runs the command with these arguments, FakeModule in the place of XRTModule."""
+    fake = types.ModuleType("xrt_core.module")
+    fake.XRTModule = FakeModule  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "xrt_core.module", fake)
+    monkeypatch.delenv("XRT_DEBUG", raising=False)
+    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A file that exists."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"")
+    return path
+
+
+def test_run_shows_types_summary_and_times(xrt: Xrt, model: pathlib.Path) -> None:
+    """A plain run makes inputs, prepares, runs once, and says where it ran; no escape codes when piped."""
+    done = xrt("run", model)
+
+    assert done.exit_code == 0, done.output
+    assert FakeModule.runs == 1
+    assert "float32[1, 3]" in done.stdout
+    assert "sequence of 1" in done.stdout
+    assert "1 of 1 nodes in 1 cluster on fake" in done.stdout
+    assert "compile" in done.stdout
+    assert "\x1b" not in done.output
+    assert done.stderr == ""
+
+
+def test_run_passes_engines_and_options(xrt: Xrt, model: pathlib.Path) -> None:
+    """--engine and --option reach the module as clean keywords."""
+    done = xrt("run", model, "-e", "tensorrt", "-e", "xla", "-o", "minimum_nodes=4", "-o", "strict=off")
+
+    assert done.exit_code == 0, done.output
+    assert FakeModule.made == (model, {"minimum_nodes": 4, "strict": False, "engine": ["tensorrt", "xla"]})
+
+
+def test_run_reads_and_writes_npz(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """--inputs gives the values, --output holds the results, --repeat runs that often."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.savez(tmp_path / "x.npz", x=x, flag=np.array([1]))
+
+    done = xrt("run", model, "--inputs", tmp_path / "x.npz", "--output", tmp_path / "y", "--repeat", 3)
+
+    assert done.exit_code == 0, done.output
+    assert FakeModule.runs == 3
+    assert "3 runs: median" in done.stdout
+    with np.load(tmp_path / "y") as results:
+        np.testing.assert_array_equal(results["y"], 2 * x)
+        assert set(results.files) == {"y", "parts[0]"}
+
+
+def test_partition(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is printed, written as JSON, and the model is exported; '-' leaves nothing but JSON on stdout."""
+    saved: list[object] = []
+    exporter = types.ModuleType("xrt_core.frontends.onnx_export")
+    exporter.save = lambda graph, path: saved.append(path)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "xrt_core.frontends.onnx_export", exporter)
+    monkeypatch.setattr("xrt_core.frontends.onnx_export", exporter, raising=False)
+
+    done = xrt("partition", model, "--json", tmp_path / "r.json", "--onnx", tmp_path / "out.onnx")
+    piped = xrt("partition", model, "--json", "-")
+
+    assert done.exit_code == 0, done.output
+    assert "cluster 0 -> fake [1 node]" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text()) == json.loads(piped.stdout) == {"clusters": []}
+    assert saved == [tmp_path / "out.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "missing.onnx"], "missing.onnx: there is no such file"),
+        (["run", "MODEL", "-o", "minimum_nodes=0"], "from --option minimum_nodes=0); it takes an integer of at least"),
+        (["run", "MODEL", "-o", "minimum_node=1"], "did you mean 'minimum_nodes'"),
+        (["run", "MODEL", "-o", "strict"], "it takes NAME=VALUE"),
+        (["run", "MODEL", "--inputs", "none.npz"], "none.npz does not exist"),
+        (["run", "MODEL", "--inputs", "MODEL"], "cannot be read as .npz"),
+        (["run", "MODEL", "--inputs", "MODEL", "--random"], "--random and --shape have no meaning beside it"),
+        (["run", "MODEL", "--shape", "x=a,b"], "it takes NAME=DIM,DIM"),
+        (["run", "MODEL", "--shape", "z=1"], "no input or dimension 'z'; there are x, flag, batch"),
+        (["run", "MODEL", "--output", "MODEL/y.npz"], "Not a directory"),
+        (["partition", "MODEL", "--json", "no/such/folder/r.json"], "No such file or directory"),
+    ],
+)
+def test_errors_are_one_line(xrt: Xrt, model: pathlib.Path, arguments: list[str], message: str) -> None:
+    """A user's error is one line on stderr, exit code 2, no traceback."""
+    done = xrt(*(a.replace("MODEL", str(model)) for a in arguments))
+
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_debug_shows_the_traceback(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XRT_DEBUG=1 adds the traceback."""
+    monkeypatch.setenv("XRT_DEBUG", "1")
+    done = xrt("run", "missing.onnx")
+
+    assert done.exit_code == 2
+    assert "Traceback" in done.stderr
+
+
+def test_a_bug_is_told_apart(xrt: Xrt, model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that is not ours has exit code 1 and asks to be reported."""
+    monkeypatch.setattr(FakeModule, "run", lambda self, inputs: 1 // 0)
+    done = xrt("run", model)
+
+    assert done.exit_code == 1
+    assert "internal error: ZeroDivisionError" in done.stderr
+
+
+def test_version_and_engines(xrt: Xrt) -> None:
+    """--version prints it; engines lists the host first, as a table and as JSON."""
+    assert xrt("--version").stdout == f"xrt-core {__version__}\n"
+    assert xrt("engines").stdout.splitlines()[1].split()[:3] == ["host", "ready", "cpu"]
+    listed = json.loads(xrt("engines", "--json").stdout)
+    assert listed[0]["name"] == "host"
+    assert set(listed[0]) >= {"name", "package", "version", "status", "devices", "reason", "remedy"}
+
+
+def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows versions and settings; a bad variable and a stray name are problems with cures and exit code 1."""
+    done = xrt("doctor")
+    assert done.exit_code == 0, done.output
+    assert f"xrt-core     {__version__}" in done.stdout
+    assert "no problems found" in done.stdout
+
+    monkeypatch.setenv("FLAGS_strict_clustering", "maybe")
+    monkeypatch.setenv("XRT_DISABLE_PLUGINS", "ghost")
+    done = xrt("doctor")
+    assert done.exit_code == 1
+    assert "problem: option 'strict' cannot be 'maybe' (from environment variable FLAGS_" in done.stdout
+    assert "XRT_DISABLE_PLUGINS names 'ghost', which is not installed" in done.stdout
+
+
+def test_random_inputs_follow_the_types() -> None:
+    """Same seed, same arrays; dims that nobody knows are 1; integers stay within {0, 1}; a scalar can be asked for."""
+    inputs = {
+        "f": TensorType(np.dtype(np.float64), ("n", 4)),
+        "b": TensorType(np.dtype(ml_dtypes.bfloat16), ("n", None)),
+        "i": TensorType(np.dtype(np.uint8), (100,)),
+        "q": TensorType(np.dtype(ml_dtypes.int4), (100,)),
+        "t": TensorType(np.dtype(np.bool_), ()),
+        "s": TensorType(np.dtype(object), (2,)),
+        "u": TensorType(None, None),
+    }
+    shapes = parse_shapes(["n=5", "u="], inputs)
+    made = random_inputs(inputs, shapes, seed=3)
+
+    assert {n: a.shape for n, a in made.items()} == {
+        "f": (5, 4), "b": (5, 1), "i": (100,), "q": (100,), "t": (), "s": (2,), "u": (),
+    }  # fmt: skip
+    assert {n: a.dtype for n, a in made.items() if inputs[n].dtype is not None} == {
+        n: t.dtype for n, t in inputs.items() if t.dtype is not None
+    }
+    assert set(made["i"]) == {0, 1}
+    np.testing.assert_array_equal(made["f"], random_inputs(inputs, shapes, seed=3)["f"])
+    assert not np.array_equal(made["f"], random_inputs(inputs, shapes, seed=4)["f"])
+    with pytest.raises(InputError, match="shape of input 'u' is not known; give it as --shape u="):
+        random_inputs(inputs, {}, seed=0)
+    with pytest.raises(InputError, match=r"input 'z' is a sequence\(\?\)"):
+        random_inputs({"z": SequenceType(None)}, {}, seed=0)
+    with pytest.raises(OptionError, match="dimension 'n' takes one number"):
+        parse_shapes(["n=1,2"], inputs)
+
+
+def test_outputs_survive_the_file(tmp_path: pathlib.Path) -> None:
+    """Types that .npz lacks are widened, strings stay strings, and nothing half-written is left behind."""
+    path = tmp_path / "y.npz"
+    wide = np.array([1.5, -2], ml_dtypes.bfloat16)
+    write_outputs(path, {"a/b": wide, "q": np.array([3, -4], ml_dtypes.int4), "s": np.array(["x", "yz"], object)})
+    found = read_inputs(path)
+
+    assert found["a/b"].dtype == np.float32
+    np.testing.assert_array_equal(found["a/b"], [1.5, -2])
+    np.testing.assert_array_equal(found["q"], np.array([3, -4], np.int8))
+    assert found["s"].tolist() == ["x", "yz"]
+    assert [p.name for p in tmp_path.iterdir()] == ["y.npz"]
+    np.save(tmp_path / "one.npy", np.ones(1))
+    with pytest.raises(InputError, match="holds one array without a name"):
+        read_inputs(tmp_path / "one.npy")

@@ -1,0 +1,1 @@
+"""The command `xrt`; nothing in the library imports it."""

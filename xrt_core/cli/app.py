@@ -1,0 +1,56 @@
+"""The command `xrt` and its subcommands."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from xrt_core import __version__
+from xrt_core.cli.display import say
+from xrt_core.cli.doctor import doctor
+from xrt_core.cli.engines import engines
+from xrt_core.cli.partition import partition
+from xrt_core.cli.run import run
+
+app = typer.Typer(
+    name="xrt",
+    help="Run ML graphs faster by handing their subgraphs to compute engines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        say(f"xrt-core {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Log what happens to stderr; twice for all of it.")
+    ] = 0,
+) -> None:
+    if verbose:
+        logging.basicConfig(format="%(relativeCreated)6.0f ms  %(name)s: %(message)s")
+        logging.getLogger("xrt").setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
+
+
+for _command in (run, partition, engines, doctor):
+    app.command()(_command)
+
+
+def main() -> None:
+    """Entry point of the command `xrt`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Arguments that several commands share, and how they become a module and its inputs."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xrt_core import options
+from xrt_core.cli.display import working
+from xrt_core.cli.inputs import parse_shapes, random_inputs, read_inputs
+from xrt_core.errors import OptionError
+
+if TYPE_CHECKING:
+    from xrt_core.module import XRTModule
+
+Model = Annotated[pathlib.Path, typer.Argument(help="An ONNX file.", show_default=False)]
+Engine = Annotated[
+    list[str] | None,
+    typer.Option("--engine", "-e", help="An engine to use; again for the next to try; 'host' for none. Default: all."),
+]
+Inputs = Annotated[pathlib.Path | None, typer.Option("--inputs", "-i", help="A .npz file with the inputs by name.")]
+Random = Annotated[bool, typer.Option("--random", help="Make inputs at random (the default without --inputs).")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
+Shape = Annotated[
+    list[str] | None,
+    typer.Option("--shape", help="NAME=DIM,DIM,... for an input, or SYMBOL=DIM, of random inputs; others are 1."),
+]
+Option = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, any option of docs/options.md; again for more.")
+]
+
+
+def load_module(model: pathlib.Path, engine: Sequence[str] | None, option: Sequence[str] | None) -> XRTModule:
+    """The module of a model file, with `--engine` and `--option` applied. Raises XRTError."""
+    keywords: dict[str, Any] = {}
+    for text in option or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"--option {text!r}: it takes NAME=VALUE, such as minimum_nodes=4")
+        keywords[name] = options.from_text(name, value, f"--option {text}")
+    if engine:
+        keywords["engine"] = list(engine)
+    options.resolve(keywords)  # bad options are said before a large file is read
+    with working(f"loading {model.name}"):
+        from xrt_core.module import XRTModule
+
+        return XRTModule(model, **keywords)
+
+
+def module_inputs(
+    module: XRTModule, inputs: pathlib.Path | None, random: bool, shape: Sequence[str] | None, seed: int
+) -> dict[str, Any]:
+    """The inputs that `--inputs`, or `--random` with `--shape` and `--seed`, ask for. Raises XRTError."""
+    if inputs is not None:
+        if random or shape:
+            raise OptionError("--inputs gives the inputs, so --random and --shape have no meaning beside it")
+        return read_inputs(inputs)
+    types = module.input_types
+    return random_inputs(types, parse_shapes(shape or (), types), seed)

@@ -1,0 +1,81 @@
+"""The engine SDK: what an engine package imports, and the engines of this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from xrt_core.engine.contract import (
+    API_VERSION,
+    CompileOptions,
+    Engine,
+    EngineStatus,
+    Executable,
+    Function,
+    GraphCompiler,
+    InputOutputAlias,
+    Parameter,
+    Phase,
+    RunOptions,
+    Support,
+)
+from xrt_core.engine.op_kernels import OpKernel, OpKernelRegistry, op_kernel, op_kernels, register_portable_kernels
+
+if TYPE_CHECKING:
+    from xrt_core.engine.hooks import hookimpl
+    from xrt_core.engine.manager import EngineListing, EngineManager
+
+__all__ = [
+    "API_VERSION",
+    "CompileOptions",
+    "Engine",
+    "EngineListing",
+    "EngineManager",
+    "EngineStatus",
+    "Executable",
+    "Function",
+    "GraphCompiler",
+    "InputOutputAlias",
+    "OpKernel",
+    "OpKernelRegistry",
+    "Parameter",
+    "Phase",
+    "RunOptions",
+    "Support",
+    "engines",
+    "hookimpl",
+    "op_kernel",
+    "op_kernels",
+    "register_engine",
+    "register_portable_kernels",
+]
+
+engines: EngineManager
+"""The engines of this process."""
+_LAZY: Final = {"hookimpl": "hooks", "EngineListing": "manager", "EngineManager": "manager"}
+
+
+def register_engine(engine: type[Engine]) -> type[Engine]:
+    """Add an engine of this process, beside the installed ones; usable as a class decorator.
+
+    Raises RegistrationError for a class that breaks the contract, or a name that is taken.
+    """
+    from xrt_core.engine import engines
+
+    return engines.register(engine)
+
+
+def __getattr__(name: str) -> Any:
+    # the manager stands on pluggy, which an engine package does not need in order to be imported
+    if name == "engines":
+        from xrt_core import __version__
+        from xrt_core.engine.discovery import Discovery
+        from xrt_core.engine.manager import EngineManager
+
+        found: Any = EngineManager(Discovery(__version__))
+    elif name in _LAZY:
+        from importlib import import_module
+
+        found = getattr(import_module(f"xrt_core.engine.{_LAZY[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, found)

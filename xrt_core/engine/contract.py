@@ -1,0 +1,191 @@
+"""The engine contract: everything an engine author implements, in one file.
+
+An engine is a pip package. Its entry point in the group `xrt.engines` names a subclass of `Engine`; importing that
+module must not import the engine's library (XRT lists engines without paying for them), so the library is loaded in
+`probe`, `supports` and `compiler` only, through one module `_toolkit.py`.
+
+    class Engine          what is it, is it usable here, which nodes does it take      (mandatory)
+    class GraphCompiler   Function -> Executable                                       (mandatory)
+    class Executable      runs; may serialise                                          (mandatory; serialise optional)
+    @op_kernel            per-operator kernels, for compilers that go node by node     (see engine/op_kernels.py)
+
+Before you widen this contract: every engine in the field pays for a new mandatory member. Prefer an optional one with
+a default here, and say when it is called.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+from xrt_core.errors import UnsupportedError
+from xrt_core.ir.annotations import Phase
+from xrt_core.ir.function import Function, InputOutputAlias, Parameter
+from xrt_core.ir.graph import Node
+from xrt_core.ir.verdict import Support
+
+__all__ = [
+    "API_VERSION",
+    "CompileOptions",
+    "Engine",
+    "EngineStatus",
+    "Executable",
+    "Function",
+    "GraphCompiler",
+    "InputOutputAlias",
+    "Parameter",
+    "Phase",
+    "RunOptions",
+    "Support",
+]
+
+API_VERSION: Final = 1
+"""Version of this contract. An engine states the one it was written for; the core refuses others with the reason."""
+
+_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Whether an engine can be used here.
+
+    available: it can. version: of the engine's library, "" if unknown. devices: usable ones ("cpu", "cuda:0").
+    reason: if not available, why; remedy: what to install or set.
+    """
+
+    available: bool
+    version: str = ""
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How to compile.
+
+    phase: "inference" or "train". fused: False asks for the build with the engine's fusions off, which the guard
+    uses as a reference. workspace_bytes, max_batch_size: limits some engines honour. threads: intra-op threads of an
+    executable on a CPU (None: the engine's default). extra: the engine's own options.
+    """
+
+    phase: Phase = "inference"
+    fused: bool = True
+    workspace_bytes: int | None = None
+    max_batch_size: int | None = None
+    threads: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=lambda: _NO_OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run. stream: the caller's CUDA stream as an integer handle, or None. donate: whether the executable may
+    write results into aliased inputs in place (the caller no longer uses them)."""
+
+    stream: int | None = None
+    donate: bool = True
+
+
+DEFAULT_RUN_OPTIONS: Final = RunOptions()
+
+
+class Executable(ABC):
+    """A compiled Function. Safe to call from many threads at once; each call owns its results."""
+
+    @abstractmethod
+    def run(
+        self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
+    ) -> Sequence[Any]:
+        """Run once.
+
+        inputs: one array per entry parameter, of its dtype and shape: NumPy arrays, or arrays of the engine's own
+            library (what an earlier `run` of the same engine returned). They are not modified, except those that
+            `aliases` names, when `run_options.donate` is set.
+        Returns one array per return parameter, in the engine's own array type; it must support `numpy.asarray` or
+            DLPack. With block_until_done=False the arrays may still be under computation.
+        Raises ExecutionError, after which the executable must stay usable.
+        """
+
+    def serialize(self) -> bytes:
+        """Bytes from which the compiler's `load` makes this executable again, in another process. Optional."""
+        raise UnsupportedError(f"{type(self).__name__} cannot be serialised")
+
+    def as_text(self) -> str:
+        """What was compiled, readable (HLO, a network listing, ...). Optional."""
+        return f"<{type(self).__name__}>"
+
+
+class GraphCompiler(ABC):
+    """Compiles Functions for one device with one set of options. Safe to call from many threads at once."""
+
+    @abstractmethod
+    def compile(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+    ) -> Executable:
+        """Compile `function`, whose every node `Engine.supports` has accepted.
+
+        entry_params, return_params: dtype and static shape of inputs and results, in order.
+        aliases: outputs that share an input's storage (updated variables).
+        Raises CompileError with the engine library's own message.
+        """
+
+    def load(self, blob: bytes) -> Executable:
+        """The executable that `Executable.serialize` gave `blob` for. Optional.
+
+        Raises CompileError where the blob does not fit this machine or library, with the reason.
+        """
+        raise UnsupportedError(f"{type(self).__name__} cannot load serialised executables")
+
+
+class Engine(ABC):
+    """One compute engine. Light: constructing it imports nothing heavy; it holds no device state.
+
+    name: how users call it (`engine="xla"`), a lower-case identifier.
+    api_version: the API_VERSION it was written for.
+    devices: kinds of devices it can drive: "cpu", "cuda", "tpu".
+    priority: phase -> rank; engines are tried from high to low. The defaults of XRT: training XLA 100, TensorRT 50;
+        inference TensorRT 100, XLA 50.
+    """
+
+    name: ClassVar[str]
+    api_version: ClassVar[int] = API_VERSION
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 0})
+
+    @abstractmethod
+    def probe(self) -> EngineStatus:
+        """Whether the engine can be used here. May import the library; never raises for a missing one."""
+
+    @abstractmethod
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        """Whether the engine takes `node`, or why not.
+
+        Called once per node and specialisation, after shape inference: inputs carry types, known inputs their data
+        (`value.data`). Must be quick (microseconds) and must not depend on anything but its arguments.
+        """
+
+    @abstractmethod
+    def compiler(self, device: str, options: CompileOptions) -> GraphCompiler:
+        """A compiler for the device. Raises EngineUnavailableError where the device cannot be used."""
+
+    @abstractmethod
+    def fingerprint(self, device: str) -> str:
+        """Library version and device (CPU features, compute capability): executables of another one don't fit."""
+
+    def prepare(self) -> None:  # noqa: B027 - optional by contract
+        """Load the library now rather than at first use. Optional; called before time-critical work."""
+
+    @property
+    def package(self) -> str:
+        """The pip package that brings the engine, for messages."""
+        return f"xrt-{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<engine {self.name}>"

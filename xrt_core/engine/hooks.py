@@ -1,0 +1,71 @@
+"""The hooks of XRT, carried by pluggy: what a plugin may implement beside its engine.
+
+    from xrt_core.engine import hookimpl
+
+    class MyEngine(Engine):
+        @hookimpl
+        def xrt_event(self, event): ...
+
+A hook's arguments are opt-in: an implementation names only those it wants, so it goes on working when a later version
+of the core passes more. Before you add a hook here: it needs a caller in the core, and every plugin may rely on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pluggy
+
+from xrt_core import events
+from xrt_core.errors import PluginError
+
+PROJECT: Final = "xrt"
+hookspec: Final = pluggy.HookspecMarker(PROJECT)
+hookimpl: Final = pluggy.HookimplMarker(PROJECT)
+
+
+class Specification:
+    """Every hook there is. All are optional."""
+
+    @hookspec
+    def xrt_event(self, event: events.Event) -> None:
+        """Something happened: an engine was loaded, a signature specialised, a cluster compiled, ...
+
+        :param event: see `xrt_core.events.Event`.
+
+        Called in the thread in which it happened; should be quick. An exception is logged and changes nothing.
+        """
+
+
+class Hooks:
+    """The plugins that implement hooks, checked when they are added."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(PROJECT)
+        self.manager.add_hookspecs(Specification)
+        self._listening = False
+
+    def add(self, plugin: object, name: str, package: str) -> None:
+        """Register the hook implementations of `plugin`, if it has any.
+
+        Raises PluginError, naming `package`, for an unknown hook, or an argument that the hook does not have.
+        """
+        try:
+            self.manager.register(plugin, name)
+            self.manager.check_pending()
+        except Exception as e:  # pluggy's own, and whatever a property of the plugin raises when pluggy looks at it
+            if self.manager.has_plugin(name):
+                self.manager.unregister(plugin)
+            why = " ".join(str(e).split())
+            raise PluginError(f"{package}: plugin {name!r} implements a hook wrongly: {why}") from e
+        if not self._listening and self.manager.hook.xrt_event.get_hookimpls():
+            events.subscribe(self._forward)
+            self._listening = True
+
+    def remove(self, name: str) -> None:
+        """Forget the plugin of this name, if there is one."""
+        if self.manager.has_plugin(name):
+            self.manager.unregister(name=name)
+
+    def _forward(self, event: Any) -> None:
+        self.manager.hook.xrt_event(event=event)

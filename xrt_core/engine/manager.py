@@ -1,0 +1,323 @@
+"""The engines that can be had: by name, in a listing that says why one cannot be used, or all that are ready."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from xrt_core.engine.contract import API_VERSION, Engine, EngineStatus
+from xrt_core.engine.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
+from xrt_core.engine.hooks import Hooks
+from xrt_core.engine.op_kernels import KNOWN_DEVICES
+from xrt_core.engine.registry import Registry, miss
+from xrt_core.errors import (
+    EngineError,
+    EngineNotFoundError,
+    EngineUnavailableError,
+    PluginError,
+    RegistrationError,
+)
+from xrt_core.events import process_events
+from xrt_core.ir.annotations import Phase
+from xrt_core.options import Options
+
+HOST: Final = "host"
+KNOWN_PACKAGES: Final[Mapping[str, str]] = MappingProxyType(
+    {n: f"xrt-{n}" for n in ("xla", "tensorrt", "toy", "onnxruntime", "openvino")}
+)
+"""Packages of engines that the project itself maintains, for the message that says how to install one."""
+_SWITCHES: Final = (("use_xla_jit", "xla"), ("use_tensorrt", "tensorrt"))
+_HINT: Final = "engines are pip packages: pip install xrt-<name>, and `xrt engines` lists what is installed"
+
+State = Literal["ready", "unavailable", "broken", "disabled", "installed"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineListing:
+    """A line of the listing.
+
+    name; package, version: of the plugin; library_version: of what the engine runs on, "" if unknown.
+    status: "ready"; "unavailable" (here, see reason and remedy); "broken" (cannot be loaded); "disabled" (by the
+        environment); "installed" (not looked at).
+    devices: the usable ones. reason, remedy: why it cannot be used, or what is odd about it, and what to do.
+    """
+
+    name: str
+    package: str
+    version: str
+    status: State
+    devices: tuple[str, ...] = ()
+    library_version: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+
+class EngineManager:
+    """Names are listed without importing anything; an engine is imported at its first use, checked, and kept.
+
+    Safe to use from many threads. Every process has one, `engines`; tests make their own.
+    """
+
+    def __init__(self, discovery: Discovery, hooks: Hooks | None = None) -> None:
+        self._discovery = discovery
+        self._hooks = hooks if hooks is not None else Hooks()
+        self._registered: Registry[type[Engine]] = Registry("engine", hint=_HINT, missing=EngineNotFoundError)
+        self._engines: dict[str, Engine] = {}
+        self._status: dict[str, EngineStatus | EngineError] = {}
+        self._lock = threading.RLock()
+
+    # --- by name ------------------------------------------------------------------------------------------------
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the engines that are installed or registered, less the disabled ones. Imports nothing."""
+        found = {n for n, p in self._plugins().items() if not p[0].is_disabled}
+        return tuple(sorted(found | set(self._registered)))
+
+    def get(self, name: str) -> Engine:
+        """The engine called `name`, usable here or not; always the same object.
+
+        Raises EngineNotFoundError (nothing provides it), EngineUnavailableError (disabled), PluginError (its package
+        is broken, does not fit this core, or is one of two of that name; the cause is chained).
+        """
+        with self._lock:
+            engine = self._engines.get(name)
+            if engine is None:
+                engine = self._load(name)
+                self._engines[name] = engine
+            return engine
+
+    def status(self, name: str) -> EngineStatus:
+        """What the engine's `probe` says; asked once, until `refresh`. Raises as `get`."""
+        engine = self.get(name)
+        with self._lock:
+            known = self._status.get(name)
+            if known is None:
+                known = self._status[name] = _probe(engine)
+        if isinstance(known, EngineError):
+            raise PluginError(str(known)) from known.__cause__
+        return known
+
+    def usable(self, name: str) -> Engine:
+        """The engine called `name`. Raises as `get`, and EngineUnavailableError where it cannot be used here."""
+        status = self.status(name)
+        if not status.available:
+            cure = f"; {status.remedy}" if status.remedy else ""
+            raise EngineUnavailableError(f"engine {name!r} is installed but cannot be used here: {status.reason}{cure}")
+        return self.get(name)
+
+    def device(self, engine: Engine, wanted: str | None = None) -> str:
+        """The device to compile for: `wanted`, or the engine's first usable one.
+
+        Raises EngineUnavailableError where the engine cannot drive `wanted`.
+        """
+        devices = self.status(engine.name).devices or engine.devices
+        if wanted is None:
+            return devices[0]
+        kind, _, index = wanted.partition(":")
+        for device in devices:
+            if device in (wanted, kind):
+                return wanted
+            if not index and device.partition(":")[0] == kind:
+                return device
+        raise EngineUnavailableError(
+            f"engine {engine.name!r} cannot use device {wanted!r} here; it can use {', '.join(devices)}"
+        )
+
+    # --- all of them --------------------------------------------------------------------------------------------
+
+    def ready(self, phase: Phase, device: str | None, options: Options) -> list[Engine]:
+        """Every usable engine that can drive `device`, best first for `phase`, as the switches in `options` allow.
+
+        A switch that is True leaves only engines switched on; one that is False takes its engine out. An engine that
+        cannot be used is left out, with an event, unless a switch asks for it: then its error is raised.
+        """
+        wanted = [(s, n) for s, n in _SWITCHES if getattr(options, s) is True]
+        if wanted:
+            found = [self._switched_on(name, options.source(switch)) for switch, name in wanted]
+        else:
+            refused = {n for s, n in _SWITCHES if getattr(options, s) is False}
+            found = [e for n in self.names() if n not in refused and (e := self._usable_or_none(n, device)) is not None]
+        return sorted(found, key=lambda e: (-e.priority.get(phase, 0), e.name))
+
+    def select(self, options: Options) -> list[Engine]:
+        """The engines that `options` mean, in the order to try them; none for engine="host".
+
+        Raises as `usable` for each engine asked for by name, EngineUnavailableError for a device it cannot use.
+        """
+        if options.engine is None:
+            return self.ready(options.phase, options.device, options)
+        found = [self.usable(n) for n in options.engine if n != HOST]
+        if options.device is not None:
+            for engine in found:
+                self.device(engine, options.device)
+        return found
+
+    def listing(self, *, probe: bool = True) -> list[EngineListing]:
+        """A line for every engine, by name. probe: import each and ask whether it is ready; False imports nothing."""
+        plugins = self._plugins()
+        return [self._line(n, plugins.get(n), probe) for n in sorted({*plugins, *self._registered})]
+
+    # --- change -------------------------------------------------------------------------------------------------
+
+    def register(self, engine: type[Engine]) -> type[Engine]:
+        """Add an engine of this process, beside the installed ones; usable as a class decorator.
+
+        Raises RegistrationError for a class that breaks the contract, or a name that is taken.
+        """
+        owner = f"{engine.__module__}.{engine.__qualname__}" if inspect.isclass(engine) else repr(engine)
+        fault = _fault(engine)
+        if fault:
+            raise RegistrationError(f"engine {owner}: {fault}")
+        installed = self._plugins().get(engine.name)
+        if installed:
+            raise RegistrationError(
+                f"engine {engine.name!r} is registered twice: by {installed[0].owner} and by {owner}"
+            )
+        return self._registered.register(engine.name, engine, owner=owner)
+
+    def unregister(self, name: str) -> None:
+        """Take out an engine added by `register`. Raises EngineNotFoundError for any other."""
+        with self._lock:
+            self._registered.unregister(name)
+            self._forget(name)
+
+    def refresh(self) -> None:
+        """Look again: what is installed, what is broken, what is ready."""
+        with self._lock:
+            self._discovery.refresh()
+            for name in list(self._engines):
+                self._forget(name)
+            self._status.clear()
+
+    # --- within -------------------------------------------------------------------------------------------------
+
+    def _plugins(self) -> Mapping[str, tuple[Plugin, ...]]:
+        return self._discovery.plugins("xrt.engines")
+
+    def _forget(self, name: str) -> None:
+        self._engines.pop(name, None)
+        self._status.pop(name, None)
+        self._hooks.remove(name)
+
+    def _load(self, name: str) -> Engine:
+        if name in self._registered:
+            return self._make(self._registered[name], name, self._registered.owner(name))
+        plugins = self._plugins().get(name)
+        if not plugins:
+            raise EngineNotFoundError(self._not_found(name))
+        plugin = plugins[0]
+        if plugin.is_disabled:
+            raise EngineUnavailableError(
+                f"engine {name!r} of {plugin.owner} is disabled by {DISABLE_VARIABLE}; take it out of that variable"
+            )
+        problem = self._discovery.problem(plugins)
+        if problem is not None:
+            raise PluginError(f"engine {name!r} cannot be used: {problem[0]}; {problem[1]}")
+        try:
+            found = self._discovery.load(plugin)
+        except PluginError:
+            if self._discovery.is_installed(plugin):
+                raise
+            self._discovery.refresh()
+            raise EngineNotFoundError(f"{plugin.owner} has been removed; " + self._not_found(name)) from None
+        fault = _fault(found, name)
+        if fault:
+            raise PluginError(f"engine {name!r} of {plugin.owner} ({plugin.target}): {fault}")
+        return self._make(found, name, plugin.owner)
+
+    def _make(self, engine_class: type[Engine], name: str, owner: str) -> Engine:
+        try:
+            engine = engine_class()
+        except Exception as e:
+            raise PluginError(f"engine {name!r} of {owner} cannot be made: {type(e).__name__}: {e}") from e
+        self._hooks.add(engine, name, owner)
+        process_events.emit("engine.loaded", engine=name, package=owner)
+        return engine
+
+    def _not_found(self, name: str) -> str:
+        package = KNOWN_PACKAGES.get(name)
+        return miss("engine", name, list(self.names()), f"pip install {package}" if package else _HINT)
+
+    def _switched_on(self, name: str, source: str) -> Engine:
+        try:
+            return self.usable(name)
+        except EngineError as e:
+            raise type(e)(f"{e} (asked for by {source})") from e.__cause__
+
+    def _usable_or_none(self, name: str, device: str | None) -> Engine | None:
+        try:
+            engine = self.usable(name)
+            self.device(engine, device)
+        except EngineError as e:
+            process_events.emit("engine.left_out", engine=name, reason=str(e))
+            return None
+        return engine
+
+    def _line(self, name: str, plugins: tuple[Plugin, ...] | None, probe: bool) -> EngineListing:
+        package, version = (plugins[0].package, plugins[0].version) if plugins else (self._registered.owner(name), "")
+        if plugins and plugins[0].is_disabled:
+            return EngineListing(
+                name, package, version, "disabled", reason=f"{DISABLE_VARIABLE} names it", remedy="take it out of there"
+            )
+        problem = self._discovery.problem(plugins) if plugins else None
+        if problem is not None:
+            return EngineListing(name, package, version, "broken", reason=problem[0], remedy=problem[1])
+        if not probe:
+            return EngineListing(name, package, version, "installed")
+        try:
+            status = self.status(name)
+        except EngineError as e:
+            return EngineListing(name, package, version, "broken", reason=str(e))
+        seconds = self._discovery.import_seconds(plugins[0]) if plugins else 0.0
+        slow = f"importing it took {seconds:.1f} s" if seconds > SLOW_IMPORT_SECONDS else ""
+        return EngineListing(
+            name,
+            package,
+            version,
+            "ready" if status.available else "unavailable",
+            status.devices,
+            status.version,
+            "; ".join(filter(None, (status.reason, slow))),
+            status.remedy,
+        )
+
+
+def _fault(engine: Any, name: str | None = None) -> str:
+    """What is wrong with an engine class, in the words of the contract, or ""."""
+    if not (inspect.isclass(engine) and issubclass(engine, Engine)):
+        return f"{engine!r} is not a subclass of xrt_core.engine.Engine"
+    missing = sorted(engine.__abstractmethods__)
+    if missing:
+        return f"{engine.__qualname__} does not implement {', '.join(missing)}"
+    own = getattr(engine, "name", None)
+    if not (isinstance(own, str) and own.isidentifier() and own == own.lower()) or own == HOST:
+        return f"its name is {own!r}; it must be a lower-case identifier other than {HOST!r}"
+    if name is not None and own != name:
+        return f"it calls itself {own!r}; the entry point and the class must agree"
+    if engine.api_version != API_VERSION:
+        older = isinstance(engine.api_version, int) and engine.api_version < API_VERSION
+        cure = f"upgrade the package of engine {own!r}" if older else "upgrade xrt-core"
+        return f"it is written for engine API {engine.api_version!r}, and this core has {API_VERSION}; {cure}"
+    if not engine.devices or any(d not in KNOWN_DEVICES for d in engine.devices):
+        return f"its devices are {engine.devices!r}; they must be among {', '.join(KNOWN_DEVICES)}"
+    if not isinstance(engine.priority, Mapping) or not all(isinstance(p, int) for p in engine.priority.values()):
+        return f"its priority is {engine.priority!r}; it must map 'train' and 'inference' to integers"
+    return ""
+
+
+def _probe(engine: Engine) -> EngineStatus | EngineError:
+    fault, cause = "", None
+    try:
+        status = engine.probe()
+        if isinstance(status, EngineStatus):
+            return status
+        fault = f"returned {status!r} instead of an EngineStatus"
+    except Exception as e:
+        fault, cause = f"raised {type(e).__name__}: {e}", e
+    error = PluginError(f"engine {engine.name!r} of {engine.package}: its probe {fault}")
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,181 @@
+"""The op-kernel registry: kernels of engines that compile node by node, and the answer to "does it support this?".
+
+    @op_kernel("Relu", engine="toy", devices=("cuda",), train=True)
+    def relu(ctx, x): ...
+
+What a kernel is called with is between an engine and its kernels; XRT's convention is `kernel(ctx, *inputs)` with an
+`OpContext` (or the engine's subclass of it), as for portable kernels.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from xrt_core.errors import RegistrationError
+from xrt_core.ir.annotations import Phase
+from xrt_core.ir.graph import Node
+from xrt_core.ir.types import TensorType, dtype_name
+from xrt_core.ir.verdict import Support
+from xrt_core.kernels.registry import find_kernel
+
+F = TypeVar("F", bound=Callable[..., Any])
+KNOWN_DEVICES = ("cpu", "cuda", "tpu")
+
+
+@dataclass(frozen=True, slots=True)
+class OpKernel:
+    """A kernel of an engine.
+
+    function: the kernel. devices: kinds of devices it runs on. train: usable in the training phase.
+    static: indices of inputs whose values must be known at compile time.
+    dtypes: element dtypes its tensor inputs may have (None: what the engine as a whole takes).
+    check: a further test of a node, giving a `Support`.
+    mutable_variables: indices of inputs that it updates in place; model_update: it is an optimiser's update.
+    """
+
+    engine: str
+    domain: str
+    op_type: str
+    function: Callable[..., Any]
+    devices: tuple[str, ...]
+    train: bool = False
+    static: tuple[int, ...] = ()
+    dtypes: frozenset[np.dtype] | None = None
+    check: Callable[[Node], Support] | None = None
+    mutable_variables: tuple[int, ...] = ()
+    model_update: bool = False
+
+
+class OpKernelRegistry:
+    """Kernels by (engine, domain, operator). Registering one twice is an error that names both."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple[str, str, str], OpKernel] = {}
+
+    def register(self, entry: OpKernel) -> None:
+        """Add a kernel. Raises RegistrationError: taken, unknown device, unknown operator, not callable."""
+        where = f"kernel {entry.domain or 'ai.onnx'}.{entry.op_type} of engine {entry.engine!r}"
+        if not entry.engine or not entry.op_type:
+            raise RegistrationError(f"{where}: engine and operator must be named")
+        if not callable(entry.function):
+            raise RegistrationError(f"{where}: {entry.function!r} is not callable; it must be kernel(ctx, *inputs)")
+        _check_signature(entry, where)
+        for device in entry.devices:
+            if device not in KNOWN_DEVICES:
+                raise RegistrationError(f"{where}: unknown device {device!r}; known: {', '.join(KNOWN_DEVICES)}")
+        key = (entry.engine, entry.domain, entry.op_type)
+        taken = self._kernels.get(key)
+        if taken is not None:
+            raise RegistrationError(
+                f"{where} is registered twice: by {_origin(taken.function)} and by {_origin(entry.function)}"
+            )
+        self._kernels[key] = entry
+
+    def find(self, engine: str, domain: str, op_type: str) -> OpKernel | None:
+        """The kernel, or None."""
+        return self._kernels.get((engine, domain, op_type))
+
+    def of_engine(self, engine: str) -> Mapping[tuple[str, str], OpKernel]:
+        """Every kernel of one engine by (domain, operator); read-only."""
+        return MappingProxyType({(d, o): k for (e, d, o), k in self._kernels.items() if e == engine})
+
+    def supports(self, engine: str, node: Node, device: str, phase: Phase) -> Support:
+        """Whether `engine` has a kernel that takes `node` on `device` in `phase`, or why not."""
+        entry = self._kernels.get((engine, node.domain, node.op_type))
+        if entry is None:
+            return Support.no(f"{engine} has no kernel for {node.operator}")
+        kind = device.partition(":")[0]
+        if kind not in entry.devices:
+            return Support.no(f"{engine}'s kernel for {node.operator} runs on {', '.join(entry.devices)}, not {kind}")
+        if phase == "train" and not entry.train:
+            return Support.no(f"{engine}'s kernel for {node.operator} is not for training")
+        inputs = node.inputs
+        for i in entry.static:
+            if i < len(inputs) and (v := inputs[i]) is not None and v.data is None:
+                return Support.no(f"input {i} ({v.name!r}) of {node.operator} must be known at compile time")
+        if entry.dtypes is not None:
+            for v in inputs:
+                t = v.type if v is not None else None
+                if isinstance(t, TensorType) and t.dtype is not None and t.dtype not in entry.dtypes:
+                    return Support.no(f"{engine}'s kernel for {node.operator} does not take {dtype_name(t.dtype)}")
+        return entry.check(node) if entry.check is not None else Support.yes()
+
+
+op_kernels = OpKernelRegistry()
+"""The registry that `op_kernel` fills and the engines ask."""
+
+
+def op_kernel(
+    *op_types: str,
+    engine: str,
+    devices: tuple[str, ...] = ("cpu",),
+    domain: str = "",
+    train: bool = False,
+    static: tuple[int, ...] = (),
+    dtypes: frozenset[np.dtype] | None = None,
+    check: Callable[[Node], Support] | None = None,
+    mutable_variables: tuple[int, ...] = (),
+    model_update: bool = False,
+    registry: OpKernelRegistry = op_kernels,
+) -> Callable[[F], F]:
+    """Register the decorated function as `engine`'s kernel of these operators. See `OpKernel` for the arguments."""
+
+    def decorate(function: F) -> F:
+        for op_type in op_types:
+            registry.register(
+                OpKernel(
+                    engine, domain, op_type, function, devices, train, static, dtypes, check, mutable_variables,
+                    model_update,
+                )
+            )  # fmt: skip
+        return function
+
+    return decorate
+
+
+def register_portable_kernels(
+    engine: str, devices: tuple[str, ...], *, registry: OpKernelRegistry = op_kernels
+) -> None:
+    """Give `engine` every portable kernel for which it has registered none of its own.
+
+    Call it after the engine's own kernels; operators whose output shape depends on data are refused per node.
+    """
+    from xrt_core.kernels.registry import portable_kernels
+
+    for (domain, op_type), portable in portable_kernels().items():
+        if registry.find(engine, domain, op_type) is None:
+            registry.register(
+                OpKernel(
+                    engine, domain, op_type, portable.function, devices, portable.train, portable.static,
+                    check=_refuse_dynamic if portable.dynamic is not None else None,
+                )
+            )  # fmt: skip
+
+
+def _refuse_dynamic(node: Node) -> Support:
+    portable = find_kernel(node.domain, node.op_type)
+    why = portable.why_dynamic(node) if portable is not None else None
+    return Support.yes() if why is None else Support.no(why)
+
+
+def _check_signature(entry: OpKernel, where: str) -> None:
+    try:
+        signature = inspect.signature(entry.function)
+    except (TypeError, ValueError):  # builtins tell nothing
+        return
+    try:
+        signature.bind_partial(None)
+    except TypeError:
+        raise RegistrationError(
+            f"{where}: the signature {signature} must begin with the context: (ctx, *inputs)"
+        ) from None
+
+
+def _origin(function: Any) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"

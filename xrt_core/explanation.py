@@ -1,0 +1,108 @@
+"""Explanation: what XRT decided about a model for one signature, as data, as text, and as one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from xrt_core.passes.clustering.report import PartitionReport
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One signature of one graph.
+
+    name: of the graph. signature: input -> type, with the value where it belongs to the signature.
+    report: clusters and host nodes. flops, engine_flops: estimated, in all and on engines.
+    errors: cluster -> why its compilation failed (the host runs it). nested: parts planned by themselves (bodies of
+    control flow, what waits for shapes), as far as they have run.
+    """
+
+    name: str
+    signature: Mapping[str, str]
+    report: PartitionReport
+    flops: int
+    engine_flops: int
+    errors: Mapping[str, str] = field(default_factory=dict)
+    nested: Mapping[str, tuple[Explanation, ...]] = field(default_factory=dict)
+
+    @property
+    def node_count(self) -> int:
+        """Nodes in this graph, parts included (of each part the first signature counts)."""
+        return self.report.node_count + sum(e[0].node_count for e in self.nested.values() if e)
+
+    @property
+    def engine_node_count(self) -> int:
+        """Nodes that run on engines, parts included; nodes of clusters that failed to compile do not count."""
+        own = sum(c.node_count for c in self.report.clusters if c.name not in self.errors)
+        return own + sum(e[0].engine_node_count for e in self.nested.values() if e)
+
+    @property
+    def node_share(self) -> float:
+        """Share of the nodes that run on engines, 1.0 for a graph without nodes."""
+        return self.engine_node_count / self.node_count if self.node_count else 1.0
+
+    @property
+    def flop_share(self) -> float:
+        """Share of the estimated FLOPs on engines, 1.0 where nothing computes."""
+        return self.engine_flops / self.flops if self.flops else 1.0
+
+    def summary(self) -> str:
+        """One line: clusters by engine, shares, what stayed on the host."""
+        per_engine = Counter(c.engine for c in self.report.clusters)
+        clusters = ", ".join(f"{n} on {e}" for e, n in sorted(per_engine.items())) or "none"
+        host = self.report.host_nodes
+        left = ""
+        if host:
+            operators = Counter(h.operator for h in host).most_common(3)
+            left = f"; {len(host)} nodes on the host ({', '.join(o for o, _ in operators)})"
+        return (
+            f"{self.node_count} nodes, clusters: {clusters}; {self.node_share:.0%} of nodes and "
+            f"{self.flop_share:.0%} of FLOPs on engines{left}"
+        )
+
+    def as_text(self, indent: str = "") -> str:
+        """The whole, readable."""
+        signature = ", ".join(f"{n}: {t}" for n, t in self.signature.items())
+        lines = [f"{self.name or 'graph'}({signature})", f"  {self.summary()}"]
+        for c in self.report.clusters:
+            operators = ", ".join(f"{o} x{n}" if n > 1 else o for o, n in c.operators)
+            lines.append(f"  {c.name}: {c.node_count} nodes on {c.engine} ({c.device}): {operators}")
+            lines.append(f"    in:  {', '.join(f'{t.name}: {t.type}' for t in c.inputs) or 'nothing'}")
+            lines.append(f"    out: {', '.join(f'{t.name}: {t.type}' for t in c.outputs)}")
+            if c.note:
+                lines.append(f"    note: {c.note}")
+            if c.name in self.errors:
+                lines.append(f"    failed to compile, the host runs it: {self.errors[c.name]}")
+        by_reason: dict[tuple[str, str], list[str]] = {}
+        for h in self.report.host_nodes:
+            by_reason.setdefault((h.operator, h.reason), []).append(h.name or f"#{h.index}")
+        if by_reason:
+            lines.append("  on the host:")
+        for (operator, reason), names in by_reason.items():
+            shown = ", ".join(names[:3]) + (f", ... {len(names)} in all" if len(names) > 3 else "")
+            lines.append(f"    {operator} ({shown}): {reason}")
+        text = "\n".join(indent + line for line in lines)
+        for label, parts in self.nested.items():
+            for part in parts:
+                text += f"\n{indent}  in {label}:\n{part.as_text(indent + '    ')}"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "name": self.name,
+            "signature": dict(self.signature),
+            "nodes": self.node_count,
+            "node_share": self.node_share,
+            "flops": self.flops,
+            "flop_share": self.flop_share,
+            **self.report.to_json(),
+            "errors": dict(self.errors),
+            "nested": {label: [e.to_json() for e in parts] for label, parts in self.nested.items()},
+        }
+
+    def __str__(self) -> str:
+        return self.as_text()

@@ -1,0 +1,298 @@
+"""`xrt.Graph`, the base of graphs written in Python, and the functions that bind a call and trace it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xrt_core.errors import InputError, TraceError
+from xrt_core.frontends.structure import LEAF, Structure, flatten
+from xrt_core.frontends.subgraphs import as_output, is_tensor_like
+from xrt_core.frontends.tensor import Tensor, value_of
+from xrt_core.frontends.tracing import Tracer, active_tracer, is_array, located, trace_error, tracing
+from xrt_core.ir import graph as ir
+from xrt_core.ir.schema import MINIMUM_OPSET, latest_opset
+from xrt_core.ir.types import STRING, TensorType, ValueType
+
+
+class Graph:
+    """A graph written in Python: subclass it and define `build`.
+
+        class Dense(xrt.Graph):
+            def __init__(self, w, b):
+                self.w, self.b = w, b
+
+            def build(self, x):
+                return xrt.ops.Relu(x @ self.w + self.b)
+
+    `build` is traced once for each signature of its inputs. It may take any arguments (also *args, defaults, lists and
+    dicts of arrays) and return a tensor or tensors nested in tuples, lists and dicts. Arrays kept as attributes are the
+    parameters: they become constants, named by where they stand ('layers.0.w'), and are not copied. Graphs kept as
+    attributes can be called inside `build`.
+
+    opset: the opset of the ONNX domain to write for (or a mapping from domain to opset); None: the newest.
+    """
+
+    opset: ClassVar[int | Mapping[str, int] | None] = None
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the outputs from the inputs, both traced tensors. To be defined by the subclass."""
+        raise TraceError(f"{type(self).__name__} defines no build method: write `def build(self, x): return ...`")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace this graph as a part of the one being traced. Raises TraceError outside of tracing."""
+        tracer = active_tracer()
+        name = type(self).__name__
+        if tracer is None:
+            raise trace_error(
+                f"{name} is called outside of tracing; to compute with arrays, wrap it: xrt.XRTModule({name}(...))(...)"
+            )
+        if self.opset is not None and any(tracer.pinned.get(d) != v for d, v in pinned_opsets(self).items()):
+            raise trace_error(
+                f"{name} asks for opset {self.opset}, but it is part of {tracer.label}; set `opset` on the outermost graph"
+            )
+        path = tracer.path_of(self)
+        if path is None:
+            path = tracer.fresh(tracer.prefix + name)
+            tracer.add_paths(attribute_paths(self, path))
+        with tracer.inside(path):
+            return self.build(*args, **kwargs)
+
+    def named_parameters(self) -> dict[str, Any]:
+        """The arrays kept as attributes, those of nested graphs included: 'layers.0.w' -> array."""
+        paths = attribute_paths(self, "")
+        return {path: obj for obj, path in paths.values() if not isinstance(obj, Graph)}
+
+
+def attribute_paths(root: Graph, prefix: str) -> dict[int, tuple[Any, str]]:
+    """id -> (object, path) for the arrays and graphs reachable through attributes, lists, tuples and dicts.
+
+    An object that stands in several places has its first path.
+    """
+    found: dict[int, tuple[Any, str]] = {id(root): (root, prefix)}
+    seen: set[int] = {id(root)}
+    stack: list[tuple[Any, str]] = [(root, prefix)]
+    while stack:
+        holder, path = stack.pop()
+        for name, part in reversed(list(_parts(holder))):
+            if id(part) in seen:
+                continue
+            here = f"{path}.{name}" if path else str(name)
+            if isinstance(part, Graph | list | tuple | dict):
+                seen.add(id(part))
+                stack.append((part, here))
+                if isinstance(part, Graph):
+                    found[id(part)] = (part, here)
+            elif is_array(part) and not isinstance(part, Tensor):
+                found.setdefault(id(part), (part, here))
+    return found
+
+
+def _parts(holder: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(holder, Graph):
+        for cls in type(holder).__mro__:
+            if cls is Graph:
+                break
+            slots = cls.__dict__.get("__slots__", ())
+            for s in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(holder, s):
+                    yield s, getattr(holder, s)
+        yield from getattr(holder, "__dict__", {}).items()
+    elif isinstance(holder, dict):
+        yield from holder.items()
+    else:
+        yield from enumerate(holder)
+
+
+# calls
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of `build`, taken apart.
+
+    names: a unique name per array, from the parameter it belongs to: 'x', 'args.0', 'state.h'.
+    arrays: the caller's arrays, in the order of the graph's inputs.
+    layout: everything else (where the arrays stand, Python values); hashable: part of the signature.
+    """
+
+    names: tuple[str, ...]
+    arrays: tuple[Any, ...]
+    layout: Structure
+
+
+Buildable = Graph | Callable[..., Any]
+
+
+def _function(graph: Buildable) -> Callable[..., Any]:
+    return graph.build if isinstance(graph, Graph) else graph
+
+
+def _label(graph: Buildable) -> str:
+    return type(graph).__name__ if isinstance(graph, Graph) else getattr(graph, "__name__", type(graph).__name__)
+
+
+def parameters_of(graph: Buildable) -> Mapping[str, inspect.Parameter]:
+    """The parameters of `build` (or of a plain function), without `self`. Raises TraceError where there are none to read."""
+    try:
+        return inspect.signature(_function(graph)).parameters
+    except (TypeError, ValueError) as e:
+        raise TraceError(f"{_label(graph)}: the parameters of its build cannot be read: {e}") from None
+
+
+def bind(graph: Buildable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Take the arguments of a call apart into arrays, their names, and a hashable layout.
+
+    Arrays (of any library, also nested in lists, tuples and dicts) become inputs. A parameter that has a default or is
+    keyword-only also takes Python values, which are traced as they are.
+    Raises InputError for missing and surplus arguments and for values that are no arrays.
+    """
+    parameters = parameters_of(graph)
+    try:
+        bound = inspect.Signature(list(parameters.values())).bind(*args, **kwargs)
+    except TypeError as e:
+        wanted = ", ".join(str(p) for p in parameters.values())
+        raise InputError(f"{_label(graph)}.build({wanted}): {e}") from None
+    names: list[str] = []
+    for key, value in bound.arguments.items():
+        p = parameters[key]
+        prefix = "" if p.kind is p.VAR_KEYWORD else key
+        leaves, structure = flatten(value, is_array)
+        if p.default is p.empty and p.kind is not p.KEYWORD_ONLY:
+            _check_arrays(structure, key, _label(graph))
+        names += structure.paths(prefix)
+    arrays, layout = flatten((bound.args, bound.kwargs), is_array)
+    try:
+        hash(layout)
+    except TypeError as e:
+        raise InputError(f"{_label(graph)}.build: an argument is neither an array nor hashable: {e}") from None
+    return Call(tuple(names), tuple(arrays), layout)
+
+
+def _check_arrays(structure: Structure, name: str, label: str) -> None:
+    if structure.kind == "static":
+        kind, value = structure.payload
+        raise InputError(
+            f"{label}.build: argument {name!r} is {value!r} ({kind.__name__}), not an array; pass np.asarray(...), or "
+            f"give the parameter a default to take Python values"
+        )
+    for i, child in enumerate(structure.children):
+        _check_arrays(child, f"{name}.{structure.keys[i] if structure.keys else i}", label)
+
+
+def layout_of(count: int) -> Structure:
+    """The layout of a call with `count` arrays by position and nothing else."""
+    return Structure("tuple", (Structure("tuple", (LEAF,) * count), Structure("dict")))
+
+
+# tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A traced graph, and how its outputs make up what `build` returned.
+
+    output_names: a unique name per output: 'output' for a single tensor, 'output_0', ... for a tuple, keys for a dict.
+    structure: rebuilds the nested result from the arrays of the outputs.
+    """
+
+    graph: ir.Graph
+    output_names: tuple[str, ...]
+    structure: Structure
+
+
+def pinned_opsets(graph: Buildable) -> dict[str, int]:
+    """Domain -> opset that a graph asks for. Raises TraceError for an opset that is too old, too new or no number."""
+    opset = getattr(graph, "opset", None) if isinstance(graph, Graph) else None
+    if opset is None:
+        return {}
+    pinned = dict(opset) if isinstance(opset, Mapping) else {"": opset}
+    if "ai.onnx" in pinned:
+        pinned[""] = pinned.pop("ai.onnx")
+    for domain, version in pinned.items():
+        low, high = (MINIMUM_OPSET if not domain else 1), latest_opset(domain)
+        if not isinstance(version, int) or not low <= version <= high:
+            raise TraceError(f"{_label(graph)}.opset: {domain or 'ai.onnx'} {version!r} is not one of {low} to {high}")
+    return pinned
+
+
+def trace_call(
+    graph: Buildable,
+    types: Sequence[ValueType],
+    layout: Structure | None = None,
+    names: Sequence[str] | None = None,
+) -> Traced:
+    """Run `build` on traced tensors of these types and return what it recorded.
+
+    types: one per array of the call; layout, names: the call's, as `bind` gives them (all by position where left out).
+    Raises TraceError and ShapeError, pointing at the user's line; the user's own exceptions come through.
+    """
+    label = _label(graph)
+    layout = layout_of(len(types)) if layout is None else layout
+    if names is None:
+        names = _positional_names(graph, len(types))
+    tracer = Tracer(label, pinned_opsets(graph))
+    if isinstance(graph, Graph):
+        tracer.add_paths(attribute_paths(graph, ""))
+    with tracing(tracer):
+        inputs = [ir.Value(tracer.fresh(n), t) for n, t in zip(names, types, strict=True)]
+        args, kwargs = layout.rebuild([Tensor(v, tracer.scope) for v in inputs])
+        result = _function(graph)(*args, **kwargs)
+        leaves, structure = flatten(result, is_tensor_like)
+        outputs = [value_of(as_output(x)) for x in leaves]
+        if not outputs:
+            raise TraceError(f"{label}.build returned no tensor, but {result!r}: return what it computes")
+        output_names = _name_outputs(tracer, structure, outputs, inputs)
+    opsets = {d: v for d, v in tracer.opsets.items()}
+    made = ir.Graph(inputs, outputs, tracer.scope.nodes, opsets=opsets, name=label)
+    return Traced(made, tuple(output_names), structure)
+
+
+def _positional_names(graph: Buildable, count: int) -> list[str]:
+    names: list[str] = []
+    for p in parameters_of(graph).values():
+        if p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}.{i}" for i in range(count - len(names))]
+        elif p.kind is not p.VAR_KEYWORD and len(names) < count:
+            names.append(p.name)
+    if len(names) != count:
+        raise TraceError(f"{_label(graph)}.build takes {len(names)} arrays, {count} types are given")
+    return names
+
+
+def _name_outputs(
+    tracer: Tracer, structure: Structure, outputs: Sequence[ir.Value], inputs: Sequence[ir.Value]
+) -> list[str]:
+    """A name per output; a value that a node made takes it as its own, as nothing has been built on the old one."""
+    paths = structure.paths("output" if structure.kind != "dict" else "")
+    names: list[str] = []
+    seen: set[int] = {id(v) for v in inputs}
+    for value, path in zip(outputs, paths, strict=True):
+        name = tracer.fresh(path if path != "output" and structure.kind == "dict" else path.replace("output.", "output_"))
+        names.append(name)
+        if value.data is None and id(value) not in seen:
+            object.__setattr__(value, "name", name)  # the graph around the value is not built yet
+        seen.add(id(value))
+    return names
+
+
+def as_type(spec: Any) -> ValueType:
+    """The type behind a ValueType, an array, or anything with a dtype and a shape. Raises TraceError for others."""
+    if hasattr(spec, "dtype") and hasattr(spec, "shape") and not isinstance(spec, TensorType):
+        dtype = np.dtype(spec.dtype)
+        return TensorType(STRING if dtype.kind in "UST" else dtype, tuple(spec.shape))
+    if isinstance(spec, ValueType.__args__):  # type: ignore[attr-defined]
+        return spec  # type: ignore[no-any-return]
+    raise TraceError(located(f"{spec!r} is no type: give an xrt_core.ir.types.TensorType, or an array"))
+
+
+def trace(graph: Buildable, *types: Any) -> ir.Graph:
+    """The graph that a `Graph` or a plain function records for inputs of these types (TensorTypes, or arrays).
+
+        g = xrt.trace(lambda x, y: x @ y + 1, TensorType(np.dtype("float32"), (2, 3)), np.ones((3, 4), np.float32))
+    """
+    return trace_call(graph, [as_type(t) for t in types]).graph

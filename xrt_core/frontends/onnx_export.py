@@ -1,0 +1,444 @@
+"""ONNX models out: a Graph or a Function as a ModelProto or a file, such that importing it gives the same fingerprint."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, Any, Final
+
+import numpy as np
+import onnx
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
+
+from xrt_core.errors import ExportError
+from xrt_core.frontends.onnx_import import ALIASES
+from xrt_core.frontends.onnx_reader import DECLARED, OPSET_DOMAIN
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
+from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema
+from xrt_core.ir.types import STRING, TensorType, ValueType, type_from_text
+
+CLUSTER_DOMAIN: Final = "xrt.cluster"
+"""Domain of the model-local functions that stand for Launch nodes."""
+
+AUTOMATIC: Final = 1 << 30
+"""Bytes of constants from which `save` writes external data unless told otherwise."""
+
+_ALIGNMENT: Final = 64
+_SMALL: Final = 1024  # bytes; a tensor below stays in the model file
+_MINIMUM_IR_VERSION: Final = 8  # the first with model-local functions
+_CONVERTS: Final = ("EngineInputConvert", "EngineOutputConvert")
+_KIND_NUMBERS: Final = {kind: number for number, kind in ATTRIBUTE_KINDS.items()}
+
+TensorWriter = Callable[[np.ndarray, str], TensorProto]
+
+
+def export_model(graph: Graph, *, tensor: TensorWriter = tensor_from_array) -> ModelProto:
+    """The ONNX model of a graph; `import_model` of it gives a graph of the same fingerprint.
+
+    A node of another version than the graph's opset implies becomes a model-local function that imports its own opset.
+    A Launch becomes a call of a model-local function of the domain "xrt.cluster". Names are made unique, inputs and
+    outputs keep theirs. `tensor` writes the constants. Raises ExportError for what ONNX cannot express.
+    """
+    return _Exporter(graph, tensor).model()
+
+
+def export_function(function: Function, *, tensor: TensorWriter = tensor_from_array) -> ModelProto:
+    """A Function as a standalone ONNX model; `import_function` gives it back, aliases included."""
+    model = _Exporter(function.body, tensor).model()
+    model.graph.name = function.name
+    for p, r in zip(model.graph.input, function.params, strict=True):
+        type_to_proto(r.type, p.type)
+    for p, r in zip(model.graph.output, function.returns, strict=True):
+        p.type.Clear()
+        type_to_proto(r.type, p.type)
+    if function.aliases:
+        for e in [e for e in model.metadata_props if e.key == ALIASES]:
+            model.metadata_props.remove(e)
+        model.metadata_props.add(key=ALIASES, value=" ".join(f"{a.output}:{a.input}" for a in function.aliases))
+    return model
+
+
+def save(graph: Graph | Function, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
+    """Write the ONNX model of a graph or function to `path`, replacing what is there only once all is written.
+
+    external_data: put constants into `<path>.data` beside it; by default only where they exceed `AUTOMATIC` bytes.
+    Raises ExportError where the model cannot be written.
+    """
+    target = pathlib.Path(path)
+    export = export_function if isinstance(graph, Function) else export_model
+    if external_data is None:
+        external_data = _constant_bytes(graph.body if isinstance(graph, Function) else graph) > AUTOMATIC
+    try:
+        if not external_data:
+            _replace(target, lambda f: f.write(_serialised(export(graph))))  # type: ignore[operator]
+            return
+        data = target.with_name(target.name + ".data")
+        if not data.name.isprintable():
+            raise ExportError(f"{data.name!r} cannot be the name of an external data file")
+        written: list[ModelProto] = []
+
+        def write(f: IO[bytes]) -> None:
+            written.append(export(graph, tensor=_DataFile(f, data.name)))  # type: ignore[operator]
+
+        _replace(data, write)
+        _replace(target, lambda f: f.write(_serialised(written[0])))
+    except OSError as e:
+        raise ExportError(f"model {os.fspath(path)!r} cannot be written: {e}") from e
+
+
+class _DataFile:
+    """A TensorWriter that appends large tensors to an external data file, aligned."""
+
+    def __init__(self, file: IO[bytes], location: str) -> None:
+        self._file = file
+        self._location = location
+        self._known: dict[int, tuple[np.ndarray, int]] = {}
+
+    def __call__(self, array: np.ndarray, name: str) -> TensorProto:
+        if array.nbytes < _SMALL or array.dtype == STRING:
+            return tensor_from_array(array, name)
+        if array.dtype.name.endswith(("int4", "int2", "e2m1fn")):
+            raw: Any = tensor_from_array(array).raw_data
+        else:
+            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        known = self._known.get(id(array))
+        if known is None:
+            self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
+            known = self._known[id(array)] = (array, self._file.tell())
+            self._file.write(raw)
+        t = TensorProto(name=name, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        t.data_type = tensor_from_array(array.reshape(-1)[:0]).data_type
+        for key, value in (("location", self._location), ("offset", str(known[1])), ("length", str(len(raw)))):
+            t.external_data.add(key=key, value=value)
+        return t
+
+
+class _Exporter:
+    """One export: the model's opsets, its functions, and the main graph."""
+
+    def __init__(self, graph: Graph, tensor: TensorWriter) -> None:
+        self._graph = graph
+        self.tensor = tensor
+        self.opsets = dict(graph.opsets)
+        for n in _every_node(graph):
+            if n.domain not in graph.opsets and n.domain != DIALECT:
+                self.opsets[n.domain] = max(n.version, self.opsets.get(n.domain, 0))
+        self.opsets.setdefault("", onnx.defs.onnx_opset_version())
+        self.functions: dict[tuple[str, str], FunctionProto] = {}
+        self.clusters: dict[Function, str] = {}
+
+    def model(self) -> ModelProto:
+        body = _Body(self, self.opsets)
+        proto = body.graph(self._graph, main=True)
+        names = {e.name for e in proto.initializer}
+        for v in body.constants:
+            if body.names[v] not in names:
+                proto.initializer.append(self.tensor(v.data, body.names[v]))  # type: ignore[arg-type]
+        model = ModelProto(producer_name="xrt-core", graph=proto, doc_string="")
+        model.functions.extend(self.functions.values())
+        imports = _imports(self.opsets, _domains(proto.node, self.functions.values()))
+        model.opset_import.extend(imports)
+        for key, value in self._graph.metadata.items():
+            if not key.startswith(DECLARED):
+                model.metadata_props.add(key=key, value=value)
+        standard = [o for o in imports if not o.domain.startswith(DIALECT)]
+        needed = onnx.helper.find_min_ir_version_for(standard, ignore_unknown=True)
+        model.ir_version = max(_MINIMUM_IR_VERSION, needed)
+        return model
+
+    def add_function(self, domain: str, name: str, make: Callable[[FunctionProto], None]) -> str:
+        """A new model-local function of a free name near `name`; `make` fills it. Returns the name."""
+        free, n = name, 1
+        while (domain, free) in self.functions:
+            n += 1
+            free = f"{name}_{n}"
+        f = FunctionProto(domain=domain, name=free)
+        self.functions[domain, free] = f
+        make(f)
+        # a function stands before those that call it
+        self.functions[domain, free] = self.functions.pop((domain, free))
+        return free
+
+
+class _Body:
+    """One namespace: the model's graph with its subgraphs, or the body of one function."""
+
+    def __init__(
+        self, owner: _Exporter, opsets: Mapping[str, int], names: Mapping[Value, str] | None = None
+    ) -> None:
+        self._owner = owner
+        self._opsets = opsets
+        self.names: dict[Value, str] = dict(names or {})
+        self._taken = {"", *self.names.values()}
+        self.constants: dict[Value, None] = {}
+
+    def name(self, value: Value | None) -> str:
+        if value is None:
+            return ""
+        found = self.names.get(value)
+        if found is None:
+            found = self._fresh(value.name or "value")
+            self.names[value] = found
+            if value.data is not None:
+                self.constants[value] = None
+        return found
+
+    def _fresh(self, label: str) -> str:
+        free, n = label, 1
+        while free in self._taken:
+            n += 1
+            free = f"{label}_{n}"
+        self._taken.add(free)
+        return free
+
+    def graph(self, graph: Graph, main: bool = False) -> GraphProto:
+        g = GraphProto(name=graph.name or "graph")
+        for i, v in enumerate(graph.inputs):
+            if v not in self.names:
+                self.names[v] = self._fresh(v.name or f"input_{i}")
+        if main:  # the model's outputs keep their names, whatever else is called so
+            for i, v in enumerate(graph.outputs):
+                if v not in self.names and v.name:
+                    self.name(v)
+                elif v not in self.names:
+                    self.names[v] = self._fresh(f"output_{i}")
+                    if v.data is not None:
+                        self.constants[v] = None
+        for v in graph.inputs:
+            p = g.input.add(name=self.names[v])
+            if v.type is not None:
+                type_to_proto(v.type, p.type)
+            default = graph.defaults.get(v)
+            if default is not None:
+                g.initializer.append(self._owner.tensor(default, self.names[v]))
+        g.node.extend(self.nodes(graph.nodes))
+        listed = set(graph.outputs)
+        for v in graph.producers:
+            if v.type is not None and v not in listed:
+                type_to_proto(v.type, g.value_info.add(name=self.names[v]).type)
+        for v in graph.outputs:
+            p = g.output.add(name=self.name(v))
+            t = _declared(v, graph.metadata) if main else v.type
+            if t is not None:
+                type_to_proto(t, p.type)
+        if main:
+            g.doc_string = graph.doc
+        return g
+
+    def nodes(self, nodes: Iterable[Node]) -> list[NodeProto]:
+        made = []
+        for n in nodes:
+            if n.domain == DIALECT and n.op_type == "Launch":
+                made.append(self._launch(n))
+            elif n.domain == DIALECT and n.op_type in _CONVERTS:
+                made.append(self._convert(n))
+            elif self._fits(n):
+                made.append(self._node(n))
+            else:
+                made.append(self._of_other_opset(n))
+        return made
+
+    def _fits(self, n: Node) -> bool:
+        """Whether the opset in force gives the node the version it has."""
+        if n.domain == DIALECT:
+            return True
+        schema = find_schema(n.op_type, n.domain, self._opsets.get(n.domain, 0))
+        return schema is not None and schema.since_version == n.version
+
+    def _node(self, n: Node) -> NodeProto:
+        p = NodeProto(
+            op_type=n.op_type, domain=n.domain, name=n.name,
+            input=[self.name(v) for v in n.inputs], output=[self.name(v) for v in n.outputs],
+        )  # fmt: skip
+        if n.attributes:
+            schema = find_schema(n.op_type, n.domain, n.version)
+            for key, a in n.attributes.items():
+                spec = None if schema is None else schema.attributes.get(key)
+                kind = 0 if spec is None else _KIND_NUMBERS.get(spec.kind, 0)
+                if type(a) is tuple and not a and not kind:
+                    raise ExportError(f"node {n.name!r} ({n.operator}): the kind of the empty attribute {key!r} is unknown")
+                if spec is not None and spec.kind == "float" and isinstance(a, int):
+                    a = float(a)
+                try:
+                    p.attribute.append(attribute_to_proto(key, a, self.graph, kind))
+                except ExportError as e:
+                    raise ExportError(f"node {n.name!r} ({n.operator}): {e}") from e
+        _annotate(p, n)
+        return p
+
+    def _call(self, n: Node, domain: str, name: str, inputs: Iterable[Value | None]) -> NodeProto:
+        p = NodeProto(op_type=name, domain=domain, name=n.name)
+        p.input.extend(self.name(v) for v in inputs)
+        return p
+
+    def _of_other_opset(self, n: Node) -> NodeProto:
+        """A call of a function that holds this one node and imports the opset it was written for."""
+        if find_schema(n.op_type, n.domain, n.version) is None:
+            raise ExportError(f"node {n.name!r}: {n.operator} has no schema at version {n.version}")
+        outer = dict.fromkeys(v for v in n.inputs if v is not None)
+        outer.update(dict.fromkeys(n.captures))
+        for g in n.subgraphs:
+            outer.update(dict.fromkeys(_constants_within(g)))
+        results = [v for v in n.outputs if v is not None]
+        formal = {v: f"x{i}" for i, v in enumerate(outer)}
+        formal.update((v, f"y{i}") for i, v in enumerate(results))
+
+        def make(f: FunctionProto) -> None:
+            opsets = {**self._owner.opsets, n.domain: n.version}
+            body = _Body(self._owner, opsets, formal)
+            f.input.extend(formal[v] for v in outer)
+            f.output.extend(formal[v] for v in results)
+            f.node.append(body._node(n))
+            f.opset_import.extend(_imports(opsets, _domains(f.node, ())))
+
+        name = self._owner.add_function(OPSET_DOMAIN, f"{n.op_type}_{n.version}", make)
+        p = self._call(n, OPSET_DOMAIN, name, outer)
+        p.output.extend(self.name(v) for v in results)
+        return p
+
+    def _launch(self, n: Node) -> NodeProto:
+        function = n.attributes.get("function")
+        if not isinstance(function, Function):
+            raise ExportError(f"node {n.name!r}: a Launch without a function cannot be exported")
+        name = self._owner.clusters.get(function)
+        if name is None:
+
+            def make(f: FunctionProto) -> None:
+                self._fill(f, function)
+                f.metadata_props.add(key="xrt.engine", value=str(n.attributes.get("engine", "")))
+
+            name = self._owner.add_function(CLUSTER_DOMAIN, function.name or "cluster", make)
+            self._owner.clusters[function] = name
+        p = self._call(n, CLUSTER_DOMAIN, name, n.inputs)
+        p.output.extend(self.name(v) for v in n.outputs)
+        p.metadata_props.add(key="xrt.engine", value=str(n.attributes.get("engine", "")))
+        return p
+
+    def _fill(self, f: FunctionProto, function: Function) -> None:
+        """Write a cluster as a FunctionProto: constants as Constant nodes, every return made by a node of its own."""
+        graph = function.body
+        body = _Body(self._owner, self._owner.opsets)
+        for v, param in zip(graph.inputs, function.params, strict=True):
+            body.names[v] = body._fresh(param.name or "input")
+            f.input.append(body.names[v])
+        nodes = body.nodes(graph.nodes)
+        produced = graph.producers
+        returned: set[Value] = set()
+        for v, r in zip(graph.outputs, function.returns, strict=True):
+            if v in produced and v not in returned:
+                f.output.append(body.name(v))
+                returned.add(v)
+            else:
+                copy = body._fresh(f"{r.name or v.name or 'output'}_copy")
+                nodes.append(NodeProto(op_type="Identity", input=[body.name(v)], output=[copy]))
+                f.output.append(copy)
+        for v in body.constants:
+            constant = f.node.add(op_type="Constant", output=[body.names[v]])
+            a = constant.attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
+            a.t.CopyFrom(self._owner.tensor(v.data, body.names[v]))  # type: ignore[arg-type]
+        f.node.extend(nodes)
+        f.doc_string = f"{len(graph.nodes)} nodes; fingerprint {function.fingerprint}"
+        f.opset_import.extend(_imports(self._owner.opsets, {"", *_domains(f.node, ())}))
+
+    def _convert(self, n: Node) -> NodeProto:
+        """A conversion between engines, which changes no value: a call of a function that is Identity inside."""
+        if (DIALECT, n.op_type) not in self._owner.functions:
+
+            def make(f: FunctionProto) -> None:
+                f.input.append("x")
+                f.output.append("y")
+                f.attribute.extend(["source", "target"])
+                f.node.append(NodeProto(op_type="Identity", input=["x"], output=["y"]))
+                f.opset_import.extend(_imports(self._owner.opsets, {""}))
+
+            self._owner.add_function(DIALECT, n.op_type, make)
+        return self._node(n)
+
+
+def _declared(value: Value, metadata: Mapping[str, str]) -> ValueType | None:
+    """The type to declare for an output: what is known of it, or what the file it came from declared."""
+    t = value.type
+    if isinstance(t, TensorType) and t.shape is not None:
+        return t
+    text = metadata.get(DECLARED + value.name)
+    return t if text is None else type_from_text(text)
+
+
+def _annotate(p: NodeProto, n: Node) -> None:
+    if n.annotations.doc:
+        p.doc_string = n.annotations.doc
+    for key, value in n.annotations.metadata.items():
+        p.metadata_props.add(key=key, value=value)
+
+
+def _every_node(graph: Graph) -> Iterable[Node]:
+    todo = [graph]
+    while todo:
+        for n in todo.pop().nodes:
+            yield n
+            if n.attributes:
+                todo.extend(n.subgraphs)
+                function = n.attributes.get("function")
+                if isinstance(function, Function):
+                    todo.append(function.body)
+
+
+def _constants_within(graph: Graph) -> dict[Value, None]:
+    """Constants that a subgraph uses, those of its own subgraphs included."""
+    found = dict.fromkeys(graph.constants)
+    for n in graph.nodes:
+        for g in n.subgraphs:
+            found.update(_constants_within(g))
+    return found
+
+
+def _constant_bytes(graph: Graph) -> int:
+    seen: dict[int, int] = {}
+    for n in _every_node(graph):
+        seen.update((id(v.data), v.data.nbytes) for v in n.inputs if v is not None and v.data is not None)
+        seen.update((id(a), a.nbytes) for a in n.attributes.values() if isinstance(a, np.ndarray))
+    seen.update((id(a), a.nbytes) for a in graph.defaults.values())
+    return sum(seen.values())
+
+
+def _domains(nodes: Iterable[NodeProto], functions: Iterable[FunctionProto]) -> set[str]:
+    """Domains that nodes, their subgraphs included, and functions need imported."""
+    found = {f.domain for f in functions}
+    for p in nodes:
+        found.add(p.domain)
+        for a in p.attribute:
+            for g in ([a.g] if a.type == onnx.AttributeProto.GRAPH else a.graphs):
+                found |= _domains(g.node, ())
+    return found
+
+
+def _imports(opsets: Mapping[str, int], domains: Iterable[str]) -> list[OperatorSetIdProto]:
+    """The opset imports: all of `opsets`, and version 1 of the project's own domains where they are used."""
+    own = {d: DIALECT_VERSION for d in sorted(domains) if d == DIALECT or d.startswith(DIALECT + ".")}
+    return [OperatorSetIdProto(domain=d, version=v) for d, v in {**opsets, **own}.items()]
+
+
+def _serialised(model: ModelProto) -> bytes:
+    try:
+        return model.SerializeToString()
+    except Exception as e:
+        raise ExportError(f"the model cannot be written as one file ({e}); save with external_data=True") from e
+
+
+def _replace(target: pathlib.Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file beside `target` and move it there, so that a reader sees the old one or the new one."""
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as f:
+            write(f)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise

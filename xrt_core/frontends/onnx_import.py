@@ -1,0 +1,170 @@
+"""ONNX models in: from a path, bytes, a ModelProto or an `onnx_ir.Model` to a Graph or a Function."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from typing import TYPE_CHECKING, Any, Final, Union
+
+from xrt_core.errors import GraphError, ModelLoadError
+from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
+from xrt_core.ir.function import Function, InputOutputAlias, Parameter
+from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.schema import domain_versions, normal_domain
+from xrt_core.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from xrt_core.frontends.onnx_wire import Weights
+
+ModelSource = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "ModelProto", Any]
+"""A path, the bytes of a model file, a ModelProto, or an `onnx_ir.Model`."""
+
+ALIASES: Final = "xrt.aliases"
+"""Key of the model's metadata that keeps a Function's aliases, as 'output:input output:input'."""
+
+
+def import_model(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Graph:
+    """The graph of an ONNX model, its local functions inlined, its weights in place where they lie.
+
+    source: a path, bytes, a `ModelProto`, or an `onnx_ir.Model`.
+    folder: where external data lies; by default the folder of the path.
+
+    Weights of a path or of bytes are read-only views over the mapped file or over the bytes, which protobuf never
+    sees. They start wherever the file has them: an array may be unaligned (`array.flags.aligned`).
+
+    Raises ModelLoadError, naming node and value, for anything that is not a valid model of opset 7 or newer. A model
+    of an older opset is taken where each of its operators is the same at opset 7.
+    """
+    return _import(source, folder)[0]
+
+
+def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Function:
+    """The Function that `Function.to_onnx` exported, with its aliases. Takes what `import_model` takes.
+
+    Raises ModelLoadError also where an input or output has no declared static type.
+    """
+    graph, model = _import(source, folder)
+    outputs = [_declared(v, p) for v, p in zip(graph.outputs, model.graph.output, strict=True)]
+    if graph.name == "":
+        raise ModelLoadError("the model's graph has no name to give to the function")
+    params = [_parameter(v, v.type) for v in graph.inputs]
+    returns = [_parameter(v, t) for v, t in zip(graph.outputs, outputs, strict=True)]
+    aliases = []
+    for pair in graph.metadata.get(ALIASES, "").split():
+        out, _, into = pair.partition(":")
+        if not (out.isdecimal() and into.isdecimal()):
+            raise ModelLoadError(f"metadata {ALIASES!r}: {pair!r} is not of the form output:input")
+        aliases.append(InputOutputAlias(int(out), int(into)))
+    return Function(graph.name, params, returns, graph, aliases)
+
+
+def _declared(value: Value, proto: Any) -> Any:
+    from xrt_core.ir.onnx_proto import type_from_proto
+
+    return type_from_proto(proto.type, f"output {value.name!r}") or value.type
+
+
+def _parameter(value: Value, declared: Any) -> Parameter:
+    if not isinstance(declared, TensorType) or not declared.is_static or declared.dtype is None:
+        raise ModelLoadError(f"{value.name!r} has type {declared or 'unknown'}; a function needs static tensors")
+    return Parameter(value.name, declared.dtype, tuple(d for d in declared.shape or () if isinstance(d, int)))
+
+
+def _import(source: ModelSource, folder: str | os.PathLike[str] | None) -> tuple[Graph, ModelProto]:
+    from google.protobuf.message import Message
+
+    base = None if folder is None else pathlib.Path(folder)
+    weights: Weights | None = None
+    external = ExternalData(base)
+    origin = "the model"
+    if isinstance(source, str | os.PathLike):
+        path = pathlib.Path(source)
+        origin = f"model {os.fspath(source)!r}"
+        buffer = map_file(path)
+        model, weights = parse(buffer, origin)
+        external = ExternalData(base or path.parent, None if base else path)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        model, weights = parse(memoryview(source).cast("B"), "the model's bytes")
+    elif isinstance(source, Message) and source.DESCRIPTOR.full_name == "onnx.ModelProto":
+        model = source  # type: ignore[assignment]
+    elif type(source).__name__ == "Model" and type(source).__module__.partition(".")[0] == "onnx_ir":
+        model, base = _from_onnx_ir(source, base)
+        external = ExternalData(base)
+    else:
+        raise ModelLoadError(
+            f"{type(source).__module__}.{type(source).__qualname__} is not a model: give a path, the bytes of an ONNX "
+            f"file, a ModelProto or an onnx_ir.Model"
+        )
+    try:
+        return _read(model, weights, external), model
+    except ModelLoadError as e:
+        raise ModelLoadError(f"{origin}: {e}") from e.__cause__
+    except GraphError as e:
+        raise ModelLoadError(f"{origin}: {e}") from e
+    except UnicodeDecodeError as e:
+        raise ModelLoadError(f"{origin}: a name in the model is not UTF-8 ({e})") from e
+    except RecursionError as e:
+        raise ModelLoadError(f"{origin}: functions or subgraphs are nested too deeply") from e
+
+
+def _read(model: ModelProto, weights: Weights | None, external: ExternalData) -> Graph:
+    from xrt_core.frontends.onnx_reader import Reader
+
+    if not model.HasField("graph"):
+        raise ModelLoadError("there is no graph in it; this is not an ONNX model")
+    opsets = check_opsets(model)
+    reader = Reader(model, opsets, weights, external)
+    graph = reader.main()
+    kept = {d: v for d, v in opsets.items() if d in domain_versions()}
+    metadata = {p.key: p.value for p in model.metadata_props}
+    metadata.update(graph.metadata)
+    return Graph(
+        graph.inputs,
+        graph.outputs,
+        graph.nodes,
+        opsets=kept,
+        name=graph.name,
+        defaults=graph.defaults,
+        doc=graph.doc,
+        metadata=metadata,
+    )
+
+
+def check_opsets(proto: Any) -> dict[str, int]:
+    """The opsets that a ModelProto or FunctionProto imports, by domain.
+
+    Raises ModelLoadError where one is newer than the installed `onnx` knows.
+    """
+    opsets: dict[str, int] = {}
+    known = domain_versions()
+    for o in proto.opset_import:
+        domain = normal_domain(o.domain)
+        if opsets.setdefault(domain, o.version) != o.version:
+            both = f"{opsets[domain]} and {o.version}"
+            raise ModelLoadError(f"domain {domain or 'ai.onnx'!r} is imported with two opsets: {both}")
+    if not opsets:
+        raise ModelLoadError("no opset is imported; this is not an ONNX model, or one older than opset 7")
+    for domain, version in opsets.items():
+        label = domain or "ai.onnx"
+        if domain in known and version > known[domain]:
+            raise ModelLoadError(
+                f"opset {version} of {label} is newer than {known[domain]}, the newest that the installed onnx package "
+                f"knows; upgrade onnx"
+            )
+        if version < 1:
+            raise ModelLoadError(f"opset {version} of {label} is imported; opsets begin at 1")
+    return opsets
+
+
+def _from_onnx_ir(source: Any, folder: pathlib.Path | None) -> tuple[ModelProto, pathlib.Path | None]:
+    """The ModelProto of an `onnx_ir.Model`, and the folder of its external tensors where they agree on one."""
+    if folder is None:
+        constants = (getattr(v, "const_value", None) for v in source.graph.initializers.values())
+        bases = {str(b) for c in constants if (b := getattr(c, "base_dir", ""))}
+        if len(bases) > 1:
+            raise ModelLoadError(f"external tensors lie in {len(bases)} folders ({', '.join(sorted(bases))}); give one")
+        folder = pathlib.Path(bases.pop()) if bases else None
+    return sys.modules["onnx_ir"].serde.serialize_model(source), folder

@@ -1,0 +1,169 @@
+"""A walker over the protobuf wire format that finds the weights of an ONNX file without parsing them.
+
+A model file is memory-mapped; every large tensor inside (initialisers, Constant attributes, in subgraphs and functions
+too) is replaced by a marker that says where its bytes lie, and only the rest, a small fraction, is given to protobuf.
+So weights are views over the map, and protobuf's limit of 2 GB concerns the rest only.
+
+Source of the field numbers: onnx.proto; of the encoding: protobuf's "Encoding" page.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from xrt_core.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
+
+THRESHOLD: Final = 1024
+"""Tensors of fewer bytes stay where they are."""
+
+_MAX_DEPTH: Final = 100  # protobuf's own limit
+
+# message -> field number -> message of that field; only what can hold a tensor
+_MESSAGES: Final[Mapping[str, Mapping[int, str]]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 10: "tensor", 6: "graph", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+}
+# TensorProto fields whose packed bytes are the raw layout -> data types (None: any but string) they hold it for
+_BLOBS: Final[Mapping[int, tuple[int, ...] | None]] = {9: None, 4: (1, 14), 10: (11, 15)}
+_TENSOR_DATA: Final = frozenset({4, 5, 6, 7, 9, 10, 11, 3})
+_STRING: Final = 8
+
+
+class Weights:
+    """The large tensors of one model file: the mapped file, and the key of the markers that point into it."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self.buffer = buffer
+        self.key = secrets.token_hex(16)  # drawn per file, so that no file can hold a marker of its own making
+        self.count = 0
+
+    def strip(self) -> bytes:
+        """The model's bytes with a marker in place of every large tensor's data.
+
+        Raises ModelLoadError where the bytes are not a protobuf message, or end too early.
+        """
+        chunks: list[bytes | memoryview] = []
+        self._message("model", 0, len(self.buffer), chunks, 0)
+        return b"".join(chunks)
+
+    def find(self, tensor: TensorProto) -> np.ndarray | None:
+        """The data of a tensor that carries a marker, as bytes over the map; None for any other tensor."""
+        if self.count:
+            for entry in tensor.external_data:
+                if entry.key == self.key:
+                    start, _, size = entry.value.partition(":")
+                    return np.frombuffer(self.buffer, np.uint8, int(size), int(start))
+        return None
+
+    def _varint(self, pos: int, end: int) -> tuple[int, int]:
+        buffer, value, shift = self.buffer, 0, 0
+        while pos < end and shift < 70:
+            byte = buffer[pos]
+            pos += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, pos
+            shift += 7
+        raise _damaged(pos)
+
+    def _field(self, pos: int, end: int) -> tuple[int, int, int, int]:
+        """Number, wire type, start of the content and end of the field at `pos`."""
+        byte = self.buffer[pos]
+        tag, body = (byte, pos + 1) if byte < 0x80 else self._varint(pos, end)
+        wire = tag & 7
+        if wire == 2:
+            if body >= end:
+                raise _damaged(pos)
+            byte = self.buffer[body]
+            size, body = (byte, body + 1) if byte < 0x80 else self._varint(body, end)
+            stop = body + size
+        elif wire == 0:
+            stop = self._varint(body, end)[1]
+        elif wire == 5:
+            stop = body + 4
+        elif wire == 1:
+            stop = body + 8
+        else:
+            raise _damaged(pos)
+        if stop > end or tag < 8:
+            raise _damaged(pos)
+        return tag >> 3, wire, body, stop
+
+    def _message(self, kind: str, start: int, end: int, out: list[bytes | memoryview], depth: int) -> int:
+        """Write message `kind` at start:end without its weights to `out`; returns the bytes written."""
+        if kind == "tensor":
+            return self._tensor(start, end, out)
+        if depth > _MAX_DEPTH:
+            raise ModelLoadError(f"the model nests graphs more than {_MAX_DEPTH} messages deep; it cannot be read")
+        inside = _MESSAGES[kind]
+        kept = pos = start
+        written = 0
+        while pos < end:
+            number, wire, body, stop = self._field(pos, end)
+            if wire == 2 and stop - body >= THRESHOLD and number in inside:
+                inner: list[bytes | memoryview] = []
+                before = self.count
+                size = self._message(inside[number], body, stop, inner, depth + 1)
+                if self.count > before:
+                    head = _encode(number << 3 | 2) + _encode(size)
+                    out += [self.buffer[kept:pos], head, *inner]
+                    written += pos - kept + len(head) + size
+                    kept = stop
+            pos = stop
+        out.append(self.buffer[kept:end])
+        return written + end - kept
+
+    def _tensor(self, start: int, end: int, out: list[bytes | memoryview]) -> int:
+        data_type = 0
+        data: list[tuple[int, int, int, int, int]] = []
+        pos = start
+        while pos < end:
+            number, wire, body, stop = self._field(pos, end)
+            if number == 2 and wire == 0:
+                data_type = self._varint(body, end)[0]
+            elif number in _TENSOR_DATA:
+                data.append((number, wire, pos, body, stop))
+            pos = stop
+        if len(data) == 1:
+            number, wire, at, body, stop = data[0]
+            if wire == 2 and stop - body >= THRESHOLD and number in _BLOBS and data_type != _STRING:
+                types = _BLOBS[number]
+                if types is None or data_type in types:
+                    marker = self._marker(body, stop - body)
+                    out += [self.buffer[start:at], marker, self.buffer[stop:end]]
+                    self.count += 1
+                    return at - start + len(marker) + end - stop
+        out.append(self.buffer[start:end])
+        return end - start
+
+    def _marker(self, start: int, size: int) -> bytes:
+        # TensorProto.external_data (13) { key (1), value (2) }
+        entry = b"".join(
+            _encode(number << 3 | 2) + _encode(len(text)) + text
+            for number, text in ((1, self.key.encode()), (2, f"{start}:{size}".encode()))
+        )
+        return _encode(13 << 3 | 2) + _encode(len(entry)) + entry
+
+
+def _encode(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _damaged(pos: int) -> ModelLoadError:
+    return ModelLoadError(f"the bytes are not an ONNX model, or are truncated: damaged at byte {pos}")

@@ -1,0 +1,84 @@
+"""`xrt.ops`: every operator of the ONNX standard as a function on traced tensors, made when it is first asked for.
+
+    y = xrt.ops.Conv(x, w, strides=[2, 2])
+    values, indices = xrt.ops.TopK(x, 5)
+    y = xrt.ops.If(x.sum() > 0, then_branch=lambda: x, else_branch=lambda: -x)
+
+Inputs are positional (optional ones may be None or left out), attributes are keywords. Operators of further domains
+stand below `ops.ml`, `ops.preview` and `ops.training`. `outputs=N` asks for optional outputs, `name=` names the node.
+The bodies of If, Loop, Scan and SequenceMap are callables.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+
+class OperatorNamespace:
+    """The operators of one domain as attributes, and the domains below it."""
+
+    def __init__(self, domain: str) -> None:
+        self._domain = domain
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = _find(self._domain, name)
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> list[str]:
+        return _names(self._domain)
+
+    def __repr__(self) -> str:
+        return f"<operators of {self._domain or 'ai.onnx'}>"
+
+
+_ALIASES = {"ml": "ai.onnx.ml", "preview": "ai.onnx.preview", "training": "ai.onnx.preview.training"}
+
+
+def _domains_below(domain: str) -> dict[str, str]:
+    """Attribute name -> domain, for the domains that hang below one."""
+    if not domain:
+        return _ALIASES
+    return {n: d for n, d in _ALIASES.items() if d == f"{domain}.{n}"}
+
+
+def _operators(domain: str) -> set[str]:
+    import onnx
+
+    return {s.name for s in onnx.defs.get_all_schemas() if s.domain == domain}
+
+
+def _names(domain: str) -> list[str]:
+    return sorted(_operators(domain) | set(_domains_below(domain)))
+
+
+def _find(domain: str, name: str) -> Callable[..., Any] | OperatorNamespace:
+    below = _domains_below(domain).get(name)
+    if below is not None:
+        return OperatorNamespace(below)
+    from xrt_core.frontends.operators import operator_function
+
+    try:
+        return operator_function(name, domain)
+    except KeyError:
+        pass
+    names = _names(domain)
+    near = difflib.get_close_matches(name, names, 3) or [n for n in names if n.lower() == name.lower()]
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    raise AttributeError(f"{domain or 'ai.onnx'} has no operator {name!r}{hint} (dir(xrt.ops) lists them)")
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = _find("", name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return _names("")

@@ -1,0 +1,83 @@
+"""Structure: how the tensors among a call's arguments or results are nested in lists, tuples and dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["leaf", "static", "list", "tuple", "namedtuple", "dict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A tree whose leaves stand for tensors; hashable, so that it can be part of a signature.
+
+    kind: what this part of the tree is.
+    children: its parts, in order.
+    keys: the keys of a dict.
+    payload: for "static" the pair (type, value), so that 1, 1.0 and True differ; for "namedtuple" its class.
+    """
+
+    kind: Kind
+    children: tuple[Structure, ...] = ()
+    keys: tuple[Any, ...] = ()
+    payload: Any = None
+
+    def rebuild(self, leaves: Iterable[Any]) -> Any:
+        """The object again, with `leaves` in the places of its tensors."""
+        return self._take(iter(leaves))
+
+    def _take(self, leaves: Iterator[Any]) -> Any:
+        kind = self.kind
+        if kind == "leaf":
+            return next(leaves)
+        if kind == "static":
+            return self.payload[1]
+        parts = [c._take(leaves) for c in self.children]
+        if kind == "list":
+            return parts
+        if kind == "tuple":
+            return tuple(parts)
+        if kind == "dict":
+            return dict(zip(self.keys, parts, strict=True))
+        return self.payload(*parts)
+
+    def paths(self, prefix: str = "") -> list[str]:
+        """For each leaf where it stands, joined by dots: 'state.0', 'logits'; `prefix` alone for a bare leaf."""
+        if self.kind == "leaf":
+            return [prefix]
+        found: list[str] = []
+        names: Iterable[Any] = range(len(self.children))
+        if self.kind == "dict":
+            names = self.keys
+        elif self.kind == "namedtuple":
+            names = self.payload._fields
+        for name, child in zip(names, self.children, strict=True):
+            found += child.paths(f"{prefix}.{name}" if prefix else str(name))
+        return found
+
+
+LEAF = Structure("leaf")
+
+
+def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Structure]:
+    """The leaves of a nested object in order, and its structure. What is neither container nor leaf is static."""
+    leaves: list[Any] = []
+    return leaves, _walk(value, is_leaf, leaves)
+
+
+def _walk(value: Any, is_leaf: Callable[[Any], bool], leaves: list[Any]) -> Structure:
+    if is_leaf(value):
+        leaves.append(value)
+        return LEAF
+    if isinstance(value, dict):
+        return Structure("dict", tuple(_walk(v, is_leaf, leaves) for v in value.values()), tuple(value))
+    if isinstance(value, list | tuple):
+        children = tuple(_walk(v, is_leaf, leaves) for v in value)
+        if isinstance(value, list):
+            return Structure("list", children)
+        if hasattr(value, "_fields"):
+            return Structure("namedtuple", children, payload=type(value))
+        return Structure("tuple", children)
+    return Structure("static", payload=(type(value), value))

@@ -1,0 +1,411 @@
+"""The tracer: records the operators that `Graph.build` applies as nodes, each with its types and source line."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.errors import GraphError, ShapeError, TraceError
+from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations, SourceLocation
+from xrt_core.ir.graph import Attribute, Node, Value
+from xrt_core.ir.inference import infer_types
+from xrt_core.ir.schema import Schema, find_schema, latest_opset, why_unknown
+from xrt_core.ir.types import DTYPE_TO_ONNX, STRING, SequenceType, TensorType, ValueType
+
+_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
+_ours: dict[str, bool] = {}  # file name -> whether it belongs to this package
+
+_tracer: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("xrt_tracer", default=None)
+_engine: contextvars.ContextVar[str | None] = contextvars.ContextVar("xrt_engine", default=None)
+
+_LITERAL_SIZE = 64  # elements up to which equal literals share one constant
+_KNOWN_SIZE = 1024  # elements up to which values computed from shapes are followed while tracing
+
+# Operators whose result is followed while tracing when all inputs are known, so that shapes computed from shapes are
+# integers again.
+_SHAPE_OPERATORS = frozenset({
+    "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Add", "Sub", "Mul", "Div", "Mod",
+    "Neg", "Abs", "Min", "Max", "Reshape", "Identity", "ReduceProd", "ReduceSum", "Range", "ConstantOfShape", "Where",
+    "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or", "Expand", "Split", "GatherND",
+})  # fmt: skip
+
+# Operators that the onnx package has no inference for; the first output has the first input's shape.
+_SHAPE_OF_FIRST_INPUT = frozenset({
+    ("", "GroupNormalization"), ("", "MeanVarianceNormalization"), ("ai.onnx.ml", "Imputer"),
+    ("ai.onnx.ml", "Normalizer"), ("ai.onnx.ml", "Scaler"),
+})  # fmt: skip
+
+
+def user_location() -> SourceLocation | None:
+    """The innermost line of the caller's own code: the first frame outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        ours = _ours.get(code.co_filename)
+        if ours is None:
+            ours = _ours[code.co_filename] = _is_internal(code.co_filename)
+        if not ours:
+            return SourceLocation(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _is_internal(filename: str) -> bool:
+    standard = filename == contextlib.__file__ or filename.startswith("<frozen")
+    return standard or pathlib.Path(_PACKAGE) in pathlib.Path(filename).parents
+
+
+def trace_error(message: str) -> TraceError:
+    """A TraceError whose message begins with the user's line."""
+    return TraceError(located(message))
+
+
+def located(message: str) -> str:
+    """`message` with the user's line in front, where there is one."""
+    where = user_location()
+    return message if where is None else f"{where}: {message}"
+
+
+@contextlib.contextmanager
+def power_by_engine(name: str | None) -> Iterator[None]:
+    """Pin the nodes that are built inside to the engine `name`; None keeps them on the host. The innermost wins."""
+    token = _engine.set("host" if name is None else name)
+    try:
+        yield
+    finally:
+        _engine.reset(token)
+
+
+class Scope:
+    """The nodes of one graph under construction: the traced graph itself, or the body of an If, Loop or Scan."""
+
+    __slots__ = ("closed", "label", "nodes", "parent", "tracer")
+
+    def __init__(self, tracer: Tracer, parent: Scope | None, label: str) -> None:
+        self.tracer = tracer
+        self.parent = parent
+        self.label = label
+        self.nodes: list[Node] = []
+        self.closed = False
+
+
+class Tracer:
+    """One run of a `build`: collects nodes and constants, and gives them names.
+
+    pinned: domain -> opset that the graph asks for; other domains are traced at the newest that `onnx` knows.
+    opsets: domain -> opset for the domains used so far.
+    known: values of shape arithmetic that are known although a node makes them.
+    """
+
+    def __init__(self, label: str, pinned: Mapping[str, int]) -> None:
+        self.label = label
+        self.pinned = pinned
+        self.opsets: dict[str, int] = {"": pinned.get("", 0) or latest_opset("")}
+        self.known: dict[Value, np.ndarray] = {}
+        self.prefix = ""
+        self.scope = Scope(self, None, label)
+        self._used: dict[str, int] = {}
+        self._paths: dict[int, tuple[Any, str]] = {}
+        self._constants: dict[tuple[int, np.dtype | None], tuple[Any, Value]] = {}
+        self._literals: dict[Any, Value] = {}
+
+    # names
+
+    def fresh(self, base: str) -> str:
+        """A name that no value or node of this trace has yet: `base`, or `base_1`, `base_2`, ..."""
+        used = self._used
+        count = used.get(base)
+        if count is None:
+            used[base] = 1
+            return base
+        while (name := f"{base}_{count}") in used:
+            count += 1
+        used[base] = count + 1
+        used[name] = 1
+        return name
+
+    def snapshot_names(self) -> dict[str, int]:
+        """The names taken so far, for `restore_names`."""
+        return dict(self._used)
+
+    def restore_names(self, names: dict[str, int]) -> None:
+        """Forget the names given since the snapshot; what carried them must be discarded."""
+        self._used = names
+
+    def add_paths(self, paths: Mapping[int, tuple[Any, str]]) -> None:
+        """Tell where objects stand: id -> (object, attribute path). The first path of an object holds."""
+        for key, entry in paths.items():
+            self._paths.setdefault(key, entry)
+
+    def path_of(self, obj: object) -> str | None:
+        """The attribute path of an object seen by `add_paths`, or None."""
+        found = self._paths.get(id(obj))
+        return found[1] if found is not None and found[0] is obj else None
+
+    @contextlib.contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Prefix the names of the nodes made inside with `path` and a dot."""
+        before = self.prefix
+        self.prefix = f"{path}." if path else ""
+        try:
+            yield
+        finally:
+            self.prefix = before
+
+    # scopes
+
+    @contextlib.contextmanager
+    def nested(self, label: str) -> Iterator[Scope]:
+        """Record into a fresh scope inside the current one."""
+        outer = self.scope
+        self.scope = Scope(self, outer, label)
+        try:
+            yield self.scope
+        finally:
+            self.scope.closed = True
+            self.scope = outer
+
+    # constants
+
+    def constant(self, obj: Any, dtype: np.dtype | None = None) -> Value:
+        """The constant that holds an array-like object; the same object gives the same constant.
+
+        dtype: the element type wanted; the object's own where it is None. Raises TraceError for what is no array.
+        """
+        key = (id(obj), dtype)
+        found = self._constants.get(key)
+        if found is not None:
+            return found[1]
+        array = as_array(obj)
+        wanted = array.dtype if dtype is None else dtype
+        path = self.path_of(obj)
+        if path is None and array.size <= _LITERAL_SIZE:
+            return self.literal(array, wanted)
+        if wanted != array.dtype:
+            array = array.astype(wanted)
+        value = Value.constant(array, self.fresh(path or f"{self.prefix}constant"))
+        self._constants[key] = (obj, value)  # holds the object, so that its id stays taken
+        return value
+
+    def literal(self, data: Any, dtype: np.dtype) -> Value:
+        """The constant for a number, a string or a nested list of them; equal literals share one."""
+        try:
+            array = np.array(data, dtype=dtype)  # a copy: a small array of the caller may change later
+        except (ValueError, TypeError, OverflowError) as e:
+            raise trace_error(f"{data!r} is not a value of {dtype}: {e}") from None
+        if array.dtype == STRING or array.size > _LITERAL_SIZE:
+            return Value.constant(array, self.fresh(f"{self.prefix}constant"))
+        key = (array.dtype, array.shape, array.tobytes())
+        found = self._literals.get(key)
+        if found is None:
+            found = self._literals[key] = Value.constant(array, self.fresh("constant"))
+        return found
+
+    def data_of(self, value: Value | None) -> np.ndarray | None:
+        """The value's data where it is a constant or followed shape arithmetic, else None."""
+        if value is None:
+            return None
+        return value.data if value.data is not None else self.known.get(value)
+
+    # nodes
+
+    def schema(self, op_type: str, domain: str = "") -> Schema:
+        """The schema of an operator at this trace's opset of its domain. Raises TraceError where there is none."""
+        opset = self.opsets.get(domain)
+        if opset is None:
+            try:
+                opset = self.opsets[domain] = self.pinned.get(domain) or latest_opset(domain)
+            except GraphError as e:
+                raise trace_error(str(e)) from None
+        found = find_schema(op_type, domain, opset)
+        if found is None:
+            raise trace_error(f"{why_unknown(op_type, domain, opset)} (set by `opset` of {self.label})")
+        return found
+
+    def emit(
+        self,
+        schema: Schema,
+        inputs: Sequence[Value | None],
+        attributes: Mapping[str, Attribute],
+        outputs: int,
+        types: Sequence[ValueType | None] | None = None,
+        name: str = "",
+    ) -> tuple[Value, ...]:
+        """Append a node and return its outputs. `types` are inferred where they are not given.
+
+        Raises ShapeError, naming the user's line, where the inputs do not fit the operator.
+        """
+        where = user_location()
+        label = name or self.fresh(self.prefix + schema.op_type)
+        op = (schema.op_type, schema.domain, schema.since_version)
+        if types is None:
+            shown = [self._shown(v) for v in inputs]
+            draft = Node(
+                op[0], shown, (Value(),) * outputs, attributes, domain=op[1], version=op[2], name=label
+            )
+            try:
+                types = infer_types(draft)
+                types = tuple(_completed(t, i, schema, inputs) for i, t in enumerate(types))
+            except ShapeError as e:
+                raise ShapeError(f"{where}: {e}" if where else str(e)) from None
+        if outputs == 1:
+            made = (Value(label, types[0]),)
+        else:
+            made = tuple(Value(self.fresh(f"{label}.{i}"), t) for i, t in enumerate(types))  # type: ignore[assignment]
+        engine = _engine.get()
+        annotations = Annotations(engine=engine, source=where) if where or engine else NO_ANNOTATIONS
+        node = Node(op[0], inputs, made, attributes, domain=op[1], version=op[2], name=label, annotations=annotations)
+        self.scope.nodes.append(node)
+        if schema.op_type in _SHAPE_OPERATORS and not schema.domain:
+            self._follow(node)
+        return made
+
+    def _shown(self, value: Value | None) -> Value | None:
+        data = self.known.get(value) if self.known and value is not None else None
+        return value if data is None else Value.constant(data)
+
+    def _follow(self, node: Node) -> None:
+        """Compute a node of shape arithmetic whose inputs are known and small."""
+        if not all(_is_countable(v) for v in node.outputs):
+            return
+        if node.op_type in ("Shape", "Size"):
+            source = node.inputs[0]
+            if source is None or not source.is_static:
+                return
+            given: list[Any] = [np.broadcast_to(np.int8(0), source.shape)]  # type: ignore[arg-type]
+        else:
+            given = [self.data_of(v) for v in node.inputs]
+            if any(a is None or a.size > _KNOWN_SIZE for a, v in zip(given, node.inputs, strict=True) if v is not None):
+                return
+        from xrt_core.kernels.context import OpContext
+        from xrt_core.kernels.registry import find_kernel
+
+        kernel = find_kernel("", node.op_type)
+        if kernel is None:
+            return
+        try:
+            result = kernel.function(OpContext(node, np), *given)
+        except Exception:  # the node itself is sound; what fails here fails again, and is told, when it runs
+            return
+        results = result if isinstance(result, tuple) else (result,)
+        for v, a in zip(node.outputs, results, strict=False):
+            if v is not None and a is not None:
+                self.known[v] = np.asarray(a)
+
+
+def _is_countable(value: Value | None) -> bool:
+    if value is None or not value.is_static or value.dtype is None or value.dtype.kind not in "iub":
+        return False
+    return int(np.prod(value.shape, dtype=np.int64)) <= _KNOWN_SIZE  # type: ignore[arg-type]
+
+
+def _completed(
+    found: ValueType | None, index: int, schema: Schema, inputs: Sequence[Value | None]
+) -> ValueType | None:
+    """What inference found; where it found nothing, what the schema's type variables say."""
+    if found is None and schema.onnx is not None and schema.onnx.outputs:
+        formal = schema.onnx.outputs[min(index, len(schema.onnx.outputs) - 1)]
+        for parameter, v in zip(schema.onnx.inputs, inputs, strict=False):
+            if parameter.type_str == formal.type_str and v is not None and isinstance(v.type, TensorType):
+                found = TensorType(v.type.dtype)
+                break
+        else:
+            from xrt_core.frontends.schema_types import type_from_text
+
+            found = type_from_text(next(iter(formal.types))) if len(formal.types) == 1 else None
+    if not isinstance(found, TensorType) or schema.op_type == "Reshape":
+        _check_reshape(found, schema, inputs)
+        return found
+    if found.shape is None and index == 0 and (schema.domain, schema.op_type) in _SHAPE_OF_FIRST_INPUT and inputs[0]:
+        return TensorType(found.dtype, inputs[0].shape)
+    return found
+
+
+def _check_reshape(found: ValueType | None, schema: Schema, inputs: Sequence[Value | None]) -> None:
+    source = inputs[0] if inputs else None
+    if schema.op_type != "Reshape" or source is None or not source.is_static or source.shape is None:
+        return
+    if isinstance(found, TensorType) and found.is_static and found.shape is not None:
+        have, want = np.prod(source.shape, dtype=np.int64), np.prod(found.shape, dtype=np.int64)  # type: ignore[arg-type]
+        if have != want:
+            raise ShapeError(f"Reshape: {source.type} has {have} elements, the shape {list(found.shape)} takes {want}")
+
+
+def is_array(obj: object) -> bool:
+    """Whether an object is an array of some library (NumPy's scalars count, Python's numbers do not)."""
+    if isinstance(obj, np.ndarray | np.generic):
+        return True
+    kind = type(obj)
+    return hasattr(kind, "__dlpack__") or hasattr(kind, "__array__")
+
+
+def as_array(obj: Any) -> np.ndarray:
+    """The NumPy array over an array-like object, without a copy where its memory is the host's.
+
+    Raises TraceError for an object that gives no array, and for a dtype that ONNX has no element type for.
+    """
+    array = obj
+    if not isinstance(obj, np.ndarray):
+        if hasattr(obj, "detach"):  # torch: a parameter that requires a gradient refuses to leave otherwise
+            obj = obj.detach().cpu()
+        try:
+            array = np.asarray(obj)
+        except Exception:
+            try:
+                array = np.from_dlpack(obj)
+            except Exception as e:
+                raise trace_error(f"{type(obj).__name__} object cannot become a NumPy array: {e}") from None
+    if array.dtype.kind in "UST":
+        array = array.astype(object)
+    if array.dtype not in DTYPE_TO_ONNX:
+        raise trace_error(f"ONNX has no element type for {array.dtype} (an array of shape {array.shape})")
+    return array
+
+
+def active_tracer() -> Tracer | None:
+    """The tracer that records in this context, or None."""
+    return _tracer.get()
+
+
+def current_tracer(what: str) -> Tracer:
+    """The tracer that records in this context. Raises TraceError, naming `what`, outside `Graph.build`."""
+    tracer = _tracer.get()
+    if tracer is None:
+        raise trace_error(
+            f"{what} records into a graph and works only while one is traced: inside Graph.build or a function given "
+            f"to xrt.trace. To compute with arrays, wrap the graph: xrt.XRTModule(graph)(array)"
+        )
+    return tracer
+
+
+@contextlib.contextmanager
+def tracing(tracer: Tracer) -> Iterator[Tracer]:
+    """Make `tracer` the one that records in this context; the engine marks of the surroundings do not reach in."""
+    token, mark = _tracer.set(tracer), _engine.set(None)
+    try:
+        yield tracer
+    finally:
+        tracer.scope.closed = True
+        _engine.reset(mark)
+        _tracer.reset(token)
+
+
+def joined(a: ValueType | None, b: ValueType | None) -> ValueType | None:
+    """The narrowest type that covers both: dimensions that differ become unknown. Raises ShapeError where dtypes do."""
+    if a == b:
+        return a
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+        return SequenceType(joined(a.element, b.element))
+    if a is None or b is None:
+        return None
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype != b.dtype:
+        raise ShapeError(f"{a} and {b}")
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return TensorType(a.dtype)
+    return TensorType(a.dtype, tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)))

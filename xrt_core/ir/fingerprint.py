@@ -1,0 +1,196 @@
+"""Content fingerprints: two graphs have the same one exactly where they compute the same thing in the same way.
+
+Names of nodes, values, graphs and symbols, annotations and documentation do not enter; operators, versions, attributes
+(subgraphs and arrays included), wiring, dtypes, shapes, constants and aliases do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from xrt_core.errors import GraphError
+from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.types import (
+    STRING,
+    MapType,
+    OptionalType,
+    SequenceType,
+    SparseTensorType,
+    TensorType,
+    ValueType,
+    dtype_name,
+)
+
+if TYPE_CHECKING:
+    from xrt_core.ir.function import Function
+
+_VERSION: Final = "xrt-fingerprint 1"  # changes whenever the encoding below does
+_SIZE: Final = 20
+_INLINE: Final = 64  # arrays of at most so many bytes are written out instead of hashed
+_SUB_BYTE_MASKS: Final = {"int4": 15, "uint4": 15, "float4_e2m1fn": 15, "int2": 3, "uint2": 3}
+
+_digests: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
+_digests_lock = threading.Lock()
+
+
+def graph_fingerprint(graph: Graph) -> str:
+    """Hex digest of what `graph` computes. Raises GraphError for a value that nothing makes."""
+    return _Encoder().digest(graph, ())
+
+
+def function_fingerprint(function: Function) -> str:
+    """Hex digest of what `function` computes, aliases included; that of its body where there are none."""
+    return _Encoder().digest(function.body, sorted((a.output, a.input) for a in function.aliases))
+
+
+def array_digest(array: np.ndarray) -> str:
+    """Hex digest of dtype, shape and contents. Remembered per array object, which must not change afterwards."""
+    key = id(array)
+    known = _digests.get(key)
+    if known is not None and known[0]() is array:
+        return known[1]
+    h = hashlib.blake2b(repr((dtype_name(array.dtype), array.shape)).encode(), digest_size=_SIZE)
+    h.update(_content(array))
+    found = h.hexdigest()
+
+    def forget(dead: weakref.ref[np.ndarray]) -> None:
+        with _digests_lock:
+            if (kept := _digests.get(key)) is not None and kept[0] is dead:
+                del _digests[key]
+
+    with _digests_lock:
+        _digests[key] = (weakref.ref(array, forget), found)
+    return found
+
+
+def _content(array: np.ndarray) -> Any:
+    if array.dtype == STRING:
+        parts = [s if isinstance(s, bytes) else str(s).encode("utf-8", "surrogateescape") for s in array.reshape(-1)]
+        return b"".join(struct.pack("<q", len(p)) + p for p in parts)
+    codes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    mask = _SUB_BYTE_MASKS.get(array.dtype.name)
+    return codes if mask is None else codes & mask  # the high bits of a sub-byte element mean nothing
+
+
+class _Encoder:
+    """Writes a graph as nested tuples of strings and integers, whose `repr` is hashed: no two graphs share one."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Value, Any] = {}
+        self._symbols: dict[str, int] = {}
+        self._count = 0
+
+    def digest(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> str:
+        h = hashlib.blake2b(_VERSION.encode(), digest_size=_SIZE)
+        inputs = tuple(self._input(v, graph) for v in graph.inputs)
+        h.update(repr(inputs).encode())
+        chunk: list[str] = []
+        for n in graph.nodes:
+            chunk.append(repr(self._node(n)))
+            if len(chunk) == 4096:
+                h.update("\n".join(chunk).encode())
+                chunk.clear()
+        h.update("\n".join(chunk).encode())
+        tail = (tuple(self._use(v) for v in graph.outputs), tuple(aliases))
+        h.update(repr(tail).encode())
+        return h.hexdigest()
+
+    def _graph(self, graph: Graph) -> tuple[Any, ...]:
+        inputs = tuple(self._input(v, graph) for v in graph.inputs)
+        nodes = tuple(self._node(n) for n in graph.nodes)
+        return ("graph", inputs, nodes, tuple(self._use(v) for v in graph.outputs))
+
+    def _input(self, value: Value, graph: Graph) -> tuple[Any, ...]:
+        self._define(value)
+        default = graph.defaults.get(value)
+        return (self._type(value.type), None if default is None else self._array(default))
+
+    def _define(self, value: Value) -> None:
+        self._numbers[value] = self._count
+        self._count += 1
+
+    def _use(self, value: Value | None) -> Any:
+        if value is None:
+            return None
+        number = self._numbers.get(value)
+        if number is None:
+            if value.data is None:
+                raise GraphError(f"value {value.name!r} is used before anything makes it; sort or verify the graph")
+            number = self._numbers[value] = ("const", self._array(value.data))
+        return number
+
+    def _node(self, n: Node) -> tuple[Any, ...]:
+        use = self._numbers.get
+        inputs = tuple([None if v is None else (i if (i := use(v)) is not None else self._use(v)) for v in n.inputs])
+        attributes: Any = None
+        if n.attributes:
+            attributes = tuple((k, self._attribute(a)) for k, a in sorted(n.attributes.items()))
+        outputs = []
+        for v in n.outputs:
+            if v is None:
+                outputs.append(0)
+            else:
+                outputs.append(1)
+                self._numbers[v] = self._count
+                self._count += 1
+        return (n.op_type, n.domain, n.version, inputs, attributes, tuple(outputs))
+
+    def _attribute(self, a: Any) -> Any:
+        if isinstance(a, bool | int | np.integer):
+            return int(a)
+        if isinstance(a, float | np.floating):
+            return ("f", struct.pack("<f", a).hex() if abs(a) < 3e38 else repr(float(a)))
+        if isinstance(a, str):
+            return ("s", a)
+        if isinstance(a, bytes):
+            return ("s", a) if _not_text(a) else ("s", a.decode())
+        if isinstance(a, tuple):
+            return ("t", tuple(self._attribute(x) for x in a))
+        if isinstance(a, np.ndarray):
+            return ("a", self._array(a))
+        if isinstance(a, Graph):
+            return self._graph(a)
+        if isinstance(a, SparseTensor):
+            return ("sparse", self._array(a.values), self._array(a.indices), tuple(a.dims))
+        if isinstance(a, TensorType | SparseTensorType | SequenceType | OptionalType | MapType):
+            return ("type", self._type(a))
+        from xrt_core.ir.function import Function
+
+        if isinstance(a, Function):
+            return ("function", a.fingerprint)
+        raise GraphError(f"an attribute holds a {type(a).__name__}, which is no attribute value")
+
+    def _array(self, array: np.ndarray) -> Any:
+        if array.nbytes <= _INLINE and array.dtype != STRING:
+            return (dtype_name(array.dtype), array.shape, bytes(_content(array)).hex())
+        return array_digest(array)
+
+    def _type(self, t: ValueType | None) -> Any:
+        if t is None:
+            return None
+        if isinstance(t, TensorType | SparseTensorType):
+            shape = None if t.shape is None else tuple(self._dim(d) for d in t.shape)
+            return (type(t).__name__, None if t.dtype is None else dtype_name(t.dtype), shape)
+        if isinstance(t, MapType):
+            return ("MapType", dtype_name(t.key), self._type(t.value))
+        return (type(t).__name__, self._type(t.element))
+
+    def _dim(self, d: int | str | None) -> Any:
+        if isinstance(d, str):  # symbols matter by which dimensions share one, not by what they are called
+            return ("symbol", self._symbols.setdefault(d, len(self._symbols)))
+        return d if d is None else int(d)
+
+
+def _not_text(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return True
+    return False

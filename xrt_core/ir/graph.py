@@ -1,0 +1,363 @@
+"""Value, Node and Graph: the one representation of a computation graph, frozen once built.
+
+A pass takes a Graph and returns a Graph that shares what it left alone. Values carry no back-links, so a Node or a
+Value may stand in many graphs; who produces and who uses a value is asked of the Graph, which works it out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Union
+
+import numpy as np
+
+from xrt_core.errors import GraphError
+from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
+from xrt_core.ir.types import Shape, SparseTensorType, TensorType, ValueType
+
+if TYPE_CHECKING:
+    from xrt_core.ir.function import Function
+
+_set = object.__setattr__
+_NO_ATTRIBUTES: Final[Mapping[str, Any]] = MappingProxyType({})
+_NO_DEFAULTS: Final[Mapping[Any, np.ndarray]] = MappingProxyType({})
+
+
+class _Frozen:
+    """Base of the IR's classes: attributes are set by the constructor and never again."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise GraphError(f"{type(self).__name__} is frozen: build a new one instead of setting {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise GraphError(f"{type(self).__name__} is frozen: {name!r} cannot be deleted")
+
+
+class Value(_Frozen):
+    """One edge of the graph: an input, a constant, or an output of a node. Identity, not name, tells values apart.
+
+    name: unique within its graph where it is not empty; a label for people and for export.
+    type: what is known of its type, or None.
+    data: the array, for a constant (never copied: it may be a memory map or the caller's buffer); None otherwise.
+        Strings are object arrays.
+    """
+
+    __slots__ = ("name", "type", "data")
+    name: str
+    type: ValueType | None
+    data: np.ndarray | None
+
+    def __init__(self, name: str = "", type: ValueType | None = None, data: np.ndarray | None = None) -> None:
+        _set(self, "name", name)
+        _set(self, "type", type)
+        _set(self, "data", data)
+
+    @classmethod
+    def constant(cls, data: np.ndarray, name: str = "") -> Value:
+        """A constant holding `data` (not copied), with the type that the array has."""
+        return cls(name, TensorType(data.dtype, data.shape), data)
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """Element dtype of a tensor, None where unknown or not a tensor."""
+        t = self.type
+        return t.dtype if isinstance(t, TensorType) else None
+
+    @property
+    def shape(self) -> Shape | None:
+        """Shape of a tensor, None where the rank is unknown or the value is not a tensor."""
+        t = self.type
+        return t.shape if isinstance(t, TensorType) else None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the value is known now."""
+        return self.data is not None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the value is a tensor whose dtype and every dimension are known."""
+        t = self.type
+        return isinstance(t, TensorType) and t.is_static
+
+    def with_type(self, type: ValueType | None) -> Value:
+        """A new value of the same name and data with another type."""
+        return Value(self.name, type, self.data)
+
+    def __repr__(self) -> str:
+        return f"<Value {self.name or '(unnamed)'}: {self.type or '?'}{' = const' if self.is_constant else ''}>"
+
+
+class SparseTensor:
+    """A constant sparse tensor attribute (COO: values, indices, dense shape), as `SparseTensorProto` holds it."""
+
+    __slots__ = ("values", "indices", "dims")
+
+    def __init__(self, values: np.ndarray, indices: np.ndarray, dims: tuple[int, ...]) -> None:
+        self.values, self.indices, self.dims = values, indices, dims
+
+    @property
+    def type(self) -> SparseTensorType:
+        """The type of the tensor."""
+        return SparseTensorType(self.values.dtype, self.dims)
+
+
+Attribute = Union[
+    int, float, str, bytes, np.ndarray, SparseTensor, ValueType, "Graph", "Function", tuple[Any, ...]
+]  # a tuple holds one kind: ints, floats, strings, bytes, arrays, types or graphs
+
+
+class Node(_Frozen):
+    """One operator applied to values.
+
+    domain, op_type: the operator; "" is the ONNX domain, "xrt" the dialect of the project.
+    version: the `since_version` of the schema this node follows (a model of opset 11 has Softmax 11, not 13).
+    inputs, outputs: tuples of Value; None stands for an optional one that is left out.
+    attributes: name -> Attribute; subgraphs are Graphs whose nodes may use values of the enclosing graph.
+    name: a label; annotations: see `Annotations`.
+    """
+
+    __slots__ = ("domain", "op_type", "version", "inputs", "outputs", "attributes", "name", "annotations")
+    domain: str
+    op_type: str
+    version: int
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value | None, ...]
+    attributes: Mapping[str, Attribute]
+    name: str
+    annotations: Annotations
+
+    def __init__(
+        self,
+        op_type: str,
+        inputs: Iterable[Value | None],
+        outputs: Iterable[Value | None],
+        attributes: Mapping[str, Attribute] | None = None,
+        *,
+        domain: str = "",
+        version: int,
+        name: str = "",
+        annotations: Annotations = NO_ANNOTATIONS,
+    ) -> None:
+        _set(self, "domain", domain)
+        _set(self, "op_type", op_type)
+        _set(self, "version", version)
+        _set(self, "inputs", tuple(inputs))
+        _set(self, "outputs", tuple(outputs))
+        _set(self, "attributes", attributes or _NO_ATTRIBUTES)
+        _set(self, "name", name)
+        _set(self, "annotations", annotations)
+
+    @property
+    def subgraphs(self) -> tuple[Graph, ...]:
+        """The graphs among the attributes, in attribute order."""
+        if not self.attributes:
+            return ()
+        found: list[Graph] = []
+        for a in self.attributes.values():
+            if isinstance(a, Graph):
+                found.append(a)
+            elif type(a) is tuple and a and isinstance(a[0], Graph):
+                found.extend(a)
+        return tuple(found)
+
+    @property
+    def captures(self) -> tuple[Value, ...]:
+        """Non-constant values of enclosing graphs that the subgraphs use: implicit inputs, in order of first use."""
+        subgraphs = self.subgraphs
+        if not subgraphs:
+            return ()
+        return tuple(dict.fromkeys(v for g in subgraphs for v in g.captures))
+
+    def uses(self) -> Iterator[Value]:
+        """Every value this node reads, implicit ones included; one read twice comes twice."""
+        for v in self.inputs:
+            if v is not None:
+                yield v
+        if self.attributes:
+            yield from self.captures
+
+    def replace(
+        self,
+        *,
+        inputs: Iterable[Value | None] | None = None,
+        outputs: Iterable[Value | None] | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
+        annotations: Annotations | None = None,
+    ) -> Node:
+        """A copy with some parts changed."""
+        return Node(
+            self.op_type,
+            self.inputs if inputs is None else inputs,
+            self.outputs if outputs is None else outputs,
+            self.attributes if attributes is None else attributes,
+            domain=self.domain,
+            version=self.version,
+            name=self.name,
+            annotations=self.annotations if annotations is None else annotations,
+        )
+
+    @property
+    def operator(self) -> str:
+        """The operator with its domain, as 'Relu' or 'ai.onnx.ml.Scaler'."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+    def __repr__(self) -> str:
+        ins = ", ".join("_" if v is None else v.name or "?" for v in self.inputs)
+        outs = ", ".join("_" if v is None else v.name or "?" for v in self.outputs)
+        return f"<Node {self.name or ''} {outs} = {self.operator}({ins})>"
+
+
+class Graph(_Frozen):
+    """A directed acyclic graph in single-assignment form; every value has one producer at most.
+
+    nodes stand in a topological order (the verifier checks it; `dag.topological_sort` makes one). Constants are
+    values with data: they have no producer and belong to no list. A subgraph may use values of the graphs around it.
+
+    inputs: values the caller gives; one that has an entry in `defaults` may be left out.
+    outputs: values returned; the same value may be returned twice, and inputs and constants may be returned.
+    opsets: domain -> version that the graph was written against (each node's `version` is what counts).
+    defaults: graph input -> array ("initialisers that are also inputs").
+
+    Producer, consumer and capture tables are computed at first use, in time linear in nodes and edges, and kept.
+    """
+
+    __slots__ = ("name", "inputs", "outputs", "nodes", "opsets", "defaults", "doc", "metadata", "_tables")
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    opsets: Mapping[str, int]
+    defaults: Mapping[Value, np.ndarray]
+    doc: str
+    metadata: Mapping[str, str]
+    _tables: dict[str, Any]
+
+    def __init__(
+        self,
+        inputs: Iterable[Value],
+        outputs: Iterable[Value],
+        nodes: Iterable[Node],
+        *,
+        opsets: Mapping[str, int],
+        name: str = "",
+        defaults: Mapping[Value, np.ndarray] | None = None,
+        doc: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        _set(self, "name", name)
+        _set(self, "inputs", tuple(inputs))
+        _set(self, "outputs", tuple(outputs))
+        _set(self, "nodes", tuple(nodes))
+        _set(self, "opsets", opsets)
+        _set(self, "defaults", defaults or _NO_DEFAULTS)
+        _set(self, "doc", doc)
+        _set(self, "metadata", metadata or _NO_ATTRIBUTES)
+        _set(self, "_tables", {})
+
+    def replace(
+        self,
+        *,
+        inputs: Iterable[Value] | None = None,
+        outputs: Iterable[Value] | None = None,
+        nodes: Iterable[Node] | None = None,
+        defaults: Mapping[Value, np.ndarray] | None = None,
+        opsets: Mapping[str, int] | None = None,
+    ) -> Graph:
+        """A copy with some parts changed."""
+        return Graph(
+            self.inputs if inputs is None else inputs,
+            self.outputs if outputs is None else outputs,
+            self.nodes if nodes is None else nodes,
+            opsets=self.opsets if opsets is None else opsets,
+            name=self.name,
+            defaults=self.defaults if defaults is None else defaults,
+            doc=self.doc,
+            metadata=self.metadata,
+        )
+
+    @property
+    def producers(self) -> Mapping[Value, int]:
+        """Value -> index of the node that makes it; inputs, constants and captured values are not in it."""
+        table = self._tables.get("producers")
+        if table is None:
+            table = {v: i for i, n in enumerate(self.nodes) for v in n.outputs if v is not None}
+            self._tables["producers"] = table
+        return table  # type: ignore[no-any-return]
+
+    @property
+    def consumers(self) -> Mapping[Value, Sequence[int]]:
+        """Value -> indices of the nodes that read it, ascending, each once; values that nobody reads are not in it."""
+        table = self._tables.get("consumers")
+        if table is None:
+            table = {}
+            for i, n in enumerate(self.nodes):
+                for v in n.uses():
+                    users = table.get(v)
+                    if users is None:
+                        table[v] = [i]
+                    elif users[-1] != i:
+                        users.append(i)
+            self._tables["consumers"] = table
+        return table  # type: ignore[no-any-return]
+
+    @property
+    def predecessors(self) -> Sequence[Sequence[int]]:
+        """For each node the indices of the nodes it depends on, each once, in order of use."""
+        table = self._tables.get("predecessors")
+        if table is None:
+            get = self.producers.get
+            table = []
+            for n in self.nodes:
+                found = [p for v in n.uses() if (p := get(v)) is not None]
+                table.append(list(dict.fromkeys(found)) if len(found) > 1 else found)
+            self._tables["predecessors"] = table
+        return table  # type: ignore[no-any-return]
+
+    @property
+    def successors(self) -> Sequence[Sequence[int]]:
+        """For each node the indices of the nodes that depend on it, ascending, each once."""
+        table = self._tables.get("successors")
+        if table is None:
+            table = [[] for _ in self.nodes]
+            for i, preds in enumerate(self.predecessors):
+                for p in preds:
+                    table[p].append(i)
+            self._tables["successors"] = table
+        return table  # type: ignore[no-any-return]
+
+    @property
+    def captures(self) -> tuple[Value, ...]:
+        """Non-constant values of enclosing graphs that this graph uses, in order of first use."""
+        table = self._tables.get("captures")
+        if table is None:
+            own = self.producers
+            inputs = set(self.inputs)
+            used = dict.fromkeys(v for n in self.nodes for v in n.uses())
+            used.update(dict.fromkeys(self.outputs))
+            table = tuple(v for v in used if v.data is None and v not in own and v not in inputs)
+            self._tables["captures"] = table
+        return table  # type: ignore[no-any-return]
+
+    @property
+    def constants(self) -> tuple[Value, ...]:
+        """Constants that nodes of this graph or its outputs use (not those inside subgraphs), in order of first use."""
+        used = dict.fromkeys(v for n in self.nodes for v in n.inputs if v is not None and v.data is not None)
+        used.update(dict.fromkeys(v for v in self.outputs if v.data is not None))
+        return tuple(used)
+
+    def producer(self, value: Value) -> Node | None:
+        """The node that makes `value`, or None for inputs, constants and captured values."""
+        i = self.producers.get(value)
+        return None if i is None else self.nodes[i]
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name!r}: {len(self.inputs)} in, {len(self.nodes)} nodes, {len(self.outputs)} out>"
+
+    def __str__(self) -> str:
+        from xrt_core.ir.text import graph_text
+
+        return graph_text(self)

@@ -1,0 +1,250 @@
+"""Schemas of operators: those of the `onnx` package, looked up lazily and cached, and those of the `xrt` dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from xrt_core.errors import GraphError, RegistrationError
+
+if TYPE_CHECKING:
+    from xrt_core.ir.graph import Node
+    from xrt_core.ir.types import ValueType
+
+MINIMUM_OPSET: Final = 7
+"""The oldest opset of the ONNX domain that is accepted."""
+
+DIALECT: Final = "xrt"
+"""The domain of the project's own operators."""
+
+DIALECT_VERSION: Final = 1
+
+AttributeKind = Literal[
+    "float", "int", "string", "tensor", "graph", "sparse_tensor", "type", "function",
+    "floats", "ints", "strings", "tensors", "graphs", "sparse_tensors", "types",
+]  # fmt: skip
+
+# Source: onnx.proto3, `AttributeProto.AttributeType`.
+ATTRIBUTE_KINDS: Final[Mapping[int, AttributeKind]] = MappingProxyType({
+    1: "float", 2: "int", 3: "string", 4: "tensor", 5: "graph", 11: "sparse_tensor", 13: "type",
+    6: "floats", 7: "ints", 8: "strings", 9: "tensors", 10: "graphs", 12: "sparse_tensors", 14: "types",
+})  # fmt: skip
+"""AttributeProto.AttributeType -> kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeSchema:
+    """One attribute of an operator: its kind, and whether a node must give it."""
+
+    name: str
+    kind: AttributeKind
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What an operator takes and gives.
+
+    since_version: the opset version of its domain in which this form appeared.
+    min_inputs .. max_outputs: how many it may list, left-out optional ones included.
+    attributes: by name.
+    deprecated: newer opsets do without it.
+    infer: for the dialect: types of the outputs from a node whose inputs are typed.
+    onnx: the `onnx.defs.OpSchema` (for inference, documentation); None for the dialect.
+    """
+
+    domain: str
+    op_type: str
+    since_version: int
+    min_inputs: int
+    max_inputs: int
+    min_outputs: int
+    max_outputs: int
+    attributes: Mapping[str, AttributeSchema] = field(default_factory=dict)
+    deprecated: bool = False
+    infer: Callable[[Node], tuple[ValueType | None, ...]] | None = None
+    onnx: Any = None
+
+    @property
+    def required_attributes(self) -> tuple[str, ...]:
+        """Names of the attributes that a node must give."""
+        return tuple(a.name for a in self.attributes.values() if a.required)
+
+    @property
+    def operator(self) -> str:
+        """The operator with its domain, as 'Relu' or 'ai.onnx.ml.Scaler'."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+
+_DIALECT: dict[str, Schema] = {}
+_CACHE: dict[tuple[str, str, int], Schema | None] = {}
+
+
+def normal_domain(domain: str) -> str:
+    """The domain as the IR writes it: '' for 'ai.onnx'."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def register_schema(schema: Schema) -> Schema:
+    """Add an operator to the dialect. Raises RegistrationError for a foreign domain or a taken name."""
+    if schema.domain != DIALECT:
+        raise RegistrationError(f"schema {schema.operator}: only operators of domain {DIALECT!r} are registered here")
+    if schema.op_type in _DIALECT:
+        raise RegistrationError(f"schema {schema.operator} is registered twice")
+    _DIALECT[schema.op_type] = schema
+    _CACHE.clear()
+    return schema
+
+
+def dialect() -> Mapping[str, Schema]:
+    """The operators of the `xrt` dialect by name; read-only."""
+    return MappingProxyType(_DIALECT)
+
+
+def domain_versions() -> Mapping[str, int]:
+    """Every domain that has schemas -> the newest version known."""
+    import onnx
+
+    versions = {d: newest for d, (_, newest) in onnx.defs.C.schema_version_map().items()}
+    return {**versions, DIALECT: DIALECT_VERSION}
+
+
+def latest_opset(domain: str = "") -> int:
+    """The newest version of a domain that the installed `onnx` (or the dialect) knows. Raises GraphError."""
+    versions = domain_versions()
+    domain = normal_domain(domain)
+    if domain not in versions:
+        raise GraphError(f"unknown operator domain {domain!r}; known: {', '.join(map(repr, sorted(versions)))}")
+    return versions[domain]
+
+
+def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
+    """The schema of an operator as of version `opset` of its domain, or None where there is none. Cached."""
+    domain = normal_domain(domain)
+    key = (domain, op_type, opset)
+    try:
+        return _CACHE[key]
+    except KeyError:
+        found = _CACHE[key] = _look_up(op_type, domain, opset)
+        return found
+
+
+def schema_for(op_type: str, domain: str, opset: int) -> Schema:
+    """The schema of an operator as of version `opset` of its domain.
+
+    Raises GraphError where the domain or the operator is unknown, or came later than `opset`.
+    """
+    found = find_schema(op_type, domain, opset)
+    if found is None:
+        raise GraphError(why_unknown(op_type, normal_domain(domain), opset))
+    return found
+
+
+def since_version(op_type: str, domain: str, opset: int) -> int:
+    """The `since_version` that `Node.version` holds for an operator in a model of `opset`. Raises GraphError."""
+    return schema_for(op_type, domain, opset).since_version
+
+
+def dialect_inference(node: Node) -> Callable[[Node], tuple[ValueType | None, ...]] | None:
+    """The type inference that a node of the dialect brings with it; None for every other operator."""
+    if node.domain != DIALECT:
+        return None
+    own = _DIALECT.get(node.op_type)
+    return None if own is None else own.infer
+
+
+def why_unknown(op_type: str, domain: str, opset: int) -> str:
+    """A sentence on why there is no such operator, with the nearest one that exists."""
+    import onnx
+
+    label = domain or "ai.onnx"
+    versions = domain_versions()
+    if domain not in versions:
+        return (
+            f"operator {op_type} is of the unknown domain {domain!r} (known: "
+            f"{', '.join(d or 'ai.onnx' for d in sorted(versions))}) and no function of the model defines it"
+        )
+    if domain == DIALECT:
+        return f"the dialect {DIALECT!r} has no operator {op_type}; it has {', '.join(sorted(_DIALECT))}"
+    history = onnx.defs.get_all_schemas_with_history()
+    since = min((s.since_version for s in history if (s.domain, s.name) == (domain, op_type)), default=None)
+    if since is not None:
+        return f"{label} {op_type} came with opset {since}, but opset {opset} is imported; import a newer opset"
+    import difflib
+
+    names = {s.name for s in onnx.defs.get_all_schemas() if s.domain == domain}
+    near = difflib.get_close_matches(op_type, names, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{label} has no operator {op_type} (newest opset known: {versions[domain]}){hint}"
+
+
+def _look_up(op_type: str, domain: str, opset: int) -> Schema | None:
+    if domain == DIALECT:
+        return _DIALECT.get(op_type)
+    import onnx
+
+    try:
+        s = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+    key = (domain, op_type, s.since_version)
+    known = _CACHE.get(key)
+    if known is not None:
+        return known
+    attributes = {
+        n: AttributeSchema(n, ATTRIBUTE_KINDS[cast(Any, a.type).value], a.required) for n, a in s.attributes.items()
+    }
+    made = _CACHE[key] = Schema(
+        domain, op_type, s.since_version, s.min_input, s.max_input, s.min_output, s.max_output,
+        MappingProxyType(attributes), s.deprecated, None, s,
+    )  # fmt: skip
+    return made
+
+
+def _own(
+    op_type: str,
+    inputs: tuple[int, int],
+    outputs: tuple[int, int],
+    attributes: Iterable[AttributeSchema],
+    infer: Callable[[Node], tuple[ValueType | None, ...]],
+) -> Schema:
+    return register_schema(
+        Schema(
+            DIALECT,
+            op_type,
+            DIALECT_VERSION,
+            *inputs,
+            *outputs,
+            MappingProxyType({a.name: a for a in attributes}),
+            infer=infer,
+        )
+    )
+
+
+def _launch_types(node: Node) -> tuple[ValueType | None, ...]:
+    return tuple(r.type for r in node.attributes["function"].returns)  # type: ignore[union-attr]
+
+
+def _late_types(node: Node) -> tuple[ValueType | None, ...]:
+    return tuple(v.type for v in node.attributes["body"].outputs)  # type: ignore[union-attr]
+
+
+def _same_types(node: Node) -> tuple[ValueType | None, ...]:
+    return tuple(None if v is None else v.type for v in node.inputs)
+
+
+MANY: Final = 2**31 - 1
+"""The `max_inputs` of an operator that takes any number."""
+
+_own(
+    "Launch", (0, MANY), (1, MANY),
+    [AttributeSchema("engine", "string", True), AttributeSchema("function", "function", True)], _launch_types,
+)  # fmt: skip
+_own("Late", (0, MANY), (0, MANY), [AttributeSchema("body", "graph", True)], _late_types)
+for _name in ("EngineInputConvert", "EngineOutputConvert"):
+    _own(
+        _name, (1, 1), (1, 1),
+        [AttributeSchema("source", "string", True), AttributeSchema("target", "string", True)], _same_types,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""Types of values: element types as NumPy dtypes, shapes with integers, symbols or unknowns, and containers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Union
+
+import ml_dtypes
+import numpy as np
+
+from xrt_core.errors import GraphError
+
+DType = np.dtype
+Dim = Union[int, str, None]
+"""A dimension: its size, a symbol's name, or None where nothing is known."""
+Shape = tuple[Dim, ...]
+
+# ONNX TensorProto.DataType -> NumPy dtype. Strings are object arrays; sub-byte types take one byte an element.
+# Source: onnx.proto3, `TensorProto.DataType`.
+_ONNX_DTYPES: dict[int, np.dtype] = {
+    1: np.dtype(np.float32), 2: np.dtype(np.uint8), 3: np.dtype(np.int8), 4: np.dtype(np.uint16),
+    5: np.dtype(np.int16), 6: np.dtype(np.int32), 7: np.dtype(np.int64), 8: np.dtype(object),
+    9: np.dtype(np.bool_), 10: np.dtype(np.float16), 11: np.dtype(np.float64), 12: np.dtype(np.uint32),
+    13: np.dtype(np.uint64), 14: np.dtype(np.complex64), 15: np.dtype(np.complex128),
+    16: np.dtype(ml_dtypes.bfloat16), 17: np.dtype(ml_dtypes.float8_e4m3fn),
+    18: np.dtype(ml_dtypes.float8_e4m3fnuz), 19: np.dtype(ml_dtypes.float8_e5m2),
+    20: np.dtype(ml_dtypes.float8_e5m2fnuz), 21: np.dtype(ml_dtypes.uint4), 22: np.dtype(ml_dtypes.int4),
+    23: np.dtype(ml_dtypes.float4_e2m1fn), 24: np.dtype(ml_dtypes.float8_e8m0fnu),
+    25: np.dtype(ml_dtypes.uint2), 26: np.dtype(ml_dtypes.int2),
+}  # fmt: skip
+ONNX_TO_DTYPE: Final = MappingProxyType(_ONNX_DTYPES)
+DTYPE_TO_ONNX: Final = MappingProxyType({d: n for n, d in _ONNX_DTYPES.items()})
+STRING: Final = np.dtype(object)
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """The name used in texts, fingerprints and messages: 'float32', 'bfloat16', 'string', ..."""
+    return "string" if dtype == STRING else dtype.name
+
+
+_NAME_TO_DTYPE: Final = MappingProxyType({dtype_name(d): d for d in DTYPE_TO_ONNX})
+
+
+def dtype_from_name(name: str) -> np.dtype:
+    """The dtype that `dtype_name` calls `name`. Raises GraphError for a name that no ONNX element type has."""
+    try:
+        return _NAME_TO_DTYPE[name]
+    except KeyError:
+        raise GraphError(f"unknown dtype {name!r}; known: {', '.join(sorted(_NAME_TO_DTYPE))}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A dense tensor: element dtype (None: unknown) and shape (None: unknown rank)."""
+
+    dtype: np.dtype | None
+    shape: Shape | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether dtype and every dimension are known."""
+        return self.dtype is not None and self.shape is not None and all(type(d) is int for d in self.shape)
+
+    def __str__(self) -> str:
+        name = "?" if self.dtype is None else dtype_name(self.dtype)
+        if self.shape is None:
+            return f"{name}[...]"
+        return f"{name}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class SparseTensorType:
+    """A sparse tensor of ONNX; XRT carries it through and leaves it to the host."""
+
+    dtype: np.dtype | None
+    shape: Shape | None = None
+
+    def __str__(self) -> str:
+        return f"sparse({TensorType(self.dtype, self.shape)})"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceType:
+    """A sequence of values of one type."""
+
+    element: ValueType | None
+
+    def __str__(self) -> str:
+        return f"sequence({self.element or '?'})"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalType:
+    """A value that may be absent."""
+
+    element: ValueType | None
+
+    def __str__(self) -> str:
+        return f"optional({self.element or '?'})"
+
+
+@dataclass(frozen=True, slots=True)
+class MapType:
+    """A map of ai.onnx.ml, from integers or strings to values."""
+
+    key: np.dtype
+    value: ValueType | None
+
+    def __str__(self) -> str:
+        return f"map({dtype_name(self.key)} -> {self.value or '?'})"
+
+
+ValueType = Union[TensorType, SparseTensorType, SequenceType, OptionalType, MapType]
+
+
+def type_from_text(text: str) -> TensorType | None:
+    """The tensor type that `str` of a TensorType wrote; None for any other text."""
+    name, bracket, rest = text.partition("[")
+    if not bracket or not rest.endswith("]") or (name != "?" and name not in _NAME_TO_DTYPE):
+        return None
+    dtype = None if name == "?" else _NAME_TO_DTYPE[name]
+    inside = rest[:-1]
+    if inside == "...":
+        return TensorType(dtype)
+    dims = inside.split(", ") if inside else []
+    return TensorType(dtype, tuple(None if d == "?" else int(d) if d.isdecimal() else d for d in dims))

@@ -1,0 +1,12 @@
+"""Portable kernels: one function per operator, written once against an array namespace (numpy, cupy, jax.numpy)."""
+
+from xrt_core.kernels.context import OpContext
+from xrt_core.kernels.registry import (
+    PortableKernel,
+    find_kernel,
+    kernel,
+    portable_kernels,
+    static_inputs,
+)
+
+__all__ = ["OpContext", "PortableKernel", "find_kernel", "kernel", "portable_kernels", "static_inputs"]

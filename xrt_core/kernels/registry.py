@@ -1,0 +1,112 @@
+"""The registry of portable kernels: one function per operator, written against an array namespace.
+
+    @kernel("Reshape", static=(1,))
+    def reshape(ctx, x, shape):
+        return ctx.xp.reshape(x, ...)
+
+A kernel takes the context and one array per listed input (None for one left out) and returns an array, or a tuple
+with one entry per output (None for one that nobody wants). It never writes into its arguments, never looks at the
+*values* of inputs other than those in `static`, and works for every dtype that the operator's schema allows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from xrt_core.errors import RegistrationError
+from xrt_core.ir.graph import Node
+
+KernelFunction = Callable[..., Any]
+F = TypeVar("F", bound=KernelFunction)
+
+FAMILIES = (
+    "elementwise", "logic", "cast", "activation", "reduction", "linear", "normalization", "loss", "quantization",
+    "optimizer",
+    "movement", "padding", "indexing", "scatter", "generator", "random", "convolution", "pooling", "resize", "recurrent", "signal",
+    "attention", "vision", "detection",
+)  # fmt: skip
+"""Modules of this package that register kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortableKernel:
+    """A registered kernel.
+
+    function: `f(ctx, *inputs) -> array | tuple`.
+    static: indices of inputs whose values must be known before the kernel runs; they always come as NumPy arrays.
+    dynamic: None, or why an engine of static shapes cannot run it: a sentence, or a function from the node to a
+        sentence or None ("output shape depends on the data").
+    train: whether the kernel may be used in training (its gradient exists).
+    """
+
+    domain: str
+    op_type: str
+    function: KernelFunction
+    static: tuple[int, ...] = ()
+    dynamic: str | Callable[[Node], str | None] | None = None
+    train: bool = True
+
+    def why_dynamic(self, node: Node) -> str | None:
+        """Why `node` cannot run with static shapes, or None if it can."""
+        return self.dynamic(node) if callable(self.dynamic) else self.dynamic
+
+
+_KERNELS: dict[tuple[str, str], PortableKernel] = {}
+_loaded = False
+
+
+def kernel(
+    *op_types: str,
+    domain: str = "",
+    static: tuple[int, ...] = (),
+    dynamic: str | Callable[[Node], str | None] | None = None,
+    train: bool = True,
+) -> Callable[[F], F]:
+    """Register the decorated function as the portable kernel of these operators. See `PortableKernel`."""
+
+    def register(function: F) -> F:
+        for op_type in op_types:
+            taken = _KERNELS.get((domain, op_type))
+            if taken is not None:
+                raise RegistrationError(
+                    f"portable kernel {domain or 'ai.onnx'}.{op_type} is registered twice: by "
+                    f"{taken.function.__module__}.{taken.function.__qualname__} and by "
+                    f"{function.__module__}.{function.__qualname__}"
+                )
+            _KERNELS[domain, op_type] = PortableKernel(domain, op_type, function, static, dynamic, train)
+        return function
+
+    return register
+
+
+def _load() -> None:
+    global _loaded
+    if not _loaded:
+        for family in FAMILIES:
+            importlib.import_module(f"xrt_core.kernels.{family}")
+        _loaded = True
+
+
+def find_kernel(domain: str, op_type: str) -> PortableKernel | None:
+    """The portable kernel of an operator, or None."""
+    _load()
+    return _KERNELS.get((domain, op_type))
+
+
+def portable_kernels() -> Mapping[tuple[str, str], PortableKernel]:
+    """Every portable kernel by (domain, operator); read-only."""
+    _load()
+    return MappingProxyType(_KERNELS)
+
+
+def static_inputs(node: Node) -> Iterator[int]:
+    """Indices of the given inputs of `node` whose values must be known for a static engine."""
+    found = find_kernel(node.domain, node.op_type)
+    if found is not None:
+        for i in found.static:
+            if i < len(node.inputs) and node.inputs[i] is not None:
+                yield i

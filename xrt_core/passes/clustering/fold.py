@@ -1,0 +1,152 @@
+"""Folding: every cluster becomes a Launch node that holds its nodes as a Function."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from xrt_core.errors import InternalError
+from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
+from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.passes.clustering.cluster import Cluster, Clustering
+from xrt_core.passes.clustering.contract import adjacency, edges_of
+
+XRT_VERSION = 1
+
+
+def fold(graph: Graph, clustering: Clustering) -> Graph:
+    """The graph with one `xrt.Launch` in place of each cluster; nodes and values outside are shared, not copied.
+
+    A function's params are the values that it reads from outside, those that its subgraphs capture included, in order
+    of first use; its returns are the values that are read outside or are graph outputs, in order of production.
+    Constants stay inside as they are. Aliases of nodes become aliases of the function where both ends are at its
+    boundary. Nodes of the result stand in a topological order: each as early as its inputs allow, ties in the order
+    of the graph. Linear but for that order's heap.
+
+    Raises GraphError for a value at a boundary that is no tensor of known dtype and shape, and InternalError where
+    `clustering` was made for another graph or has clusters that wait for each other.
+    """
+    if clustering.node_count != len(graph.nodes):
+        raise InternalError(f"a clustering of {clustering.node_count} nodes for a graph of {len(graph.nodes)} nodes")
+    if not clustering.clusters:
+        return graph
+    assignment = clustering.assignment()
+    outer = _values_read_outside(graph, assignment)
+    names = _names(graph, clustering)
+    parameters: dict[Value, Parameter] = {}
+    units: list[tuple[int, Node]] = []  # (the node's first index, the node)
+    unit = [0] * len(graph.nodes)
+    first = {c.nodes[0]: k for k, c in enumerate(clustering.clusters)}
+    unit_of_cluster: dict[int, int] = {}
+    for i, k in enumerate(assignment):
+        if k < 0:
+            unit[i] = len(units)
+            units.append((i, graph.nodes[i]))
+        elif i in first:
+            unit[i] = unit_of_cluster[k] = len(units)
+            units.append((i, _launch(graph, clustering.clusters[k], names[k], outer, parameters)))
+        else:
+            unit[i] = unit_of_cluster[k]
+    opsets = graph.opsets if "xrt" in graph.opsets else {**graph.opsets, "xrt": XRT_VERSION}
+    order = _order(graph, unit, len(units))
+    return graph.replace(nodes=[units[u][1] for u in order], opsets=opsets)
+
+
+def _values_read_outside(graph: Graph, assignment: list[int]) -> set[Value]:
+    producers = graph.producers
+    found = {v for v in graph.outputs if v in producers}
+    for v, users in graph.consumers.items():
+        p = producers.get(v)
+        if p is not None and (k := assignment[p]) >= 0 and any(assignment[u] != k for u in users):
+            found.add(v)
+    return found
+
+
+def _names(graph: Graph, clustering: Clustering) -> list[str]:
+    taken = {n.name for n in graph.nodes if n.op_type == "Launch" and n.domain == "xrt"}
+    count: dict[str, int] = {}
+    names = []
+    for c in clustering.clusters:
+        while True:
+            k = count.get(c.engine, 0)
+            count[c.engine] = k + 1
+            if (name := f"{c.engine}_{k}") not in taken:
+                break
+        names.append(name)
+    return names
+
+
+def _launch(graph: Graph, cluster: Cluster, name: str, outer: set[Value], parameters: dict[Value, Parameter]) -> Node:
+    nodes = [graph.nodes[i] for i in cluster.nodes]
+    made: dict[Value, None] = {}
+    read: dict[Value, None] = {}
+    for n in nodes:
+        for v in n.uses():
+            if v.data is None and v not in made:
+                read[v] = None
+        for o in n.outputs:
+            if o is not None:
+                made[o] = None
+    returns = [v for v in made if v in outer]
+    body = Graph(read, returns, nodes, opsets=graph.opsets, name=name)
+    aliases = _aliases(nodes, list(read), returns)
+    for v in (*read, *returns):  # what one function returns others read: one Parameter serves them all
+        t = v.type
+        if v.name and v not in parameters and isinstance(t, TensorType) and t.is_static:
+            parameters[v] = Parameter(v.name, t.dtype, t.shape)  # type: ignore[arg-type]
+    try:
+        function = Function(name, [parameters[v] for v in read], [parameters[v] for v in returns], body, aliases)
+    except KeyError:  # a value without a name or a static type: this names the one and refuses the other
+        function = Function.from_graph(body, name=name, aliases=aliases)
+    a = nodes[0].annotations
+    annotations = Annotations(
+        device=cluster.device,
+        sbp=None if a.sbp is None else (a.sbp[:1] * len(returns) if len(set(a.sbp)) == 1 else None),
+        placement=a.placement,
+        phase=a.phase,
+        model_update=cluster.model_update,
+        aliases=tuple((x.output, x.input) for x in function.aliases),
+    )
+    return launch(function, cluster.engine, read, returns, annotations=annotations)
+
+
+def _aliases(nodes: list[Node], params: list[Value], returns: list[Value]) -> list[InputOutputAlias]:
+    if all(n.annotations is NO_ANNOTATIONS or not n.annotations.aliases for n in nodes):
+        return []
+    found: list[InputOutputAlias] = []
+    entry = {v: i for i, v in enumerate(params)}
+    exit_ = {v: i for i, v in enumerate(returns)}
+    for n in nodes:
+        for o, i in n.annotations.aliases:
+            source, target = n.inputs[i], n.outputs[o]
+            if source is None or target is None or source not in entry or target not in exit_:
+                continue
+            if source.type != target.type:
+                continue
+            found.append(InputOutputAlias(exit_.pop(target), entry.pop(source)))  # an end is in one alias only
+    return found
+
+
+def _order(graph: Graph, unit: list[int], count: int) -> list[int]:
+    place = np.asarray(unit, np.int64)
+    source, target = (place[end] for end in edges_of(graph))
+    across = source != target
+    source, target = source[across], target[across]  # an edge between two units may stand more than once, on both sides
+    successors = adjacency(source, target, count)
+    waiting = np.bincount(target, minlength=count).tolist()
+    ready = [u for u, n in enumerate(waiting) if n == 0]
+    heapify(ready)
+    order = []
+    while ready:
+        u = heappop(ready)
+        order.append(u)
+        for s in successors[u]:
+            waiting[s] -= 1
+            if waiting[s] == 0:
+                heappush(ready, s)
+    if len(order) != count:
+        raise InternalError("clusters wait for each other: contracting them leaves a cycle")
+    return order

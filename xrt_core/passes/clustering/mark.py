@@ -1,0 +1,122 @@
+"""Marking: which engine could take which node, and why not where it could not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from xrt_core.errors import GraphError
+from xrt_core.ir.annotations import Phase
+from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.verdict import Support
+
+HOST = "host"
+"""The name that a node pinned to the host carries as its engine."""
+
+_LAUNCH = Support.no("it is a launch already")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine that takes part: its name, and what it says about a node.
+
+    supports: Support.yes(), or Support.no(reason). It alone judges types (unknown, dynamic, strings, sequences),
+        devices and the phase of the run.
+    """
+
+    name: str
+    supports: Callable[[Node], Support]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The verdicts on every node of a graph.
+
+    engines: names of the candidates, in the order in which they are to be tried.
+    verdicts: engine -> one verdict per node; None where the engine was not asked.
+    pins: per node the engine it is pinned to, "host", or None.
+    phase, device: what the verdicts hold for; `device` is where a node without a device annotation runs.
+    """
+
+    engines: tuple[str, ...]
+    verdicts: Mapping[str, Sequence[Support | None]]
+    pins: Sequence[str | None]
+    phase: Phase
+    device: str
+
+    def reason(self, node: int) -> str:
+        """Why the node with this index is left to the host by every engine that was asked."""
+        if self.pins[node] == HOST:
+            return "pinned to the host"
+        if not self.engines:
+            return "no engine takes part"
+        asked = [(e, v) for e in self.engines if (v := self.verdicts[e][node]) is not None]
+        if asked and all(v is _LAUNCH for _, v in asked):
+            return _LAUNCH.reason
+        said = [f"{e}: {v.reason or 'no reason given'}" for e, v in asked if not v.ok]
+        return "; ".join(said) or "no engine was asked"
+
+
+def mark(
+    graph: Graph,
+    engines: Sequence[Candidate],
+    phase: Phase = "inference",
+    device: str = "cpu",
+    *,
+    automatic: bool = True,
+) -> Marks:
+    """Ask each engine about each node that it may have.
+
+    A pinned node (`annotations.engine`) is asked of that engine alone, one pinned to "host" of none, and a Launch is
+    never taken again. A node annotated with the other phase is refused. With `automatic` off only pinned nodes are
+    asked about.
+
+    Raises GraphError for a pinned node whose engine does not take part or does not take the node (names the node, its
+    operator and the reason), and for two candidates of one name.
+    """
+    names = tuple(c.name for c in engines)
+    if len(set(names)) != len(names) or HOST in names:
+        raise GraphError(f"candidate engines {names!r}: each name must stand once, and {HOST!r} is not an engine")
+    nodes = graph.nodes
+    pins = [n.annotations.engine for n in nodes]
+    apart = {i: _LAUNCH for i, n in enumerate(nodes) if n.op_type == "Launch" and n.domain == "xrt"}
+    for i, n in enumerate(nodes):
+        own = n.annotations.phase
+        if own is not None and own != phase and i not in apart:
+            apart[i] = Support.no(f"it belongs to the phase {own!r}, and this is {phase!r}")
+    pinned = {i: p for i, p in enumerate(pins) if p is not None and apart.get(i) is not _LAUNCH}
+    unmarked = Support.no("it carries no mark, and automatic clustering is off")
+    verdicts: dict[str, Sequence[Support | None]] = {}
+    for c in engines:
+        supports = c.supports
+        found: list[Support | None]
+        if not automatic:
+            found = [unmarked] * len(nodes)
+        elif pinned or apart:
+            found = [None if i in pinned else apart[i] if i in apart else supports(n) for i, n in enumerate(nodes)]
+        else:
+            found = [supports(n) for n in nodes]
+        verdicts[c.name] = found
+        for i, p in pinned.items():
+            found[i] = None
+            if p == c.name:
+                verdict = apart[i] if i in apart else supports(nodes[i])
+                if not verdict.ok:
+                    raise GraphError(
+                        f"{_describe(nodes[i], i)} is pinned to engine {p!r}, which cannot take it: "
+                        f"{verdict.reason or 'no reason given'}; unpin the node or pin it to another engine"
+                    )
+                found[i] = verdict
+    for i, p in pinned.items():
+        if p != HOST and p not in verdicts:
+            raise GraphError(
+                f"{_describe(nodes[i], i)} is pinned to engine {p!r}, which does not take part here "
+                f"({', '.join(names) or 'no engine does'}); add it with engine=[...] or unpin the node"
+            )
+    clean: list[str | None] = [pinned.get(i) for i in range(len(nodes))] if pinned else [None] * len(nodes)
+    return Marks(names, verdicts, clean, phase, device)
+
+
+def _describe(node: Node, index: int) -> str:
+    where = f" ({node.annotations.source})" if node.annotations.source else ""
+    return f"node {node.name or index!r}{'' if node.name else ' (unnamed)'}, operator {node.operator},{where}"

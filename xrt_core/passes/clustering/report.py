@@ -1,0 +1,128 @@
+"""What partitioning decided, as data: every cluster and every host node with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Value
+from xrt_core.passes.clustering.cluster import Clustering
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """A value at a cluster's boundary, as texts."""
+
+    name: str
+    type: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"name": self.name, "type": self.type}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """One cluster. operators: operator -> how many, the most frequent first."""
+
+    name: str
+    engine: str
+    device: str
+    node_count: int
+    inputs: tuple[TensorReport, ...]
+    outputs: tuple[TensorReport, ...]
+    operators: tuple[tuple[str, int], ...]
+    nodes: tuple[str, ...]
+    pinned: bool = False
+    model_update: bool = False
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "name": self.name,
+            "engine": self.engine,
+            "device": self.device,
+            "node_count": self.node_count,
+            "inputs": [t.to_json() for t in self.inputs],
+            "outputs": [t.to_json() for t in self.outputs],
+            "operators": dict(self.operators),
+            "nodes": list(self.nodes),
+            "pinned": self.pinned,
+            "model_update": self.model_update,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HostNodeReport:
+    """One node that the host runs, and why."""
+
+    index: int
+    name: str
+    operator: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"index": self.index, "name": self.name, "operator": self.operator, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """The whole partition of one graph."""
+
+    clusters: tuple[ClusterReport, ...]
+    host_nodes: tuple[HostNodeReport, ...]
+    node_count: int
+
+    @property
+    def offloaded_share(self) -> float:
+        """Share of the nodes that engines run; 0.0 for a graph without nodes."""
+        return 1.0 - len(self.host_nodes) / self.node_count if self.node_count else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "node_count": self.node_count,
+            "offloaded_share": self.offloaded_share,
+            "clusters": [c.to_json() for c in self.clusters],
+            "host_nodes": [n.to_json() for n in self.host_nodes],
+        }
+
+
+def report(graph: Graph, clustering: Clustering, folded: Graph) -> PartitionReport:
+    """Describe `folded`, which `fold` made of `graph` and `clustering`."""
+    made = [n for n in folded.nodes if n.op_type == "Launch" and n.domain == "xrt"]
+    functions = {id(f.body.nodes[0]): f for n in made if isinstance(f := n.attributes["function"], Function)}
+    clusters = []
+    for c in clustering.clusters:
+        function = functions[id(graph.nodes[c.nodes[0]])]
+        nodes = [graph.nodes[i] for i in c.nodes]
+        counted = Counter(n.operator for n in nodes)
+        clusters.append(
+            ClusterReport(
+                function.name,
+                c.engine,
+                c.device,
+                len(nodes),
+                tuple(_tensor(v) for v in function.body.inputs),
+                tuple(_tensor(v) for v in function.body.outputs),
+                tuple(sorted(counted.items(), key=lambda item: (-item[1], item[0]))),
+                tuple(n.name for n in nodes),
+                c.pinned,
+                c.model_update,
+                c.note,
+            )
+        )
+    host = tuple(
+        HostNodeReport(i, graph.nodes[i].name, graph.nodes[i].operator, reason)
+        for i, reason in sorted(clustering.reasons.items())
+    )
+    return PartitionReport(tuple(clusters), host, len(graph.nodes))
+
+
+def _tensor(value: Value) -> TensorReport:
+    return TensorReport(value.name, str(value.type or "?"))

@@ -1,0 +1,90 @@
+"""Evaluation of nodes whose inputs are known, bounded so that a model never grows by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.errors import XRTError
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import STRING, TensorType, ValueType
+
+HostRun = Callable[[Node, Sequence[Any]], tuple[Any, ...]]
+"""Runs one node on arrays: `host.executor.run_node`."""
+
+DEFAULT_FOLD_LIMIT = 64 * 1024
+_EAGER_ELEMENTS = 1 << 16  # inputs up to this many elements are evaluated even where the result's size is unknown
+
+_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"})
+
+
+def is_deterministic(node: Node) -> bool:
+    """Whether the node gives the same results for the same inputs at every call."""
+    if node.op_type in _RANDOM:
+        return "seed" in node.attributes
+    if node.op_type == "Dropout":  # draws only in training mode
+        mode = node.inputs[2] if len(node.inputs) > 2 else None
+        known_off = mode is None or (mode.data is not None and not bool(mode.data))
+        return known_off or "seed" in node.attributes
+    return not any(not is_deterministic(n) for g in node.subgraphs for n in g.nodes)
+
+
+def nbytes(type: ValueType | None) -> int | None:
+    """Size of a static tensor in bytes (strings count as one pointer an element), or None."""
+    if not isinstance(type, TensorType) or not type.is_static:
+        return None
+    assert type.dtype is not None and type.shape is not None
+    return math.prod(type.shape) * type.dtype.itemsize  # type: ignore[arg-type]
+
+
+def evaluate(
+    node: Node, types: Sequence[ValueType | None], run: HostRun, limit: int = DEFAULT_FOLD_LIMIT
+) -> list[np.ndarray | None] | None:
+    """The outputs of a node whose inputs are all known, or None where it is left as it is.
+
+    It is left where results could differ from call to call, where they take more than `limit` bytes and more than
+    the known inputs that they replace, and where the host fails on it (the run then says so, with the caller there).
+    """
+    inputs = node.inputs
+    if node.subgraphs or not is_deterministic(node):
+        return None
+    budget = max(limit, sum(v.data.nbytes for v in inputs if v is not None and v.data is not None))
+    sizes = [nbytes(t) for t, v in zip(types, node.outputs, strict=True) if v is not None]
+    if any(s is None for s in sizes):
+        if sum(v.data.size for v in inputs if v is not None and v.data is not None) > _EAGER_ELEMENTS:
+            return None
+        if node.op_type in ("Range", "ConstantOfShape", "Expand", "Tile"):  # a small input may ask for a huge result
+            return None
+    elif sum(s for s in sizes if s is not None) > budget:
+        return None
+    try:
+        results = run(node, [None if v is None else v.data for v in inputs])
+    except XRTError:
+        return None
+    arrays: list[np.ndarray | None] = []
+    for v, r in zip(node.outputs, results, strict=False):
+        if v is None:
+            arrays.append(None)
+        elif isinstance(r, np.ndarray) or np.isscalar(r):
+            arrays.append(np.asarray(r))
+        else:
+            return None  # sequences and optionals stay with the host
+    if sum(a.nbytes for a in arrays if a is not None and a.dtype != STRING) > budget:
+        return None
+    return arrays
+
+
+def is_known(node: Node) -> bool:
+    """Whether every given input of the node is a constant."""
+    return all(v is None or v.data is not None for v in node.inputs)
+
+
+def constant_like(value: Value, data: np.ndarray) -> Value:
+    """A constant that stands for `value`. Its array is read-only: many graphs share it."""
+    if data.flags.writeable:
+        data = data.view()
+        data.flags.writeable = False
+    return Value(value.name, TensorType(data.dtype, data.shape), data)

@@ -1,0 +1,68 @@
+"""What a pass is: Graph in, Graph out, held to its word by the base class."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from xrt_core.errors import InternalError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.rewrite import substitute
+
+
+class Pass(ABC):
+    """An engine-independent rewrite of a graph.
+
+    A pass never changes the graph it is given (it can't: graphs are frozen). It returns the same object where it
+    changes nothing, keeps the number and order of inputs and outputs, and applied twice it gives what it gave once.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def rewrite(self, graph: Graph) -> Graph:
+        """The rewritten graph, or `graph` itself."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Run the pass. Raises InternalError where it breaks the promises above."""
+        result = self.rewrite(graph)
+        if result is graph:
+            return graph
+        if result.inputs != graph.inputs:
+            raise InternalError(
+                f"pass {self.name!r} changed the graph's inputs from {_names(graph.inputs)} to {_names(result.inputs)}. "
+                "Pass author: return a graph with the same input values; what they become inside is yours to choose"
+            )
+        if len(result.outputs) != len(graph.outputs):
+            raise InternalError(
+                f"pass {self.name!r} changed the number of outputs from {len(graph.outputs)} to {len(result.outputs)}. "
+                "Pass author: keep one output per output, in order"
+            )
+        return result
+
+
+def run_passes(graph: Graph, passes: Sequence[Pass]) -> Graph:
+    """`graph` after each of the passes in turn."""
+    for p in passes:
+        graph = p(graph)
+    return graph
+
+
+def rebuild(graph: Graph, nodes: Iterable[Node], new: dict[Value, Value]) -> Graph:
+    """`graph` with these nodes, every use of a value in `new` replaced; `new` may chain (a -> b -> c)."""
+    flat = {v: _end(v, new) for v in new}
+    return graph.replace(
+        nodes=[substitute(n, flat) for n in nodes] if flat else nodes,
+        outputs=[flat.get(v, v) for v in graph.outputs],
+    )
+
+
+def _end(value: Value, new: dict[Value, Value]) -> Value:
+    while value in new:
+        value = new[value]
+    return value
+
+
+def _names(values: Iterable[Value]) -> str:
+    return ", ".join(v.name or "?" for v in values)

@@ -1,0 +1,67 @@
+"""Common subexpressions: the same operator on the same values is computed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.rewrite import attribute_key
+from xrt_core.ir.types import STRING
+from xrt_core.passes.evaluate import is_deterministic
+from xrt_core.passes.infra import Pass, rebuild
+
+_CONSTANT_BYTES = 1024
+
+
+class CommonSubexpressions(Pass):
+    """Merges nodes that compute the same.
+
+    1. Two nodes of one operator, version, engine mark, attributes, inputs and list of wanted outputs become one.
+    2. Constants of at most 1 KiB count as the same input where dtype, shape and contents are equal.
+    3. Left alone: nodes with subgraphs, nodes that draw random numbers, nodes that update variables.
+    """
+
+    name = "common_subexpressions"
+
+    def rewrite(self, graph: Graph) -> Graph:
+        seen: dict[Any, Node] = {}
+        constants: dict[Value, Any] = {}
+        new: dict[Value, Value] = {}
+        kept = []
+        for node in graph.nodes:
+            key = self._key(node, new, constants)
+            first = seen.get(key) if key is not None else None
+            if first is not None:
+                new.update((v, w) for v, w in zip(node.outputs, first.outputs, strict=True) if v is not None and w is not None)
+                continue
+            if key is not None:
+                seen[key] = node
+            kept.append(node)
+        return rebuild(graph, kept, new) if new else graph
+
+    @staticmethod
+    def _key(node: Node, new: dict[Value, Value], constants: dict[Value, Any]) -> Any:
+        attributes = attribute_key(node)
+        if attributes is None or node.annotations.model_update or not is_deterministic(node):
+            return None
+        inputs = []
+        for v in node.inputs:
+            if v is None:
+                inputs.append(None)
+            elif v.data is None:
+                inputs.append(new.get(v, v))
+            else:
+                if v not in constants:
+                    constants[v] = _constant_key(v)
+                inputs.append(constants[v])
+        wanted = tuple(v is not None for v in node.outputs)
+        mark = (node.annotations.engine, node.annotations.device, node.annotations.sbp)
+        return node.domain, node.op_type, node.version, attributes, tuple(inputs), wanted, mark
+
+
+def _constant_key(value: Value) -> Any:
+    data = value.data
+    assert data is not None
+    if data.dtype == STRING or data.nbytes > _CONSTANT_BYTES:
+        return ("array", id(data))  # the graph keeps the array alive while the key is used
+    return data.dtype, data.shape, data.tobytes()

@@ -1,0 +1,207 @@
+"""Specialise a graph for one signature: one topological walk that evaluates what is known and types the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from xrt_core.errors import ShapeError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.inference import infer_types, merged
+from xrt_core.ir.rewrite import closed, substitute
+from xrt_core.ir.types import Dim, TensorType, ValueType
+from xrt_core.passes.evaluate import (
+    DEFAULT_FOLD_LIMIT,
+    HostRun,
+    constant_like,
+    evaluate,
+    is_known,
+)
+
+_BOOL = TensorType(np.dtype(np.bool_), ())
+_INT64 = TensorType(np.dtype(np.int64), ())
+
+
+def specialise(
+    graph: Graph,
+    types: Sequence[ValueType | None],
+    known: Mapping[int, np.ndarray],
+    run: HostRun,
+    *,
+    fold_limit: int = DEFAULT_FOLD_LIMIT,
+) -> Graph:
+    """`graph` for inputs of these types, of which those in `known` (by index) have known values.
+
+    The result has the same number of inputs and outputs. What is known (constants, shapes, the arithmetic on them) is
+    constant in it; branches of an If whose condition is known are gone; Identity is gone; every other value has the
+    type that follows from its node. Nodes that do not fit their operator keep unknown types: the host says what is
+    wrong when it runs them.
+    """
+    walk = _Walk(run, fold_limit)
+    inputs = []
+    for i, (value, type_) in enumerate(zip(graph.inputs, types, strict=True)):
+        new = Value(value.name, type_)
+        inputs.append(new)
+        walk.new[value] = constant_like(value, known[i]) if i in known else new
+    walk.nodes(graph.nodes)
+    outputs = [walk.new.get(v, v) for v in graph.outputs]
+    return Graph(
+        inputs, outputs, walk.made, opsets=graph.opsets, name=graph.name, doc=graph.doc, metadata=graph.metadata
+    )
+
+
+class _Walk:
+    """The state of one walk: what each old value became, and the nodes made so far."""
+
+    def __init__(self, run: HostRun, fold_limit: int) -> None:
+        self.run = run
+        self.fold_limit = fold_limit
+        self.new: dict[Value, Value] = {}
+        self.made: list[Node] = []
+
+    def nodes(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            self.node(node)
+
+    def node(self, node: Node) -> None:
+        new = self.new
+        op = node.op_type
+        if op == "If" and not node.domain:
+            condition = node.inputs[0]
+            data = None if condition is None else new.get(condition, condition).data
+            if data is not None and data.size == 1:
+                self.inline(node, "then_branch" if bool(data.reshape(-1)[0]) else "else_branch")
+                return
+        elif op == "Identity" and not node.domain:
+            source, result = node.inputs[0], node.outputs[0]
+            if source is not None and result is not None:
+                new[result] = new.get(source, source)
+                return
+        node = substitute(node, new)
+        if self.shape_of(node):
+            return
+        types = self.types(node)
+        if is_known(node):
+            arrays = evaluate(node, types, self.run, self.fold_limit)
+            if arrays is not None:
+                for v, data in zip(node.outputs, arrays, strict=False):
+                    if v is not None and data is not None:
+                        new[v] = constant_like(v, data)
+                return
+        changed = False
+        outputs = []
+        for v, inferred in zip(node.outputs, types, strict=True):
+            if v is not None:
+                type_ = merged(v.type, inferred)
+                if type_ != v.type:
+                    typed = Value(v.name, type_)
+                    new[v] = typed
+                    v = typed
+                    changed = True
+            outputs.append(v)
+        self.made.append(node.replace(outputs=outputs) if changed else node)
+
+    def inline(self, node: Node, branch: str) -> None:
+        """Put the taken branch of an If in its place."""
+        body = node.attributes[branch]
+        assert isinstance(body, Graph)
+        self.nodes(body.nodes)
+        for result, value in zip(node.outputs, body.outputs, strict=True):
+            if result is not None:
+                self.new[result] = self.new.get(value, value)
+
+    def shape_of(self, node: Node) -> bool:
+        """Whether `node` asks for a shape that is known; its result is then a constant."""
+        if node.domain or node.op_type not in ("Shape", "Size"):
+            return False
+        source, result = node.inputs[0], node.outputs[0]
+        if source is None or result is None or not source.is_static:
+            return False
+        assert source.shape is not None
+        shape = np.array(source.shape, np.int64)
+        if node.op_type == "Size":
+            data = np.array(shape.prod(), np.int64)
+        else:
+            start, end = node.attributes.get("start", 0), node.attributes.get("end", len(shape))
+            data = shape[start:end]  # type: ignore[misc]
+        self.new[result] = constant_like(result, data)
+        return True
+
+    def types(self, node: Node) -> Sequence[ValueType | None]:
+        """The types of the node's outputs as far as they follow."""
+        try:
+            if not node.subgraphs:
+                return infer_types(node)
+            if node.op_type == "If":
+                return self.if_types(node)
+            if node.op_type == "Loop":
+                return self.loop_types(node)
+            if node.op_type == "Scan" and node.version >= 9:
+                return self.scan_types(node)
+        except ShapeError:
+            pass
+        return (None,) * len(node.outputs)
+
+    def body_types(self, body: Graph, types: Sequence[ValueType | None]) -> list[ValueType | None]:
+        """Types of a body's outputs for inputs of these types (captures have theirs already)."""
+        whole = closed(body)
+        given = [*types, *(v.type for v in body.captures)]
+        made = specialise(whole, given, {}, self.run, fold_limit=self.fold_limit)
+        return [v.type for v in made.outputs]
+
+    def if_types(self, node: Node) -> list[ValueType | None]:
+        taken, other = (self.body_types(g, ()) for g in node.subgraphs)
+        return [a if a == b else _common(a, b) for a, b in zip(taken, other, strict=True)]
+
+    def loop_types(self, node: Node) -> list[ValueType | None]:
+        body = node.subgraphs[0]
+        states = [None if v is None else v.type for v in node.inputs[2:]]
+        count = len(states)
+        for _ in range(3):  # shapes that a turn changes become unknown; two turns reach the fixed point
+            made = self.body_types(body, [_INT64, _BOOL, *states])
+            after = [a if a == b else _common(a, b) for a, b in zip(states, made[1 : 1 + count], strict=True)]
+            if after == states:
+                break
+            states = after
+        scans = [_stacked(t, None) for t in made[1 + count :]]
+        return [*states, *scans]
+
+    def scan_types(self, node: Node) -> list[ValueType | None]:
+        body = node.subgraphs[0]
+        scans = node.attributes["num_scan_inputs"]
+        assert isinstance(scans, int)
+        count = len(node.inputs) - scans
+        axes = node.attributes.get("scan_input_axes") or (0,) * scans
+        states: list[ValueType | None] = [None if v is None else v.type for v in node.inputs[:count]]
+        slices: list[ValueType | None] = []
+        length: Dim = None
+        for v, axis in zip(node.inputs[count:], axes, strict=True):  # type: ignore[arg-type]
+            if v is None or v.shape is None:
+                slices.append(None if v is None else TensorType(v.dtype))
+                continue
+            axis = axis % len(v.shape)
+            length = v.shape[axis]
+            slices.append(TensorType(v.dtype, v.shape[:axis] + v.shape[axis + 1 :]))
+        made = self.body_types(body, [*states, *slices])
+        states = [a if a == b else _common(a, b) for a, b in zip(states, made[:count], strict=True)]
+        out_axes = node.attributes.get("scan_output_axes") or (0,) * (len(made) - count)
+        return [*states, *(_stacked(t, length, a) for t, a in zip(made[count:], out_axes, strict=True))]  # type: ignore[arg-type]
+
+
+def _common(a: ValueType | None, b: ValueType | None) -> ValueType | None:
+    """What holds of both types."""
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
+        return a if a == b else None
+    dtype = a.dtype if a.dtype == b.dtype else None
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return TensorType(dtype)
+    return TensorType(dtype, tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)))
+
+
+def _stacked(type_: ValueType | None, length: Dim, axis: int = 0) -> ValueType | None:
+    """The type of `length` tensors of one type stacked on a new axis."""
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return TensorType(type_.dtype) if isinstance(type_, TensorType) else None
+    axis %= len(type_.shape) + 1
+    return TensorType(type_.dtype, (*type_.shape[:axis], length, *type_.shape[axis:]))

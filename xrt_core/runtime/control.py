@@ -1,0 +1,190 @@
+"""Control flow on the host: If, Loop, Scan and SequenceMap; their bodies are Runners, planned and accelerated.
+
+Source: the ONNX operator specifications of these operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.errors import ExecutionError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.rewrite import closed
+from xrt_core.ir.types import TensorType
+from xrt_core.runtime.plan import Call
+from xrt_core.runtime.runner import Runner
+
+MakeRunner = Callable[[Graph, Collection[int]], Runner]
+"""(body with its captures as inputs, indices of inputs that change at every turn) -> its Runner."""
+
+
+def control_step(node: Node, make_runner: MakeRunner) -> Call:
+    """The step of a control-flow node: its arguments are the node's inputs, then its captures.
+
+    Raises ExecutionError for an operator that is no control flow.
+    """
+    makers: dict[str, Callable[[Node, MakeRunner], Call]] = {
+        "If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map,
+    }  # fmt: skip
+    make = makers.get(node.op_type)
+    if make is None or node.domain:
+        raise ExecutionError(f"node {node.name!r}: {node.operator} has a subgraph and is not a known control flow")
+    return make(node, make_runner)
+
+
+class _Body:
+    """A body and where its captured values stand among the step's arguments."""
+
+    def __init__(self, node: Node, graph: Graph, make_runner: MakeRunner, changing: bool) -> None:
+        offset = len(node.inputs)
+        places = {v: offset + i for i, v in enumerate(node.captures)}
+        self.captures = [places[v] for v in graph.captures]
+        self.runner = make_runner(closed(graph), range(len(graph.inputs)) if changing else ())
+
+    def run(self, own: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        return self.runner.run([*own, *[arguments[i] for i in self.captures]])
+
+
+def _if(node: Node, make_runner: MakeRunner) -> Call:
+    taken, other = (
+        _Body(node, _graph(node, name), make_runner, changing=False) for name in ("then_branch", "else_branch")
+    )
+
+    def run(arguments: Sequence[Any]) -> Sequence[Any]:
+        return (taken if _truth(arguments[0]) else other).run((), arguments)
+
+    return run
+
+
+def _loop(node: Node, make_runner: MakeRunner) -> Call:
+    graph = _graph(node, "body")
+    body = _Body(node, graph, make_runner, changing=True)
+    inputs = len(node.inputs)
+    states = len(graph.inputs) - 2
+    scanned = graph.outputs[1 + states :]
+
+    def run(arguments: Sequence[Any]) -> Sequence[Any]:
+        limit = None if inputs < 1 or arguments[0] is None else int(np.asarray(arguments[0]).reshape(-1)[0])
+        go = True if inputs < 2 or arguments[1] is None else _truth(arguments[1])
+        state = list(arguments[2 : 2 + states])
+        turns: list[list[Any]] = []
+        i = 0
+        while go and (limit is None or i < limit):
+            results = body.run([np.array(i, np.int64), np.array(go), *state], arguments)
+            go = _truth(results[0])
+            state = results[1 : 1 + states]
+            turns.append(results[1 + states :])
+            i += 1
+        return [*state, *_stack(turns, scanned, [0] * len(scanned))]
+
+    return run
+
+
+def _scan(node: Node, make_runner: MakeRunner) -> Call:
+    graph = _graph(node, "body")
+    count = node.attributes["num_scan_inputs"]
+    assert isinstance(count, int)
+    body = _Body(node, graph, make_runner, changing=True)
+    states = len(graph.inputs) - count
+    scanned = graph.outputs[states:]
+    if node.version < 9:
+        return _scan_8(node, body, states, count, scanned)
+    axes = _ints(node, "scan_input_axes", count, 0)
+    directions = _ints(node, "scan_input_directions", count, 0)
+    out_axes = _ints(node, "scan_output_axes", len(scanned), 0)
+    out_directions = _ints(node, "scan_output_directions", len(scanned), 0)
+
+    def run(arguments: Sequence[Any]) -> Sequence[Any]:
+        state = list(arguments[:states])
+        moved = [np.moveaxis(x, a, 0) for x, a in zip(arguments[states : states + count], axes, strict=True)]
+        moved = [x[::-1] if d else x for x, d in zip(moved, directions, strict=True)]
+        lengths = {len(x) for x in moved}
+        if len(lengths) > 1:
+            raise ExecutionError(f"node {node.name!r}: Scan over inputs of different lengths {sorted(lengths)}")
+        turns = []
+        for i in range(len(moved[0]) if moved else 0):
+            results = body.run([*state, *[np.ascontiguousarray(x[i]) for x in moved]], arguments)
+            state = results[:states]
+            turns.append(results[states:])
+        outputs = _stack(turns, scanned, out_axes)
+        flipped = [
+            np.flip(x, a) if d else x for x, a, d in zip(outputs, out_axes, out_directions, strict=True)
+        ]
+        return [*state, *flipped]
+
+    return run
+
+
+def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[Value]) -> Call:
+    """Scan of opset 8: a batch axis in front of everything, and sequence lengths as first input."""
+    directions = _ints(node, "directions", count, 0)
+
+    def run(arguments: Sequence[Any]) -> Sequence[Any]:
+        lengths = arguments[0]
+        first, scans = arguments[1 : 1 + states], arguments[1 + states : 1 + states + count]
+        final: list[list[Any]] = []
+        stacks: list[list[Any]] = []
+        for b in range(scans[0].shape[0]):
+            most = scans[0].shape[1]
+            length = most if lengths is None else int(lengths[b])
+            state = [x[b] for x in first]
+            rows = [x[b, :length][::-1] if d else x[b, :length] for x, d in zip(scans, directions, strict=True)]
+            turns = []
+            for t in range(length):
+                results = body.run([*state, *[np.ascontiguousarray(r[t]) for r in rows]], arguments)
+                state = results[:states]
+                turns.append(results[states:])
+            final.append(state)
+            outs = _stack(turns, scanned, [0] * len(scanned))
+            stacks.append([np.concatenate([o, np.zeros((most - length, *o.shape[1:]), o.dtype)]) for o in outs])
+        return [np.stack(column) for column in (*zip(*final, strict=True), *zip(*stacks, strict=True))]
+
+    return run
+
+
+def _sequence_map(node: Node, make_runner: MakeRunner) -> Call:
+    graph = _graph(node, "body")
+    body = _Body(node, graph, make_runner, changing=False)
+    inputs = len(node.inputs)
+
+    def run(arguments: Sequence[Any]) -> Sequence[Any]:
+        results: list[list[Any]] = [[] for _ in graph.outputs]
+        for i, element in enumerate(arguments[0]):
+            others = [x[i] if isinstance(x, list) else x for x in arguments[1:inputs]]
+            for made, r in zip(results, body.run([element, *others], arguments), strict=True):
+                made.append(r)
+        return results
+
+    return run
+
+
+def _graph(node: Node, attribute: str) -> Graph:
+    graph = node.attributes.get(attribute)
+    if not isinstance(graph, Graph):
+        raise ExecutionError(f"node {node.name!r}: {node.operator} lacks the subgraph {attribute!r}")
+    return graph
+
+
+def _truth(x: Any) -> bool:
+    return bool(np.asarray(x).reshape(-1)[0])
+
+
+def _ints(node: Node, attribute: str, count: int, default: int) -> tuple[int, ...]:
+    found = node.attributes.get(attribute)
+    return tuple(found) if isinstance(found, tuple) and found else (default,) * count
+
+
+def _stack(turns: Sequence[Sequence[Any]], values: Sequence[Value], axes: Sequence[int]) -> list[Any]:
+    """The values of all turns stacked; without a turn, empty arrays of the declared type."""
+    if turns:
+        return [np.stack(column, axis) for column, axis in zip(zip(*turns, strict=True), axes, strict=True)]
+    empty = []
+    for v, axis in zip(values, axes, strict=True):
+        t = v.type if isinstance(v.type, TensorType) else TensorType(None)
+        shape = [d if isinstance(d, int) else 0 for d in t.shape or ()]
+        shape.insert(axis % (len(shape) + 1), 0)
+        empty.append(np.zeros(shape, t.dtype or np.float32))
+    return empty

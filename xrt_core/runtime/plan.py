@@ -1,0 +1,233 @@
+"""Plan: a partitioned graph as a register program, and the loop that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.launch import Launch
+
+Call = Callable[[Sequence[Any]], Sequence[Any]]
+
+HOST = "host"
+
+
+class Step(NamedTuple):
+    """One step: `call` reads the registers `inputs`, its results go to `outputs` (-1: nobody wants it), and the
+    registers `dead` are cleared after it."""
+
+    call: Call
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dead: tuple[int, ...]
+    label: str
+
+
+class Plan:
+    """Steps over numbered registers. Safe to run from many threads: each run has its own registers.
+
+    The first registers are the inputs, then come the constants that host steps and outputs read.
+    outputs: registers of the results. spaces: for each output who made it, "host" or an engine's name.
+    engine_inputs: for each input, the one engine that alone reads it (it may be an array of that engine), or None.
+    """
+
+    __slots__ = ("engine_inputs", "launches", "outputs", "run", "spaces", "steps", "_needs_errstate", "_template")
+
+    def __init__(
+        self,
+        inputs: int,
+        registers: list[Any],
+        steps: Sequence[Step],
+        outputs: Sequence[int],
+        spaces: Sequence[str],
+        engine_inputs: Sequence[str | None],
+        launches: Sequence[Launch],
+    ) -> None:
+        self._template = registers
+        self.steps = tuple(steps)
+        self.outputs = tuple(outputs)
+        self.spaces = tuple(spaces)
+        self.engine_inputs = tuple(engine_inputs)
+        self.launches = tuple(launches)
+        self._needs_errstate = any(not isinstance(s.call, Launch) for s in steps)
+        self.run: Call = self._run
+        if len(steps) == 1 and isinstance(steps[0].call, Launch):
+            step = steps[0]
+            if step.inputs == tuple(range(inputs)) and step.outputs == self.outputs:
+                self.run = step.call  # the whole graph is one Launch: nothing of ours on the way
+
+    def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        registers = self._template.copy()
+        registers[: len(arrays)] = arrays
+        if self._needs_errstate:
+            with np.errstate(all="ignore"):  # NaN and infinities are results, not warnings
+                self._execute(registers)
+        else:
+            self._execute(registers)
+        return [registers[i] for i in self.outputs]
+
+    def _execute(self, registers: list[Any]) -> None:
+        for call, inputs, outputs, dead, _ in self.steps:
+            results = call([registers[i] for i in inputs])
+            for i, result in zip(outputs, results, strict=False):
+                if i >= 0:
+                    registers[i] = result
+            for i in dead:
+                registers[i] = None
+
+    def as_text(self) -> str:
+        """The program, a step a line."""
+        lines = [f"inputs r0..r{len(self.engine_inputs) - 1}" if self.engine_inputs else "no inputs"]
+        for s in self.steps:
+            outs = ", ".join("_" if i < 0 else f"r{i}" for i in s.outputs)
+            ins = ", ".join(f"r{i}" for i in s.inputs)
+            free = f"  free {', '.join(f'r{i}' for i in s.dead)}" if s.dead else ""
+            lines.append(f"{outs} = {s.label}({ins}){free}")
+        lines.append(f"return {', '.join(f'r{i}' for i in self.outputs)}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+
+class Lowered(NamedTuple):
+    """What a node becomes: the function that computes it, where its results live, and a label."""
+
+    call: Call
+    space: str
+    label: str
+
+
+# operators whose result may be a view of their first input
+_VIEWS = frozenset(
+    "Reshape Flatten Squeeze Unsqueeze Transpose Identity Slice Split Expand Cast CastLike Dropout Pad Tile Concat "
+    "DepthToSpace SpaceToDepth Sum Max Min Mean Clip Optional OptionalGetElement SequenceAt Gather Upsample Resize".split()
+)
+
+
+def make_plan(graph: Graph, lower: Callable[[Node], Lowered]) -> Plan:
+    """The plan of a partitioned graph; `lower` says what each node becomes (a node's missing inputs come as None).
+
+    Results that an engine made are taken to NumPy once, before the first host step that reads them. A result that
+    may share memory with an input or a constant is copied, so that neither side can change the other's data.
+    """
+    builder = _Builder(graph)
+    for node in graph.nodes:
+        builder.add(node, lower(node))
+    return builder.plan()
+
+
+class _Builder:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.registers: list[Any] = []
+        self.of: dict[Value, int] = {}  # where a value was made
+        self.on_host: dict[Value, int] = {}  # where its NumPy form is
+        self.space: dict[Value, str] = {}
+        self.shared: set[Value] = set()  # may share memory with an input or a constant
+        self.steps: list[Step] = []
+        self.readers: dict[Value, set[str]] = {}
+        self.launches: list[Launch] = []
+        self.none = -1
+        for v in graph.inputs:
+            self.of[v] = self.on_host[v] = self.new()
+            self.space[v] = HOST
+            self.shared.add(v)
+
+    def new(self, content: Any = None) -> int:
+        self.registers.append(content)
+        return len(self.registers) - 1
+
+    def nothing(self) -> int:
+        """A register that always holds None, for inputs left out."""
+        if self.none < 0:
+            self.none = self.new()
+        return self.none
+
+    def register(self, v: Value | None, space: str) -> int:
+        """The register from which a step in `space` reads `v`."""
+        if v is None:
+            return self.nothing()
+        if v not in self.of:  # a constant; captured values are inputs by now
+            self.of[v] = self.on_host[v] = self.new(v.data)
+            self.space[v] = HOST
+            self.shared.add(v)
+        self.readers.setdefault(v, set()).add(space)
+        if self.space[v] == space and space != HOST:
+            return self.of[v]
+        if v not in self.on_host:
+            self.on_host[v] = self.new()
+            self.steps.append(Step(_all_to_numpy, (self.of[v],), (self.on_host[v],), (), "to_numpy"))
+        return self.on_host[v]
+
+    def add(self, node: Node, lowered: Lowered) -> None:
+        call, space, label = lowered
+        given = [*node.inputs, *node.captures] if node.subgraphs else node.inputs
+        inputs = tuple(self.register(v, space) for v in given)
+        outputs = []
+        for v in node.outputs:
+            if v is None:
+                outputs.append(-1)
+                continue
+            r = self.of[v] = self.new()
+            outputs.append(r)
+            self.space[v] = space
+            if space == HOST:
+                self.on_host[v] = r
+                if (node.op_type in _VIEWS or node.subgraphs or node.domain) and any(u in self.shared for u in given):
+                    self.shared.add(v)
+        if isinstance(call, Launch):
+            self.launches.append(call)
+        self.steps.append(Step(call, inputs, tuple(outputs), (), label))
+
+    def plan(self) -> Plan:
+        graph = self.graph
+        outputs, spaces = [], []
+        copied: set[Value] = set()
+        for v in graph.outputs:
+            space = self.space.get(v, HOST)
+            register = self.register(v, space)
+            if v in self.shared or (space == HOST and v in copied):
+                made = self.new()
+                self.steps.append(Step(_copy, (register,), (made,), (), "copy"))
+                register = made
+            copied.add(v)
+            outputs.append(register)
+            spaces.append(space)
+        engine_inputs: list[str | None] = []
+        for v in graph.inputs:
+            readers = self.readers.get(v, set())
+            engine_inputs.append(next(iter(readers)) if len(readers) == 1 and HOST not in readers else None)
+        return Plan(
+            len(graph.inputs),
+            self.registers,
+            _with_deaths(self.steps, outputs, self.registers),
+            outputs,
+            spaces,
+            engine_inputs,
+            self.launches,
+        )
+
+
+def _with_deaths(steps: Sequence[Step], outputs: Sequence[int], registers: Sequence[Any]) -> list[Step]:
+    """The steps, each clearing the registers that nothing reads after it."""
+    kept = set(outputs) | {i for i, r in enumerate(registers) if r is not None}
+    result: list[Step] = []
+    for s in reversed(steps):
+        dead = tuple(dict.fromkeys(i for i in (*s.inputs, *s.outputs) if i >= 0 and i not in kept))
+        kept.update(dead)
+        result.append(s._replace(dead=dead))
+    result.reverse()
+    return result
+
+
+def _all_to_numpy(arrays: Sequence[Any]) -> Sequence[Any]:
+    return [to_numpy(a) for a in arrays]
+
+
+def _copy(arrays: Sequence[Any]) -> Sequence[Any]:
+    return [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]

@@ -1,0 +1,120 @@
+"""Runner: a graph that is planned once per signature and run many times; control-flow bodies have one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.cache.memory import LRU
+from xrt_core.ir.graph import Graph
+from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType
+from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.plan import Plan
+
+MAX_VARIANTS = 16
+"""So many value sets of shape-determining inputs get plans of their own; later ones share one that knows no values."""
+
+MakePlan = Callable[[Graph, Sequence[ValueType | None], Mapping[int, np.ndarray], bool], Plan]
+"""(graph, input types, known input values, whether engines may be used) -> plan."""
+
+
+class Runner:
+    """Plans per signature, kept in a bounded LRU.
+
+    by_value: indices of inputs that belong to the signature by value (shape-determining ones); inputs that turn out
+        larger than `max_by_value` elements do not.
+    max_signatures: how many plans are kept. engine_signatures: after so many different signatures, new ones are
+        planned for the host alone (None: never): what changes at every call is not worth compiling.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        make: MakePlan,
+        *,
+        by_value: Collection[int] = (),
+        max_signatures: int = 64,
+        engine_signatures: int | None = None,
+        max_by_value: int = 64,
+    ) -> None:
+        self.graph = graph
+        self.plans: LRU[Plan] = LRU(max_signatures)
+        self.by_value = tuple(by_value)
+        self.max_by_value = max_by_value
+        self.engine_signatures = engine_signatures
+        self._make = make
+        self._planned = 0
+        self._value_sets: dict[Any, set[Any]] = {}
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """Results as NumPy arrays (or sequences of them) for NumPy arguments; None stands for one left out."""
+        return [to_numpy(r) for r in self.plan_for(arrays).run(arrays)]
+
+    def plan_for(self, arrays: Sequence[Any], defaults: Mapping[int, np.ndarray] | None = None) -> Plan:
+        """The plan for the signature of these arguments, made if it is new.
+
+        defaults: values of arguments that were left out (None in `arrays`) and are constants therefore.
+        """
+        shapes = tuple([_part(a) for a in arrays])
+        values = self._values(arrays)
+        key: Any = (shapes, values) if values is not None else shapes
+        plan = self.plans.get(key)
+        if plan is not None:
+            return plan
+        if values is not None:
+            seen = self._value_sets.setdefault(shapes, set())
+            if values not in seen:
+                if len(seen) >= MAX_VARIANTS:
+                    key, values = shapes, None
+                else:
+                    seen.add(values)
+        return self.plans.get_or_make(key, lambda: self._new_plan(arrays, values is not None, defaults or {}))
+
+    def _values(self, arrays: Sequence[Any]) -> Any:
+        if not self.by_value:
+            return None
+        return tuple(
+            [
+                _content(arrays[i]) if isinstance(arrays[i], np.ndarray) and arrays[i].size <= self.max_by_value else None
+                for i in self.by_value
+            ]
+        )
+
+    def _new_plan(self, arrays: Sequence[Any], with_values: bool, defaults: Mapping[int, np.ndarray]) -> Plan:
+        known = dict(defaults)
+        if with_values:
+            for i in self.by_value:
+                a = arrays[i]
+                if isinstance(a, np.ndarray) and a.size <= self.max_by_value:
+                    known[i] = a.copy()
+        types = [
+            type_of(defaults.get(i) if a is None else a, v.type)
+            for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True))
+        ]
+        self._planned += 1
+        engines = self.engine_signatures is None or self._planned <= self.engine_signatures
+        return self._make(self.graph, types, known, engines)
+
+
+def type_of(a: Any, declared: ValueType | None) -> ValueType | None:
+    """The type of an argument: of an array its own; of a sequence or an absent optional what the graph declares."""
+    if hasattr(a, "dtype"):
+        return TensorType(a.dtype, a.shape)
+    if isinstance(a, list):
+        return declared if isinstance(declared, SequenceType) else SequenceType(None)
+    if a is None:
+        return declared if isinstance(declared, OptionalType) else OptionalType(None)
+    return declared
+
+
+def _part(a: Any) -> Any:
+    try:
+        return a.dtype, a.shape
+    except AttributeError:
+        return type(a)
+
+
+def _content(a: np.ndarray) -> Any:
+    return tuple(a.reshape(-1)) if a.dtype == object else a.tobytes()
