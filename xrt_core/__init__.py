@@ -9,7 +9,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from xrt_core import config, errors
-    from xrt_core.frontends import Graph, import_model, ops, power_by_engine, trace
+    from xrt_core.frontends import ops
+    from xrt_core.frontends.graph import Graph, trace
+    from xrt_core.frontends.onnx_import import import_model
+    from xrt_core.frontends.tracing import power_by_engine
     from xrt_core.ir.types import TensorType
     from xrt_core.module import XRTModule
 
@@ -28,23 +31,23 @@ __all__ = [
 
 # Nothing is imported before it is used: `import xrt_core` costs next to nothing.
 _HOME: Final = {
-    "Graph": "frontends",
+    "Graph": "frontends.graph",
     "TensorType": "ir.types",
     "XRTModule": "module",
-    "import_model": "frontends",
-    "ops": "frontends",
-    "power_by_engine": "frontends",
-    "trace": "frontends",
+    "import_model": "frontends.onnx_import",
+    "power_by_engine": "frontends.tracing",
+    "trace": "frontends.graph",
 }
-_MODULES: Final = ("config", "errors")
+_MODULES: Final = {"config": "config", "errors": "errors", "ops": "frontends.ops"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOME:
+        found: Any = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    elif name in _HOME:
+        found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     return globals().setdefault(name, found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +16,8 @@ from xrt_core.ir.types import TensorType
 class FakeExplanation:
     """What `explain` returns."""
 
-    def to_json(self) -> str:
-        return json.dumps({"clusters": []})
+    def to_json(self) -> dict[str, Any]:
+        return {"clusters": []}
 
     def as_text(self) -> str:
         return "cluster 0 -> fake [1 node]"
@@ -28,7 +27,7 @@ class FakeExplanation:
 
 
 class FakeModule:
-    """Takes x: float32[batch, 3] and flag: int64[?]; gives y = 2 x."""
+    """Takes x: float32[batch, 3], flag: int64[?] and, if one likes, weight: float32[3]; gives y = 2 x."""
 
     made: tuple[Any, dict[str, Any]] = ("", {})
     runs = 0
@@ -44,7 +43,12 @@ class FakeModule:
         return {
             "x": TensorType(np.dtype(np.float32), ("batch", 3)),
             "flag": TensorType(np.dtype(np.int64), (None,)),
+            "weight": TensorType(np.dtype(np.float32), (3,)),
         }
+
+    @property
+    def optional_inputs(self) -> tuple[str, ...]:
+        return ("weight",)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         if set(inputs) != {"x", "flag"}:

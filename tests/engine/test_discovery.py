@@ -116,7 +116,8 @@ def test_two_packages_of_one_name(folder: pathlib.Path, manager: EngineManager) 
 
 def test_needs_a_newer_core(folder: pathlib.Path, manager: EngineManager) -> None:
     """The requirement on xrt-core is checked before the import; markers that do not apply are passed over."""
-    module = add_package(folder, "xrt-next", engine_source("next"), engine="next", requires=["numpy", "xrt_core>=9,<10"])
+    source = engine_source("next")
+    module = add_package(folder, "xrt-next", source, engine="next", requires=["numpy", "xrt_core>=9,<10"])
     add_package(
         folder, "xrt-ok", engine_source("ok"), engine="ok", requires=["xrt-core >= 9; python_version < '3'", "xrt-core"]
     )

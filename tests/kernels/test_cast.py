@@ -10,14 +10,14 @@ import pytest
 
 from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
 from tests.kernels.single_node import node_case, run_reference
-
-RUNS = [run_numpy, run_jax]
 from xrt_core.errors import ExecutionError
-from xrt_core.ir.types import DTYPE_TO_ONNX, ONNX_TO_DTYPE
+from xrt_core.ir.types import DTYPE_TO_ONNX, ONNX_TO_DTYPE, STRING
 from xrt_core.kernels import find_kernel
 
+RUNS = [run_numpy, run_jax]
+
 CASES = cases_for("Cast", "CastLike", "BitCast")
-NUMBERS = [d for d in ONNX_TO_DTYPE.values() if d != object and d.kind != "c"]
+NUMBERS = [d for d in ONNX_TO_DTYPE.values() if d != STRING and d.kind != "c"]
 
 
 def cast_case(x: np.ndarray, dtype: Any, version: int = 25, **attributes: Any) -> Case:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
-from tests.kernels.single_node import node_case, run_reference
+from tests.kernels.single_node import node_case
 from xrt_core.ir.graph import Node, Value
 from xrt_core.kernels import find_kernel
 
@@ -62,7 +62,13 @@ def test_gather_elements_with_fewer_indices(run: Any, rng: np.random.Generator) 
 
 @pytest.mark.parametrize(
     ("shape", "indices", "batch"),
-    [((2, 3, 4), (2, 2), 1), ((2, 3, 4), (2, 3, 1), 2), ((4, 3), (2,), 0), ((2, 3, 4), (5, 2, 1), 0), ((3,), (0, 1), 0)],
+    [
+        ((2, 3, 4), (2, 2), 1),
+        ((2, 3, 4), (2, 3, 1), 2),
+        ((4, 3), (2,), 0),
+        ((2, 3, 4), (5, 2, 1), 0),
+        ((3,), (0, 1), 0),
+    ],
 )
 @pytest.mark.parametrize("run", [run_numpy, run_jax])
 def test_gather_nd_batches(shape: tuple, indices: tuple, batch: int, run: Any, rng: np.random.Generator) -> None:
@@ -117,17 +123,22 @@ def test_compress_with_a_constant_condition_is_static() -> None:
 
 @pytest.mark.parametrize("sort", [0, 1])
 @pytest.mark.parametrize("axis", [None, 0, -1])
-def test_unique_of_floats(sort: int, axis: int | None, rng: np.random.Generator) -> None:
-    """Values, first occurrences, inverse and counts as the reference has them, for float64 and bfloat16 alike."""
-    x = rng.integers(0, 3, (4, 3)).astype(np.float64)
+@pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.bfloat16, np.uint8, ml_dtypes.int4, bool])
+def test_unique_by_definition(sort: int, axis: int | None, dtype: Any, rng: np.random.Generator) -> None:
+    """Values, first occurrences, inverse and counts, sorted or in order of first occurrence."""
+    x = rng.integers(0, 2 if dtype is bool else 3, (5, 2)).astype(dtype)
+    slices = [x.reshape(-1)[i] for i in range(x.size)] if axis is None else list(np.moveaxis(x, axis, 0))
+    keys = [tuple(np.ravel(s).astype(float)) for s in slices]
+    order = list(dict.fromkeys(sorted(keys) if sort else keys))
     attributes = {"sorted": sort} | ({} if axis is None else {"axis": axis})
-    want = run_reference(node_case("Unique", 11, [x], outputs=4, **attributes))
-    for dtype in (np.float64, ml_dtypes.bfloat16):
-        got = run_numpy(node_case("Unique", 11, [x.astype(dtype)], outputs=4, **attributes))
-        assert got[0].dtype == dtype
-        for g, w in zip(got, want, strict=True):
-            np.testing.assert_array_equal(g.astype(np.float64), w)
-        assert all(g.dtype == np.int64 for g in got[1:])
+    values, first, inverse, counts = run_numpy(node_case("Unique", 11, [x], outputs=4, **attributes))
+    assert values.dtype == x.dtype
+    got = values if axis is None else np.moveaxis(values, axis, 0)
+    assert [tuple(np.ravel(v).astype(float)) for v in got] == order
+    assert first.tolist() == [keys.index(k) for k in order]
+    assert inverse.tolist() == [order.index(k) for k in keys]
+    assert counts.tolist() == [keys.count(k) for k in order]
+    assert first.dtype == inverse.dtype == counts.dtype == np.int64
 
 
 def test_unique_of_strings_along_an_axis() -> None:

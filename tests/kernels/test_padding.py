@@ -26,6 +26,7 @@ def test_backend_jax(case: Case) -> None:
     """The backend test holds under jax.jit."""
     check(case, run_jax(case))
 
+
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
 @pytest.mark.parametrize("widths", [((2, 1), (0, 3)), ((5, 7), (9, 4))])
 @pytest.mark.parametrize("run", [run_numpy, run_jax])

@@ -60,7 +60,7 @@ def one_sequence(op: str, x: np.ndarray, weights: dict[str, np.ndarray], h: np.n
             i = f(cut(s[0] + pi * c))
             forget = 1 - i if how.get("coupled") else f(cut(s[2] + pf * c))
             c = forget * c + i * g(cut(s[3]))
-            h = f(cut(s[1] + po * c)) * np.tanh(cut(c))
+            h = f(cut(s[1] + po * c)) * np.tanh(c)
         assert h.shape == (n,)
         hs.append(h)
     return hs, h, c

@@ -34,6 +34,7 @@ def test_backend_jax(case: Case) -> None:
     """The backend test holds under jax.jit."""
     check(case, run_jax(case))
 
+
 @pytest.mark.parametrize("how", COMBINE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scatter_elements_by_definition(how: str, dtype: Any, rng: np.random.Generator) -> None:

@@ -58,5 +58,6 @@ def module_inputs(
         if random or shape:
             raise OptionError("--inputs gives the inputs, so --random and --shape have no meaning beside it")
         return read_inputs(inputs)
-    types = module.input_types
+    left_out = frozenset(module.optional_inputs)
+    types = {name: type_ for name, type_ in module.input_types.items() if name not in left_out}
     return random_inputs(types, parse_shapes(shape or (), types), seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -37,9 +38,10 @@ def partition(
 
         with working(f"writing {onnx.name}"):
             onnx_export.save(module.partitioned(arrays), onnx)
+    as_json = dumps(explanation.to_json(), indent=2)
     if json is not None and not to_stdout:
-        json.write_text(explanation.to_json() + "\n", encoding="utf-8")
-    say(explanation.to_json() if to_stdout else explanation.as_text())
+        json.write_text(as_json + "\n", encoding="utf-8")
+    say(as_json if to_stdout else explanation.as_text())
     for path in (None if to_stdout else json, onnx):
         if path is not None:
             say(f"wrote {path}", stderr=to_stdout)

@@ -33,7 +33,7 @@ def attribute_value(kind: AttributeKind, value: Any, where: str, op: str = "") -
     single = _SINGLE.get(kind)
     if single is not None:
         try:
-            made = single(value)
+            made: Attribute = single(value)
         except (TypeError, ValueError, OverflowError, GraphError):
             raise trace_error(f"{where} must be {_EXPECTED[kind]}, not {_told(value)}") from None
         if op == "ConstantOfShape" and isinstance(made, np.ndarray) and made.ndim == 0:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from xrt_core.errors import InputError, TraceError
+from xrt_core.frontends.application import value_of
 from xrt_core.frontends.structure import LEAF, Structure, flatten
 from xrt_core.frontends.subgraphs import as_output, is_tensor_like
-from xrt_core.frontends.tensor import Tensor, value_of
+from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import Tracer, active_tracer, is_array, located, trace_error, tracing
 from xrt_core.ir import graph as ir
 from xrt_core.ir.schema import MINIMUM_OPSET, latest_opset
-from xrt_core.ir.types import STRING, TensorType, ValueType
+from xrt_core.ir.types import STRING, TensorType, ValueType, type_from_text
 
 
 class Graph:
@@ -53,7 +54,7 @@ class Graph:
             )
         if self.opset is not None and any(tracer.pinned.get(d) != v for d, v in pinned_opsets(self).items()):
             raise trace_error(
-                f"{name} asks for opset {self.opset}, but it is part of {tracer.label}; set `opset` on the outermost graph"
+                f"{name} asks for opset {self.opset}, but is part of {tracer.label}; set `opset` on the outermost graph"
             )
         path = tracer.path_of(self)
         if path is None:
@@ -75,20 +76,23 @@ def attribute_paths(root: Graph, prefix: str) -> dict[int, tuple[Any, str]]:
     """
     found: dict[int, tuple[Any, str]] = {id(root): (root, prefix)}
     seen: set[int] = {id(root)}
-    stack: list[tuple[Any, str]] = [(root, prefix)]
+    stack = [(_parts(root), prefix)]
     while stack:
-        holder, path = stack.pop()
-        for name, part in reversed(list(_parts(holder))):
-            if id(part) in seen:
-                continue
-            here = f"{path}.{name}" if path else str(name)
-            if isinstance(part, Graph | list | tuple | dict):
+        parts, path = stack[-1]
+        entry = next(parts, None)
+        if entry is None:
+            stack.pop()
+            continue
+        name, part = entry
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(part, Graph | list | tuple | dict):
+            if id(part) not in seen:
                 seen.add(id(part))
-                stack.append((part, here))
+                stack.append((_parts(part), here))
                 if isinstance(part, Graph):
                     found[id(part)] = (part, here)
-            elif is_array(part) and not isinstance(part, Tensor):
-                found.setdefault(id(part), (part, here))
+        elif is_array(part) and not isinstance(part, Tensor):
+            found.setdefault(id(part), (part, here))
     return found
 
 
@@ -111,8 +115,7 @@ def _parts(holder: Any) -> Iterator[tuple[Any, Any]]:
 # calls
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call of `build`, taken apart.
 
     names: a unique name per array, from the parameter it belongs to: 'x', 'args.0', 'state.h'.
@@ -137,23 +140,56 @@ def _label(graph: Buildable) -> str:
 
 
 def parameters_of(graph: Buildable) -> Mapping[str, inspect.Parameter]:
-    """The parameters of `build` (or of a plain function), without `self`. Raises TraceError where there are none to read."""
+    """The parameters of `build` (or of a plain function), without `self`. Raises TraceError for an unreadable one."""
     try:
         return inspect.signature(_function(graph)).parameters
     except (TypeError, ValueError) as e:
         raise TraceError(f"{_label(graph)}: the parameters of its build cannot be read: {e}") from None
 
 
-def bind(graph: Buildable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Take the arguments of a call apart into arrays, their names, and a hashable layout.
+class Binder:
+    """Takes calls of one `build` apart; made once per graph, as reading a signature is slow.
 
     Arrays (of any library, also nested in lists, tuples and dicts) become inputs. A parameter that has a default or is
-    keyword-only also takes Python values, which are traced as they are.
-    Raises InputError for missing and surplus arguments and for values that are no arrays.
+    keyword-only also takes Python values, which are traced as they are. May be used from many threads.
     """
-    parameters = parameters_of(graph)
+
+    __slots__ = ("_graph", "_parameters", "_plain", "_signature")
+
+    def __init__(self, graph: Buildable) -> None:
+        self._graph = graph
+        self._parameters = parameters_of(graph)
+        self._signature = inspect.Signature(list(self._parameters.values()))
+        self._plain: dict[int, Call] = {}  # number of arrays, all by position -> such a call
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """The call's arrays, names and layout.
+
+        Raises InputError for missing and surplus arguments and for values that are no arrays.
+        """
+        if kwargs or not all(map(is_array, args)):
+            return _bind(self._graph, self._parameters, self._signature, args, kwargs)
+        known = self._plain.get(len(args))
+        if known is None:
+            known = _bind(self._graph, self._parameters, self._signature, args, kwargs)
+            self._plain[len(args)] = Call(known.names, (), known.layout)  # keeps no array alive
+        return Call(known.names, tuple(args), known.layout)
+
+
+def bind(graph: Buildable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Take one call apart: `Binder` for a single use."""
+    return Binder(graph)(args, kwargs)
+
+
+def _bind(
+    graph: Buildable,
+    parameters: Mapping[str, inspect.Parameter],
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Call:
     try:
-        bound = inspect.Signature(list(parameters.values())).bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as e:
         wanted = ", ".join(str(p) for p in parameters.values())
         raise InputError(f"{_label(graph)}.build({wanted}): {e}") from None
@@ -161,7 +197,7 @@ def bind(graph: Buildable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
     for key, value in bound.arguments.items():
         p = parameters[key]
         prefix = "" if p.kind is p.VAR_KEYWORD else key
-        leaves, structure = flatten(value, is_array)
+        _, structure = flatten(value, is_array)
         if p.default is p.empty and p.kind is not p.KEYWORD_ONLY:
             _check_arrays(structure, key, _label(graph))
         names += structure.paths(prefix)
@@ -247,8 +283,7 @@ def trace_call(
         if not outputs:
             raise TraceError(f"{label}.build returned no tensor, but {result!r}: return what it computes")
         output_names = _name_outputs(tracer, structure, outputs, inputs)
-    opsets = {d: v for d, v in tracer.opsets.items()}
-    made = ir.Graph(inputs, outputs, tracer.scope.nodes, opsets=opsets, name=label)
+    made = ir.Graph(inputs, outputs, tracer.scope.nodes, opsets=dict(tracer.opsets), name=label)
     return Traced(made, tuple(output_names), structure)
 
 
@@ -272,7 +307,7 @@ def _name_outputs(
     names: list[str] = []
     seen: set[int] = {id(v) for v in inputs}
     for value, path in zip(outputs, paths, strict=True):
-        name = tracer.fresh(path if path != "output" and structure.kind == "dict" else path.replace("output.", "output_"))
+        name = tracer.fresh(path if structure.kind == "dict" else path.replace("output.", "output_", 1))
         names.append(name)
         if value.data is None and id(value) not in seen:
             object.__setattr__(value, "name", name)  # the graph around the value is not built yet
@@ -281,18 +316,20 @@ def _name_outputs(
 
 
 def as_type(spec: Any) -> ValueType:
-    """The type behind a ValueType, an array, or anything with a dtype and a shape. Raises TraceError for others."""
+    """The type behind a ValueType, its text, an array, or anything with dtype and shape. Raises TraceError."""
     if hasattr(spec, "dtype") and hasattr(spec, "shape") and not isinstance(spec, TensorType):
         dtype = np.dtype(spec.dtype)
         return TensorType(STRING if dtype.kind in "UST" else dtype, tuple(spec.shape))
+    if isinstance(spec, str):
+        spec = type_from_text(spec) or spec
     if isinstance(spec, ValueType.__args__):  # type: ignore[attr-defined]
         return spec  # type: ignore[no-any-return]
-    raise TraceError(located(f"{spec!r} is no type: give an xrt_core.ir.types.TensorType, or an array"))
+    raise TraceError(located(f"{spec!r} is no type: give a TensorType, its text ('float32[2, 3]'), or an array"))
 
 
 def trace(graph: Buildable, *types: Any) -> ir.Graph:
-    """The graph that a `Graph` or a plain function records for inputs of these types (TensorTypes, or arrays).
+    """The graph that a `Graph` or a plain function records for inputs of types (TensorTypes, their text, or arrays).
 
-        g = xrt.trace(lambda x, y: x @ y + 1, TensorType(np.dtype("float32"), (2, 3)), np.ones((3, 4), np.float32))
+        g = xrt.trace(lambda x, y: x @ y + 1, "float32[2, 3]", np.ones((3, 4), np.float32))
     """
     return trace_call(graph, [as_type(t) for t in types]).graph

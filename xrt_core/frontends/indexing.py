@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from xrt_core.frontends.application import apply, constant, literal, stack_scalars, with_axes
 from xrt_core.frontends.promotion import BOOL, INT64, is_integer
-from xrt_core.frontends.tensor import Tensor, apply, constant, literal, stack_scalars, with_axes
+from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import as_array, current_tracer, is_array, trace_error
 
 _LAST = 2**63 - 1
@@ -26,7 +27,8 @@ def index(x: Tensor, key: Any) -> Tensor:
     advanced = [p for p in parts if isinstance(p, Tensor | np.ndarray)]
     if advanced and all(isinstance(p, Tensor) and p.ndim == 0 and p.dtype != BOOL for p in advanced):
         return _with_scalars(x, parts)  # picks one position an axis, as an integer does
-    if len(advanced) == 1 and len(parts) == _consumed(advanced[0]) + parts.count(slice(None)):
+    whole = sum(1 for p in parts if isinstance(p, slice) and p == slice(None))
+    if len(advanced) == 1 and len(parts) == 1 + whole:
         single = _single(x, parts, advanced[0])
         if single is not None:
             return single
@@ -142,10 +144,12 @@ def _slice(s: slice, dim: Any) -> tuple[Any, Any, int] | None:
     step = _bound(s.step, 1)
     if isinstance(step, Tensor) or step == 0:
         raise trace_error(f"a slice's step must be an integer other than 0, not {s.step!r}")
+    if s.start is None and s.stop is None and step == 1:
+        return None
     start = _bound(s.start, 0 if step > 0 else _LAST)
     end = _bound(s.stop, _LAST if step > 0 else _FIRST)
     if isinstance(start, Tensor) or isinstance(end, Tensor) or not isinstance(dim, int):
-        return None if (start, end, step) == (0, _LAST, 1) else (start, end, step)
+        return start, end, step
     whole = slice(s.start if s.start is None else start, s.stop if s.stop is None else end, step)
     a, b, step = whole.indices(dim)
     if (a, b, step) == (0, dim, 1):

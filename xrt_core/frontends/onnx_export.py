@@ -1,25 +1,26 @@
-"""ONNX models out: a Graph or a Function as a ModelProto or a file, such that importing it gives the same fingerprint."""
+"""ONNX models out: a Graph or Function as a ModelProto or a file, whose import gives the same fingerprint again."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 from xrt_core.errors import ExportError
+from xrt_core.frontends.onnx_file import DataFile, replace_file, serialised
 from xrt_core.frontends.onnx_import import ALIASES
-from xrt_core.frontends.onnx_reader import DECLARED, OPSET_DOMAIN
+from xrt_core.frontends.onnx_reader import DECLARED, SAME
+from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
 from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema
-from xrt_core.ir.types import STRING, TensorType, ValueType, type_from_text
+from xrt_core.ir.types import TensorType, ValueType, type_from_text
 
 CLUSTER_DOMAIN: Final = "xrt.cluster"
 """Domain of the model-local functions that stand for Launch nodes."""
@@ -27,8 +28,6 @@ CLUSTER_DOMAIN: Final = "xrt.cluster"
 AUTOMATIC: Final = 1 << 30
 """Bytes of constants from which `save` writes external data unless told otherwise."""
 
-_ALIGNMENT: Final = 64
-_SMALL: Final = 1024  # bytes; a tensor below stays in the model file
 _MINIMUM_IR_VERSION: Final = 8  # the first with model-local functions
 _CONVERTS: Final = ("EngineInputConvert", "EngineOutputConvert")
 _KIND_NUMBERS: Final = {kind: number for number, kind in ATTRIBUTE_KINDS.items()}
@@ -69,52 +68,25 @@ def save(graph: Graph | Function, path: str | os.PathLike[str], *, external_data
     Raises ExportError where the model cannot be written.
     """
     target = pathlib.Path(path)
-    export = export_function if isinstance(graph, Function) else export_model
     if external_data is None:
         external_data = _constant_bytes(graph.body if isinstance(graph, Function) else graph) > AUTOMATIC
+
+    def export(tensor: TensorWriter) -> ModelProto:
+        if isinstance(graph, Function):
+            return export_function(graph, tensor=tensor)
+        return export_model(graph, tensor=tensor)
+
     try:
-        if not external_data:
-            _replace(target, lambda f: f.write(_serialised(export(graph))))  # type: ignore[operator]
-            return
-        data = target.with_name(target.name + ".data")
-        if not data.name.isprintable():
-            raise ExportError(f"{data.name!r} cannot be the name of an external data file")
-        written: list[ModelProto] = []
-
-        def write(f: IO[bytes]) -> None:
-            written.append(export(graph, tensor=_DataFile(f, data.name)))  # type: ignore[operator]
-
-        _replace(data, write)
-        _replace(target, lambda f: f.write(_serialised(written[0])))
+        if external_data:
+            data = target.with_name(target.name + ".data")
+            written: list[ModelProto] = []
+            replace_file(data, lambda f: written.append(export(DataFile(f, data.name))))
+            model = written[0]
+        else:
+            model = export(tensor_from_array)
+        replace_file(target, lambda f: f.write(serialised(model)))
     except OSError as e:
         raise ExportError(f"model {os.fspath(path)!r} cannot be written: {e}") from e
-
-
-class _DataFile:
-    """A TensorWriter that appends large tensors to an external data file, aligned."""
-
-    def __init__(self, file: IO[bytes], location: str) -> None:
-        self._file = file
-        self._location = location
-        self._known: dict[int, tuple[np.ndarray, int]] = {}
-
-    def __call__(self, array: np.ndarray, name: str) -> TensorProto:
-        if array.nbytes < _SMALL or array.dtype == STRING:
-            return tensor_from_array(array, name)
-        if array.dtype.name.endswith(("int4", "int2", "e2m1fn")):
-            raw: Any = tensor_from_array(array).raw_data
-        else:
-            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        known = self._known.get(id(array))
-        if known is None:
-            self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
-            known = self._known[id(array)] = (array, self._file.tell())
-            self._file.write(raw)
-        t = TensorProto(name=name, dims=array.shape, data_location=TensorProto.EXTERNAL)
-        t.data_type = tensor_from_array(array.reshape(-1)[:0]).data_type
-        for key, value in (("location", self._location), ("offset", str(known[1])), ("length", str(len(raw)))):
-            t.external_data.add(key=key, value=value)
-        return t
 
 
 class _Exporter:
@@ -220,14 +192,27 @@ class _Body:
         for v in graph.producers:
             if v.type is not None and v not in listed:
                 type_to_proto(v.type, g.value_info.add(name=self.names[v]).type)
+        local = {*graph.producers, *graph.inputs}
+        returned: set[Value] = set()
         for v in graph.outputs:
-            p = g.output.add(name=self.name(v))
+            name = self.name(v)
+            if v in returned or not (main or v in local):
+                name = self._copy(g, v)
+            returned.add(v)
+            p = g.output.add(name=name)
             t = _declared(v, graph.metadata) if main else v.type
             if t is not None:
                 type_to_proto(t, p.type)
         if main:
             g.doc_string = graph.doc
         return g
+
+    def _copy(self, g: GraphProto, value: Value) -> str:
+        """A name of its own for an output that other tools want made by a node of the graph; import drops it again."""
+        copy = self._fresh(f"{self.names[value]}_copy")
+        p = g.node.add(op_type="Identity", input=[self.names[value]], output=[copy])
+        p.metadata_props.add(key=SAME)
+        return copy
 
     def nodes(self, nodes: Iterable[Node]) -> list[NodeProto]:
         made = []
@@ -260,7 +245,7 @@ class _Body:
                 spec = None if schema is None else schema.attributes.get(key)
                 kind = 0 if spec is None else _KIND_NUMBERS.get(spec.kind, 0)
                 if type(a) is tuple and not a and not kind:
-                    raise ExportError(f"node {n.name!r} ({n.operator}): the kind of the empty attribute {key!r} is unknown")
+                    raise ExportError(f"node {n.name!r} ({n.operator}): what kind is the empty attribute {key!r}?")
                 if spec is not None and spec.kind == "float" and isinstance(a, int):
                     a = float(a)
                 try:
@@ -420,25 +405,3 @@ def _imports(opsets: Mapping[str, int], domains: Iterable[str]) -> list[Operator
     """The opset imports: all of `opsets`, and version 1 of the project's own domains where they are used."""
     own = {d: DIALECT_VERSION for d in sorted(domains) if d == DIALECT or d.startswith(DIALECT + ".")}
     return [OperatorSetIdProto(domain=d, version=v) for d, v in {**opsets, **own}.items()]
-
-
-def _serialised(model: ModelProto) -> bytes:
-    try:
-        return model.SerializeToString()
-    except Exception as e:
-        raise ExportError(f"the model cannot be written as one file ({e}); save with external_data=True") from e
-
-
-def _replace(target: pathlib.Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside `target` and move it there, so that a reader sees the old one or the new one."""
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as f:
-            write(f)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -1,4 +1,4 @@
-"""ONNX models on disk: the mapped file, its external data, and the checks that keep both honest."""
+"""ONNX models on disk: the mapped file, its external data and the checks that keep both honest, and their writing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import mmap
 import os
 import pathlib
 import stat
-from typing import TYPE_CHECKING
+import tempfile
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from xrt_core.errors import ModelLoadError
+from xrt_core.errors import ExportError, ModelLoadError
 from xrt_core.frontends.onnx_wire import Weights
+from xrt_core.ir.types import STRING
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
+
+_ALIGNMENT: Final = 64  # what engines want in order to take a tensor without a copy
+_SMALL: Final = 1024  # bytes; a tensor below stays in the model file
 
 
 def map_file(path: str | os.PathLike[str], what: str = "model file") -> memoryview:
@@ -38,7 +44,6 @@ def map_file(path: str | os.PathLike[str], what: str = "model file") -> memoryvi
 def parse(buffer: memoryview, origin: str) -> tuple[ModelProto, Weights]:
     """The protobuf of a model without its large tensors, and these. Raises ModelLoadError for anything else."""
     import onnx
-    from google.protobuf.message import DecodeError
 
     if not len(buffer):
         raise ModelLoadError(f"{origin} is empty; it is not an ONNX model")
@@ -47,7 +52,7 @@ def parse(buffer: memoryview, origin: str) -> tuple[ModelProto, Weights]:
         return onnx.ModelProto.FromString(weights.strip()), weights
     except ModelLoadError as e:
         raise ModelLoadError(f"{origin}: {e}") from None
-    except (DecodeError, ValueError) as e:
+    except Exception as e:  # protobuf's DecodeError, of which there is no typed name
         raise ModelLoadError(f"{origin}: the bytes are not an ONNX model, or are truncated ({e})") from e
 
 
@@ -89,12 +94,15 @@ class ExternalData:
                 f"give the folder, or load the model by its path"
             )
         parts = pathlib.PurePosixPath(location.replace("\\", "/"))
-        if not location or "\0" in location or parts.is_absolute() or ".." in parts.parts or parts.as_posix()[1:2] == ":":
+        drive = location[1:2] == ":"
+        if not location or "\0" in location or parts.is_absolute() or drive or ".." in parts.parts:
             raise ModelLoadError(f"{where}: external data {location!r} must be a path inside the model's folder")
         path = self._folder / location
         real = path.resolve()
         if not any(real.is_relative_to(root) for root in self._roots):
-            raise ModelLoadError(f"{where}: external data {location!r} leads out of the model's folder, to {str(real)!r}")
+            raise ModelLoadError(
+                f"{where}: external data {location!r} leads out of the model's folder, to {str(real)!r}"
+            )
         found = self._files.get(real)
         if found is None:
             buffer = map_file(real, f"{where}: external data file")
@@ -106,3 +114,56 @@ def _number(text: str, what: str, where: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise ModelLoadError(f"{where}: {what} {text!r} of its external data is not a number")
     return int(text)
+
+
+class DataFile:
+    """A TensorWriter that appends large tensors to an external data file, aligned."""
+
+    def __init__(self, file: IO[bytes], location: str) -> None:
+        self._file = file
+        self._location = location
+        self._known: dict[int, tuple[np.ndarray, int]] = {}
+
+    def __call__(self, array: np.ndarray, name: str) -> TensorProto:
+        from onnx import TensorProto
+
+        from xrt_core.ir.onnx_proto import tensor_from_array
+
+        if array.nbytes < _SMALL or array.dtype == STRING:
+            return tensor_from_array(array, name)
+        if array.dtype.name.endswith(("int4", "int2", "e2m1fn")):
+            raw: Any = tensor_from_array(array).raw_data
+        else:
+            raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        known = self._known.get(id(array))
+        if known is None:
+            self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
+            known = self._known[id(array)] = (array, self._file.tell())
+            self._file.write(raw)
+        t = TensorProto(name=name, dims=array.shape, data_location=TensorProto.EXTERNAL)
+        t.data_type = tensor_from_array(array.reshape(-1)[:0]).data_type
+        for key, value in (("location", self._location), ("offset", str(known[1])), ("length", str(len(raw)))):
+            t.external_data.add(key=key, value=value)
+        return t
+
+
+def serialised(model: ModelProto) -> bytes:
+    try:
+        return bytes(model.SerializeToString())
+    except Exception as e:
+        raise ExportError(f"the model cannot be written as one file ({e}); save with external_data=True") from e
+
+
+def replace_file(target: pathlib.Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file beside `target` and move it there, so that a reader sees the old one or the new one."""
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as f:
+            write(f)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise

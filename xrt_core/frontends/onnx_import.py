@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from xrt_core.errors import GraphError, ModelLoadError
@@ -74,7 +77,7 @@ def _parameter(value: Value, declared: Any) -> Parameter:
 
 
 def _import(source: ModelSource, folder: str | os.PathLike[str] | None) -> tuple[Graph, ModelProto]:
-    from google.protobuf.message import Message
+    import onnx
 
     base = None if folder is None else pathlib.Path(folder)
     weights: Weights | None = None
@@ -88,8 +91,8 @@ def _import(source: ModelSource, folder: str | os.PathLike[str] | None) -> tuple
         external = ExternalData(base or path.parent, None if base else path)
     elif isinstance(source, bytes | bytearray | memoryview):
         model, weights = parse(memoryview(source).cast("B"), "the model's bytes")
-    elif isinstance(source, Message) and source.DESCRIPTOR.full_name == "onnx.ModelProto":
-        model = source  # type: ignore[assignment]
+    elif isinstance(source, onnx.ModelProto):
+        model = source
     elif type(source).__name__ == "Model" and type(source).__module__.partition(".")[0] == "onnx_ir":
         model, base = _from_onnx_ir(source, base)
         external = ExternalData(base)
@@ -99,7 +102,8 @@ def _import(source: ModelSource, folder: str | os.PathLike[str] | None) -> tuple
             f"file, a ModelProto or an onnx_ir.Model"
         )
     try:
-        return _read(model, weights, external), model
+        with _gc_paused():
+            return _read(model, weights, external), model
     except ModelLoadError as e:
         raise ModelLoadError(f"{origin}: {e}") from e.__cause__
     except GraphError as e:
@@ -110,6 +114,18 @@ def _import(source: ModelSource, folder: str | os.PathLike[str] | None) -> tuple
         raise ModelLoadError(f"{origin}: functions or subgraphs are nested too deeply") from e
 
 
+@contextlib.contextmanager
+def _gc_paused() -> Iterator[None]:
+    """Hold the garbage collector off: building a large graph makes no garbage, and scanning it doubles the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _read(model: ModelProto, weights: Weights | None, external: ExternalData) -> Graph:
     from xrt_core.frontends.onnx_reader import Reader
 
@@ -118,7 +134,8 @@ def _read(model: ModelProto, weights: Weights | None, external: ExternalData) ->
     opsets = check_opsets(model)
     reader = Reader(model, opsets, weights, external)
     graph = reader.main()
-    kept = {d: v for d, v in opsets.items() if d in domain_versions()}
+    known = domain_versions()
+    kept = {d: v for d, v in {**reader.function_opsets(), **opsets}.items() if d in known}
     metadata = {p.key: p.value for p in model.metadata_props}
     metadata.update(graph.metadata)
     return Graph(

@@ -6,16 +6,17 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from xrt_core.frontends.application import constant, literal, stack_scalars, value_of
 from xrt_core.frontends.attributes import attribute_value
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64
-from xrt_core.frontends.schema_types import dtypes_from_texts
+from xrt_core.frontends.schema_types import schema_dtypes
 from xrt_core.frontends.subgraphs import trace_bodies
-from xrt_core.frontends.tensor import Tensor, constant, literal, stack_scalars, value_of
+from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import Tracer, current_tracer, is_array, trace_error
 from xrt_core.ir.graph import Attribute, Value
 from xrt_core.ir.schema import Schema, find_schema, latest_opset
@@ -47,14 +48,19 @@ class Operator:
     def __call__(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Check, convert, and append the node. Raises TraceError and ShapeError, pointing at the user's line."""
         schema = self.schema
+        if schema.deprecated:
+            raise trace_error(
+                f"{schema.operator} is deprecated since opset {schema.since_version}: use its successor, or trace at "
+                f"an older opset"
+            )
         wanted, name = kwargs.pop("outputs", None), kwargs.pop("name", "")
         given, attributes, graphs = self._arguments(args, kwargs)
         inputs = [None if x is None else value_of(x) for x in self._tensors(given)]
         while inputs and inputs[-1] is None:
             inputs.pop()
         label = tracer.fresh(tracer.prefix + (name or schema.op_type))
-        if graphs and not all(_is_graph(g) for g in graphs.values() if False):
-            attributes.update(graphs)
+        if schema.op_type == "Constant" and not schema.domain and "sparse_value" not in attributes:
+            return _constant(attributes)
         if graphs:
             bodies = trace_bodies(tracer, schema.op_type, label, inputs, graphs, attributes)
             made = tracer.emit(
@@ -156,7 +162,7 @@ class Operator:
             dtype = _element_dtype(found[i])
             if dtype is not None and formal.homogeneous:
                 bound.setdefault(formal.variable, dtype)
-        for _, formal, x in waiting:  # several numbers alone: 0.5 and 1 are both floats
+        for _, formal, _ in waiting:  # several numbers alone: 0.5 and 1 are both floats
             if formal.variable not in bound and formal.homogeneous and len(formal.dtypes) != 1:
                 alike = [y for _, f, y in waiting if f.variable == formal.variable]
                 bound[formal.variable] = self._literal_dtype(alike, formal)
@@ -204,10 +210,15 @@ class Operator:
         return schema.min_outputs or schema.max_outputs
 
 
-def _is_graph(value: Any) -> bool:
-    from xrt_core.ir.graph import Graph
-
-    return isinstance(value, Graph)
+def _constant(attributes: Mapping[str, Attribute]) -> Tensor:
+    """The constant that a Constant node would make."""
+    if len(attributes) != 1:
+        raise trace_error(f"Constant takes one of its attributes, not {', '.join(attributes) or 'none'}")
+    ((key, data),) = attributes.items()
+    if isinstance(data, np.ndarray):
+        return constant(data)
+    dtype = _STRING if "string" in key else INT64 if "int" in key else FLOAT32
+    return literal(data, dtype)
 
 
 def _variadic_count(
@@ -241,7 +252,7 @@ def _element_dtype(tensor: Tensor | None) -> np.dtype | None:
     return t.dtype if isinstance(t, TensorType) else None
 
 
-@lru_cache(maxsize=None)
+@cache
 def operator_for(op_type: str, domain: str, since_version: int) -> Operator:
     """The callable form of one version of an operator. The schema must exist."""
     schema = find_schema(op_type, domain, since_version)
@@ -252,14 +263,18 @@ def operator_for(op_type: str, domain: str, since_version: int) -> Operator:
         option = f.option.name
         formals.append(
             Formal(
-                f.name, f.type_str, dtypes_from_texts(f.types), option == "Optional", option == "Variadic",
-                f.is_homogeneous,
-            )  # fmt: skip
+                name=f.name,
+                variable=f.type_str,
+                dtypes=schema_dtypes(f.types),
+                optional=option == "Optional",
+                variadic=option == "Variadic",
+                homogeneous=f.is_homogeneous,
+            )
         )
     return Operator(schema, tuple(formals), {f.name: i for i, f in enumerate(formals)})
 
 
-@lru_cache(maxsize=None)
+@cache
 def operator_function(op_type: str, domain: str) -> Callable[..., Any]:
     """The function `xrt.ops.<op_type>`, with the name, the documentation and the signature of the newest schema.
 
@@ -321,14 +336,14 @@ def _documentation(schema: Schema) -> str:
             lines.append(f"{title}:")
             for f in formals:
                 how = {"Optional": ", optional", "Variadic": ", any number"}.get(f.option.name, "")
-                dtypes = ", ".join(sorted(dtype_name(d) for d in dtypes_from_texts(f.types)))
+                dtypes = ", ".join(sorted(dtype_name(d) for d in schema_dtypes(f.types)))
                 lines.append(f"    {f.name} ({dtypes or f.type_str}{how}): {' '.join(f.description.split())}")
             lines.append("")
     if s.attributes:
         lines.append("Attributes:")
         for a in s.attributes.values():
-            kind = schema.attributes[a.name].kind
-            lines.append(f"    {a.name} ({kind}{', required' if a.required else ''}): {' '.join(a.description.split())}")
+            kind = schema.attributes[a.name].kind + (", required" if a.required else "")
+            lines.append(f"    {a.name} ({kind}): {' '.join(a.description.split())}")
         lines.append("")
     lines.append(f"Since version {schema.since_version} of {schema.domain or 'ai.onnx'}.")
     return "\n".join(lines)

@@ -58,6 +58,13 @@ def array_dtype(array: np.ndarray, tensor: np.dtype) -> np.dtype:
     return array.dtype
 
 
+def is_weak_float(operand: Any) -> bool:
+    """Whether an operand is a Python float, or a float64 array or list, whose precision gives way to a tensor's."""
+    if isinstance(operand, list | tuple):
+        operand = np.asarray(operand)
+    return isinstance(operand, float) or (isinstance(operand, np.ndarray) and operand.dtype == FLOAT64)
+
+
 def promoted(a: np.dtype, b: np.dtype) -> np.dtype:
     """The dtype in which two tensors meet: NumPy's, and beside the dtypes of ml_dtypes the floating or wider one.
 

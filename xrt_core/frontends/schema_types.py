@@ -23,22 +23,22 @@ def _element_dtypes() -> dict[str, np.dtype]:
     return {name.lower(): ONNX_TO_DTYPE[n] for name, n in TensorProto.DataType.items() if n in ONNX_TO_DTYPE}
 
 
-def dtype_from_text(text: str) -> np.dtype | None:
+def dschema_type(text: str) -> np.dtype | None:
     """The element dtype of 'tensor(float)', None for text that is no dense tensor."""
     if text.startswith("tensor(") and text.endswith(")"):
         return _element_dtypes().get(text[7:-1])
     return None
 
 
-def type_from_text(text: str) -> ValueType | None:
+def schema_type(text: str) -> ValueType | None:
     """The type, without a shape, that a schema's text stands for; None where the IR has none."""
     for start, kind in (("seq(", SequenceType), ("optional(", OptionalType)):
         if text.startswith(start):
-            return kind(type_from_text(text[len(start) : -1]))
-    dtype = dtype_from_text(text)
+            return kind(schema_type(text[len(start) : -1]))
+    dtype = dschema_type(text)
     return None if dtype is None else TensorType(dtype)
 
 
-def dtypes_from_texts(texts: Iterable[str]) -> frozenset[np.dtype]:
+def schema_dtypes(texts: Iterable[str]) -> frozenset[np.dtype]:
     """The element dtypes of the dense tensors among the texts."""
-    return frozenset(d for t in texts if (d := dtype_from_text(t)) is not None)
+    return frozenset(d for t in texts if (d := dschema_type(t)) is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["leaf", "static", "list", "tuple", "namedtuple", "dict"]
@@ -23,6 +23,23 @@ class Structure:
     children: tuple[Structure, ...] = ()
     keys: tuple[Any, ...] = ()
     payload: Any = None
+    _hash: int | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            found: int | None = hash((self.kind, self.children, self.keys, self.payload))
+        except TypeError:  # holds something unhashable; only who asks for the hash needs to know
+            found = None
+        object.__setattr__(self, "_hash", found)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            raise TypeError(f"{self._unhashable()!r} is not hashable")
+        return self._hash
+
+    def _unhashable(self) -> Any:
+        bad = next((c for c in self.children if c._hash is None), None)
+        return self.payload[1] if bad is None else bad._unhashable()
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
         """The object again, with `leaves` in the places of its tensors."""

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xrt_core.errors import ShapeError
+from xrt_core.frontends.application import constant, literal, value_of
 from xrt_core.frontends.promotion import BOOL, FLOAT32, FLOAT64, INT64
 from xrt_core.frontends.structure import Structure, flatten
-from xrt_core.frontends.tensor import Tensor, constant, literal, value_of
+from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import Tracer, is_array, joined, trace_error
 from xrt_core.ir.graph import Attribute, Graph, Value
 from xrt_core.ir.types import ONNX_TO_DTYPE, SequenceType, TensorType, ValueType
+
+Inputs = Sequence[Value | None]
 
 
 class Bodies(NamedTuple):
@@ -83,7 +86,7 @@ def trace_bodies(
     try:
         rule = _RULES[op]
     except KeyError:
-        raise trace_error(f"{op}: bodies given as callables are not known for this operator; pass an ir.Graph") from None
+        raise trace_error(f"{op}: how to trace its bodies is not known to this version of XRT") from None
     return rule(tracer, label, inputs, graphs, attributes)
 
 
@@ -100,7 +103,7 @@ def _body(
 
 
 def _if(
-    tracer: Tracer, label: str, inputs: Sequence[Value | None], graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
+    tracer: Tracer, label: str, inputs: Inputs, graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
 ) -> Bodies:
     then, structure = _body(tracer, f"{label}.then_branch", graphs["then_branch"], (), ())
     other, second = _body(tracer, f"{label}.else_branch", graphs["else_branch"], (), ())
@@ -131,7 +134,7 @@ def _join(what: str, which: str, a: ValueType | None, b: ValueType | None) -> Va
 
 
 def _loop(
-    tracer: Tracer, label: str, inputs: Sequence[Value | None], graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
+    tracer: Tracer, label: str, inputs: Inputs, graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
 ) -> Bodies:
     given = list(inputs) + [None] * (2 - len(inputs))
     count, condition, states = given[0], given[1], given[2:]
@@ -189,7 +192,7 @@ def _with_axis(t: ValueType | None, axis: int, size: int | str | None) -> ValueT
 
 
 def _scan(
-    tracer: Tracer, label: str, inputs: Sequence[Value | None], graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
+    tracer: Tracer, label: str, inputs: Inputs, graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
 ) -> Bodies:
     if tracer.schema("Scan").since_version < 9:
         raise trace_error("Scan of opset 8 has another form: trace with opset 9 or newer")
@@ -226,7 +229,7 @@ def _scan(
 
 
 def _sequence_map(
-    tracer: Tracer, label: str, inputs: Sequence[Value | None], graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
+    tracer: Tracer, label: str, inputs: Inputs, graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
 ) -> Bodies:
     given = [None if v is None else v.type for v in inputs]
     types = [t.element if isinstance(t, SequenceType) else t for t in given]
@@ -235,7 +238,7 @@ def _sequence_map(
 
 
 def _flex_attention(
-    tracer: Tracer, label: str, inputs: Sequence[Value | None], graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
+    tracer: Tracer, label: str, inputs: Inputs, graphs: Mapping[str, Any], attrs: Mapping[str, Attribute]
 ) -> Bodies:
     q, k, v = inputs[:3]
     if q is None or k is None or v is None or q.dtype is None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from xrt_core.errors import GraphError
-from xrt_core.frontends import promotion
-from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64, is_float
-from xrt_core.frontends.schema_types import dtypes_from_texts
-from xrt_core.frontends.tracing import Scope, as_array, current_tracer, is_array, trace_error
-from xrt_core.ir.graph import Attribute, Value
-from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, TensorType, ValueType, dtype_from_name
+from xrt_core.frontends import application as make
+from xrt_core.frontends import arithmetic as ops
+from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64, is_float, sum_dtype
+from xrt_core.frontends.tracing import Scope, current_tracer, trace_error
+from xrt_core.ir.graph import Value
+from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, ValueType
 
-Axes = int | Sequence[int] | None
+if TYPE_CHECKING:
+    from xrt_core.frontends.arithmetic import Axes
 
 
 class Tensor:
@@ -120,126 +120,126 @@ class Tensor:
         self._no_numbers("a NumPy function", "use xrt.ops.<Operator> or the tensor's own methods and operators")
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        raise trace_error("tensors cannot be written to: use xrt.ops.Where, xrt.ops.ScatterND or xrt.ops.ScatterElements")
+        raise trace_error("tensors cannot be written to: use xrt.ops.Where, ScatterND or ScatterElements")
 
     # arithmetic
 
     def __add__(self, other: Any) -> Tensor:
-        return _arithmetic("Add", self, other)
+        return ops.arithmetic("Add", self, other)
 
     def __radd__(self, other: Any) -> Tensor:
-        return _arithmetic("Add", other, self)
+        return ops.arithmetic("Add", other, self)
 
     def __sub__(self, other: Any) -> Tensor:
-        return _arithmetic("Sub", self, other)
+        return ops.arithmetic("Sub", self, other)
 
     def __rsub__(self, other: Any) -> Tensor:
-        return _arithmetic("Sub", other, self)
+        return ops.arithmetic("Sub", other, self)
 
     def __mul__(self, other: Any) -> Tensor:
-        return _arithmetic("Mul", self, other)
+        return ops.arithmetic("Mul", self, other)
 
     def __rmul__(self, other: Any) -> Tensor:
-        return _arithmetic("Mul", other, self)
+        return ops.arithmetic("Mul", other, self)
 
     def __truediv__(self, other: Any) -> Tensor:
-        return _divide(self, other)
+        return ops.divide(self, other)
 
     def __rtruediv__(self, other: Any) -> Tensor:
-        return _divide(other, self)
+        return ops.divide(other, self)
 
     def __floordiv__(self, other: Any) -> Tensor:
-        return _floor_divide(self, other)
+        return ops.floor_divide(self, other)
 
     def __rfloordiv__(self, other: Any) -> Tensor:
-        return _floor_divide(other, self)
+        return ops.floor_divide(other, self)
 
     def __mod__(self, other: Any) -> Tensor:
-        return _modulo(self, other)
+        return ops.modulo(self, other)
 
     def __rmod__(self, other: Any) -> Tensor:
-        return _modulo(other, self)
+        return ops.modulo(other, self)
 
     def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
-        return _floor_divide(self, other), _modulo(self, other)
+        return ops.floor_divide(self, other), ops.modulo(self, other)
 
     def __pow__(self, other: Any) -> Tensor:
-        return _arithmetic("Pow", self, other)
+        return ops.arithmetic("Pow", self, other)
 
     def __rpow__(self, other: Any) -> Tensor:
-        return _arithmetic("Pow", other, self)
+        return ops.arithmetic("Pow", other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
-        return _arithmetic("MatMul", self, other)
+        return ops.arithmetic("MatMul", self, other)
 
     def __rmatmul__(self, other: Any) -> Tensor:
-        return _arithmetic("MatMul", other, self)
+        return ops.arithmetic("MatMul", other, self)
 
     def __neg__(self) -> Tensor:
-        return apply("Neg", self)
+        return make.apply("Neg", self)
 
     def __pos__(self) -> Tensor:
         return self
 
     def __abs__(self) -> Tensor:
-        return apply("Abs", self)
+        return make.apply("Abs", self)
 
     # comparisons; a tensor is hashed by identity, as == gives a tensor
 
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> Any:
-        return NotImplemented if other is None else _compare("Equal", self, other)
+        return NotImplemented if other is None else ops.compare("Equal", self, other)
 
     def __ne__(self, other: object) -> Any:
-        return NotImplemented if other is None else apply("Not", _compare("Equal", self, other))
+        return NotImplemented if other is None else make.apply("Not", ops.compare("Equal", self, other))
 
     def __lt__(self, other: Any) -> Tensor:
-        return _compare("Less", self, other)
+        return ops.compare("Less", self, other)
 
     def __le__(self, other: Any) -> Tensor:
-        return _compare("LessOrEqual", self, other)
+        return ops.compare("LessOrEqual", self, other)
 
     def __gt__(self, other: Any) -> Tensor:
-        return _compare("Greater", self, other)
+        return ops.compare("Greater", self, other)
 
     def __ge__(self, other: Any) -> Tensor:
-        return _compare("GreaterOrEqual", self, other)
+        return ops.compare("GreaterOrEqual", self, other)
 
     # bits and truth
 
     def __and__(self, other: Any) -> Tensor:
-        return _bitwise("And", self, other)
+        return ops.bitwise("And", self, other)
 
     def __rand__(self, other: Any) -> Tensor:
-        return _bitwise("And", other, self)
+        return ops.bitwise("And", other, self)
 
     def __or__(self, other: Any) -> Tensor:
-        return _bitwise("Or", self, other)
+        return ops.bitwise("Or", self, other)
 
     def __ror__(self, other: Any) -> Tensor:
-        return _bitwise("Or", other, self)
+        return ops.bitwise("Or", other, self)
 
     def __xor__(self, other: Any) -> Tensor:
-        return _bitwise("Xor", self, other)
+        return ops.bitwise("Xor", self, other)
 
     def __rxor__(self, other: Any) -> Tensor:
-        return _bitwise("Xor", other, self)
+        return ops.bitwise("Xor", other, self)
 
     def __invert__(self) -> Tensor:
-        return apply("Not" if self.dtype == BOOL else "BitwiseNot", self)
+        return make.apply("Not" if self.dtype == BOOL else "BitwiseNot", self)
 
     def __lshift__(self, other: Any) -> Tensor:
-        return _shift("LEFT", self, other)
+        return ops.shift("LEFT", self, other)
 
     def __rlshift__(self, other: Any) -> Tensor:
-        return _shift("LEFT", other, self)
+        return ops.shift("LEFT", other, self)
 
     def __rshift__(self, other: Any) -> Tensor:
-        return _shift("RIGHT", self, other)
+        return ops.shift("RIGHT", self, other)
 
     def __rrshift__(self, other: Any) -> Tensor:
-        return _shift("RIGHT", other, self)
+        return ops.shift("RIGHT", other, self)
 
     # indexing
 
@@ -252,8 +252,8 @@ class Tensor:
 
     def astype(self, dtype: Any) -> Tensor:
         """The tensor in another dtype (a NumPy dtype or its name, 'bfloat16' included)."""
-        wanted = as_dtype(dtype)
-        return self if wanted == self._value.dtype else apply("Cast", self, to=DTYPE_TO_ONNX[wanted])
+        wanted = make.as_dtype(dtype)
+        return self if wanted == self._value.dtype else make.apply("Cast", self, to=DTYPE_TO_ONNX[wanted])
 
     def to(self, dtype: Any) -> Tensor:
         """The same as `astype`."""
@@ -265,22 +265,22 @@ class Tensor:
         """The elements in another shape: integers, one of them -1 at most, or one tensor that holds the shape."""
         target = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | np.integer) else shape
         if isinstance(target, Tensor) and target.ndim == 1:
-            return apply("Reshape", self, target)
+            return make.apply("Reshape", self, target)
         dims = list(target) if isinstance(target, list | tuple) else [target]
         if any(isinstance(d, Tensor) for d in dims):
-            return apply("Reshape", self, stack_scalars(dims))
+            return make.apply("Reshape", self, make.stack_scalars(dims))
         if any(d is None for d in dims):
-            raise trace_error(f"reshape: {dims} has an unknown dimension; write -1 for it, or take it from xrt.ops.Shape")
+            raise trace_error(f"reshape: {dims} has an unknown dimension; write -1, or take it from xrt.ops.Shape")
         if 0 in dims and -1 not in dims and "allowzero" in current_tracer("reshape").schema("Reshape").attributes:
-            return apply("Reshape", self, literal(dims, INT64), allowzero=1)
-        return apply("Reshape", self, literal(dims, INT64))
+            return make.apply("Reshape", self, make.literal(dims, INT64), allowzero=1)
+        return make.apply("Reshape", self, make.literal(dims, INT64))
 
     def flatten(self, start: int = 0, end: int = -1) -> Tensor:
         """The axes from `start` to `end` (included) as one."""
         rank = self.ndim
         if rank == 0:
             return self.reshape(-1)
-        a, b = _axis(start, rank), _axis(end, rank)
+        a, b = ops.axis_of(start, rank), ops.axis_of(end, rank)
         kept = [d if isinstance(d, int) else -1 for d in self.shape]
         middle = self.shape[a : b + 1]
         one = math.prod(middle) if all(isinstance(d, int) for d in middle) else -1  # type: ignore[arg-type]
@@ -290,8 +290,8 @@ class Tensor:
         """The axes in another order; in reverse where none is given."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
         if order is None or len(order) == 0:
-            return apply("Transpose", self)
-        return apply("Transpose", self, perm=tuple(_axis(a, self.ndim) for a in order))
+            return make.apply("Transpose", self)
+        return make.apply("Transpose", self, perm=tuple(ops.axis_of(a, self.ndim) for a in order))
 
     def permute(self, *axes: Any) -> Tensor:
         """The same as `transpose` with an order."""
@@ -310,7 +310,7 @@ class Tensor:
     def swapaxes(self, first: int, second: int) -> Tensor:
         """The tensor with two axes swapped."""
         order = list(range(self.ndim))
-        a, b = _axis(first, self.ndim), _axis(second, self.ndim)
+        a, b = ops.axis_of(first, self.ndim), ops.axis_of(second, self.ndim)
         order[a], order[b] = order[b], order[a]
         return self.transpose(order)
 
@@ -318,19 +318,19 @@ class Tensor:
         """Without the axes given, which must be of size 1; without all of size 1 where none is given."""
         if axis is None:
             axis = [i for i, d in enumerate(self.shape) if d == 1]
-        axes = _axes(axis, self.ndim)
-        return with_axes("Squeeze", self, axes) if axes else self
+        axes = ops.axes_of(axis, self.ndim)
+        return make.with_axes("Squeeze", self, axes) if axes else self
 
     def unsqueeze(self, axis: int | Sequence[int]) -> Tensor:
         """With axes of size 1 put in, counted in the result."""
         count = 1 if isinstance(axis, int) else len(axis)
-        axes = _axes(axis, self.ndim + count)
-        return with_axes("Unsqueeze", self, axes) if axes else self
+        axes = ops.axes_of(axis, self.ndim + count)
+        return make.with_axes("Unsqueeze", self, axes) if axes else self
 
     def expand(self, *shape: Any) -> Tensor:
         """Broadcast to a shape; -1 keeps a dimension."""
         wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape)
-        return apply("Expand", self, literal([1 if d == -1 else d for d in wanted], INT64))
+        return make.apply("Expand", self, make.literal([1 if d == -1 else d for d in wanted], INT64))
 
     def broadcast_to(self, shape: Sequence[int]) -> Tensor:
         """Broadcast to a shape."""
@@ -340,23 +340,23 @@ class Tensor:
 
     def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         """The sum over axes (all where none is given); integers and bools are summed in 64 bits."""
-        return _reduce("ReduceSum", self.astype(promotion.sum_dtype(self.dtype)), axis, keepdims)
+        return ops.reduce("ReduceSum", self.astype(sum_dtype(self.dtype)), axis, keepdims)
 
     def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         """The product over axes; integers and bools are multiplied in 64 bits."""
-        return _reduce("ReduceProd", self.astype(promotion.sum_dtype(self.dtype)), axis, keepdims)
+        return ops.reduce("ReduceProd", self.astype(sum_dtype(self.dtype)), axis, keepdims)
 
     def mean(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         """The mean over axes; that of integers is float32."""
-        return _reduce("ReduceMean", self if is_float(self.dtype) else self.astype(FLOAT32), axis, keepdims)
+        return ops.reduce("ReduceMean", self if is_float(self.dtype) else self.astype(FLOAT32), axis, keepdims)
 
     def max(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         """The largest element over axes."""
-        return _reduce("ReduceMax", self, axis, keepdims)
+        return ops.reduce("ReduceMax", self, axis, keepdims)
 
     def min(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         """The smallest element over axes."""
-        return _reduce("ReduceMin", self, axis, keepdims)
+        return ops.reduce("ReduceMin", self, axis, keepdims)
 
     def var(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         """The variance over axes (divided by the count, as NumPy does)."""
@@ -369,332 +369,93 @@ class Tensor:
 
     def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         """Whether any element over axes is not zero."""
-        return _reduce("ReduceMax", self.astype(BOOL).astype(np.int32), axis, keepdims).astype(BOOL)
+        return ops.reduce("ReduceMax", self.astype(BOOL).astype(np.int32), axis, keepdims).astype(BOOL)
 
     def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         """Whether no element over axes is zero."""
-        return _reduce("ReduceMin", self.astype(BOOL).astype(np.int32), axis, keepdims).astype(BOOL)
+        return ops.reduce("ReduceMin", self.astype(BOOL).astype(np.int32), axis, keepdims).astype(BOOL)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         """Where the first largest element is, along an axis or in the flat tensor; int64."""
-        return _where_extreme("ArgMax", self, axis, keepdims)
+        return ops.where_extreme("ArgMax", self, axis, keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         """Where the first smallest element is, along an axis or in the flat tensor; int64."""
-        return _where_extreme("ArgMin", self, axis, keepdims)
+        return ops.where_extreme("ArgMin", self, axis, keepdims)
 
     def cumsum(self, axis: int) -> Tensor:
         """The running sum along an axis."""
-        return apply("CumSum", self, literal(_axis(axis, self.ndim), INT64))
+        return make.apply("CumSum", self, make.literal(ops.axis_of(axis, self.ndim), INT64))
 
     # elementwise
 
     def exp(self) -> Tensor:
         """e to the power of each element."""
-        return apply("Exp", _floating(self))
+        return make.apply("Exp", ops.floating(self))
 
     def log(self) -> Tensor:
         """The natural logarithm."""
-        return apply("Log", _floating(self))
+        return make.apply("Log", ops.floating(self))
 
     def sqrt(self) -> Tensor:
         """The square root."""
-        return apply("Sqrt", _floating(self))
+        return make.apply("Sqrt", ops.floating(self))
 
     def sin(self) -> Tensor:
         """The sine."""
-        return apply("Sin", _floating(self))
+        return make.apply("Sin", ops.floating(self))
 
     def cos(self) -> Tensor:
         """The cosine."""
-        return apply("Cos", _floating(self))
+        return make.apply("Cos", ops.floating(self))
 
     def tanh(self) -> Tensor:
         """The hyperbolic tangent."""
-        return apply("Tanh", _floating(self))
+        return make.apply("Tanh", ops.floating(self))
 
     def sigmoid(self) -> Tensor:
         """1 / (1 + exp(-x))."""
-        return apply("Sigmoid", _floating(self))
+        return make.apply("Sigmoid", ops.floating(self))
 
     def relu(self) -> Tensor:
         """Zero where an element is negative."""
-        return apply("Relu", self)
+        return make.apply("Relu", self)
 
     def erf(self) -> Tensor:
         """The error function."""
-        return apply("Erf", self)
+        return make.apply("Erf", self)
 
     def abs(self) -> Tensor:
         """The absolute value."""
-        return apply("Abs", self)
+        return make.apply("Abs", self)
 
     def floor(self) -> Tensor:
         """The largest integer not above each element."""
-        return apply("Floor", self)
+        return make.apply("Floor", self)
 
     def ceil(self) -> Tensor:
         """The smallest integer not below each element."""
-        return apply("Ceil", self)
+        return make.apply("Ceil", self)
 
     def round(self) -> Tensor:
         """The nearest integer, halves to even."""
-        return apply("Round", self)
+        return make.apply("Round", self)
 
     def pow(self, exponent: Any) -> Tensor:
         """Each element to a power."""
-        return self**exponent
+        return ops.arithmetic("Pow", self, exponent)
 
     def matmul(self, other: Any) -> Tensor:
         """The matrix product."""
-        return self @ other
+        return ops.arithmetic("MatMul", self, other)
 
     def clip(self, min: Any = None, max: Any = None) -> Tensor:
         """The elements held between two bounds, either of which may be left out."""
         result = self
         if min is not None:
-            result = _arithmetic("Max", result, min)
-        return result if max is None else _arithmetic("Min", result, max)
+            result = ops.arithmetic("Max", result, min)
+        return result if max is None else ops.arithmetic("Min", result, max)
 
     def softmax(self, axis: int = -1) -> Tensor:
         """exp(x) over its sum along an axis."""
-        return apply("Softmax", self, axis=axis)
-
-
-# from Python and NumPy to tensors
-
-
-def as_dtype(dtype: Any) -> np.dtype:
-    """The dtype behind a NumPy dtype, a Python or NumPy type or a name. Raises TraceError for one ONNX has not."""
-    try:
-        found = dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-        if isinstance(dtype, type) and dtype in (float, int):  # torch's and ONNX's float, not NumPy's
-            found = FLOAT32 if dtype is float else INT64
-    except (TypeError, GraphError) as e:
-        raise trace_error(f"{dtype!r} is no dtype: {e}") from None
-    if found not in DTYPE_TO_ONNX:
-        raise trace_error(f"ONNX has no element type for {found}")
-    return found
-
-
-def value_of(tensor: Tensor) -> Value:
-    """The value behind a tensor. Raises TraceError where it belongs to another trace, or to a body already closed."""
-    tracer = current_tracer("a tensor")
-    scope = tensor._scope
-    if scope.tracer is not tracer:
-        raise trace_error(f"{tensor!r} belongs to another trace ({scope.label}), which cannot be mixed with this one")
-    if scope.closed:
-        raise trace_error(f"{tensor!r} was made inside {scope.label}, outside of which it does not exist: return it")
-    return tensor._value
-
-
-def wrap(value: Value) -> Tensor:
-    """The tensor for a value of the scope that is recorded now."""
-    return Tensor(value, current_tracer("a tensor").scope)
-
-
-def literal(data: Any, dtype: np.dtype) -> Tensor:
-    """A constant for a number or a nested list of them."""
-    tracer = current_tracer("a constant")
-    return Tensor(tracer.literal(data, dtype), tracer.scope)
-
-
-def constant(obj: Any, dtype: np.dtype | None = None) -> Tensor:
-    """A constant for an array of any library; the same object gives the same constant."""
-    tracer = current_tracer("a constant")
-    return Tensor(tracer.constant(obj, dtype), tracer.scope)
-
-
-def stack_scalars(parts: Sequence[Any]) -> Tensor:
-    """A vector of int64 from integers and integer tensors of one element."""
-    pieces: list[Tensor] = []
-    for p in parts:
-        if isinstance(p, Tensor):
-            pieces.append(p.astype(INT64).reshape(1) if p.shape != (1,) else p.astype(INT64))
-        else:
-            pieces.append(literal([p], INT64))
-    return pieces[0] if len(pieces) == 1 else apply("Concat", *pieces, axis=0)
-
-
-def apply(op_type: str, *inputs: Tensor, **attributes: Attribute) -> Tensor:
-    """Append a node of one output; in the nearest wider dtype where the operator does not take the inputs'."""
-    tracer = current_tracer(op_type)
-    schema = tracer.schema(op_type)
-    first = schema.onnx.inputs[0]
-    dtype = inputs[0]._value.dtype
-    if dtype is not None and dtype not in _allowed(schema.onnx, first.type_str):
-        wider = _wider(dtype, _allowed(schema.onnx, first.type_str))
-        if wider is not None:
-            same = [i < len(schema.onnx.inputs) and schema.onnx.inputs[i].type_str == first.type_str or i == 0
-                    or len(schema.onnx.inputs) == 1 for i in range(len(inputs))]  # fmt: skip
-            result = apply(op_type, *(x.astype(wider) if s else x for x, s in zip(inputs, same, strict=True)), **attributes)
-            back = schema.onnx.outputs[0].type_str == first.type_str
-            return result.astype(dtype) if back else result
-    made = tracer.emit(schema, [value_of(x) for x in inputs], attributes, 1)
-    return Tensor(made[0], tracer.scope)
-
-
-_allowed_cache: dict[tuple[str, int, str], frozenset[np.dtype]] = {}
-
-
-def _allowed(schema: Any, type_str: str) -> frozenset[np.dtype]:
-    key = (schema.name, schema.since_version, type_str)
-    found = _allowed_cache.get(key)
-    if found is None:
-        texts = next((c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str), [type_str])
-        found = _allowed_cache[key] = dtypes_from_texts(texts)
-    return found
-
-
-def _wider(dtype: np.dtype, allowed: frozenset[np.dtype]) -> np.dtype | None:
-    if dtype == BOOL or promotion.is_integer(dtype):
-        for candidate in (np.int32, np.uint32, np.int64, np.uint64):
-            found = np.dtype(candidate)
-            fits = dtype.kind in "bV" or np.can_cast(dtype, found)
-            if found in allowed and fits:
-                return found
-    elif is_float(dtype) and FLOAT32 in allowed and dtype != promotion.FLOAT64:
-        return FLOAT32
-    return None
-
-
-def with_axes(op_type: str, x: Tensor, axes: Sequence[int], **attributes: Attribute) -> Tensor:
-    """An operator with axes, which are an input in newer opsets and an attribute in older ones."""
-    if "axes" in current_tracer(op_type).schema(op_type).attributes:
-        return apply(op_type, x, axes=tuple(axes), **attributes)
-    return apply(op_type, x, literal(list(axes), INT64), **attributes)
-
-
-def _axis(axis: int, rank: int) -> int:
-    if not isinstance(axis, int | np.integer) or not -rank <= axis < rank:
-        raise trace_error(f"axis {axis!r} is not one of the {rank} axes")
-    return int(axis) % rank
-
-
-def _axes(axis: Axes, rank: int) -> list[int]:
-    if axis is None:
-        return list(range(rank))
-    given = [axis] if isinstance(axis, int | np.integer) else list(axis)
-    found = sorted({_axis(a, rank) for a in given})
-    if len(found) != len(given):
-        raise trace_error(f"axes {given} name one axis twice")
-    return found
-
-
-def _floating(x: Tensor) -> Tensor:
-    return x if is_float(x.dtype) else x.astype(FLOAT32)
-
-
-def _reduce(op_type: str, x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-    if axis is None:
-        return apply(op_type, x, keepdims=int(keepdims))
-    axes = _axes(axis, x.ndim)
-    return with_axes(op_type, x, axes, keepdims=int(keepdims)) if axes else x
-
-
-def _where_extreme(op_type: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
-    if axis is not None:
-        return apply(op_type, x, axis=_axis(axis, x.ndim), keepdims=int(keepdims))
-    found = apply(op_type, x.reshape(-1), axis=0, keepdims=0)
-    return found.reshape([1] * x.ndim) if keepdims else found
-
-
-def both(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Two operands, one of them a tensor at least, in the dtype in which they meet."""
-    tensor = a if isinstance(a, Tensor) else b
-    a, b = _beside(a, tensor.dtype), _beside(b, tensor.dtype)
-    if a._value.dtype == b._value.dtype:
-        return a, b
-    dtype = promotion.promoted(a.dtype, b.dtype)
-    return a.astype(dtype), b.astype(dtype)
-
-
-def _beside(x: Any, dtype: np.dtype) -> Tensor:
-    if isinstance(x, Tensor):
-        return x
-    if isinstance(x, bool | int | float):
-        return literal(x, promotion.literal_dtype(x, dtype))
-    if isinstance(x, str):
-        return literal(x, np.dtype(object))
-    if isinstance(x, list | tuple):
-        x = np.asarray(x)
-    if is_array(x):
-        array = x if isinstance(x, np.ndarray) else as_array(x)
-        return constant(x, promotion.array_dtype(array, dtype))
-    raise trace_error(f"{x!r} ({type(x).__name__}) is neither a tensor nor a number nor an array")
-
-
-def _arithmetic(op_type: str, a: Any, b: Any) -> Tensor:
-    x, y = both(a, b)
-    if x.dtype == BOOL:
-        if op_type in ("Add", "Mul", "Max", "Min"):  # as NumPy adds and multiplies truth
-            return apply("Or" if op_type in ("Add", "Max") else "And", x, y)
-        if op_type == "Sub":
-            raise trace_error("bools cannot be subtracted: use ^, or .astype(...) first")
-        x, y = x.astype(INT64), y.astype(INT64)
-    return apply(op_type, x, y)
-
-
-def _divide(a: Any, b: Any) -> Tensor:
-    x, y = both(a, b)
-    return apply("Div", _floating(x), _floating(y))
-
-
-def _modulo(a: Any, b: Any) -> Tensor:
-    x, y = both(a, b)
-    if x.dtype == BOOL:
-        x, y = x.astype(INT64), y.astype(INT64)
-    if not is_float(x.dtype):
-        return apply("Mod", x, y)
-    rest, wrong = _remainder(x, y)
-    return apply("Where", wrong, rest + y, rest)
-
-
-def _remainder(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """C's remainder, and where its sign is not the divisor's, which Python wants."""
-    rest = apply("Mod", x, y, fmod=1)
-    return rest, (rest != 0) & ((rest < 0) != (y < 0))
-
-
-def _floor_divide(a: Any, b: Any) -> Tensor:
-    x, y = both(a, b)
-    if x.dtype == BOOL:
-        x, y = x.astype(INT64), y.astype(INT64)
-    if x.dtype.kind == "u":
-        return apply("Div", x, y)
-    if is_float(x.dtype):
-        # x - remainder is a multiple of y, so rounding the quotient is exact where floor(x / y) can be off by one
-        rest, wrong = _remainder(x, y)
-        quotient = apply("Div", x - rest, y)
-        whole = apply("Round", apply("Where", wrong, quotient - 1, quotient))
-        return apply("Where", y == 0, apply("Div", x, y), whole)
-    quotient = apply("Div", x, y)  # towards zero
-    rest = x - quotient * y
-    return quotient - ((rest != 0) & ((rest < 0) != (y < 0))).astype(x.dtype)
-
-
-def _compare(op_type: str, a: Any, b: Any) -> Tensor:
-    x, y = both(a, b)
-    return apply(op_type, x, y)
-
-
-def _bitwise(op_type: str, a: Any, b: Any) -> Tensor:
-    x, y = both(a, b)
-    if is_float(x.dtype):
-        raise trace_error(f"& | ^ take bools and integers, not {x!r} and {y!r}")
-    return apply(op_type if x.dtype == BOOL else f"Bitwise{op_type}", x, y)
-
-
-def _shift(direction: str, a: Any, b: Any) -> Tensor:
-    x, y = both(a, b)
-    if x.dtype.kind == "u":
-        return apply("BitShift", x, y, direction=direction)
-    if x.dtype.kind != "i":
-        raise trace_error(f"<< and >> take integers, not {x!r}")
-    dtype = x.dtype  # ONNX shifts unsigned integers only
-    unsigned = np.dtype(f"u{dtype.name}")
-    if direction == "LEFT":
-        return apply("BitShift", x.astype(unsigned), y.astype(unsigned), direction=direction).astype(dtype)
-    sign = apply("Where", x < 0, literal(-1, dtype), literal(0, dtype))  # all ones where x is negative
-    shifted = apply("BitShift", (x ^ sign).astype(unsigned), y.astype(unsigned), direction=direction)
-    return shifted.astype(dtype) ^ sign
+        return make.apply("Softmax", self, axis=axis)

@@ -316,9 +316,9 @@ def _completed(
                 found = TensorType(v.type.dtype)
                 break
         else:
-            from xrt_core.frontends.schema_types import type_from_text
+            from xrt_core.frontends.schema_types import schema_type
 
-            found = type_from_text(next(iter(formal.types))) if len(formal.types) == 1 else None
+            found = schema_type(next(iter(formal.types))) if len(formal.types) == 1 else None
     if not isinstance(found, TensorType) or schema.op_type == "Reshape":
         _check_reshape(found, schema, inputs)
         return found
@@ -350,7 +350,7 @@ def as_array(obj: Any) -> np.ndarray:
 
     Raises TraceError for an object that gives no array, and for a dtype that ONNX has no element type for.
     """
-    array = obj
+    array: np.ndarray = obj
     if not isinstance(obj, np.ndarray):
         if hasattr(obj, "detach"):  # torch: a parameter that requires a gradient refuses to leave otherwise
             obj = obj.detach().cpu()

@@ -146,7 +146,8 @@ class _Encoder:
         if isinstance(a, bool | int | np.integer):
             return int(a)
         if isinstance(a, float | np.floating):
-            return ("f", struct.pack("<f", a).hex() if abs(a) < 3e38 else repr(float(a)))
+            x = float(a)  # ONNX keeps attributes as float32
+            return ("f", struct.pack("<f", x).hex() if abs(x) < 3e38 else repr(x))
         if isinstance(a, str):
             return ("s", a)
         if isinstance(a, bytes):

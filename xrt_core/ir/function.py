@@ -53,7 +53,7 @@ class Function(_Frozen):
     Raises GraphError where params or returns do not match the body, or an alias names what is not there.
     """
 
-    __slots__ = ("name", "params", "returns", "aliases", "body", "_cache")
+    __slots__ = ("_cache", "aliases", "body", "name", "params", "returns")
     name: str
     params: tuple[Parameter, ...]
     returns: tuple[Parameter, ...]
@@ -118,7 +118,7 @@ class Function(_Frozen):
             from xrt_core.ir.fingerprint import function_fingerprint
 
             found = self._cache["fingerprint"] = function_fingerprint(self)
-        return found  # type: ignore[no-any-return]
+        return str(found)
 
     def as_text(self) -> str:
         """The readable form: `function name { input {...} output {...} node {...} }`."""

@@ -286,7 +286,7 @@ class Graph(_Frozen):
         if table is None:
             table = {v: i for i, n in enumerate(self.nodes) for v in n.outputs if v is not None}
             self._tables["producers"] = table
-        return table  # type: ignore[no-any-return]
+        return table
 
     @property
     def consumers(self) -> Mapping[Value, Sequence[int]]:
@@ -302,7 +302,7 @@ class Graph(_Frozen):
                     elif users[-1] != i:
                         users.append(i)
             self._tables["consumers"] = table
-        return table  # type: ignore[no-any-return]
+        return table
 
     @property
     def predecessors(self) -> Sequence[Sequence[int]]:
@@ -315,7 +315,7 @@ class Graph(_Frozen):
                 found = [p for v in n.uses() if (p := get(v)) is not None]
                 table.append(list(dict.fromkeys(found)) if len(found) > 1 else found)
             self._tables["predecessors"] = table
-        return table  # type: ignore[no-any-return]
+        return table
 
     @property
     def successors(self) -> Sequence[Sequence[int]]:
@@ -327,7 +327,7 @@ class Graph(_Frozen):
                 for p in preds:
                     table[p].append(i)
             self._tables["successors"] = table
-        return table  # type: ignore[no-any-return]
+        return table
 
     @property
     def captures(self) -> tuple[Value, ...]:
@@ -340,7 +340,7 @@ class Graph(_Frozen):
             used.update(dict.fromkeys(self.outputs))
             table = tuple(v for v in used if v.data is None and v not in own and v not in inputs)
             self._tables["captures"] = table
-        return table  # type: ignore[no-any-return]
+        return table
 
     @property
     def constants(self) -> tuple[Value, ...]:

@@ -166,7 +166,8 @@ def _transpose_layout(
     if wanted:
         wanted = tuple(map(int, wanted))[-rank:]  # some exporters list batch and channels too
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = tuple(n * s for n, s in zip(size, strides, strict=True))
+        # size * stride, but no more than there is: inference and ONNX Runtime both stop where the result ends
+        wanted = tuple(min(n * s, f + e) for n, s, f, e in zip(size, strides, full, extra, strict=True))
     if wanted:
         total = [max(0, f + e - o) for f, e, o in zip(full, extra, wanted, strict=True)]
         begin = tuple(t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total)

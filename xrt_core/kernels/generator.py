@@ -64,7 +64,7 @@ def constant(ctx: OpContext) -> Any:
 def constant_of_shape(ctx: OpContext, shape: Any) -> Any:
     """ConstantOfShape: filled with the one element of `value`, float32 0 without it."""
     value = np.asarray(ctx.attr("value", np.zeros(1, np.float32))).reshape(-1)
-    return ctx.xp.broadcast_to(ctx.xp.asarray(value[0:1].reshape(())), ints(shape))
+    return ctx.xp.full(ints(shape), value[0], value.dtype)
 
 
 @kernel("Range", static=(0, 1, 2))

@@ -91,8 +91,8 @@ def one_hot(ctx: OpContext, indices: Any, depth: Any, values: Any) -> Any:
 def non_zero(ctx: OpContext, x: Any) -> Any:
     """NonZero: indices in row-major order, shape (rank, count); a scalar gives shape (0, count)."""
     if x.ndim == 0:
-        return np.zeros((0, int(bool(x))), np.int64)
-    return np.stack(np.nonzero(x)).astype(np.int64, copy=False)
+        return ctx.xp.zeros((0, int(bool(x))), np.int64)
+    return ctx.xp.stack(ctx.xp.nonzero(x)).astype(np.int64, copy=False)
 
 
 def _condition_unknown(node: Node) -> str | None:
@@ -107,7 +107,7 @@ def compress(ctx: OpContext, x: Any, condition: Any) -> Any:
     if axis is None:
         x, axis = ctx.xp.reshape(x, (-1,)), 0
     axis = axis_of(axis, x.ndim, "Compress")
-    return ctx.xp.take(x, np.flatnonzero(condition), axis=axis)
+    return ctx.xp.take(x, ctx.xp.asarray(np.flatnonzero(condition)), axis=axis)
 
 
 @kernel("Unique", dynamic=_DATA_SHAPE)

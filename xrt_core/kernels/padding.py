@@ -55,7 +55,7 @@ def pad(ctx: OpContext, x: Any, pads: Any = None, value: Any = None, axes: Any =
         return pad_with(xp, x, widths, value)
     for a, (before, after) in enumerate(widths):
         if before or after:
-            x = xp.take(x, _source(mode, before, x.shape[a], after), axis=a)
+            x = xp.take(x, xp.asarray(_source(mode, before, x.shape[a], after)), axis=a)
     return x
 
 

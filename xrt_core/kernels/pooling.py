@@ -16,7 +16,7 @@ from xrt_core.kernels.windows import Windows, pad_with, windows_of
 
 
 def reduce_windows(xp: Any, x: Any, windows: Windows, combine: Callable[..., Any], neutral: Any) -> Any:
-    """Reduce every window of x[N, C, *size] with an associative ufunc; padding counts as `neutral`.
+    """Reduce every window of x[N, C, *size] with `xp.maximum` or `xp.add`; padding counts as `neutral`.
 
     Windows are boxes, so one axis after the other is reduced: the sum of the kernel's sides in steps, not the product.
     """
@@ -32,6 +32,10 @@ def reduce_windows(xp: Any, x: Any, windows: Windows, combine: Callable[..., Any
         before, after = (slice(None),) * (2 + axis), (slice(None),) * (windows.rank - axis - 1)
         if windows.out[axis] == 0:
             x = padded[(*before, slice(0, 0), *after)]
+            continue
+        if windows.out[axis] == 1:  # one window: a plain reduction
+            whole = padded[(*before, slice(0, windows.reach(axis), windows.dilations[axis]), *after)]
+            x = (xp.max if combine is xp.maximum else xp.sum)(whole, axis=2 + axis, keepdims=True)
             continue
         parts = [padded[(*before, windows.span(axis, t), *after)] for t in range(windows.kernel[axis])]
         x = parts[0]
@@ -97,7 +101,11 @@ def _max_with_index(xp: Any, x: Any, windows: Windows, column_major: bool) -> tu
             best, index = part, xp.broadcast_to(linear, part.shape)
         else:
             # not (part <= best) lets a NaN win over numbers, and best == best keeps the first NaN
-            wins = xp.asarray(inside) & ((~(part <= best) & (best == best)) | xp.asarray(~seen))
+            wins = ~(part <= best) & (best == best) if float_like(x.dtype) else part > best
+            if not seen.all():
+                wins = wins | xp.asarray(~seen)
+            if not inside.all():
+                wins = wins & xp.asarray(inside)
             best, index = xp.where(wins, part, best), xp.where(wins, linear, index)
         seen = seen | inside
     offsets = np.arange(x.shape[0] * x.shape[1], dtype=np.int64).reshape(*x.shape[:2], *(1,) * rank)

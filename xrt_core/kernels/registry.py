@@ -25,9 +25,8 @@ F = TypeVar("F", bound=KernelFunction)
 
 FAMILIES = (
     "elementwise", "logic", "cast", "activation", "reduction", "linear", "normalization", "loss", "quantization",
-    "optimizer",
-    "movement", "padding", "indexing", "scatter", "generator", "random", "convolution", "pooling", "resize", "recurrent", "signal",
-    "attention", "vision", "detection",
+    "optimizer", "movement", "padding", "indexing", "scatter", "generator", "random", "convolution", "pooling",
+    "resize", "recurrent", "signal", "attention", "vision", "sequence", "detection",
 )  # fmt: skip
 """Modules of this package that register kernels."""
 

@@ -87,7 +87,8 @@ def nearest_indices(step: AxisResize, coordinates: np.ndarray, mode: str) -> np.
 
 
 def _triangle(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(x), 0)
+    tent: np.ndarray = np.maximum(1 - np.abs(x), 0)
+    return tent
 
 
 def _cubic(x: np.ndarray, a: float) -> np.ndarray:

@@ -69,8 +69,8 @@ def tensor_scatter(ctx: OpContext, cache: Any, update: Any, start: Any = None) -
     if axis == 0:
         raise ShapeError("TensorScatter: axis 0 is the batch; give the axis of the sequence")
     batch, size = cache.shape[0], cache.shape[axis]
-    steps = np.arange(update.shape[axis])[None, :]
-    at = xp.asarray(steps) if start is None else xp.reshape(start, (-1, 1)) + steps
+    steps = xp.asarray(np.arange(update.shape[axis])[None, :])
+    at = steps if start is None else xp.reshape(start, (-1, 1)) + steps
     if ctx.attr("mode", "linear") == "circular":
         at = at % size
     rows = xp.asarray(np.arange(batch)[:, None])

@@ -83,7 +83,7 @@ def stft(ctx: OpContext, x: Any, step: Any, window: Any = None, length: Any = No
     frames = (x.shape[1] - size) // hop + 1
     used = size if window is None else min(size, window.shape[0])
     at = np.arange(frames)[:, None] * hop + np.arange(used)[None, :]
-    cut = xp.take(widen(x), at, axis=1)
+    cut = xp.take(widen(x), xp.asarray(at), axis=1)
     if window is not None:
         cut = cut * widen(window)[:used, None]
     return narrow(_forward(xp, cut, size, 2, bool(ctx.attr("onesided", 1))), x.dtype)

@@ -25,7 +25,7 @@ def _pick(xp: Any, x: Any, flat: Any) -> Any:
         return xp.take_along_axis(x, flat[:, None, :], axis=2, mode="clip")
     out = xp.empty((x.shape[0], x.shape[1], flat.shape[1]), x.dtype)
     for b in range(x.shape[0]):
-        xp.take(x[b], flat[b], axis=1, out=out[b], mode="clip") if xp is np else out.__setitem__(b, x[b][:, flat[b]])
+        out[b] = xp.take(x[b], flat[b], axis=1)
     return out
 
 
@@ -165,8 +165,7 @@ def col2im(ctx: OpContext, x: Any, image_shape: Any, block_shape: Any) -> Any:
     out = xp.zeros((batch, channels, *padded), columns.dtype)
     for k, tap in enumerate(itertools.product(*map(range, block))):
         index = tuple(
-            slice(t * d, t * d + (n - 1) * s + 1, s)
-            for t, d, n, s in zip(tap, dilations, counts, strides, strict=True)
+            slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, n, s in zip(tap, dilations, counts, strides, strict=True)
         )
         out = accumulate(xp, out, (slice(None), slice(None), *index), columns[:, :, k])
     inner = tuple(slice(pads[i], pads[i] + s) for i, s in enumerate(image))

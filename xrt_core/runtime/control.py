@@ -106,7 +106,7 @@ def _scan(node: Node, make_runner: MakeRunner) -> Call:
             raise ExecutionError(f"node {node.name!r}: Scan over inputs of different lengths {sorted(lengths)}")
         turns = []
         for i in range(len(moved[0]) if moved else 0):
-            results = body.run([*state, *[np.ascontiguousarray(x[i]) for x in moved]], arguments)
+            results = body.run([*state, *[x[i].copy() for x in moved]], arguments)
             state = results[:states]
             turns.append(results[states:])
         outputs = _stack(turns, scanned, out_axes)
@@ -134,7 +134,7 @@ def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[
             rows = [x[b, :length][::-1] if d else x[b, :length] for x, d in zip(scans, directions, strict=True)]
             turns = []
             for t in range(length):
-                results = body.run([*state, *[np.ascontiguousarray(r[t]) for r in rows]], arguments)
+                results = body.run([*state, *[r[t].copy() for r in rows]], arguments)
                 state = results[:states]
                 turns.append(results[states:])
             final.append(state)

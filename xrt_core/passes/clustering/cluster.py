@@ -9,6 +9,7 @@ from typing import NamedTuple
 from xrt_core.errors import OptionError
 from xrt_core.ir.annotations import NO_ANNOTATIONS
 from xrt_core.ir.graph import Graph
+from xrt_core.passes.clustering.collector import collector_paused
 from xrt_core.passes.clustering.contract import Contraction
 from xrt_core.passes.clustering.mark import Marks
 from xrt_core.passes.clustering.merge import edge_groups, free_groups, level_groups, slices
@@ -63,6 +64,7 @@ class _Kind(NamedTuple):
     pinned: bool
 
 
+@collector_paused()
 def cluster(
     graph: Graph, marks: Marks, *, minimum_nodes: int = 1, maximum_nodes: int = UNLIMITED, strict: bool = True
 ) -> Clustering:

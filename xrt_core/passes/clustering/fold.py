@@ -12,11 +12,13 @@ from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.clustering.cluster import Cluster, Clustering
+from xrt_core.passes.clustering.collector import collector_paused
 from xrt_core.passes.clustering.contract import adjacency, edges_of
 
 XRT_VERSION = 1
 
 
+@collector_paused()
 def fold(graph: Graph, clustering: Clustering) -> Graph:
     """The graph with one `xrt.Launch` in place of each cluster; nodes and values outside are shared, not copied.
 
@@ -37,6 +39,7 @@ def fold(graph: Graph, clustering: Clustering) -> Graph:
     outer = _values_read_outside(graph, assignment)
     names = _names(graph, clustering)
     parameters: dict[Value, Parameter] = {}
+    plain = Annotations(device=clustering.clusters[0].device)  # most launches can share it
     units: list[tuple[int, Node]] = []  # (the node's first index, the node)
     unit = [0] * len(graph.nodes)
     first = {c.nodes[0]: k for k, c in enumerate(clustering.clusters)}
@@ -47,7 +50,7 @@ def fold(graph: Graph, clustering: Clustering) -> Graph:
             units.append((i, graph.nodes[i]))
         elif i in first:
             unit[i] = unit_of_cluster[k] = len(units)
-            units.append((i, _launch(graph, clustering.clusters[k], names[k], outer, parameters)))
+            units.append((i, _launch(graph, clustering.clusters[k], names[k], outer, parameters, plain)))
         else:
             unit[i] = unit_of_cluster[k]
     opsets = graph.opsets if "xrt" in graph.opsets else {**graph.opsets, "xrt": XRT_VERSION}
@@ -79,7 +82,9 @@ def _names(graph: Graph, clustering: Clustering) -> list[str]:
     return names
 
 
-def _launch(graph: Graph, cluster: Cluster, name: str, outer: set[Value], parameters: dict[Value, Parameter]) -> Node:
+def _launch(
+    graph: Graph, cluster: Cluster, name: str, outer: set[Value], parameters: dict[Value, Parameter], plain: Annotations
+) -> Node:
     nodes = [graph.nodes[i] for i in cluster.nodes]
     made: dict[Value, None] = {}
     read: dict[Value, None] = {}
@@ -90,30 +95,41 @@ def _launch(graph: Graph, cluster: Cluster, name: str, outer: set[Value], parame
         for o in n.outputs:
             if o is not None:
                 made[o] = None
-    returns = [v for v in made if v in outer]
-    body = Graph(read, returns, nodes, opsets=graph.opsets, name=name)
-    aliases = _aliases(nodes, list(read), returns)
-    for v in (*read, *returns):  # what one function returns others read: one Parameter serves them all
+    entry, exit_ = tuple(read), tuple(v for v in made if v in outer)
+    body = Graph(entry, exit_, nodes, opsets=graph.opsets, name=name)
+    aliases = _aliases(nodes, entry, exit_)
+    for v in (*entry, *exit_):  # what one function returns others read: one Parameter serves them all
         t = v.type
         if v.name and v not in parameters and isinstance(t, TensorType) and t.is_static:
             parameters[v] = Parameter(v.name, t.dtype, t.shape)  # type: ignore[arg-type]
     try:
-        function = Function(name, [parameters[v] for v in read], [parameters[v] for v in returns], body, aliases)
+        function = Function(name, [parameters[v] for v in entry], [parameters[v] for v in exit_], body, aliases)
     except KeyError:  # a value without a name or a static type: this names the one and refuses the other
         function = Function.from_graph(body, name=name, aliases=aliases)
-    a = nodes[0].annotations
-    annotations = Annotations(
-        device=cluster.device,
-        sbp=None if a.sbp is None else (a.sbp[:1] * len(returns) if len(set(a.sbp)) == 1 else None),
-        placement=a.placement,
-        phase=a.phase,
-        model_update=cluster.model_update,
-        aliases=tuple((x.output, x.input) for x in function.aliases),
-    )
-    return launch(function, cluster.engine, read, returns, annotations=annotations)
+    annotations = plain
+    if cluster.device != plain.device or cluster.model_update or aliases or not all(_is_plain(n) for n in nodes):
+        annotations = Annotations(
+            device=cluster.device,
+            sbp=_shared_sbp(nodes, len(exit_)),
+            placement=nodes[0].annotations.placement,
+            model_update=cluster.model_update,
+            aliases=tuple((x.output, x.input) for x in function.aliases),
+        )
+    return launch(function, cluster.engine, entry, exit_, annotations=annotations)
 
 
-def _aliases(nodes: list[Node], params: list[Value], returns: list[Value]) -> list[InputOutputAlias]:
+def _is_plain(node: Node) -> bool:
+    a = node.annotations
+    return a is NO_ANNOTATIONS or (a.sbp is None and a.placement is None)
+
+
+def _shared_sbp(nodes: list[Node], count: int) -> tuple[str, ...] | None:
+    """The signature of a launch's `count` outputs, where all outputs of its nodes share one."""
+    sbp = nodes[0].annotations.sbp
+    return sbp[:1] * count if sbp and len(set(sbp)) == 1 else None
+
+
+def _aliases(nodes: list[Node], params: tuple[Value, ...], returns: tuple[Value, ...]) -> list[InputOutputAlias]:
     if all(n.annotations is NO_ANNOTATIONS or not n.annotations.aliases for n in nodes):
         return []
     found: list[InputOutputAlias] = []

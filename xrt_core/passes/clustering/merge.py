@@ -44,29 +44,29 @@ def free_groups(c: Contraction, open_: Sequence[bool], ignored: Collection[int] 
     bits = 0
     for u in range(count - 1, -1, -1):
         mask = 0
-        fresh = False
+        origin = -1  # a successor whose set is `mask`
         for s in c.successors[u]:
             other = waiting[s]
-            if other is not mask and other:
+            if other:
                 if not mask:
-                    mask = other
+                    mask, origin = other, s
+                elif other is mask:
+                    if open_[s]:
+                        origin = s
                 else:
                     joined = mask | other
                     if joined == other:
-                        mask, fresh = other, False
+                        mask, origin = other, s
                     elif joined != mask:
-                        mask, fresh = joined, True
+                        mask, origin = joined, -1
             pending[s] -= 1
             if pending[s] == 0:
                 waiting[s] = None  # only live sets are kept: wide graphs would hold many
         if open_[u]:
-            found = groups.get(mask)
-            if found is None:
-                groups[mask] = (u, mask)
+            if origin >= 0 and open_[origin]:
+                label[u] = label[origin]  # spares the hash of a long mask
             else:
-                label[u] = found[0]
-                if fresh:
-                    mask = found[1]
+                label[u], mask = groups.setdefault(mask, (u, mask))
         elif u not in ignored and any(open_[p] for p in c.predecessors[u]):
             mask |= 1 << bits
             bits += 1

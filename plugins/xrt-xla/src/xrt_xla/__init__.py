@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
 from xrt_core.engine.op_kernels import op_kernels
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["XlaEngine"]
 __version__ = "0.1.0"
+_INSTALL: Final = "pip install -U 'jax>=0.7' (with CUDA: 'jax[cuda13]')"
 
 # XLA's CPU backend aborts the process on some programs over 2-bit integers (a concatenation is one), so only these
 # operators, which were tried one by one, may see them.
@@ -76,12 +78,12 @@ class XlaEngine(Engine):
         """Import JAX and the kernels now."""
         if _probe().available:
             _load_kernels()
-            import xrt_xla.compiler
+            importlib.import_module("xrt_xla.compiler")
 
 
 @functools.cache
 def _load_kernels() -> None:
-    import xrt_xla.kernels  # noqa: F401 - registers them
+    importlib.import_module("xrt_xla.kernels")  # registers them
 
 
 @functools.cache
@@ -91,9 +93,9 @@ def _probe() -> EngineStatus:
     except ImportError as e:
         missing = isinstance(e, ModuleNotFoundError) and (e.name or "").partition(".")[0] in ("jax", "jaxlib")
         reason = "JAX is not installed" if missing else f"JAX does not import: {e}"
-        return EngineStatus(False, reason=reason, remedy="pip install 'jax>=0.7' (with CUDA: pip install 'jax[cuda13]')")
+        return EngineStatus(False, reason=reason, remedy=_INSTALL)
     except Exception as e:  # a broken installation raises what it likes
-        return EngineStatus(False, reason=f"JAX does not import: {type(e).__name__}: {e}", remedy="reinstall jax and jaxlib")
+        return EngineStatus(False, reason=f"JAX does not import: {type(e).__name__}: {e}", remedy=_INSTALL)
     try:
         found = _toolkit.devices()
     except Exception as e:

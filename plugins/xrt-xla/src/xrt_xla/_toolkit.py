@@ -14,9 +14,11 @@ from jax.experimental import serialize_executable as _serialize
 
 from xrt_core.errors import EngineUnavailableError
 
-__all__ = ["cpu_fingerprint", "device_named", "devices", "jax", "jnp", "kind_of", "lax", "pinned", "sharding_on", "x64"]
+__all__ = ["jax", "jnp", "lax", "pinned", "x64"]
 
-x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+_config: Any = jax.config
+
+x64: Any = getattr(jax if hasattr(jax, "enable_x64") else jax.experimental, "enable_x64")  # noqa: B009
 """`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
 
 _PLATFORMS = (("cpu", "cpu"), ("cuda", "cuda"), ("tpu", "tpu"))
@@ -48,6 +50,11 @@ def pinned(device: Any = None) -> Iterator[None]:
         if device is not None:
             stack.enter_context(jax.default_device(device))
         yield
+
+
+def checks_numbers() -> bool:
+    """Whether the caller has JAX look for NaN or infinity in every result (`jax_debug_nans`, `jax_debug_infs`)."""
+    return bool(_config.jax_debug_nans or _config.jax_debug_infs)
 
 
 def devices() -> dict[str, Any]:
@@ -83,7 +90,7 @@ def device_named(name: str) -> Any:
 
 
 def kind_of(device: Any) -> str:
-    """"cpu", "cuda" or "tpu" for a JAX device."""
+    """The kind of a JAX device: "cpu", "cuda" or "tpu"."""
     return "cuda" if device.platform == "gpu" else str(device.platform)
 
 
@@ -94,9 +101,10 @@ def sharding_on(device: Any) -> Any:
 
 def library_version() -> str:
     """Versions of JAX and of the compiler that comes with it."""
-    import jaxlib
+    from importlib.metadata import version
 
-    return str(jax.__version__) if jax.__version__ == jaxlib.__version__ else f"{jax.__version__}+{jaxlib.__version__}"
+    compiler = version("jaxlib")
+    return str(jax.__version__) if jax.__version__ == compiler else f"{jax.__version__}+{compiler}"
 
 
 def cpu_fingerprint() -> str:
@@ -124,6 +132,16 @@ def load_compiled(payload: bytes, inputs: int, outputs: int, device: Any) -> Any
     return _serialize.deserialize_and_load(
         payload, in_tree, out_tree, backend=device.client, execution_devices=[device]
     )
+
+
+def wait_for(arrays: Any) -> Any:
+    """`arrays`, once they are computed."""
+    return jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
+
+
+def abstract(shape: tuple[int, ...], dtype: np.dtype, sharding: Any) -> Any:
+    """The shape, dtype and place of an argument that is yet to come."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
 def put(array: np.ndarray, device: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,14 +13,19 @@ from xrt_core.engine.op_kernels import OpKernel, op_kernels
 from xrt_core.errors import CompileError, OptionError, XRTError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType, dtype_name
+from xrt_core.kernels import OpContext, find_kernel
 from xrt_xla import _toolkit
 from xrt_xla._toolkit import jax, jnp, lax
-from xrt_xla.executable import XlaExecutable, load_executable
-from xrt_xla.kernels.context import XlaContext, layout_of
+from xrt_xla.executable import XlaExecutable, load_executable, program_order
+from xrt_xla.kernels.context import Layout, XlaContext, layout_of
 
 FOLD_BYTES: Final = 16384
 """Constants up to this size go into the program, where XLA simplifies with them; larger ones are laid out once and
 stay arguments on the device: compilation does not see them, and they are held once."""
+
+_GROWTH: Final = 4
+"""Nodes of constants are computed when the executable is built if that grows their bytes at most so much (int8 weights
+become float32 ones)."""
 
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
 
@@ -38,7 +44,8 @@ class XlaGraphCompiler(GraphCompiler):
         self._device = _toolkit.device_named(device)
         self._kind = _toolkit.kind_of(self._device)
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
-        self._xla_options = dict(options.extra.get("xla", {}))
+        # without it XLA drops the rounding of x.astype(bfloat16).astype(float32), which ONNX's types ask for
+        self._xla_options = {"xla_allow_excess_precision": False, **options.extra.get("xla", {})}
         if not options.fused:
             self._xla_options["xla_disable_hlo_passes"] = "fusion"
 
@@ -51,20 +58,21 @@ class XlaGraphCompiler(GraphCompiler):
     ) -> Executable:
         """One XLA program for `function`. Raises CompileError, naming the node where it is one node's fault."""
         with _toolkit.pinned(self._device):
-            program = _Program(function, return_params, self._kind, self._fold)
+            order = program_order(len(return_params), aliases)
+            program = _Program(function, return_params, order, self._kind, self._fold)
             sharding = _toolkit.sharding_on(self._device)
             shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
-            arguments = [jax.ShapeDtypeStruct(s, d, sharding=sharding) for s, d in shapes]
-            donated = tuple(sorted({a.input for a in aliases}))
+            arguments = [_toolkit.abstract(s, d, sharding) for s, d in shapes]
+            donated = tuple(sorted(a.input for a in aliases))
             try:
                 lowered = jax.jit(program.call, donate_argnums=donated).lower(*arguments)
-                compiled = lowered.compile(compiler_options=self._xla_options or None)
+                compiled = lowered.compile(compiler_options=self._xla_options)
             except XRTError:
                 raise
             except Exception as e:
                 raise CompileError(f"xla: function {function.name!r} does not compile: {_first_lines(e)}") from e
             weights = [_toolkit.put(w, self._device) for w in program.weights]
-        return XlaExecutable(compiled, weights, entry_params, len(return_params), donated, self._device)
+        return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device)
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for; `blob` must come from a trusted place (it is unpickled)."""
@@ -73,46 +81,86 @@ class XlaGraphCompiler(GraphCompiler):
 
 
 class _Program:
-    """The Function as a Python callable for JAX, and the constants it takes as arguments after its entries."""
+    """The Function as a Python callable for JAX, and the constants it takes as arguments after its entries.
 
-    def __init__(self, function: Function, returns: Sequence[Parameter], kind: str, fold: int) -> None:
+    Nodes of constants only (a weight's DequantizeLinear, say) are computed here, once, unless that grows them much.
+    """
+
+    def __init__(
+        self, function: Function, returns: Sequence[Parameter], order: Sequence[int], kind: str, fold: int
+    ) -> None:
         self._function = function
-        self._returns = returns
+        self._returns = [(function.body.outputs[i], returns[i]) for i in order]
         self._kind = kind
         self._fold = fold
         self.weights: list[np.ndarray] = []
         self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
-        self._plan = [self._step(node) for node in function.body.nodes]
+        self._derived: dict[Value, np.ndarray] = {}
+        self._plan = [step for node in function.body.nodes if (step := self._step(node)) is not None]
 
-    def _step(self, node: Node) -> tuple[Node, OpKernel, XlaContext, list[Any]]:
-        """A node, its kernel and where its inputs come from: a Value, a weight's index, an array, or None."""
+    def _known(self, value: Value | None) -> np.ndarray | None:
+        if value is None:
+            return None
+        return value.data if value.data is not None else self._derived.get(value)
+
+    def _step(self, node: Node) -> tuple[Node, OpKernel, XlaContext, list[Any]] | None:
+        """A node, its kernel and where its inputs come from (a Value, a weight's index, an array, None).
+
+        None for a node that was computed here.
+        """
         entry = op_kernels.find("xla", node.domain, node.op_type)
         if entry is None:
             raise CompileError(f"xla: no kernel for {_describe(node)}")
+        known = tuple(self._known(v) for v in node.inputs)
+        if self._derive(node, known):
+            return None
         sources: list[Any] = []
         laid_out = set()
-        for i, v in enumerate(node.inputs):
-            if v is None or v.data is None:
+        for i, (v, data) in enumerate(zip(node.inputs, known, strict=True)):
+            if data is None:
                 sources.append(v)
                 continue
             if i in entry.static:
-                sources.append(v.data)
+                sources.append(data)
                 continue
             layout = layout_of(node, i, self._kind)
-            data = v.data
             if layout is not None:
                 laid_out.add(i)
-            if data.nbytes <= self._fold or (layout is not None and layout.fold):
+            if data.nbytes <= self._fold:
                 sources.append(data if layout is None else layout.make(np, data))
             else:
-                key = (id(v), "" if layout is None else layout.name)
-                slot = self._slots.get(key)
-                if slot is None:
-                    slot = self._slots[key] = len(self.weights)
-                    self.weights.append(data if layout is None else np.ascontiguousarray(layout.make(np, data)))
-                sources.append(slot)
-        known = tuple(None if v is None else v.data for v in node.inputs)
+                sources.append(self._weight(data, layout))
         return node, entry, XlaContext(node, jnp, lax, self._kind, known, frozenset(laid_out)), sources
+
+    def _weight(self, data: np.ndarray, layout: Layout | None) -> int:
+        key = (id(data), "" if layout is None else layout.name)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = len(self.weights)
+            self.weights.append(data if layout is None else np.ascontiguousarray(layout.make(np, data)))
+        return slot
+
+    def _derive(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
+        """Compute a node of constants with NumPy, if it is one and its results are not much larger."""
+        given = [x for x, v in zip(known, node.inputs, strict=True) if v is not None]
+        portable = find_kernel(node.domain, node.op_type)
+        if not given or portable is None or any(x is None for x in given):
+            return False
+        size = 0
+        for v in node.outputs:
+            if v is not None and isinstance(v.type, TensorType) and v.type.dtype is not None:
+                size += _elements(v.type) * v.type.dtype.itemsize
+        if size > max(_GROWTH * sum(x.nbytes for x in given if x is not None), self._fold):
+            return False
+        try:
+            with np.errstate(all="ignore"):
+                results = portable.function(OpContext(node, np), *known)
+        except Exception:  # not computable here: the traced form decides, and names the node
+            return False
+        for v, r in zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=False):
+            if v is not None and r is not None:
+                self._derived[v] = np.asarray(r)
+        return True
 
     def call(self, *arguments: Any) -> tuple[Any, ...]:
         """Trace: entries first, then the weights."""
@@ -142,16 +190,21 @@ class _Program:
             for i, v in enumerate(node.outputs):
                 if v is not None:
                     values[v] = _checked(results, i, v, node)
-        return tuple(self._result(values, v, p) for v, p in zip(body.outputs, self._returns, strict=True))
+        return tuple(self._result(values, v, p) for v, p in self._returns)
 
     def _result(self, values: dict[Value, Any], value: Value, expected: Parameter) -> Any:
-        got = jnp.asarray(value.data) if value.data is not None else values[value]
+        data = self._known(value)
+        got = values[value] if data is None else jnp.asarray(data)
         if got.dtype != expected.dtype or got.shape != expected.shape:
             raise CompileError(
                 f"xla: function {self._function.name!r} computes {expected.name!r} as "
                 f"{dtype_name(np.dtype(got.dtype))}{list(got.shape)}, but it is declared as {expected.type}"
             )
         return got
+
+
+def _elements(t: TensorType) -> int:
+    return math.prod(d for d in t.shape or () if isinstance(d, int))
 
 
 def _checked(results: tuple[Any, ...], index: int, value: Value, node: Node) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
 from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
 from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_xla import _toolkit
@@ -19,7 +19,14 @@ _MAGIC: Final = b"XRTXLA1\n"
 _ALIGN: Final = 64
 _FEW: Final = 6  # up to so many results, waiting for each costs less than JAX's own wait for a list
 
-_block_all = jax.block_until_ready
+
+def program_order(outputs: int, aliases: Sequence[InputOutputAlias]) -> list[int]:
+    """The order in which a program returns its outputs: aliased ones first, by the input they share storage with.
+
+    JAX gives a donated buffer to the first output of its type, so this order makes it the right one.
+    """
+    first = [a.output for a in sorted(aliases, key=lambda a: a.input)]
+    return first + [i for i in range(outputs) if i not in first]
 
 
 class XlaExecutable(Executable):
@@ -35,62 +42,64 @@ class XlaExecutable(Executable):
         weights: Sequence[Any],
         entry_params: Sequence[Parameter],
         outputs: int,
-        donated: tuple[int, ...],
+        aliases: Sequence[InputOutputAlias],
         device: Any,
+        program: bytes | None = None,
     ) -> None:
         self._compiled = compiled
         self._weights = tuple(weights)
         self._params = tuple(entry_params)
         self._outputs = outputs
-        self._donated = donated
+        self._aliases = tuple(sorted(aliases, key=lambda a: a.input))
+        self._donated = tuple(a.input for a in self._aliases)
+        order = program_order(outputs, self._aliases)
+        self._order = tuple(order.index(i) for i in range(outputs)) if self._aliases else None
         self._device = device
-        # NumPy inputs of 64-bit types are cut to 32 bits outside this context; entering it costs 0.4 us
-        self._wide = any(p.dtype.itemsize >= 8 and p.dtype != np.complex64 for p in entry_params)
+        self._program = program  # of a loaded one: XLA serialises only what it compiled itself
 
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
     ) -> Sequence[Any]:
-        """Run once. Inputs are NumPy or JAX arrays of the entries' dtypes and shapes; results are JAX arrays."""
+        """Run once. Inputs are NumPy or JAX arrays of the entries' dtypes and shapes; results are JAX arrays.
+
+        With block_until_done=False a NumPy input must stay as it is until the results are there.
+        """
         if self._donated:
-            return self._run_donating(inputs, run_options, block_until_done)
+            if not run_options.donate:
+                inputs = self._with_copies(inputs)
+            if _toolkit.checks_numbers():  # JAX would raise after the donated inputs are gone
+                return self._run_pinned(inputs)
+        results: Sequence[Any]
         try:
-            if self._wide:
-                with x64(True):
-                    results = self._compiled(*inputs, *self._weights)
-            else:
+            with x64(True):  # 64-bit NumPy inputs are cut to 32 bits outside of it; entering costs 0.4 us
                 results = self._compiled(*inputs, *self._weights)
             if block_until_done:
                 if self._outputs > _FEW:
-                    _block_all(results)
+                    _toolkit.wait_for(results)
                 else:
                     for r in results:
                         r.block_until_ready()
         except Exception:  # often the caller's own configuration (debug_nans, disable_jit, ...) gets in the way
             return self._run_pinned(inputs)
-        return results  # type: ignore[no-any-return]
+        return results if self._order is None else [results[i] for i in self._order]
 
     def _run_pinned(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run once under the engine's own configuration, and wait. Raises ExecutionError with the cause."""
         try:
             with _toolkit.pinned():
-                return _block_all(self._compiled(*inputs, *self._weights))  # type: ignore[no-any-return]
+                results: Sequence[Any] = _toolkit.wait_for(self._compiled(*inputs, *self._weights))
+            return results if self._order is None else [results[i] for i in self._order]
         except Exception as e:
             raise ExecutionError(f"xla: {self._complaint(inputs) or f'{type(e).__name__}: {e}'}") from e
 
-    def _run_donating(self, inputs: Sequence[Any], run_options: RunOptions, block: bool) -> Sequence[Any]:
-        if not run_options.donate:
-            inputs = list(inputs)
+    def _with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The inputs with copies for those that the program would write into (it never writes into NumPy arrays)."""
+        copied = list(inputs)
+        with x64(True):
             for i in self._donated:
-                if isinstance(inputs[i], jax.Array):
-                    with x64(True):
-                        inputs[i] = jnp.array(inputs[i], copy=True)
-        # under the pinned configuration at once: after a failed call the donated inputs may be gone
-        try:
-            with _toolkit.pinned():
-                results = self._compiled(*inputs, *self._weights)
-                return _block_all(results) if block else results  # type: ignore[no-any-return]
-        except Exception as e:
-            raise ExecutionError(f"xla: {self._complaint(inputs) or f'{type(e).__name__}: {e}'}") from e
+                if isinstance(copied[i], jax.Array):
+                    copied[i] = jnp.array(copied[i], copy=True)
+        return copied
 
     def _complaint(self, inputs: Sequence[Any]) -> str | None:
         """What is wrong with the inputs, if it is they."""
@@ -106,7 +115,7 @@ class XlaExecutable(Executable):
     def serialize(self) -> bytes:
         """The program and its weights in one piece, for `XlaGraphCompiler.load` on a machine of the same kind."""
         try:
-            program = _toolkit.serialize_compiled(self._compiled)
+            program = self._program or _toolkit.serialize_compiled(self._compiled)
         except (NotImplementedError, ValueError) as e:
             raise UnsupportedError(f"this XLA program cannot be serialised: {e}") from e
         weights = [np.asarray(w) for w in self._weights]
@@ -115,12 +124,12 @@ class XlaExecutable(Executable):
             "kind": _toolkit.kind_of(self._device),
             "params": [[p.name, dtype_name(p.dtype), list(p.shape)] for p in self._params],
             "outputs": self._outputs,
-            "donated": list(self._donated),
+            "aliases": [[a.output, a.input] for a in self._aliases],
             "weights": [[dtype_name(w.dtype), list(w.shape)] for w in weights],
             "program": len(program),
         }
         text = json.dumps(header).encode()
-        parts = [_MAGIC, struct.pack("<Q", len(text)), text, program]
+        parts: list[bytes | memoryview] = [_MAGIC, struct.pack("<Q", len(text)), text, program]
         size = sum(map(len, parts))
         for w in weights:
             raw = np.ascontiguousarray(w).reshape(-1).view(np.uint8).data
@@ -167,4 +176,5 @@ def load_executable(blob: bytes, device: Any) -> XlaExecutable:
         raise
     except Exception as e:
         raise CompileError(f"xla: a serialised executable does not load: {type(e).__name__}: {e}") from e
-    return XlaExecutable(compiled, weights, params, header["outputs"], tuple(header["donated"]), device)
+    aliases = [InputOutputAlias(o, i) for o, i in header["aliases"]]
+    return XlaExecutable(compiled, weights, params, header["outputs"], aliases, device, program)

@@ -1,9 +1,9 @@
 """Op kernels of the XLA engine: those with a better form in `jax.lax` first, the portable ones for the rest."""
 
 from xrt_core.engine.op_kernels import register_portable_kernels
-from xrt_xla.kernels import convolution, pooling
+from xrt_xla.kernels import convolution, quantized
 from xrt_xla.kernels.context import DEVICES
 
-__all__ = ["convolution", "pooling"]
+__all__ = ["convolution", "quantized"]
 
 register_portable_kernels("xla", DEVICES)

@@ -20,13 +20,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Layout:
     """A form in which a kernel wants a constant input, made once when the executable is built.
 
-    name: equal names over one constant share the array. make: from the constant, with NumPy or `jax.numpy` as `xp`.
-    fold: whether the array goes into the program (XLA can then simplify with it) or stays an argument of it.
+    name: equal names over one constant share the array. make: `make(xp, constant)`, with NumPy or `jax.numpy` as `xp`.
     """
 
     name: str
     make: Callable[[Any, Any], Any]
-    fold: bool = False
 
 
 class XlaContext(OpContext):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.kernels.node_cases import Case
 from xrt_core.engine.contract import CompileOptions, Engine, Function, Support
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from tests.kernels.node_cases import Case
 
 
 def function_of(case: Case) -> tuple[Function, list[np.ndarray]]:

@@ -1,0 +1,61 @@
+"""Overhead of calling a module whose graph is one Launch, over calling its compiled executable directly.
+
+    python benchmarks/call_overhead.py
+
+Prints, for 1 and 25 inputs, the median time of a call through XRTModule and of the jax executable inside it, both with
+the same NumPy arrays and both ending in NumPy results, measured interleaved; the difference is the overhead.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.module import XRTModule
+
+
+def graph_of(count: int) -> Graph:
+    """The sum of `count` float32[8] inputs."""
+    t = TensorType(np.dtype(np.float32), (8,))
+    inputs = [Value(f"x{i}", t) for i in range(count)]
+    y = Value("y", t)
+    node = Node("Sum", inputs, [y], version=13)
+    return Graph(inputs, [y], [node], opsets={"": 13}, name=f"sum{count}")
+
+
+def interleaved(functions: list[Callable[[], Any]], calls: int = 200, rounds: int = 50) -> list[float]:
+    """Median microseconds of a call of each function; the rounds alternate between them."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for f, found in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            for _ in range(calls):
+                f()
+            found.append((time.perf_counter() - start) / calls * 1e6)
+    return [statistics.median(t) for t in times]
+
+
+def main() -> None:
+    """Print the table."""
+    import jax
+
+    print(f"jax {jax.__version__}, numpy {np.__version__}")
+    print("| inputs | XRTModule (us) | executable (us) | overhead (us) |\n|---|---|---|---|")
+    for count in (1, 5, 25):
+        module = XRTModule(graph_of(count), engine="xla")
+        arrays = [np.random.default_rng(i).standard_normal(8, dtype=np.float32) for i in range(count)]
+        expected = np.sum(arrays, axis=0)
+        np.testing.assert_allclose(module(*arrays), expected, rtol=1e-5)
+        compiled = jax.jit(lambda *xs: sum(xs[1:], xs[0])).lower(*arrays).compile()
+        ours, theirs = interleaved([lambda: module(*arrays), lambda: np.asarray(compiled(*arrays))])
+        print(f"| {count} | {ours:.1f} | {theirs:.1f} | {ours - theirs:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

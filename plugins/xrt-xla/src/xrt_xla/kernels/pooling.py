@@ -1,1 +1,0 @@
-"""Pooling through `lax.reduce_window`."""

@@ -1,0 +1,157 @@
+"""What the engine says about itself and about nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from xrt_core.engine.contract import CompileOptions
+from xrt_core.errors import EngineUnavailableError, OptionError
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import DTYPE_TO_ONNX, STRING, SequenceType, TensorType, ValueType
+from xrt_xla import XlaEngine
+
+F32 = np.dtype(np.float32)
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _node(op_type: str, *types: ValueType | None, version: int = 13, out: ValueType | None = None) -> Node:
+    inputs = [Value(f"x{i}", t) for i, t in enumerate(types)]
+    return Node(op_type, inputs, [Value("y", out or types[0])], version=version, name="n")
+
+
+def test_importing_the_engine_and_asking_about_nodes_does_not_import_jax() -> None:
+    """Listing engines and partitioning must not pay for JAX."""
+    said = _run("""
+        import sys
+        from xrt_xla import XlaEngine
+        from xrt_core.ir.graph import Node, Value
+        from xrt_core.ir.types import TensorType
+        import numpy as np
+        t = TensorType(np.dtype(np.float32), (2,))
+        engine = XlaEngine()
+        assert engine.supports(Node("Relu", [Value("x", t)], [Value("y", t)], version=14), "cpu", "inference")
+        print("jax" in sys.modules)
+    """)
+    assert said == "False"
+
+
+def test_a_missing_jax_is_said_with_the_cure() -> None:
+    """Without JAX the engine is unavailable, says why, and does not raise."""
+    said = _run("""
+        import sys
+        sys.modules["jax"] = None
+        from xrt_xla import XlaEngine
+        from xrt_core.engine.contract import CompileOptions
+        from xrt_core.errors import EngineUnavailableError
+        status = XlaEngine().probe()
+        assert not status.available
+        print(status.reason, "|", status.remedy)
+        try:
+            XlaEngine().compiler("cpu", CompileOptions())
+        except EngineUnavailableError as e:
+            print(e)
+    """)
+    assert "JAX" in said
+    assert "pip install" in said
+    assert "xla cannot be used" in said
+
+
+def test_probe_lists_version_and_devices(engine: XlaEngine) -> None:
+    """A usable engine names its version and at least the CPU."""
+    import jax
+
+    status = engine.probe()
+    assert status.available
+    assert status.version.startswith(jax.__version__)
+    assert "cpu" in status.devices
+
+
+def test_fingerprint_names_the_library_and_the_processor(engine: XlaEngine) -> None:
+    """The fingerprint is stable and holds what an executable depends on."""
+    import jax
+
+    assert engine.fingerprint("cpu") == engine.fingerprint("cpu")
+    assert jax.__version__ in engine.fingerprint("cpu")
+
+
+def test_an_absent_device_is_an_error_that_lists_the_present(engine: XlaEngine) -> None:
+    """A device that is not here is refused by name."""
+    with pytest.raises(EngineUnavailableError, match=r"no device 'cpu:99' here; JAX sees cpu"):
+        engine.compiler("cpu:99", CompileOptions())
+    with pytest.raises(EngineUnavailableError, match="no device 'quantum'"):
+        engine.compiler("quantum", CompileOptions())
+
+
+def test_an_unknown_option_is_an_error(engine: XlaEngine) -> None:
+    """Options of other engines are not swallowed."""
+    with pytest.raises(OptionError, match=r"unknown option 'precision_mode'.*fold_bytes"):
+        engine.compiler("cpu", CompileOptions(extra={"precision_mode": 1}))
+
+
+def test_supports_takes_a_static_node(engine: XlaEngine) -> None:
+    """A plain node is taken in both phases."""
+    node = _node("Relu", TensorType(F32, (2, 3)), version=14)
+    assert engine.supports(node, "cpu", "inference")
+    assert engine.supports(node, "cuda:0", "train")
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (_node("Relu", TensorType(F32, ("batch", 3))), "every dimension must be known"),
+        (_node("Relu", TensorType(F32, None)), "dtype and rank must be known"),
+        (_node("Relu", None), "type unknown"),
+        (_node("Identity", TensorType(STRING, (2,))), "is string"),
+        (_node("Identity", SequenceType(TensorType(F32, (2,)))), "is a sequence"),
+        (_node("NonZero", TensorType(F32, (2,)), out=TensorType(np.dtype(np.int64), (1, 2))), "depends on the data"),
+        (_node("Reshape", TensorType(F32, (2,)), TensorType(np.dtype(np.int64), (1,))), "must be known at compile"),
+        (_node("Concat", TensorType(np.dtype(ml_dtypes.int2), (2,))), "cannot run Concat on int2"),
+        (_node("NoSuchOperator", TensorType(F32, (2,))), "no kernel for NoSuchOperator"),
+    ],
+    ids=lambda x: x.op_type if isinstance(x, Node) else None,
+)
+def test_supports_refuses_with_the_reason(engine: XlaEngine, node: Node, reason: str) -> None:
+    """What XLA cannot do is refused with a sentence that names it."""
+    verdict = engine.supports(node, "cpu", "inference")
+    assert not verdict
+    assert reason in verdict.reason
+
+
+def test_supports_is_quick(engine: XlaEngine) -> None:
+    """A verdict takes microseconds: well under 50 even on a busy machine."""
+    import timeit
+
+    node = _node("Add", TensorType(F32, (2, 3, 4)), TensorType(F32, (2, 3, 4)))
+    engine.prepare()
+    best = min(timeit.repeat(lambda: engine.supports(node, "cpu", "inference"), number=1000, repeat=5))
+    assert best / 1000 < 50e-6
+
+
+def test_every_numeric_dtype_can_be_copied(engine: XlaEngine) -> None:
+    """Identity gives back every ONNX element type but strings, bit for bit, and Transpose moves it."""
+    from xla_functions import compile_nodes
+
+    for dtype in DTYPE_TO_ONNX:
+        if dtype == STRING:
+            continue
+        t = TensorType(dtype, (2, 3))
+        x, y, z = Value("x", t), Value("y", t), Value("z", TensorType(dtype, (3, 2)))
+        nodes = [Node("Identity", [x], [y], version=14), Node("Transpose", [x], [z], version=13)]
+        for node in nodes:
+            assert engine.supports(node, "cpu", "inference"), dtype
+        array = np.array([[1, 1, 2], [1, 2, 1]], np.float32).astype(dtype)
+        same, turned = compile_nodes(engine, [x], nodes, [y, z]).run([array])
+        assert np.asarray(same).dtype == dtype
+        assert np.asarray(same).tobytes() == array.tobytes()
+        assert np.asarray(turned).tobytes() == np.ascontiguousarray(array.T).tobytes()

@@ -1,0 +1,144 @@
+"""The direction of imports, read from the source and held against docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.architecture.source import CORE, ROOT, imports, sources, unit, unit_of
+
+# What each part of the core may import, beside itself. The table of docs/architecture.md, "Layers", is the same.
+GROUND = {"errors", "events"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "events": {"errors"},
+    "ir": {"errors"},
+    "config": {"errors"},
+    "options": GROUND | {"config", "ir"},
+    "kernels": GROUND | {"ir"},
+    "frontends": GROUND | {"ir", "kernels"},
+    "passes": GROUND | {"ir"},
+    "host": GROUND | {"ir", "kernels"},
+    "engine": GROUND | {"ir", "kernels", "options"},
+    "engines": {"engine"},
+    "explanation": GROUND | {"ir", "passes"},
+    "cache": GROUND | {"ir", "engine"},
+    "runtime": GROUND | {"ir", "engine", "cache"},
+    "pipeline": GROUND | {"ir", "kernels", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},
+    "module": GROUND | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation", "pipeline"},
+    "onnx_backend": GROUND | {"ir", "engine", "module"},
+    "cli": GROUND | {"ir", "frontends", "engine", "engines", "options", "module"},
+}
+# A part may be entered from below where the lower one only hands a whole object over and imports late.
+LATE = {
+    ("ir/function.py", "frontends"): "Function.to_onnx is a convenience over the exporter",
+}
+SDK = {"engine", "ir", "kernels", "errors"}
+BANNED_NAMES = {"utils", "helpers", "misc", "common", "util", "helper"}
+PLUGINS = sorted(p.parent.name for p in ROOT.glob("plugins/*/pyproject.toml"))
+
+
+def units() -> list[str]:
+    return sorted({unit_of(p) for p in sources(CORE)} - {""})
+
+
+@pytest.mark.parametrize("part", units())
+def test_imports_point_one_way(part: str) -> None:
+    """Every part of the core imports only the parts below it."""
+    assert part in ALLOWED, f"{part} is new: give it a place in ALLOWED and in docs/architecture.md"
+    bad = [
+        i.where
+        for path in sources(CORE)
+        if unit_of(path) == part
+        for i in imports(path)
+        if i.module.startswith("xrt_core.")
+        and unit(i.module) not in ALLOWED[part] | {part}
+        and not (not i.at_import and (path.relative_to(CORE).as_posix(), unit(i.module)) in LATE)
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_the_table_has_no_cycle() -> None:
+    """The allowed imports themselves point one way, so that the table cannot be satisfied by a loop."""
+    done: set[str] = set()
+    while remaining := set(ALLOWED) - done:
+        ready = {p for p in remaining if ALLOWED[p] - {p} <= done}
+        assert ready, f"a cycle among {sorted(remaining)}"
+        done |= ready
+
+
+def test_every_exception_is_used() -> None:
+    """An exception that no import needs any more is taken out."""
+    used = {
+        (p.relative_to(CORE).as_posix(), unit(i.module))
+        for p in sources(CORE)
+        for i in imports(p)
+        if i.module.startswith("xrt_core.")
+    }
+    assert set(LATE) <= used
+
+
+def test_the_core_imports_no_plugin_and_no_engine_library() -> None:
+    """Neither a plugin package nor what it stands on is imported anywhere in the core."""
+    foreign = {p.replace("-", "_") for p in PLUGINS} | {"jaxlib", "tensorrt", "openvino", "numba", "onnxruntime"}
+    bad = [i.where for p in sources(CORE) for i in imports(p) if i.module.split(".")[0] in foreign]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_plugins_import_only_the_sdk(plugin: str) -> None:
+    """A plugin imports engine, ir, kernels and errors of the core; only its `_toolkit` imports the engine's library."""
+    folder = ROOT / "plugins" / plugin / "src"
+    bad = [
+        i.where
+        for path in sources(folder)
+        for i in imports(path)
+        if i.module.split(".")[0] == "xrt_core" and unit(i.module) not in SDK
+    ]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_importing_a_plugin_needs_no_library(plugin: str) -> None:
+    """What the package's root imports directly is the SDK and the standard library, so listing engines stays cheap."""
+    root = next((ROOT / "plugins" / plugin / "src").glob("*/__init__.py"))
+    bad = [i.where for i in imports(root) if i.at_import and i.module.split(".")[0] in {"jax", "jaxlib", "tensorrt"}]
+    assert not bad, "\n".join(bad)
+
+
+def test_no_drawer_modules() -> None:
+    """No module or folder is called utils, helpers or the like."""
+    folders = [CORE, ROOT / "tests", *(ROOT / "plugins" / p for p in PLUGINS)]
+    bad = [p for folder in folders for p in sources(folder) if {p.stem, p.parent.name} & BANNED_NAMES]
+    assert not bad
+
+
+@pytest.mark.parametrize("part", sorted(ALLOWED))
+def test_the_page_says_the_same(part: str) -> None:
+    """The table "Layers" of docs/architecture.md names the same imports."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| `{part}` \|(.*)\|$", page, re.MULTILINE)
+    assert row is not None, f"{part} is missing from the table"
+    assert set(re.findall(r"`(\w+)`", row.group(1))) == ALLOWED[part] - (GROUND if part not in GROUND else set())
+
+
+def test_the_reader_sees_every_form() -> None:
+    """The rules above see plain, from, relative, late and type-checking imports."""
+    text = (
+        "import xrt_core.engine.contract\nfrom xrt_core import ir\nfrom . import graph\nfrom ..passes import infra\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import jax\n"
+        "def f():\n    from xrt_core.cli import app\n"
+    )
+    found = {(i.module, i.at_import) for i in imports(CORE / "ir" / "imaginary.py", ast.parse(text))}
+
+    assert found == {
+        ("xrt_core.engine.contract", True),
+        ("xrt_core.ir", True),
+        ("xrt_core.ir.graph", True),
+        ("xrt_core.passes.infra", True),
+        ("typing", True),
+        ("jax", False),
+        ("xrt_core.cli.app", False),
+    }

@@ -1,0 +1,40 @@
+"""The README's map and every module's first sentence, held against the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.architecture.source import CORE, ROOT, parse, sources
+
+NOT_MODULES = {"__init__.py", "__pycache__", "py.typed"}
+
+
+def test_the_map_is_the_tree() -> None:
+    """The README has a line for every part of xrt_core and for nothing else."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.split("<!-- map of xrt_core", 1)[1].split("\n\n", 1)[0]
+    mapped = re.findall(r"^\| `([^`]+)` \| \S", section, re.MULTILINE)
+    there = {f"{p.name}/" if p.is_dir() else p.name for p in CORE.iterdir() if p.name not in NOT_MODULES}
+
+    assert len(mapped) == len(set(mapped))
+    assert set(mapped) == there
+
+
+@pytest.mark.parametrize("path", sources(CORE), ids=lambda p: str(p.relative_to(CORE)))
+def test_every_module_opens_with_a_sentence(path: object) -> None:
+    """A module that holds anything says in its first line what lives there."""
+    tree = parse(path)  # type: ignore[arg-type]
+    if not tree.body:
+        return
+    text = ast.get_docstring(tree)
+    assert text, f"{path} has no docstring"
+    first = text.splitlines()[0].rstrip()
+    assert first[-1:] in ".:;", f"{path}: the first line is not a sentence: {first}"
+
+
+def test_typed() -> None:
+    """The package says that it carries types."""
+    assert (CORE / "py.typed").exists()

@@ -1,0 +1,95 @@
+"""XRT as an ONNX backend: the `onnx.backend.base` interface, which ONNX's own test suite and tools drive.
+
+    import xrt_core.onnx_backend as backend
+    results = backend.run_model(model, [x], engine=["xla"])
+
+Source: `onnx.backend.base.Backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx.backend.base import Backend, BackendRep, Device, DeviceType
+
+from xrt_core.module import XRTModule
+
+
+class XRTBackendRep(BackendRep):
+    """A prepared model. module: the XRTModule behind it."""
+
+    def __init__(self, module: XRTModule) -> None:
+        self.module = module
+
+    def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
+        """Results, in the model's order, for inputs in the model's order or by name."""
+        if isinstance(inputs, Mapping):
+            results = self.module(**inputs)
+        else:
+            results = self.module(*inputs) if isinstance(inputs, Sequence) else self.module(inputs)
+        return results if isinstance(results, tuple) else (results,)
+
+
+class XRTBackend(Backend):
+    """Runs models through XRTModule. Keyword arguments of `prepare` are XRTModule's (engine=..., ...)."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether `prepare` accepts the model."""
+        from xrt_core.errors import XRTError
+
+        try:
+            cls.prepare(model, device, **kwargs)
+        except XRTError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> XRTBackendRep:
+        """The model, ready to run. Raises as XRTModule does."""
+        return XRTBackendRep(XRTModule(model, device=_device(device), **kwargs))
+
+    @classmethod
+    def run_node(
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Run one node on arrays, at the newest opset (or `opset_version`)."""
+        opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
+        given = dict(zip([n for n in node.input if n], inputs, strict=True))
+        graph = onnx.helper.make_graph(
+            [node],
+            node.op_type,
+            [
+                onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+                for n, a in given.items()
+            ],
+            [onnx.ValueInfoProto(name=n) for n in node.output if n],
+        )
+        imports = [onnx.helper.make_opsetid(node.domain, opset)]
+        model = onnx.helper.make_model(graph, opset_imports=imports)
+        return cls.prepare(model, device, **kwargs).run(list(given.values()))
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether an engine or the host can run on the device ("CPU", "CUDA:0")."""
+        kind = Device(device).type
+        if kind == DeviceType.CPU:
+            return True
+        from xrt_core.engine import engines
+
+        wanted = _device(device)
+        return any(wanted in (d, d.partition(":")[0]) for line in engines.listing() for d in line.devices)
+
+
+def _device(device: str) -> str:
+    kind, _, index = device.lower().partition(":")
+    return f"{kind}:{index}" if index and kind != "cpu" else kind
+
+
+is_compatible = XRTBackend.is_compatible
+prepare = XRTBackend.prepare
+run_model = XRTBackend.run_model
+run_node = XRTBackend.run_node
+supports_device = XRTBackend.supports_device
