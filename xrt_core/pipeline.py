@@ -20,12 +20,12 @@ from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCo
 from xrt_core.errors import CompileError, EngineError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
-from xrt_core.host.executor import host_kernel, run_node
+from xrt_core.host.executor import CONTROL_FLOW, host_kernel, run_node
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.ir.verdict import Support
-from xrt_core.kernels import static_inputs
+from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
 from xrt_core.passes.clustering import Candidate, cluster, fold, mark, report
 from xrt_core.passes.flops import graph_flops
@@ -173,7 +173,7 @@ class Pipeline:
     ) -> Optimised:
         """See `Captured.optimise`."""
         engines = engines and bool(self.engines)
-        graph = specialise(captured.graph, types, known, run_node, fold_limit=self.options.constant_fold_limit)
+        graph = specialise(captured.graph, types, known, run_node, fold_limit=self.options.constant_fold_limit, expand=expand)
         self._verify(graph, "specialise")
         graph = run_passes(graph, self._simplify)
         self._verify(graph, "simplify")
@@ -347,6 +347,15 @@ class Pipeline:
 
 _executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
 """Executables of this process that some plan holds, by the digest of their key: equal Functions are compiled once."""
+
+
+def expand(node: Node) -> Graph | None:
+    """The standard's body of an operator that has no kernel anywhere; None for all others."""
+    if node.domain == "xrt" or node.op_type in CONTROL_FLOW or find_kernel(node.domain, node.op_type) is not None:
+        return None
+    from xrt_core.frontends.onnx_functions import function_body
+
+    return function_body(node)
 
 
 def why_on_host(node: Node) -> Support | None:

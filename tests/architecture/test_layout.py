@@ -38,3 +38,26 @@ def test_every_module_opens_with_a_sentence(path: object) -> None:
 def test_typed() -> None:
     """The package says that it carries types."""
     assert (CORE / "py.typed").exists()
+
+
+def test_the_menu_of_checks() -> None:
+    """Every nox session has a docstring, which is what `nox -l` shows, and the pages name only sessions that exist."""
+    tree = parse(ROOT / "noxfile.py")
+    sessions = {
+        node.name: ast.get_docstring(node)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and any("session" in ast.unparse(d) for d in node.decorator_list)
+    }
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    named = {n for page in pages for n in re.findall(r"nox -s (\w+)", page.read_text(encoding="utf-8"))}
+
+    assert all(sessions.values()), sessions
+    assert named <= set(sessions)
+
+
+def test_the_page_of_options_names_every_variable() -> None:
+    """docs/options.md names the environment variables of the table, and no others."""
+    from xrt_core.options import TABLE
+
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`((?:FLAGS|XRT)_\w+)`", page)) == {o.env for o in TABLE.values() if o.env}

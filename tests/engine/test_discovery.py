@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -271,3 +272,14 @@ def test_the_second_command_in_a_fresh_process(folder: pathlib.Path) -> None:
     assert "library 9.9" in rows["good"]
     assert "broken" in rows["bad"]
     assert "libbad.so is missing" in rows["bad"]
+
+
+def test_many_threads_get_one_engine(folder: pathlib.Path, manager: EngineManager) -> None:
+    """Threads that ask at once import the plugin once and get the same object."""
+    source = "import time; time.sleep(0.05)\n" + engine_source("shared")
+    add_package(folder, "xrt-shared", source, engine="shared")
+
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: id(manager.get("shared")), range(32)))
+
+    assert len(found) == 1

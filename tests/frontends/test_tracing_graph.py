@@ -123,6 +123,12 @@ def test_arrays_of_other_libraries_are_parameters_too() -> None:
     got = traced_run(lambda x: (x @ w, x + Other()), X)
     np.testing.assert_array_equal(got[0], X @ np.ones((4, 3), F))
     np.testing.assert_array_equal(got[1], X + 3)
+    half = torch.full((100,), 1.5, dtype=torch.bfloat16)
+    (constant,) = trace(lambda x: x[0, 0].astype("bfloat16") * half, X).nodes[-1].inputs[1:]
+    assert constant is not None
+    assert constant.data is not None
+    assert constant.data.dtype.name == "bfloat16"
+    assert (constant.data.astype(F) == 1.5).all()
 
 
 Pair = namedtuple("Pair", ["left", "right"])

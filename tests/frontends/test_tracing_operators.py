@@ -13,6 +13,8 @@ import pytest
 from tests.frontends.tracing_runs import onnxruntime_run, traced_run
 from xrt_core import ops, power_by_engine, trace
 from xrt_core.errors import ShapeError, TraceError
+from xrt_core.ir.graph import Graph as IRGraph
+from xrt_core.ir.graph import Value
 from xrt_core.ir.types import SequenceType, TensorType
 
 F = np.float32
@@ -322,3 +324,30 @@ def test_operators_work_only_while_tracing() -> None:
     """Outside of a trace the message says what to use instead."""
     with pytest.raises(TraceError, match="XRTModule"):
         ops.Relu(X)
+
+
+def test_a_branch_may_be_a_graph_already() -> None:
+    """An ir.Graph is taken as a body as it is, beside a callable."""
+    constant = Value.constant(X * 3, "k")
+    branch = IRGraph([], [constant], [], opsets={"": 21})
+
+    def f(x: Any) -> Any:
+        return ops.If(x[0, 0] > 0, then_branch=lambda: x, else_branch=branch)
+
+    assert trace(f, X).nodes[-1].attributes["else_branch"] is branch
+    np.testing.assert_array_equal(traced_run(f, X), X * 3)
+
+
+def test_score_modifiers_of_flex_attention_are_callables() -> None:
+    """score_mod sees the scores (batch, heads, queries, keys) and changes them before the softmax."""
+    q = np.linspace(-1, 1, 16, dtype=F).reshape(1, 2, 4, 2)
+    seen: list[Any] = []
+
+    def bend(scores: Any) -> Any:
+        seen.append(scores.shape)
+        return ops.Tanh(scores)
+
+    got = traced_run(lambda q: ops.preview.FlexAttention(q, q, q, scale=1.0, score_mod=bend), q)
+    scores = np.exp(np.tanh(q @ q.swapaxes(-1, -2)))
+    np.testing.assert_allclose(got, scores / scores.sum(-1, keepdims=True) @ q, rtol=1e-5)
+    assert seen == [(1, 2, 4, 4)]

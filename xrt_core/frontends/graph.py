@@ -330,6 +330,6 @@ def as_type(spec: Any) -> ValueType:
 def trace(graph: Buildable, *types: Any) -> ir.Graph:
     """The graph that a `Graph` or a plain function records for inputs of types (TensorTypes, their text, or arrays).
 
-        g = xrt.trace(lambda x, y: x @ y + 1, "float32[2, 3]", np.ones((3, 4), np.float32))
+    g = xrt.trace(lambda x, y: x @ y + 1, "float32[2, 3]", np.ones((3, 4), np.float32))
     """
     return trace_call(graph, [as_type(t) for t in types]).graph

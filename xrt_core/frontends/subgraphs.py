@@ -251,9 +251,7 @@ def _flex_attention(
     qs, ks, vs = q.shape, k.shape, v.shape
     scores = None if qs is None or ks is None else (qs[0], qs[1], qs[2], ks[2])
     result = None if qs is None or vs is None else (*qs[:3], vs[3])
-    made = {
-        n: _body(tracer, f"{label}.{n}", g, [TensorType(dtype, scores)], ["scores"])[0] for n, g in graphs.items()
-    }
+    made = {n: _body(tracer, f"{label}.{n}", g, [TensorType(dtype, scores)], ["scores"])[0] for n, g in graphs.items()}
     return Bodies(dict(made), [TensorType(q.dtype, result)], None)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from xrt_core.errors import GraphError, ShapeError, TraceError
@@ -246,9 +247,7 @@ class Tracer:
         op = (schema.op_type, schema.domain, schema.since_version)
         if types is None:
             shown = [self._shown(v) for v in inputs]
-            draft = Node(
-                op[0], shown, (Value(),) * outputs, attributes, domain=op[1], version=op[2], name=label
-            )
+            draft = Node(op[0], shown, (Value(),) * outputs, attributes, domain=op[1], version=op[2], name=label)
             try:
                 types = infer_types(draft)
                 types = tuple(_completed(t, i, schema, inputs) for i, t in enumerate(types))
@@ -305,9 +304,7 @@ def _is_countable(value: Value | None) -> bool:
     return int(np.prod(value.shape, dtype=np.int64)) <= _KNOWN_SIZE  # type: ignore[arg-type]
 
 
-def _completed(
-    found: ValueType | None, index: int, schema: Schema, inputs: Sequence[Value | None]
-) -> ValueType | None:
+def _completed(found: ValueType | None, index: int, schema: Schema, inputs: Sequence[Value | None]) -> ValueType | None:
     """What inference found; where it found nothing, what the schema's type variables say."""
     if found is None and schema.onnx is not None and schema.onnx.outputs:
         formal = schema.onnx.outputs[min(index, len(schema.onnx.outputs) - 1)]
@@ -353,7 +350,7 @@ def as_array(obj: Any) -> np.ndarray:
     array: np.ndarray = obj
     if not isinstance(obj, np.ndarray):
         if hasattr(obj, "detach"):  # torch: a parameter that requires a gradient refuses to leave otherwise
-            obj = obj.detach().cpu()
+            obj = _torch_view(obj.detach().cpu())
         try:
             array = np.asarray(obj)
         except Exception:
@@ -366,6 +363,16 @@ def as_array(obj: Any) -> np.ndarray:
     if array.dtype not in DTYPE_TO_ONNX:
         raise trace_error(f"ONNX has no element type for {array.dtype} (an array of shape {array.shape})")
     return array
+
+
+def _torch_view(tensor: Any) -> Any:
+    """The tensor itself, or for a dtype that torch cannot hand to NumPy the array over its bytes."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if not hasattr(ml_dtypes, name):
+        return tensor
+    code = {1: "uint8", 2: "int16"}[tensor.element_size()]
+    raw = tensor.contiguous().view(getattr(sys.modules["torch"], code)).numpy()
+    return raw.view(getattr(ml_dtypes, name))
 
 
 def active_tracer() -> Tracer | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.inference_rules import corrected
 from xrt_core.ir.rewrite import attribute_key
 from xrt_core.ir.types import TensorType, ValueType
 
@@ -31,7 +32,7 @@ def infer_types(node: Node) -> tuple[ValueType | None, ...]:
         found = _memo.get(key)
         if found is not None:
             return found
-    result = _infer(node)
+    result = corrected(node, _infer(node))
     if key is not None:
         _memo[key] = result
         if len(_memo) > _MEMO_SIZE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,6 +23,14 @@ _BOOL = TensorType(np.dtype(np.bool_), ())
 _INT64 = TensorType(np.dtype(np.int64), ())
 
 
+Expand = Callable[[Node], Graph | None]
+"""Node of typed inputs -> the graph that stands for it (inputs: its given ones; outputs: its wanted ones), or None."""
+
+
+def _keep(node: Node) -> None:
+    return None
+
+
 def specialise(
     graph: Graph,
     types: Sequence[ValueType | None],
@@ -30,15 +38,17 @@ def specialise(
     run: HostRun,
     *,
     fold_limit: int = DEFAULT_FOLD_LIMIT,
+    expand: Expand = _keep,
 ) -> Graph:
     """`graph` for inputs of these types, of which those in `known` (by index) have known values.
 
     The result has the same number of inputs and outputs. What is known (constants, shapes, the arithmetic on them) is
     constant in it; branches of an If whose condition is known are gone; Identity is gone; every other value has the
-    type that follows from its node. Nodes that do not fit their operator keep unknown types: the host says what is
+    type that follows from its node. `expand` gives the body of an operator that nothing runs as it stands; it takes
+    the node's place. Nodes that do not fit their operator keep unknown types: the host says what is
     wrong when it runs them.
     """
-    walk = _Walk(run, fold_limit)
+    walk = _Walk(run, fold_limit, expand)
     inputs = []
     for i, (value, type_) in enumerate(zip(graph.inputs, types, strict=True)):
         new = Value(value.name, type_)
@@ -54,8 +64,9 @@ def specialise(
 class _Walk:
     """The state of one walk: what each old value became, and the nodes made so far."""
 
-    def __init__(self, run: HostRun, fold_limit: int) -> None:
+    def __init__(self, run: HostRun, fold_limit: int, expand: Expand) -> None:
         self.run = run
+        self.expand = expand
         self.fold_limit = fold_limit
         self.new: dict[Value, Value] = {}
         self.made: list[Node] = []
@@ -80,6 +91,14 @@ class _Walk:
                 return
         node = substitute(node, new)
         if self.shape_of(node):
+            return
+        body = self.expand(node)
+        if body is not None:
+            given = [v for v in node.inputs if v is not None]
+            self.new.update(zip(body.inputs, given, strict=True))
+            self.nodes(body.nodes)
+            wanted = [v for v in node.outputs if v is not None]
+            self.new.update((v, self.new.get(w, w)) for v, w in zip(wanted, body.outputs, strict=True))
             return
         types = self.types(node)
         if is_known(node):
@@ -147,7 +166,7 @@ class _Walk:
         """Types of a body's outputs for inputs of these types (captures have theirs already)."""
         whole = closed(body)
         given = [*types, *(v.type for v in body.captures)]
-        made = specialise(whole, given, {}, self.run, fold_limit=self.fold_limit)
+        made = specialise(whole, given, {}, self.run, fold_limit=self.fold_limit, expand=self.expand)
         return [v.type for v in made.outputs]
 
     def if_types(self, node: Node) -> list[ValueType | None]:

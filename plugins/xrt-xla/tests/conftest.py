@@ -8,7 +8,6 @@ from pathlib import Path
 
 import jax
 import pytest
-
 from xrt_xla import XlaEngine
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # the backend cases live with the core's tests

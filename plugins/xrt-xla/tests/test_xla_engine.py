@@ -9,12 +9,12 @@ import textwrap
 import ml_dtypes
 import numpy as np
 import pytest
+from xrt_xla import XlaEngine
 
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.errors import EngineUnavailableError, OptionError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import DTYPE_TO_ONNX, STRING, SequenceType, TensorType, ValueType
-from xrt_xla import XlaEngine
 
 F32 = np.dtype(np.float32)
 

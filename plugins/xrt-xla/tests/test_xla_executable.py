@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-
 from xla_functions import compile_nodes
+from xrt_xla import XlaEngine
+
 from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
 from xrt_core.errors import CompileError, ExecutionError
 from xrt_core.ir.annotations import NO_ANNOTATIONS, SourceLocation
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
-from xrt_xla import XlaEngine
 
 RNG = np.random.default_rng(7)
 
@@ -57,7 +58,7 @@ def _chain(*layers: tuple[np.ndarray, np.ndarray]) -> tuple[list[Value], list[No
 def _layers(*sizes: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [
         (RNG.standard_normal((m, n), np.float32) / np.float32(np.sqrt(m)), RNG.standard_normal(n, np.float32))
-        for m, n in zip(sizes, sizes[1:], strict=False)
+        for m, n in pairwise(sizes)
     ]
 
 
@@ -279,6 +280,32 @@ np.savez(folder / "out.npz", y=np.asarray(y), d=np.asarray(d))
     np.testing.assert_array_equal(got["y"], want[0])
     np.testing.assert_array_equal(got["d"], want[1])
     assert got["d"].dtype == np.int64
+
+
+def test_executables_serialise_under_a_caller_who_caches_compilations(tmp_path: Path) -> None:
+    """JAX's own disk cache does not come between: what is compiled twice with it on still serialises and runs."""
+    code = f"""
+import jax, numpy as np
+jax.config.update("jax_compilation_cache_dir", {str(tmp_path)!r})
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+from xrt_core.engine.contract import CompileOptions, Function
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_xla import XlaEngine
+t = TensorType(np.dtype(np.float32), (64,))
+x, y, z = Value("x", t), Value("y", t), Value("z", t)
+nodes = [Node("Tanh", [x], [y], version=13), Node("Add", [x, y], [z], version=14)]
+function = Function.from_graph(Graph([x], [z], nodes, opsets={{"": 21}}))
+compiler = XlaEngine().compiler("cpu", CompileOptions())
+for _ in range(2):
+    blob = compiler.compile(function, function.params, function.returns, ()).serialize()
+    jax.clear_caches()
+(r,) = compiler.load(blob).run([np.zeros(64, np.float32)])
+assert (np.asarray(r) == 0).all()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_donation_survives_serialisation(engine: XlaEngine) -> None:

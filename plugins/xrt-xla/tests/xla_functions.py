@@ -52,9 +52,7 @@ def run_case(engine: Engine, case: Case) -> list[Any]:
     return [None if v is None else np.asarray(next(left)) for v in case.node.outputs]
 
 
-def compile_nodes(
-    engine: Engine, inputs: list[Value], nodes: list[Node], outputs: list[Value], **options: Any
-) -> Any:
+def compile_nodes(engine: Engine, inputs: list[Value], nodes: list[Node], outputs: list[Value], **options: Any) -> Any:
     """An executable of a hand-written graph."""
     function = Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": 21}, name="test"))
     compiler = engine.compiler("cpu", CompileOptions(**options))

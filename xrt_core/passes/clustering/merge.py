@@ -41,6 +41,9 @@ def free_groups(c: Contraction, open_: Sequence[bool], ignored: Collection[int] 
     waiting: list[int | None] = [None] * count  # W of an open unit; of a closed one also itself
     pending = [len(p) for p in c.predecessors]
     groups: dict[int, tuple[int, int]] = {}  # W -> (first unit of the group, W as the one object that stands for it)
+    heads: dict[
+        tuple[int, int], tuple[int, int]
+    ] = {}  # the same by length and first bits: long hashes where needed only
     bits = 0
     for u in range(count - 1, -1, -1):
         mask = 0
@@ -66,7 +69,11 @@ def free_groups(c: Contraction, open_: Sequence[bool], ignored: Collection[int] 
             if origin >= 0 and open_[origin]:
                 label[u] = label[origin]  # spares the hash of a long mask
             else:
-                label[u], mask = groups.setdefault(mask, (u, mask))
+                short = (length := mask.bit_length(), mask >> (length - 192) if length > 192 else mask)
+                label[u], whole = heads.setdefault(short, (u, mask))
+                if whole is not mask and whole != mask:
+                    label[u], whole = groups.setdefault(mask, (u, mask))
+                mask = whole
         elif u not in ignored and any(open_[p] for p in c.predecessors[u]):
             mask |= 1 << bits
             bits += 1

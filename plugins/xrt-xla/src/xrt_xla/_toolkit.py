@@ -37,7 +37,14 @@ _PINNED: tuple[tuple[str, Any], ...] = (
     ("check_tracer_leaks", False),
     ("no_tracing", False),
 )
-_MANAGERS = tuple((getattr(jax, name), value) for name, value in _PINNED if hasattr(jax, name))
+_MANAGERS = [(getattr(jax, name), value) for name, value in _PINNED if hasattr(jax, name)]
+
+# A program that came out of JAX's own disk cache cannot be serialised again (its pickle loads and then fails to run),
+# so none of ours goes in there. There is no public context manager for this flag.
+with contextlib.suppress(ImportError, AttributeError):
+    from jax._src import config as _internal
+
+    _MANAGERS.append((_internal.persistent_cache_min_compile_time_secs, 1e9))
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ class XlaGraphCompiler(GraphCompiler):
         # without it XLA drops the rounding of x.astype(bfloat16).astype(float32), which ONNX's types ask for
         self._xla_options = {"xla_allow_excess_precision": False, **options.extra.get("xla", {})}
         if not options.fused:
-            self._xla_options["xla_disable_hlo_passes"] = "fusion"
+            # no fused loops, and dot products by XLA's own code instead of the library's
+            self._xla_options["xla_disable_hlo_passes"] = "fusion,dot-library-rewriter"
 
     def compile(
         self,
@@ -65,7 +66,7 @@ class XlaGraphCompiler(GraphCompiler):
             arguments = [_toolkit.abstract(s, d, sharding) for s, d in shapes]
             donated = tuple(sorted(a.input for a in aliases))
             try:
-                lowered = jax.jit(program.call, donate_argnums=donated).lower(*arguments)
+                lowered = jax.jit(program.xrt_program, donate_argnums=donated).lower(*arguments)
                 compiled = lowered.compile(compiler_options=self._xla_options)
             except XRTError:
                 raise
@@ -162,7 +163,7 @@ class _Program:
                 self._derived[v] = np.asarray(r)
         return True
 
-    def call(self, *arguments: Any) -> tuple[Any, ...]:
+    def xrt_program(self, *arguments: Any) -> tuple[Any, ...]:
         """Trace: entries first, then the weights."""
         body = self._function.body
         count = len(body.inputs)

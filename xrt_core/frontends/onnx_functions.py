@@ -1,0 +1,58 @@
+"""Operators that the ONNX standard defines by a function body, expanded into that body."""
+
+from __future__ import annotations
+
+from xrt_core.errors import XRTError
+from xrt_core.ir.graph import Graph, Node
+
+
+def function_body(node: Node) -> Graph | None:
+    """The body that the standard gives for a node of known input types, or None where it gives none.
+
+    The graph's inputs stand for the node's given inputs in order, its outputs for the wanted ones. Nodes whose
+    subgraphs capture outer values are not expanded. Source: `OpSchema.get_context_dependent_function`.
+    """
+    import onnx
+
+    from xrt_core.frontends.onnx_export import export_model
+    from xrt_core.frontends.onnx_import import import_model
+    from xrt_core.ir.onnx_proto import attribute_to_proto, type_to_proto
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, node.version, node.domain)
+    except onnx.defs.SchemaError:
+        return None
+    if not (schema.has_function or schema.has_context_dependent_function) or node.captures:
+        return None
+    if any(v is not None and v.type is None for v in node.inputs):
+        return None
+    names_in = ["" if v is None else f"i{k}" for k, v in enumerate(node.inputs)]
+    names_out = ["" if v is None else f"o{k}" for k, v in enumerate(node.outputs)]
+    call = onnx.helper.make_node(node.op_type, names_in, names_out, domain=node.domain)
+    call.attribute.extend(attribute_to_proto(k, a, lambda g: export_model(g).graph) for k, a in node.attributes.items())
+    if schema.has_context_dependent_function:
+        types = [onnx.TypeProto() if v is None else type_to_proto(v.type) for v in node.inputs]
+        raw = schema.get_context_dependent_function(call.SerializeToString(), [t.SerializeToString() for t in types])
+        body = onnx.FunctionProto.FromString(raw)
+    else:
+        body = schema.function_body
+    body.domain, call.domain = "xrt.expanded", "xrt.expanded"
+    body.name = call.op_type
+    if not any(o.domain in ("", "ai.onnx") for o in body.opset_import):  # the body uses what its model imports
+        body.opset_import.append(onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version()))
+    graph = onnx.helper.make_graph(
+        [call],
+        node.op_type,
+        [
+            onnx.ValueInfoProto(name=n, type=type_to_proto(v.type))
+            for n, v in zip(names_in, node.inputs, strict=True)
+            if v is not None
+        ],
+        [onnx.ValueInfoProto(name=n) for n in names_out if n],
+    )
+    imports = [*body.opset_import, onnx.helper.make_opsetid("xrt.expanded", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, functions=[body])
+    try:
+        return import_model(model)
+    except XRTError:
+        return None
