@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from xrt_core.cache.memory import LRU
+from xrt_core.caller import GraphCaller
 from xrt_core.engine import engines as process_engines
 from xrt_core.errors import InputError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.types import SequenceType, TensorType, ValueType, dtype_name
+from xrt_core.ir.types import OptionalType, TensorType, ValueType
 from xrt_core.options import Options, resolve
-from xrt_core.pipeline import Pipeline, Planned
-from xrt_core.runtime.arrays import family_of, from_numpy, is_array, to_numpy
-from xrt_core.runtime.runner import Runner, type_of
-
-_Call = Callable[[Sequence[Any]], Any]
+from xrt_core.pipeline import Pipeline
+from xrt_core.runtime.arrays import is_array
 
 
 class XRTModule:
@@ -31,7 +26,8 @@ class XRTModule:
         y = m(x)                        # positional or by name; one result, or a tuple of them
         results = m.run({"x": x})       # {output name: array}
 
-    model: an ONNX file's path, its bytes, a ModelProto, an onnx_ir.Model, an IR graph, or an `xrt.Graph`.
+    model: an ONNX file's path, its bytes, a ModelProto, an onnx_ir.Model, an IR graph, or an `xrt.Graph` (or a
+        function of traced tensors), which is traced for each signature and gives its results as `build` nests them.
     engine: a name, a list of names in the order to try them, "host" for none; without it every engine that is ready
         takes part, as the switches of `xrt.config` allow. options: see docs/options.md.
 
@@ -50,25 +46,31 @@ class XRTModule:
         chosen = process_engines.select(self.options)
         devices = [(e, process_engines.device(e, self.options.device)) for e in chosen]
         self._pipeline = Pipeline(self.options, devices, self.events)
-        graph = _read(model)
-        self._runner: Runner = self._pipeline.runner(graph)
-        self._inputs = graph.inputs
-        self._defaults = {i: graph.defaults[v] for i, v in enumerate(graph.inputs) if v in graph.defaults}
-        self._index = {v.name: i for i, v in enumerate(graph.inputs)}
-        self._calls: LRU[_Call] = LRU(2 * self.options.cache_size)
-        self._by_value = frozenset(self._runner.by_value)
-        self._last: Planned | None = None
-        self.output_names: tuple[str, ...] = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
+        self._source: _Imported | _Traced
+        if _is_traced(model):
+            self._source = _Traced(model, self._pipeline)
+        else:
+            self._source = _Imported(_read(model), self._pipeline)
 
     @property
     def input_types(self) -> Mapping[str, ValueType | None]:
-        """Name -> declared type of every input; a dimension is an int, a symbol's name, or None."""
-        return MappingProxyType({v.name: v.type for v in self._inputs})
+        """Name -> declared type of every input; a dimension is an int, a symbol's name, or None.
+
+        The types of a traced graph are those of its last new signature; before the first there are none.
+        """
+        caller = self._source.caller
+        return MappingProxyType({v.name: v.type for v in caller.graph.inputs} if caller else {})
 
     @property
     def optional_inputs(self) -> tuple[str, ...]:
         """Names of the inputs that may be left out, because the model holds a default for them."""
-        return tuple(self._inputs[i].name for i in self._defaults)
+        caller = self._source.caller
+        return tuple(caller.graph.inputs[i].name for i in caller.defaults) if caller else ()
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order (of a traced graph: of its last new signature)."""
+        return self._source.output_names
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -80,24 +82,16 @@ class XRTModule:
 
         Raises InputError for arguments that do not fit; nothing is changed then.
         """
-        arrays: Sequence[Any] = self._bind(args, named) if named or len(args) != len(self._inputs) else args
-        if not self._by_value:
-            try:
-                call = self._calls.get(tuple([(type(a), a.shape, a.dtype) for a in arrays]))
-            except (AttributeError, TypeError):  # a sequence, or something that is no array
-                call = None
-            if call is not None:
-                return call(arrays)
-        return self._prepare(arrays)(arrays)
+        return self._source(args, named)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model on {input name: array}; returns {output name: array}. Raises InputError as a call does."""
-        results = self(**dict(inputs))
-        return dict(zip(self.output_names, results if isinstance(results, tuple) else (results,), strict=True))
+        return self._source.run(inputs)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Specialise and compile for the signature of these inputs, without running."""
-        self._prepare(self._bind((), inputs))
+        caller, arrays = self._source.bind((), inputs)
+        caller.prepare(arrays)
 
     def explain(self, inputs: Mapping[str, Any] | None = None) -> Explanation:
         """What was decided for the signature of `inputs`; without them, for the last new signature.
@@ -105,92 +99,127 @@ class XRTModule:
         A signature that has not been run is partitioned but not compiled. Without inputs and before the first run the
         declared input types must be static. Raises InputError where they are not, or the inputs do not fit.
         """
-        if inputs is None and self._last is not None:
-            return self._last.explain()
-        arrays = self._arguments(inputs)
-        return self._partition(arrays).explanation
+        if inputs is None:
+            return self._known_caller().explain(None)
+        caller, arrays = self._source.bind((), inputs)
+        return caller.explain(arrays)
 
     def partitioned(self, inputs: Mapping[str, Any] | None = None) -> Graph:
         """The graph with a Launch node per cluster, for the signature of `inputs` (see `explain`)."""
-        return self._partition(self._arguments(inputs)).graph
+        if inputs is None:
+            caller = self._known_caller()
+            return caller.partition(caller.example()).graph
+        caller, arrays = self._source.bind((), inputs)
+        return caller.partition(arrays).graph
 
-    # --- within ---------------------------------------------------------------------------------------------------
+    def _known_caller(self) -> GraphCaller:
+        caller = self._source.caller
+        if caller is None:
+            raise InputError("a traced graph has no types before its first call: give inputs")
+        return caller
 
-    def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def __repr__(self) -> str:
+        caller = self._source.caller
+        name = (caller.graph.name if caller else "") or "graph"
+        takes = _names(caller.graph.inputs) if caller else "..."
+        return f"<XRTModule {name}: {takes} -> {', '.join(self.output_names)}; engines {self.engines or 'host'}>"
+
+
+class _Imported:
+    """A model of fixed inputs and outputs: an ONNX model or an IR graph."""
+
+    def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
+        self.caller = GraphCaller(graph, pipeline)
+        self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
+        self._inputs = graph.inputs
+        self._index = {v.name: i for i, v in enumerate(graph.inputs)}
+        self._single = len(graph.outputs) == 1
+
+    def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        if named or len(args) != len(self._inputs):
+            args = self.bind(args, named)[1]
+        results = self.caller(args)
+        return results[0] if self._single else tuple(results)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(self.output_names, self.caller(self.bind((), inputs)[1]), strict=True))
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[GraphCaller, list[Any]]:
         """One argument per input, in order; None for those left out that have a default."""
         count = len(self._inputs)
         if len(args) > count:
-            raise InputError(f"{len(args)} inputs given, the model takes {count}: {self._names()}")
+            raise InputError(f"{len(args)} inputs given, the model takes {count}: {_names(self._inputs)}")
         arrays: list[Any] = [*args, *[_MISSING] * (count - len(args))]
         for name, array in named.items():
             i = self._index.get(name)
             if i is None:
-                raise InputError(f"unknown input {name!r}; the model takes {self._names()}")
+                raise InputError(f"unknown input {name!r}; the model takes {_names(self._inputs)}")
             if arrays[i] is not _MISSING:
                 raise InputError(f"input {name!r} is given twice, by position and by name")
             arrays[i] = array
         missing = [
-            v.name for i, (v, a) in enumerate(zip(self._inputs, arrays, strict=True))
-            if a is _MISSING and i not in self._defaults and not _may_be_absent(v)
-        ]  # fmt: skip
-        if missing:
-            raise InputError(f"missing input {', '.join(map(repr, missing))}; the model takes {self._names()}")
-        return [None if a is _MISSING else a for a in arrays]
-
-    def _names(self) -> str:
-        return ", ".join(f"{v.name} ({v.type or '?'})" for v in self._inputs) or "no inputs"
-
-    def _prepare(self, arrays: Sequence[Any]) -> _Call:
-        """The call for these arguments: converts them, runs their plan, and takes the results to their family."""
-        host = [to_numpy(a) for a in arrays]
-        for i, a in enumerate(host):
-            if a is not None or i not in self._defaults:
-                _check(self._inputs[i], a)
-        plan = self._runner.plan_for(host, self._defaults)
-        assert isinstance(plan, Planned)
-        self._last = plan
-        families = [family_of(type(a)) if is_array(a) else "numpy" for a in arrays]
-        family = next((f for f, a in zip(families, arrays, strict=True) if is_array(a)), "numpy")
-        call = _make_call(plan, arrays, families, family)
-        if not self._by_value and all(is_array(a) for a in arrays):
-            self._calls.put(tuple([(type(a), a.shape, a.dtype) for a in arrays]), call)
-        return call
-
-    def _arguments(self, inputs: Mapping[str, Any] | None) -> list[Any]:
-        if inputs is not None:
-            return [to_numpy(a) for a in self._bind((), inputs)]
-        arrays: list[Any] = []
-        for i, v in enumerate(self._inputs):
-            if i in self._defaults:
-                arrays.append(None)
-            elif not isinstance(v.type, TensorType) or not v.type.is_static:
-                raise InputError(
-                    f"input {v.name!r} is declared as {v.type or '?'}: give inputs, so that its shape is known"
-                )
-            else:
-                shape = [d for d in v.type.shape or () if isinstance(d, int)]
-                arrays.append(np.zeros(shape, v.type.dtype))
-        return arrays
-
-    def _partition(self, arrays: Sequence[Any]) -> Any:
-        for i, a in enumerate(arrays):
-            if a is not None or i not in self._defaults:
-                _check(self._inputs[i], a)
-        known = dict(self._defaults)
-        known.update({i: arrays[i] for i in self._by_value if isinstance(arrays[i], np.ndarray)})
-        known = {i: a for i, a in known.items() if arrays[i] is None or i in self._by_value}
-        types = [
-            type_of(known.get(i) if a is None else a, v.type)
-            for i, (a, v) in enumerate(zip(arrays, self._inputs, strict=True))
+            v.name
+            for i, (v, a) in enumerate(zip(self._inputs, arrays, strict=True))
+            if a is _MISSING and i not in self.caller.defaults and not isinstance(v.type, OptionalType)
         ]
-        return self._pipeline.capture(self._runner.graph).optimise(types, known).partition()
+        if missing:
+            raise InputError(
+                f"missing input {', '.join(map(repr, missing))}; the model takes {_names(self._inputs)}"
+            )
+        return self.caller, [None if a is _MISSING else a for a in arrays]
 
-    def __repr__(self) -> str:
-        name = self._runner.graph.name or "graph"
-        return f"<XRTModule {name}: {self._names()} -> {', '.join(self.output_names)}; engines {self.engines or 'host'}>"
+
+class _Traced:
+    """An `xrt.Graph` or a function: traced for each signature, which includes how its arguments are nested."""
+
+    def __init__(self, graph: Any, pipeline: Pipeline) -> None:
+        from xrt_core.frontends.graph import Binder
+
+        self.caller: GraphCaller | None = None
+        self.output_names: tuple[str, ...] = ()
+        self._graph = graph
+        self._binder = Binder(graph)
+        self._pipeline = pipeline
+        self._traced: LRU[tuple[GraphCaller, Any]] = LRU(pipeline.options.cache_size)
+
+    def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        (caller, traced), arrays = self._bind(args, named)
+        return traced.structure.rebuild(caller(arrays))
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        (caller, traced), arrays = self._bind((), inputs)
+        return dict(zip(traced.output_names, caller(arrays), strict=True))
+
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[GraphCaller, list[Any]]:
+        """The caller of the traced graph for these arguments, and its arrays."""
+        (caller, _), arrays = self._bind(args, named)
+        return caller, arrays
+
+    def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[tuple[GraphCaller, Any], list[Any]]:
+        call = self._binder(args, named)
+        key = (tuple([(type(a), a.shape, a.dtype) for a in call.arrays]), call.layout)
+        return self._traced.get_or_make(key, lambda: self._trace(call)), list(call.arrays)
+
+    def _trace(self, call: Any) -> tuple[GraphCaller, Any]:
+        from xrt_core.frontends.graph import trace_call
+        from xrt_core.runtime.arrays import to_numpy
+
+        types = [TensorType(x.dtype, x.shape) for x in map(to_numpy, call.arrays)]
+        traced = trace_call(self._graph, types, call.layout, call.names)
+        self.caller = GraphCaller(traced.graph, self._pipeline)
+        self.output_names = tuple(traced.output_names)
+        return self.caller, traced
 
 
 _MISSING: Any = object()
+
+
+def _is_traced(model: Any) -> bool:
+    from xrt_core.frontends.graph import Graph as TracedGraph
+
+    return isinstance(model, TracedGraph) or (
+        callable(model) and not isinstance(model, type) and hasattr(model, "__code__") and not is_array(model)
+    )
 
 
 def _read(model: Any) -> Graph:
@@ -201,64 +230,5 @@ def _read(model: Any) -> Graph:
     return import_model(model)
 
 
-def _may_be_absent(v: Value) -> bool:
-    from xrt_core.ir.types import OptionalType
-
-    return isinstance(v.type, OptionalType)
-
-
-def _make_call(plan: Planned, arrays: Sequence[Any], families: Sequence[str], family: str) -> _Call:
-    """Bind a plan to the families of its arguments and results; the hot path of every later call."""
-    run = plan.run
-    convert = [
-        i
-        for i, (a, f) in enumerate(zip(arrays, families, strict=True))
-        if type(a) is not np.ndarray and not (f == "jax" and plan.engine_inputs[i] == "xla")
-    ]
-    foreign = [i for i, a in enumerate(arrays) if isinstance(a, np.ndarray) and to_numpy(a) is not a]
-    convert = sorted({*convert, *foreign})
-    out = from_numpy(family)
-    single = len(plan.outputs) == 1
-    if family == "numpy" and not convert and all(s != HOST_SPACE for s in plan.spaces):
-        asarray = np.asarray
-        if single:
-            return lambda arrays: asarray(run(arrays)[0])
-        return lambda arrays: tuple([asarray(r) for r in run(arrays)])
-
-    def call(arrays: Sequence[Any]) -> Any:
-        if convert:
-            arrays = list(arrays)
-            for i in convert:
-                arrays[i] = to_numpy(arrays[i])
-        results = run(arrays)
-        return out(results[0]) if single else tuple([out(r) for r in results])
-
-    return call
-
-
-HOST_SPACE = "host"
-
-
-def _check(value: Value, a: Any) -> None:
-    """Raise InputError where the argument does not fit the declared type of its input."""
-    declared = value.type
-    if isinstance(declared, TensorType):
-        if not isinstance(a, np.ndarray):
-            raise InputError(f"input {value.name!r} takes a tensor {declared}, not a {type(a).__name__}")
-        if declared.dtype is not None and a.dtype != declared.dtype:
-            raise InputError(
-                f"input {value.name!r}: dtype {dtype_name(a.dtype)} given, {dtype_name(declared.dtype)} expected; "
-                f"convert it with .astype({dtype_name(declared.dtype)!r})"
-            )
-        shape = declared.shape
-        if shape is not None:
-            fits = len(shape) == a.ndim and all(
-                not isinstance(d, int) or d == n for d, n in zip(shape, a.shape, strict=True)
-            )
-            if not fits:
-                raise InputError(f"input {value.name!r}: shape {list(a.shape)} given, {declared} expected")
-    elif isinstance(declared, SequenceType) and not isinstance(a, list):
-        raise InputError(f"input {value.name!r} takes a list of arrays ({declared}), not a {type(a).__name__}")
-
-
-ModelSource = str | os.PathLike[str] | bytes
+def _names(inputs: Sequence[Value]) -> str:
+    return ", ".join(f"{v.name} ({v.type or '?'})" for v in inputs) or "no inputs"

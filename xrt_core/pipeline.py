@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.host.executor import CONTROL_FLOW, host_kernel, run_node
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.ir.verdict import Support
 from xrt_core.kernels import find_kernel, static_inputs
@@ -233,13 +233,11 @@ class Pipeline:
         captured = self.capture(graph)
         by_value = [i for i in shape_inputs(captured.graph, static_inputs) if i not in changing]
 
-        def make(
-            _: Graph, types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], engines: bool
-        ) -> Plan:
+        def make(types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], engines: bool) -> Plan:
             return self.make_plan(captured, types, known, engines)
 
         return Runner(
-            captured.graph,
+            captured,
             make,
             by_value=by_value,
             max_signatures=self.options.cache_size,
@@ -391,7 +389,3 @@ def _signature(graph: Graph, known: Mapping[int, np.ndarray]) -> dict[str, str]:
 def _shown(data: np.ndarray) -> str:
     return f" = {np.array2string(data, separator=', ', threshold=8)}" if data.size <= 64 else " (constant)"
 
-
-def default_value(value: Value, graph: Graph) -> Any:
-    """The default of an input that may be left out, or None."""
-    return graph.defaults.get(value)

@@ -282,12 +282,14 @@ class Reader:
             found = self._read.kind_and_value(a, scope, context, at)
             if found is not None:
                 references[a.name] = found
-        finals = {
-            inner: self._label(outer, context) for inner, outer in zip(f.output, p.output, strict=False) if outer
-        }
+        finals = [self._label(outer, context) if outer else "" for outer in p.output]
+        renames: dict[str, str] = {}
+        for inner, final in zip(f.output, finals, strict=False):
+            if final:
+                renames.setdefault(inner, final)
         prefix = context.prefix if key[0] == OPSET_DOMAIN else f"{context.prefix}{p.name or f.name}/"
         inside = Context(
-            opsets, operators, prefix=prefix, calls=(*context.calls, key), references=references, renames=finals
+            opsets, operators, prefix=prefix, calls=(*context.calls, key), references=references, renames=renames
         )
         body = Scope({"": None}, None)
         for name, value in zip(f.input, given, strict=True):
@@ -312,7 +314,7 @@ class Reader:
         if self._inlined > MAX_INLINED:
             raise ModelLoadError(f"{at}: inlining the model's functions makes more than {MAX_INLINED} nodes")
         bound: set[Value] = set()
-        for inner, outer in zip(f.output, p.output, strict=False):
+        for inner, outer, final in zip(f.output, p.output, finals, strict=False):
             if not outer:
                 continue
             if outer in scope.names:
@@ -320,7 +322,6 @@ class Reader:
             if inner not in body.names:
                 raise ModelLoadError(f"{where}: its output {inner!r} is made by none of its nodes")
             value = body.names[inner]
-            final = finals[inner]
             if value is not None and (value.name != final or value in bound or value in given):
                 value = self._renamed(value, final, opsets, inside, out)
             if value is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,13 +16,22 @@ from xrt_core.runtime.plan import Plan
 MAX_VARIANTS = 16
 """So many value sets of shape-determining inputs get plans of their own; later ones share one that knows no values."""
 
-MakePlan = Callable[[Graph, Sequence[ValueType | None], Mapping[int, np.ndarray], bool], Plan]
-"""(graph, input types, known input values, whether engines may be used) -> plan."""
+MakePlan = Callable[[Sequence[ValueType | None], Mapping[int, np.ndarray], bool], Plan]
+"""(input types, known input values, whether engines may be used) -> plan."""
+
+
+class HasGraph(Protocol):
+    """What a Runner runs: the captured stage of the pipeline."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
 
 
 class Runner:
     """Plans per signature, kept in a bounded LRU.
 
+    captured: the graph, as its frontend gave it.
     by_value: indices of inputs that belong to the signature by value (shape-determining ones); inputs that turn out
         larger than `max_by_value` elements do not.
     max_signatures: how many plans are kept. engine_signatures: after so many different signatures, new ones are
@@ -31,7 +40,7 @@ class Runner:
 
     def __init__(
         self,
-        graph: Graph,
+        captured: HasGraph,
         make: MakePlan,
         *,
         by_value: Collection[int] = (),
@@ -39,7 +48,7 @@ class Runner:
         engine_signatures: int | None = None,
         max_by_value: int = 64,
     ) -> None:
-        self.graph = graph
+        self.captured: Any = captured
         self.plans: LRU[Plan] = LRU(max_signatures)
         self.by_value = tuple(by_value)
         self.max_by_value = max_by_value
@@ -82,20 +91,27 @@ class Runner:
             ]
         )
 
-    def _new_plan(self, arrays: Sequence[Any], with_values: bool, defaults: Mapping[int, np.ndarray]) -> Plan:
-        known = dict(defaults)
-        if with_values:
+    def signature(
+        self, arrays: Sequence[Any], defaults: Mapping[int, np.ndarray], by_value: bool = True
+    ) -> tuple[list[ValueType | None], dict[int, np.ndarray]]:
+        """Types of the arguments, and the values that are known: of defaults and of shape-determining inputs."""
+        known = {i: d for i, d in defaults.items() if arrays[i] is None}
+        if by_value:
             for i in self.by_value:
                 a = arrays[i]
                 if isinstance(a, np.ndarray) and a.size <= self.max_by_value:
                     known[i] = a.copy()
         types = [
-            type_of(defaults.get(i) if a is None else a, v.type)
-            for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True))
+            type_of(known[i] if a is None and i in known else a, v.type)
+            for i, (a, v) in enumerate(zip(arrays, self.captured.graph.inputs, strict=True))
         ]
+        return types, known
+
+    def _new_plan(self, arrays: Sequence[Any], with_values: bool, defaults: Mapping[int, np.ndarray]) -> Plan:
+        types, known = self.signature(arrays, defaults, with_values)
         self._planned += 1
         engines = self.engine_signatures is None or self._planned <= self.engine_signatures
-        return self._make(self.graph, types, known, engines)
+        return self._make(types, known, engines)
 
 
 def type_of(a: Any, declared: ValueType | None) -> ValueType | None:

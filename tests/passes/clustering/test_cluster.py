@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import random
 
-from tests.passes.clustering.graphs import engine, graph, names
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.passes.clustering.graphs import Recipe, engine, graph, names, recipes
 from xrt_core.errors import InternalError, OptionError
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.clustering import cluster, mark
 from xrt_core.passes.clustering.contract import Contraction
-from xrt_core.passes.clustering.merge import edge_groups, slices
+from xrt_core.passes.clustering.merge import _EdgeMerger, edge_groups, slices
 
 TOY = [engine("toy", "A", "B")]
 
@@ -107,11 +112,25 @@ def test_a_dissolved_node_is_not_delayed() -> None:
     assert clusters(g, minimum_nodes=2, strict=False) == ["toy: a b t"]
 
 
+def test_what_was_dissolved_is_tried_again_once_others_are_clusters() -> None:
+    """a and b are too small apart, and may be joined only after the second engine joined c and d."""
+    g = graph("a = A(x); b = A(a); c = B(a); d = B(c, b)")
+    engines = [engine("one", "A"), engine("two", "B")]
+    assert clusters(g, engines=engines, minimum_nodes=2) == ["one: a b", "two: c d"]
+
+
 def test_maximum_cuts_a_chain_into_even_pieces() -> None:
     """Nine nodes under a maximum of four are three times three, in order."""
     g = graph("; ".join(f"n{i} = A({f'n{i - 1}' if i else 'x'})" for i in range(9)))
     for strict in (True, False):
         assert clusters(g, maximum_nodes=4, strict=strict) == ["toy: n0 n1 n2", "toy: n3 n4 n5", "toy: n6 n7 n8"]
+
+
+def test_maximum_keeps_together_what_edges_join() -> None:
+    """Two chains that stand interleaved in the graph are cut from each other first."""
+    g = graph("a = A(x); b = A(y); c = A(a); d = A(b)")
+    assert clusters(g) == ["toy: a b c d"]
+    assert clusters(g, maximum_nodes=2) == ["toy: a c", "toy: b d"]
 
 
 def test_slices_leave_little_over() -> None:
@@ -175,6 +194,14 @@ def test_a_training_step_is_one_cluster_and_its_updates_another(update_engine: l
     assert clusters(g, engines=update_engine, strict=strict) == expected
 
 
+def test_updates_are_grouped_before_the_rest() -> None:
+    """h waits for both updates, which are one; only so can f and g be one, before the next engine takes them."""
+    update = Annotations(model_update=True)
+    g = graph("f = A(x); g = A(f); u = B(f); v = B(g); h = H(u, v)", u=update, v=update)
+    found = clusters(g, engines=[engine("one", "A", "B"), engine("two", "A")], minimum_nodes=2)
+    assert found == ["one: f g", "one: u v"]
+
+
 def test_updates_that_others_read_do_count() -> None:
     """A second step reads the first one's update: the way leads out of the forward nodes and back, which cuts them."""
     g = graph("f = A(x, w); u = B(w, f); g = A(f, u)", u=Annotations(model_update=True))
@@ -229,3 +256,40 @@ def test_a_second_path_keeps_an_edge() -> None:
     units = Contraction.of_graph(graph("a = A(x); h = H(a); b = A(a, h); c = A(b)"))
     assert edge_groups(units, [True, False, True, True], 9) == [0, 1, 2, 2]
     assert edge_groups(units, [True, False, True, True], 1) == [0, 1, 2, 3]
+
+
+def test_sets_that_differ_in_their_last_bit_are_told_apart() -> None:
+    """250 host nodes wait for u, v and p, and one more for u alone."""
+    hosts = "; ".join(f"h{i} = H(p)" for i in range(250))
+    g = graph(f"u = A(x); v = A(x); p = A(u, v); {hosts}; z = H(u)")
+    assert clusters(g) == ["toy: u", "toy: v p"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(recipes(max_nodes=25, ops="AAAH"), st.integers(1, 30))
+def test_contracting_edges_makes_no_cycle(recipe: Recipe, maximum: int) -> None:
+    """On graphs where levels have grouped nothing yet, so that every edge has to be searched."""
+    g = recipe.build()
+    units = Contraction.of_graph(g)
+    merged, new = units.merge(edge_groups(units, [n.op_type == "A" for n in g.nodes], maximum))
+    assert sum(merged.sizes) == len(g.nodes)
+    assert max(merged.sizes) <= maximum
+    assert all(new[p] <= new[i] for i in range(len(g.nodes)) for p in g.predecessors[i])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_order_kept_while_contracting_edges_stays_topological(seed: int) -> None:
+    """After each contraction every unit has a place before those of its successors, one that no other unit has."""
+    draw = random.Random(seed)
+    edges = sorted(
+        {(draw.randrange(max(0, t - 12), t), t) for t in range(1, 60) for _ in range(draw.choice([1, 1, 2]))}
+    )
+    source, target = np.array(edges).T
+    merger = _EdgeMerger(Contraction([1] * 60, (source, target)), [draw.random() < 0.8 for _ in range(60)], 99)
+    for u in range(60):
+        if merger.open[u] and merger.alive[u]:
+            merger.absorb(u)
+            alive = [w for w in range(60) if merger.alive[w]]
+            assert len({merger.place[w] for w in alive}) == len(alive)
+            assert all(merger.place[w] < merger.place[s] for w in alive for s in merger.successors[w])
+    assert merger.merged > 0
