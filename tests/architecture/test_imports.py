@@ -26,8 +26,10 @@ ALLOWED: dict[str, set[str]] = {
     "explanation": GROUND | {"ir", "passes"},
     "cache": GROUND | {"ir", "engine"},
     "runtime": GROUND | {"ir", "engine", "cache"},
-    "pipeline": GROUND | {"ir", "kernels", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},
-    "module": GROUND | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation", "pipeline"},
+    "pipeline": GROUND
+    | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},
+    "caller": GROUND | {"ir", "cache", "runtime", "explanation", "pipeline"},
+    "module": GROUND | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation", "pipeline", "caller"},
     "onnx_backend": GROUND | {"ir", "engine", "module"},
     "cli": GROUND | {"ir", "frontends", "engine", "engines", "options", "module"},
 }

@@ -26,7 +26,9 @@ _SMALL: Final = 1024  # bytes; a tensor below stays in the model file
 def map_file(path: str | os.PathLike[str], what: str = "model file") -> memoryview:
     """The bytes of a regular file, memory-mapped read-only. Raises ModelLoadError where there is no such file."""
     try:
-        with open(path, "rb") as f:
+        # without O_NONBLOCK, opening a named pipe would wait for a writer
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb", closefd=True) as f:
             status = os.fstat(f.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ModelLoadError(f"{what} {os.fspath(path)!r} is not a regular file")

@@ -18,7 +18,6 @@ from xrt_core.ir.types import TensorType, ValueType
 _MAX_DATA = 1024  # elements of a known input that inference is shown: shapes, axes, scales; never weights
 _MEMO_SIZE = 4096
 _memo: OrderedDict[Any, tuple[ValueType | None, ...]] = OrderedDict()
-_protos: dict[Any, Any] = {}
 
 
 def infer_types(node: Node) -> tuple[ValueType | None, ...]:
@@ -38,6 +37,11 @@ def infer_types(node: Node) -> tuple[ValueType | None, ...]:
         if len(_memo) > _MEMO_SIZE:
             _memo.popitem(last=False)
     return result
+
+
+def forget() -> None:
+    """Forget every remembered result (for measurements)."""
+    _memo.clear()
 
 
 def is_small_data(value: Value) -> bool:
