@@ -49,9 +49,7 @@ def export_function(function: Function, *, tensor: TensorWriter = tensor_from_ar
     """A Function as a standalone ONNX model; `import_function` gives it back, aliases included."""
     model = _Exporter(function.body, tensor).model()
     model.graph.name = function.name
-    for p, r in zip(model.graph.input, function.params, strict=True):
-        type_to_proto(r.type, p.type)
-    for p, r in zip(model.graph.output, function.returns, strict=True):
+    for p, r in zip([*model.graph.input, *model.graph.output], [*function.params, *function.returns], strict=True):
         p.type.Clear()
         type_to_proto(r.type, p.type)
     if function.aliases:

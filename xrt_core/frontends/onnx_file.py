@@ -28,13 +28,17 @@ def map_file(path: str | os.PathLike[str], what: str = "model file") -> memoryvi
     try:
         # without O_NONBLOCK, opening a named pipe would wait for a writer
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(descriptor, "rb", closefd=True) as f:
-            status = os.fstat(f.fileno())
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError
             if not stat.S_ISREG(status.st_mode):
                 raise ModelLoadError(f"{what} {os.fspath(path)!r} is not a regular file")
             if status.st_size == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+        finally:
+            os.close(descriptor)
     except IsADirectoryError:
         raise ModelLoadError(f"{what} {os.fspath(path)!r} is a directory; give the file inside it") from None
     except FileNotFoundError:

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from xrt_core.engine.contract import Executable, Function
-from xrt_core.errors import EngineError
+from xrt_core.errors import EngineError, ExecutionError
 from xrt_core.runtime.arrays import to_numpy
 
 log = logging.getLogger("xrt")
@@ -23,10 +25,10 @@ class Launch:
 
     function, engine: what runs where. executable: None when compilation failed, `error` then says why.
     host: makes the function that runs the same nodes on the host (called at the first failure).
-    After three failures in a row the executable is given up and the host keeps the cluster.
+    After three failures in a row the executable is given up and the host keeps the cluster. error: the last failure.
     """
 
-    __slots__ = ("engine", "error", "executable", "failures", "function", "_host", "_host_run", "_lock")
+    __slots__ = ("_host", "_host_run", "_lock", "_proven", "engine", "error", "executable", "failures", "function")
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Launch:
         self.executable = executable
         self.error: Exception | None = error
         self.failures = 0
+        self._proven = False  # the last run succeeded, and its results were looked at
         self._host = host
         self._host_run: HostRun | None = None
         self._lock = threading.Lock()
@@ -51,24 +54,50 @@ class Launch:
         if executable is None:
             return self.on_host(arrays)
         try:
-            return executable.run(arrays)
+            results = executable.run(arrays)
+            if not self._proven:
+                self._prove(results)
+            return results
         except Exception as e:  # whatever an engine raises must not reach a caller who has a host to fall back on
             self.failed(e)
             return self.on_host(arrays)
+
+    @property
+    def trouble(self) -> str:
+        """What went wrong so far, for people; "" for nothing."""
+        if self.error is None:
+            return ""
+        if not self.failures:
+            return f"failed to compile, the host runs it: {self.error}"
+        kept = "and keeps it" if self.executable is None else "in its place"
+        return f"failed while running ({self.failures} in a row), the host ran it {kept}: {self.error}"
+
+    def _prove(self, results: Sequence[Any]) -> None:
+        """Hold the first results against what was promised. Raises ExecutionError where they differ."""
+        given = [(np.dtype(r.dtype), tuple(r.shape)) for r in results]
+        promised = [(p.dtype, p.shape) for p in self.function.returns]
+        if given != promised:
+            shown = ", ".join(f"{d}{list(s)}" for d, s in given) or "nothing"
+            wanted = ", ".join(str(p) for p in self.function.returns)
+            raise ExecutionError(f"the executable gave {shown} where {wanted} was promised; a bug of the engine's package")
+        with self._lock:
+            self.failures, self._proven = 0, True
 
     def failed(self, error: Exception) -> None:
         """Note a failure of the executable; the third in a row retires it."""
         with self._lock:
             self.error = error
             self.failures += 1
+            self._proven = False
             if self.failures >= _MAX_FAILURES:
                 self.executable = None
+            failures, given_up = self.failures, self.executable is None
         log.warning(
             "cluster %s failed on engine %s (failure %d), the host ran it instead%s: %s",
             self.function.name,
             self.engine,
-            self.failures,
-            ", and keeps it" if self.executable is None else "",
+            failures,
+            ", and keeps it" if given_up else "",
             error,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,9 +33,15 @@ class Plan:
     The first registers are the inputs, then come the constants that host steps and outputs read.
     outputs: registers of the results. spaces: for each output who made it, "host" or an engine's name.
     engine_inputs: for each input, the one engine that alone reads it (it may be an array of that engine), or None.
+    guarded: inputs that host steps or outputs read. Their arrays go in as read-only views, as constants do, so that
+        whatever comes out writable shares no memory with them. owned: whether results must be the caller's own (see
+        `_own`); parts of a graph do without, their results go on into steps.
     """
 
-    __slots__ = ("engine_inputs", "launches", "outputs", "run", "spaces", "steps", "_needs_errstate", "_template")
+    __slots__ = (
+        "_guarded", "_has_host_steps", "_owned", "_template",
+        "engine_inputs", "launches", "outputs", "run", "spaces", "steps",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,14 +52,18 @@ class Plan:
         spaces: Sequence[str],
         engine_inputs: Sequence[str | None],
         launches: Sequence[Launch],
+        guarded: Sequence[int],
+        owned: bool,
     ) -> None:
         self._template = registers
+        self._guarded = tuple(guarded)
+        self._owned = owned and HOST in spaces
         self.steps = tuple(steps)
         self.outputs = tuple(outputs)
         self.spaces = tuple(spaces)
         self.engine_inputs = tuple(engine_inputs)
         self.launches = tuple(launches)
-        self._needs_errstate = any(not isinstance(s.call, Launch) for s in steps)
+        self._has_host_steps = any(not isinstance(s.call, Launch) for s in steps)
         self.run: Call = self._run
         if len(steps) == 1 and isinstance(steps[0].call, Launch):
             step = steps[0]
@@ -63,12 +73,15 @@ class Plan:
     def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         registers = self._template.copy()
         registers[: len(arrays)] = arrays
-        if self._needs_errstate:
+        for i in self._guarded:
+            registers[i] = _read_only(registers[i])
+        if self._has_host_steps:
             with np.errstate(all="ignore"):  # NaN and infinities are results, not warnings
                 self._execute(registers)
         else:
             self._execute(registers)
-        return [registers[i] for i in self.outputs]
+        results = [registers[i] for i in self.outputs]
+        return _own(results) if self._owned else results
 
     def _execute(self, registers: list[Any]) -> None:
         for call, inputs, outputs, dead, _ in self.steps:
@@ -102,23 +115,58 @@ class Lowered(NamedTuple):
     label: str
 
 
-# operators whose result may be a view of their first input
-_VIEWS = frozenset(
-    "Reshape Flatten Squeeze Unsqueeze Transpose Identity Slice Split Expand Cast CastLike Dropout Pad Tile Concat "
-    "DepthToSpace SpaceToDepth Sum Max Min Mean Clip Optional OptionalGetElement SequenceAt Gather Upsample Resize".split()
-)
+P = TypeVar("P", bound=Plan)
 
 
-def make_plan(graph: Graph, lower: Callable[[Node], Lowered]) -> Plan:
+def make_plan(
+    graph: Graph,
+    lower: Callable[[Node], Lowered],
+    kind: Callable[..., P] = Plan,  # type: ignore[assignment]
+    *,
+    owned: bool = True,
+) -> P:
     """The plan of a partitioned graph; `lower` says what each node becomes (a node's missing inputs come as None).
 
-    Results that an engine made are taken to NumPy once, before the first host step that reads them. A result that
-    may share memory with an input or a constant is copied, so that neither side can change the other's data.
+    Results that an engine made are taken to NumPy once, before the first host step that reads them. owned: results
+    share no memory with inputs, constants or one another, so that no side can change the other's data; a plan whose
+    results go on into another plan does without. kind: makes the plan from the arguments of `Plan`.
     """
     builder = _Builder(graph)
     for node in graph.nodes:
         builder.add(node, lower(node))
-    return builder.plan()
+    return kind(*builder.parts(), owned)
+
+
+def _read_only(x: Any) -> Any:
+    """A read-only view of an array; of a sequence, one of each element."""
+    if isinstance(x, np.ndarray):
+        if x.flags.writeable:
+            x = x.view()
+            x.flags.writeable = False
+        return x
+    return [_read_only(e) for e in x] if isinstance(x, list) else x
+
+
+def _own(results: list[Any]) -> list[Any]:
+    """The results with copies for host arrays that are not plain arrays of their own.
+
+    Read-only ones (views of inputs and constants, broadcasts), parts of larger arrays, and what shares memory with an
+    earlier result.
+    """
+    seen: set[int] = set()
+
+    def own(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            root = x
+            while isinstance(root.base, np.ndarray):
+                root = root.base
+            if x.flags.writeable and root.base is None and root.nbytes == x.nbytes and id(root) not in seen:
+                seen.add(id(root))
+                return x
+            return np.array(x)
+        return [own(e) for e in x] if isinstance(x, list) else x
+
+    return [own(x) for x in results]
 
 
 class _Builder:
@@ -128,7 +176,6 @@ class _Builder:
         self.of: dict[Value, int] = {}  # where a value was made
         self.on_host: dict[Value, int] = {}  # where its NumPy form is
         self.space: dict[Value, str] = {}
-        self.shared: set[Value] = set()  # may share memory with an input or a constant
         self.steps: list[Step] = []
         self.readers: dict[Value, set[str]] = {}
         self.launches: list[Launch] = []
@@ -136,7 +183,6 @@ class _Builder:
         for v in graph.inputs:
             self.of[v] = self.on_host[v] = self.new()
             self.space[v] = HOST
-            self.shared.add(v)
 
     def new(self, content: Any = None) -> int:
         self.registers.append(content)
@@ -153,9 +199,8 @@ class _Builder:
         if v is None:
             return self.nothing()
         if v not in self.of:  # a constant; captured values are inputs by now
-            self.of[v] = self.on_host[v] = self.new(v.data)
+            self.of[v] = self.on_host[v] = self.new(_read_only(v.data))
             self.space[v] = HOST
-            self.shared.add(v)
         self.readers.setdefault(v, set()).add(space)
         if self.space[v] == space and space != HOST:
             return self.of[v]
@@ -178,39 +223,28 @@ class _Builder:
             self.space[v] = space
             if space == HOST:
                 self.on_host[v] = r
-                if (node.op_type in _VIEWS or node.subgraphs or node.domain) and any(u in self.shared for u in given):
-                    self.shared.add(v)
         if isinstance(call, Launch):
             self.launches.append(call)
         self.steps.append(Step(call, inputs, tuple(outputs), (), label))
 
-    def plan(self) -> Plan:
+    def parts(self) -> tuple[Any, ...]:
+        """The arguments of `Plan`, all but the last."""
         graph = self.graph
         outputs, spaces = [], []
-        copied: set[Value] = set()
         for v in graph.outputs:
             space = self.space.get(v, HOST)
             register = self.register(v, space)
-            if v in self.shared or (space == HOST and v in copied):
-                made = self.new()
-                self.steps.append(Step(_copy, (register,), (made,), (), "copy"))
-                register = made
-            copied.add(v)
+            if space != HOST and register in outputs:  # returned twice: the second is the host's, and so copied
+                space, register = HOST, self.register(v, HOST)
             outputs.append(register)
             spaces.append(space)
         engine_inputs: list[str | None] = []
         for v in graph.inputs:
             readers = self.readers.get(v, set())
             engine_inputs.append(next(iter(readers)) if len(readers) == 1 and HOST not in readers else None)
-        return Plan(
-            len(graph.inputs),
-            self.registers,
-            _with_deaths(self.steps, outputs, self.registers),
-            outputs,
-            spaces,
-            engine_inputs,
-            self.launches,
-        )
+        guarded = [i for i, v in enumerate(graph.inputs) if HOST in self.readers.get(v, ())]
+        steps = _with_deaths(self.steps, outputs, self.registers)
+        return len(graph.inputs), self.registers, steps, outputs, spaces, engine_inputs, self.launches, guarded
 
 
 def _with_deaths(steps: Sequence[Step], outputs: Sequence[int], registers: Sequence[Any]) -> list[Step]:
@@ -227,7 +261,3 @@ def _with_deaths(steps: Sequence[Step], outputs: Sequence[int], registers: Seque
 
 def _all_to_numpy(arrays: Sequence[Any]) -> Sequence[Any]:
     return [to_numpy(a) for a in arrays]
-
-
-def _copy(arrays: Sequence[Any]) -> Sequence[Any]:
-    return [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]

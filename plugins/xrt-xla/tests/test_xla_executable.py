@@ -327,8 +327,8 @@ def test_damaged_blobs_are_refused(engine: XlaEngine) -> None:
         compiler.load(b"something else entirely")
     with pytest.raises(CompileError, match="does not load|should have"):
         compiler.load(blob[:-40])
-    with pytest.raises(CompileError, match="made with JAX"):
-        compiler.load(blob.replace(f'"jax": "{jax.__version__}'.encode(), b'"jax": "' + b"0" * len(jax.__version__)))
+    with pytest.raises(CompileError, match="made for 'jax 0"):
+        compiler.load(blob.replace(f'"jax {jax.__version__}'.encode(), b'"jax ' + b"0" * len(jax.__version__)))
 
 
 def test_the_unfused_build_has_no_fusions_and_the_same_numbers(engine: XlaEngine) -> None:

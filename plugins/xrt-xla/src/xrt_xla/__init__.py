@@ -66,13 +66,7 @@ class XlaEngine(Engine):
         """Versions of this package and of JAX, the device's model, and on a CPU its instruction set."""
         from xrt_xla import _toolkit
 
-        jax_device = _toolkit.device_named(device)
-        parts = ["xrt-xla", __version__, "jax", _toolkit.library_version(), str(jax_device.device_kind)]
-        if _toolkit.kind_of(jax_device) == "cpu":
-            parts.append(_toolkit.cpu_fingerprint())
-        else:
-            parts += [str(jax_device.client.platform_version), str(getattr(jax_device, "compute_capability", ""))]
-        return " ".join(parts)
+        return f"xrt-xla {__version__} {_toolkit.fingerprint_of(_toolkit.device_named(device))}"
 
     def prepare(self) -> None:
         """Import JAX and the kernels now."""

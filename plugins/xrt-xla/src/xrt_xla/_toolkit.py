@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import platform
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -21,7 +25,7 @@ _config: Any = jax.config
 x64: Any = getattr(jax if hasattr(jax, "enable_x64") else jax.experimental, "enable_x64")  # noqa: B009
 """`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
 
-_PLATFORMS = (("cpu", "cpu"), ("cuda", "cuda"), ("tpu", "tpu"))
+_KINDS = ("cpu", "cuda", "tpu")
 
 # What a caller may have set that would change numbers, dtypes or whether a compiled call runs at all.
 _PINNED: tuple[tuple[str, Any], ...] = (
@@ -67,10 +71,10 @@ def checks_numbers() -> bool:
 def devices() -> dict[str, Any]:
     """Usable devices by XRT's names: "cpu", "cuda:0", "tpu:0", ..."""
     found: dict[str, Any] = {}
-    for kind, platform in _PLATFORMS:
+    for kind in _KINDS:
         try:
-            local = jax.local_devices(backend=platform)
-        except RuntimeError:  # that platform is not part of this installation
+            local = jax.local_devices(backend=kind)
+        except RuntimeError:  # that kind is not part of this installation
             continue
         if kind == "cpu":
             found["cpu"] = local[0]
@@ -87,7 +91,7 @@ def device_named(name: str) -> Any:
     kind, _, index = name.partition(":")
     number = int(index) if index.isdigit() else 0 if not index else -1
     try:
-        local = jax.local_devices(backend=kind) if kind in dict(_PLATFORMS) else []
+        local = jax.local_devices(backend=kind) if kind in _KINDS else []
     except RuntimeError:
         local = []
     if 0 <= number < len(local):
@@ -108,17 +112,23 @@ def sharding_on(device: Any) -> Any:
 
 def library_version() -> str:
     """Versions of JAX and of the compiler that comes with it."""
-    from importlib.metadata import version
-
     compiler = version("jaxlib")
     return str(jax.__version__) if jax.__version__ == compiler else f"{jax.__version__}+{compiler}"
 
 
-def cpu_fingerprint() -> str:
-    """A digest of the processor's instruction set: machine code made for one processor may not run on another."""
-    import hashlib
-    import platform
+@functools.cache
+def fingerprint_of(device: Any) -> str:
+    """What a compiled program depends on: JAX, the device's model, and on a CPU its instruction set."""
+    parts = ["jax", library_version(), kind_of(device), str(device.device_kind)]
+    if kind_of(device) == "cpu":
+        parts.append(_instruction_set())
+    else:
+        parts += [str(device.client.platform_version), str(getattr(device, "compute_capability", ""))]
+    return " ".join(" ".join(parts).split())
 
+
+def _instruction_set() -> str:
+    """A digest of the processor's features: machine code made for one processor may not run on another."""
     flags = ""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
         flags = next((line for line in f if line.startswith(("flags", "Features"))), "")

@@ -27,6 +27,7 @@ _GROWTH: Final = 4
 """Nodes of constants are computed when the executable is built if that grows their bytes at most so much (int8 weights
 become float32 ones)."""
 
+_RANDOM: Final = frozenset(("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"))
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
 
 
@@ -145,7 +146,7 @@ class _Program:
         """Compute a node of constants with NumPy, if it is one and its results are not much larger."""
         given = [x for x, v in zip(known, node.inputs, strict=True) if v is not None]
         portable = find_kernel(node.domain, node.op_type)
-        if not given or portable is None or any(x is None for x in given):
+        if not given or portable is None or node.op_type in _RANDOM or any(x is None for x in given):
             return False
         size = 0
         for v in node.outputs:

@@ -120,8 +120,7 @@ class XlaExecutable(Executable):
             raise UnsupportedError(f"this XLA program cannot be serialised: {e}") from e
         weights = [np.asarray(w) for w in self._weights]
         header = {
-            "jax": _toolkit.library_version(),
-            "kind": _toolkit.kind_of(self._device),
+            "for": _toolkit.fingerprint_of(self._device),
             "params": [[p.name, dtype_name(p.dtype), list(p.shape)] for p in self._params],
             "outputs": self._outputs,
             "aliases": [[a.output, a.input] for a in self._aliases],
@@ -153,12 +152,9 @@ def load_executable(blob: bytes, device: Any) -> XlaExecutable:
     try:
         (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
         header = json.loads(blob[start : start + length])
-        here = (_toolkit.library_version(), _toolkit.kind_of(device))
-        if (header["jax"], header["kind"]) != here:
-            raise CompileError(
-                f"xla: the executable was made with JAX {header['jax']} for {header['kind']}; "
-                f"here are JAX {here[0]} and {here[1]}"
-            )
+        here = _toolkit.fingerprint_of(device)
+        if header["for"] != here:
+            raise CompileError(f"xla: the executable was made for {header['for']!r}; here is {here!r}")
         at = start + length + header["program"]
         params = [Parameter(n, dtype_from_name(d), tuple(s)) for n, d, s in header["params"]]
         weights = []

@@ -1,0 +1,251 @@
+"""The kernels with forms of their own, against plain NumPy in float64 and exact integers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from xla_functions import compile_nodes
+from xrt_xla import XlaEngine
+from xrt_xla.kernels.convolution import form_of
+
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import TensorType
+
+RNG = np.random.default_rng(11)
+
+
+def _correlate(x: np.ndarray, w: np.ndarray, strides: Any, dilations: Any, begin: Any, end: Any, group: int) -> Any:
+    """The definition of Conv, one output position at a time, in float64."""
+    rank = x.ndim - 2
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    x = np.pad(x, [(0, 0), (0, 0), *zip(begin, end, strict=True)])
+    reach = [(w.shape[2 + i] - 1) * dilations[i] + 1 for i in range(rank)]
+    out = [(x.shape[2 + i] - reach[i]) // strides[i] + 1 for i in range(rank)]
+    y = np.zeros((x.shape[0], w.shape[0], *out))
+    each_in, each_out = x.shape[1] // group, w.shape[0] // group
+    for at in itertools.product(*map(range, out)):
+        box = tuple(slice(at[i] * strides[i], at[i] * strides[i] + reach[i], dilations[i]) for i in range(rank))
+        for g in range(group):
+            part = x[(slice(None), slice(g * each_in, (g + 1) * each_in), *box)].reshape(x.shape[0], -1)
+            rows = w[g * each_out : (g + 1) * each_out].reshape(each_out, -1)
+            y[(slice(None), slice(g * each_out, (g + 1) * each_out), *at)] = part @ rows.T
+    return y
+
+
+def _spread(x: np.ndarray, w: np.ndarray, strides: Any, dilations: Any, group: int) -> Any:
+    """The definition of ConvTranspose without padding: every element adds its scaled filter, in float64."""
+    rank = x.ndim - 2
+    full = [(x.shape[2 + i] - 1) * strides[i] + (w.shape[2 + i] - 1) * dilations[i] + 1 for i in range(rank)]
+    each_in, each_out = x.shape[1] // group, w.shape[1]
+    y = np.zeros((x.shape[0], each_out * group, *full))
+    for c, at in itertools.product(range(x.shape[1]), itertools.product(*map(range, x.shape[2:]))):
+        g = c // each_in
+        box = tuple(
+            slice(at[i] * strides[i], at[i] * strides[i] + (w.shape[2 + i] - 1) * dilations[i] + 1, dilations[i])
+            for i in range(rank)
+        )
+        where = (slice(None), slice(g * each_out, (g + 1) * each_out), *box)
+        element = x[(slice(None), c, *at)].astype(np.float64).reshape(-1, *(1,) * (rank + 1))
+        y[where] += element * w[c].astype(np.float64)
+    return y
+
+
+def _run(
+    engine: XlaEngine,
+    op_type: str,
+    inputs: list[Any],
+    out: np.ndarray,
+    constant: frozenset[int],
+    version: int,
+    **attrs: Any,
+) -> Any:
+    """One node with some inputs as constants (stored outside the program), the result as NumPy."""
+    values = [
+        None
+        if x is None
+        else Value.constant(x, f"c{i}")
+        if i in constant
+        else Value(f"x{i}", TensorType(x.dtype, x.shape))
+        for i, x in enumerate(inputs)
+    ]
+    given = [i for i, v in enumerate(values) if v is not None and i not in constant]
+    y = Value("y", TensorType(out.dtype, out.shape))
+    node = Node(op_type, values, [y], attrs, version=version, name="n")
+    entries = [v for i in given if (v := values[i]) is not None]
+    executable = compile_nodes(engine, entries, [node], [y], extra={"fold_bytes": 0})
+    return np.asarray(executable.run([inputs[i] for i in given])[0])
+
+
+# form, input, filter, attributes
+CONVOLUTIONS = [
+    ("last", (2, 3, 9, 8), (4, 3, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    ("last", (1, 4, 9, 9), (5, 4, 3, 2), {"dilations": (2, 3), "pads": (0, 1, 2, 1)}),
+    ("last", (2, 3, 11), (4, 3, 5), {"pads": (2, 1), "strides": (3,)}),
+    ("last", (1, 2, 12, 12), (2, 1, 9, 9), {"group": 2}),
+    ("matmul", (2, 6, 5, 4), (7, 6, 1, 1), {}),
+    ("matmul", (2, 6, 5, 7), (3, 6, 1, 1), {"strides": (2, 3), "pads": (1, 0, 2, 1)}),
+    ("matmul", (2, 6, 5), (3, 6, 1), {}),
+    ("depthwise", (2, 6, 9, 8), (6, 1, 3, 3), {"group": 6, "pads": (1, 1, 1, 1)}),
+    (
+        "depthwise",
+        (1, 4, 10, 9),
+        (4, 1, 3, 2),
+        {"group": 4, "strides": (2, 2), "dilations": (2, 1), "pads": (2, 0, 1, 1)},
+    ),
+    ("depthwise", (1, 3, 5, 6, 4), (3, 1, 2, 3, 1), {"group": 3, "pads": (0, 1, 0, 1, 1, 0)}),
+    ("grouped", (2, 8, 7, 6), (12, 2, 3, 3), {"group": 4, "pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    ("grouped", (1, 4, 8), (8, 1, 3), {"group": 4, "dilations": (2,)}),
+    ("planes", (2, 3, 6, 7, 5), (4, 3, 3, 2, 3), {"pads": (1, 0, 1, 2, 1, 1), "strides": (2, 1, 2)}),
+    ("planes", (1, 2, 7, 6, 6), (3, 2, 2, 3, 3), {"dilations": (3, 2, 1)}),
+]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["constant", "entry"])
+@pytest.mark.parametrize(("form", "x", "w", "attrs"), CONVOLUTIONS)
+def test_conv_in_every_form(engine: XlaEngine, form: str, x: Any, w: Any, attrs: dict[str, Any], kept: bool) -> None:
+    """Each form of Conv is the definition's, with strides, dilations, uneven pads, bias, constant filter or not."""
+    rank, group = len(x) - 2, attrs.get("group", 1)
+    assert form_of(w, group, "cpu") == form
+    a, b, bias = (RNG.standard_normal(s).astype(np.float32) for s in (x, w, (w[0],)))
+    strides, dilations = attrs.get("strides", (1,) * rank), attrs.get("dilations", (1,) * rank)
+    pads = attrs.get("pads", (0,) * (2 * rank))
+    want = _correlate(a, b, strides, dilations, pads[:rank], pads[rank:], group)
+    want += bias.reshape(-1, *(1,) * rank)
+    constant = frozenset((1, 2)) if kept else frozenset()
+    got = _run(engine, "Conv", [a, b, bias], want.astype(np.float32), constant, 22, **attrs)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["last", "matmul", "depthwise", "grouped", "planes"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_conv_keeps_its_dtype(engine: XlaEngine, form: str, dtype: Any) -> None:
+    """Half floats are summed in float32 and rounded once; doubles stay exact to their last bits."""
+    _, x, w, attrs = next(c for c in CONVOLUTIONS if c[0] == form)
+    rank, group = len(x) - 2, attrs.get("group", 1)
+    a, b = (RNG.standard_normal(s).astype(dtype) for s in (x, w))
+    pads = attrs.get("pads", (0,) * (2 * rank))
+    want = _correlate(a, b, attrs.get("strides", (1,) * rank), (1,) * rank, pads[:rank], pads[rank:], group)
+    got = _run(engine, "Conv", [a, b], want.astype(dtype), frozenset((1,)), 22, **attrs)
+    rtol = 1e-12 if dtype == np.float64 else 8e-3 if dtype == ml_dtypes.bfloat16 else 1e-3
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=rtol, atol=rtol)
+
+
+def test_the_form_on_other_devices_is_xlas_own() -> None:
+    """CUDA and TPU have libraries for whole convolutions."""
+    assert {form_of(w, a.get("group", 1), "cuda") for _, _, w, a in CONVOLUTIONS} == {"xla"}
+
+
+def test_xlas_own_form_agrees(engine: XlaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channels-first form that other devices use computes the same (on the CPU, to see it run)."""
+    import xrt_xla.kernels.convolution as module
+
+    monkeypatch.setattr(module, "form_of", lambda shape, groups, kind: "xla")
+    for _, x, w, attrs in CONVOLUTIONS[::3]:
+        rank, group = len(x) - 2, attrs.get("group", 1)
+        a, b, bias = (RNG.standard_normal(s).astype(np.float32) for s in (x, w, (w[0],)))
+        strides, dilations = attrs.get("strides", (1,) * rank), attrs.get("dilations", (1,) * rank)
+        pads = attrs.get("pads", (0,) * (2 * rank))
+        want = _correlate(a, b, strides, dilations, pads[:rank], pads[rank:], group) + bias.reshape(-1, *(1,) * rank)
+        got = _run(engine, "Conv", [a, b, bias], want.astype(np.float32), frozenset((1,)), 22, **attrs)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["constant", "entry"])
+@pytest.mark.parametrize(
+    ("x", "w", "attrs"),
+    [
+        ((2, 3, 4, 5), (3, 4, 3, 3), {}),
+        ((1, 4, 4, 3), (4, 2, 4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+        ((1, 4, 4, 3), (4, 3, 2, 3), {"strides": (3, 2), "dilations": (2, 1), "group": 2}),
+        ((1, 2, 5), (2, 3, 4), {"strides": (2,), "pads": (2, 0), "output_padding": (1,)}),
+        ((1, 2, 3, 3, 2), (2, 2, 2, 3, 2), {"strides": (2, 1, 2), "pads": (0, 1, 0, 1, 1, 0)}),
+    ],
+)
+def test_conv_transpose(engine: XlaEngine, x: Any, w: Any, attrs: dict[str, Any], kept: bool) -> None:
+    """ConvTranspose is the definition's, cropped by its pads and lengthened by output_padding."""
+    rank, group = len(x) - 2, attrs.get("group", 1)
+    a, b = (RNG.standard_normal(s).astype(np.float32) for s in (x, w))
+    bias = RNG.standard_normal(w[1] * group).astype(np.float32)
+    full = _spread(a, b, attrs.get("strides", (1,) * rank), attrs.get("dilations", (1,) * rank), group)
+    extra, pads = attrs.get("output_padding", (0,) * rank), attrs.get("pads", (0,) * (2 * rank))
+    full = np.pad(full, [(0, 0), (0, 0), *((0, e) for e in extra)])
+    want = full[(..., *(slice(pads[i], full.shape[2 + i] - pads[rank + i]) for i in range(rank)))]
+    want = want + bias.reshape(-1, *(1,) * rank)
+    constant = frozenset((1, 2)) if kept else frozenset()
+    got = _run(engine, "ConvTranspose", [a, b, bias], want.astype(np.float32), constant, 22, **attrs)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_convolutions_of_nothing(engine: XlaEngine) -> None:
+    """An empty batch gives an empty result; no input channels give the bias."""
+    w, bias = np.ones((4, 3, 3, 3), np.float32), np.arange(4, dtype=np.float32)
+    out = np.zeros((0, 4, 3, 3), np.float32)
+    assert _run(engine, "Conv", [np.zeros((0, 3, 5, 5), np.float32), w], out, frozenset((1,)), 22).shape == out.shape
+    none, out = np.zeros((1, 0, 5, 5), np.float32), np.zeros((1, 4, 3, 3), np.float32)
+    got = _run(engine, "Conv", [none, w[:, :0], bias], out, frozenset((1,)), 22)
+    np.testing.assert_array_equal(got, np.broadcast_to(bias.reshape(1, 4, 1, 1), out.shape))
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.product((np.int8, np.uint8), repeat=2)))
+@pytest.mark.parametrize("zeros", ["none", "scalar", "vector"])
+def test_integer_products_are_exact(engine: XlaEngine, left: Any, right: Any, zeros: str) -> None:
+    """MatMulInteger over the whole range of both types, with every kind of zero point."""
+    (m, k, n), (lo, hi), (lo2, hi2) = (5, 300, 7), *((np.iinfo(t).min, np.iinfo(t).max + 1) for t in (left, right))
+    a, b = RNG.integers(lo, hi, (2, m, k)).astype(left), RNG.integers(lo2, hi2, (k, n)).astype(right)
+    p = q = None
+    if zeros != "none":
+        p = np.asarray(RNG.integers(lo, hi), left)
+        q = RNG.integers(lo2, hi2, n if zeros == "vector" else None)
+        q = np.asarray(q, right)
+    wide_a = a.astype(np.int64) - (0 if p is None else p.astype(np.int64))
+    wide_b = b.astype(np.int64) - (0 if q is None else q.astype(np.int64))
+    want = wide_a @ wide_b
+    inputs = [a, b, p, q] if zeros != "none" else [a, b]
+    got = _run(engine, "MatMulInteger", inputs, want.astype(np.int32), frozenset((1,)), 10)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("channels", [4, 64])
+def test_integer_convolutions_are_exact(engine: XlaEngine, channels: int) -> None:
+    """ConvInteger at the extremes, where sums leave float32's exact range too."""
+    x = RNG.choice(np.array([0, 255], np.uint8), (1, channels, 6, 6))
+    w = RNG.choice(np.array([-128, 127], np.int8), (3, channels, 3, 3))
+    x[0, :, :3], w[0] = 255, 127
+    zero = np.asarray(7, np.uint8)
+    want = _correlate(x.astype(np.int64) - 7, w, (1, 1), (1, 1), (1, 1), (1, 1), 1)
+    got = _run(engine, "ConvInteger", [x, w, zero], want.astype(np.int32), frozenset((1,)), 10, pads=(1, 1, 1, 1))
+    np.testing.assert_array_equal(got, want.astype(np.int64))
+
+
+def test_quantised_convolution(engine: XlaEngine) -> None:
+    """QLinearConv: integer sums with bias, scaled, rounded half to even, saturated."""
+    x, w = RNG.integers(0, 256, (1, 4, 6, 6)).astype(np.uint8), RNG.integers(-128, 128, (3, 4, 3, 3)).astype(np.int8)
+    bias = RNG.integers(-500, 500, 3).astype(np.int32)
+    f = np.float32
+    x_scale, w_scale, y_scale = np.asarray(0.02, f), np.array([0.01, 0.02, 0.03], f), np.asarray(0.1, f)
+    x_zero, w_zero, y_zero = np.asarray(128, np.uint8), np.zeros(3, np.int8), np.asarray(100, np.uint8)
+    sums = _correlate(x.astype(np.int64) - 128, w, (1, 1), (1, 1), (0, 0), (0, 0), 1) + bias.reshape(-1, 1, 1)
+    scale = (x_scale * w_scale / y_scale).reshape(-1, 1, 1)
+    want = np.clip(np.rint(sums.astype(f) * scale) + 100, 0, 255).astype(np.uint8)
+    inputs = [x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias]
+    got = _run(engine, "QLinearConv", inputs, want, frozenset(range(1, 9)), 10)
+    assert np.abs(got.astype(int) - want.astype(int)).max() <= 1  # float32 products may be ordered otherwise
+    assert (got == want).mean() > 0.99
+
+
+def test_quantised_products(engine: XlaEngine) -> None:
+    """QLinearMatMul: the same, for matrices."""
+    f = np.float32
+    a, b = RNG.integers(0, 256, (5, 64)).astype(np.uint8), RNG.integers(-128, 128, (64, 6)).astype(np.int8)
+    scales = [np.asarray(s, f) for s in (0.01, 0.02, 0.3)]
+    zeros = [np.asarray(120, np.uint8), np.asarray(-3, np.int8), np.asarray(90, np.uint8)]
+    sums = (a.astype(np.int64) - 120) @ (b.astype(np.int64) + 3)
+    want = np.clip(np.rint(sums.astype(f) * (scales[0] * scales[1] / scales[2])) + 90, 0, 255).astype(np.uint8)
+    inputs = [a, scales[0], zeros[0], b, scales[1], zeros[1], scales[2], zeros[2]]
+    got = _run(engine, "QLinearMatMul", inputs, want, frozenset((3,)), 21)
+    assert np.abs(got.astype(int) - want.astype(int)).max() <= 1
+    assert (got == want).mean() > 0.99

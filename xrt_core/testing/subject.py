@@ -1,0 +1,154 @@
+"""Subject: the engine under test, found by name or by "module:Class", and the short ways to compile and run on it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from xrt_core import __version__
+from xrt_core.engine import engines
+from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Executable, Function, GraphCompiler, Phase
+from xrt_core.engine.contract import RunOptions as RunOptions
+from xrt_core.engine.contract import Support
+from xrt_core.engine.discovery import Discovery
+from xrt_core.engine.manager import EngineManager
+from xrt_core.errors import RegistrationError
+from xrt_core.ir.graph import Node
+from xrt_core.testing.capabilities import Capabilities
+
+
+class Subject:
+    """An engine under test.
+
+    spec: its name, or "module:Class" of one that no installed package provides; such a class is known to a manager
+        of the kit's own, so that it takes part in nothing else of the process.
+    """
+
+    def __init__(self, spec: str, device: str | None = None, capabilities: Capabilities | None = None) -> None:
+        self.spec = spec
+        self.is_installed = ":" not in spec
+        if self.is_installed:
+            self.manager: EngineManager = engines
+            self.name = spec
+        else:
+            engine = load_class(spec)
+            self.manager = EngineManager(Discovery(__version__, path=[]))
+            self.manager.register(engine)
+            self.name = engine.name
+        self._device = device
+        self._capabilities = capabilities
+        self._compiler: GraphCompiler | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. Raises as `EngineManager.get`."""
+        return self.manager.get(self.name)
+
+    @property
+    def status(self) -> EngineStatus:
+        """What its probe says. Raises as `EngineManager.status`."""
+        return self.manager.status(self.name)
+
+    @property
+    def device(self) -> str:
+        """The device that the tests run on."""
+        return self.manager.device(self.engine, self._device)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The suite's answers, else those of the engine's own `conformance`, else none."""
+        if self._capabilities is not None:
+            return self._capabilities
+        said: Mapping[str, Any] = getattr(self.engine, "conformance", {})
+        known = {f.name for f in fields(Capabilities)}
+        unknown = sorted(set(said) - known)
+        if unknown:
+            raise RegistrationError(
+                f"engine {self.name!r}: its `conformance` names {unknown[0]!r}; it may name {', '.join(sorted(known))}"
+            )
+        return Capabilities(**said)
+
+    def supports(self, node: Node, phase: Phase = "inference") -> Support:
+        """What the engine says about a node; what it raises is raised."""
+        return self.engine.supports(node, self.device, phase)
+
+    def compile(self, function: Function, options: CompileOptions | None = None) -> Executable:
+        """The function's executable, by one compiler for all calls without options. Raises AssertionError where the
+        engine gives something else than an Executable."""
+        compiler = self.compiler(options)
+        made: Any = compiler.compile(function, function.params, function.returns, function.aliases)
+        assert isinstance(made, Executable), (
+            f"the compiler of engine {self.name!r} ({self.engine.package}) returned a {type(made).__name__} for "
+            f"{function.name}, expected an Executable"
+        )
+        return made
+
+    def compiler(self, options: CompileOptions | None = None) -> GraphCompiler:
+        """A compiler for the device; the same one for all calls without options."""
+        if options is not None:
+            return self.engine.compiler(self.device, options)
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = self.engine.compiler(self.device, CompileOptions())
+            return self._compiler
+
+    def run(self, executable: Executable, inputs: Sequence[Any], **options: Any) -> list[np.ndarray]:
+        """Results as NumPy arrays. options: of `Executable.run`."""
+        return [as_numpy(r) for r in executable.run(inputs, **options)]
+
+    def __repr__(self) -> str:
+        return f"<Subject {self.spec}>"
+
+
+@functools.cache
+def subject_for(spec: str, device: str | None, capabilities: Capabilities | None) -> Subject:
+    """The one Subject of these answers: compilers and loaded engines are kept between tests."""
+    return Subject(spec, device, capabilities)
+
+
+def load_class(spec: str) -> type[Engine]:
+    """The engine class of "module:Class". Raises RegistrationError for what is not one."""
+    module, _, name = spec.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as e:
+        raise RegistrationError(f"there is no engine {spec!r}: {e}; give a name, or module:Class") from e
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise RegistrationError(f"{spec!r} is {found!r}, not a subclass of xrt_core.engine.Engine")
+    return found
+
+
+def spec_of(engine: str | type[Engine]) -> str:
+    """The spec of a name, or of a class."""
+    return engine if isinstance(engine, str) else f"{engine.__module__}:{engine.__qualname__}"
+
+
+def as_numpy(result: Any) -> np.ndarray:
+    """A result as a NumPy array, by `numpy.asarray` or DLPack as the contract allows."""
+    if hasattr(result, "__cuda_array_interface__") and hasattr(result, "get"):
+        return np.asarray(result.get())
+    if hasattr(result, "__array__") or isinstance(result, np.ndarray) or not hasattr(result, "__dlpack__"):
+        return np.asarray(result)
+    return np.from_dlpack(result)
+
+
+def address(array: Any) -> int | None:
+    """Where an array's memory begins, by whichever protocol it has, without holding on to it; None if unknown."""
+    for protocol in ("__array_interface__", "__cuda_array_interface__"):
+        found = getattr(array, protocol, None)
+        if found is not None:
+            return int(found["data"][0])
+    for method in ("unsafe_buffer_pointer", "data_ptr"):  # JAX, torch
+        found = getattr(array, method, None)
+        if found is not None:
+            return int(found())
+    return None
