@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy as np
 from xrt_core.cache.memory import LRU
 from xrt_core.errors import InputError
 from xrt_core.explanation import Explanation
-from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.types import SequenceType, TensorType, dtype_name
-from xrt_core.pipeline import Partitioned, Pipeline, Planned
+from xrt_core.ir.graph import Graph
+from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType, dtype_name
+from xrt_core.pipeline import Optimised, Partitioned, Pipeline, Planned
 from xrt_core.runtime.arrays import family_of, from_numpy, is_array, to_numpy
 from xrt_core.runtime.plan import HOST
 from xrt_core.runtime.runner import Runner
@@ -24,46 +24,72 @@ class GraphCaller:
     """Calls a graph with one array per input (None for one left out that has a default).
 
     The first call of a signature checks the arguments, specialises, partitions and compiles; later ones look up the
-    bound call by the types, shapes and dtypes of the arguments and run it.
+    bound call by the types, shapes and dtypes of the arguments (and the values of those that determine shapes) and
+    run it.
     """
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
         self.graph = graph
         self.pipeline = pipeline
+        self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         self.defaults = {i: graph.defaults[v] for i, v in enumerate(graph.inputs) if v in graph.defaults}
         self.runner: Runner = pipeline.runner(graph)
         self.last: Planned | None = None
-        self._calls: LRU[Call] = LRU(2 * pipeline.options.cache_size)
+        self._calls: LRU[tuple[Call, Planned]] = LRU(pipeline.options.cache_size)
         self._by_value = bool(self.runner.by_value)
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """The results, in the family of the first array. Raises InputError for arguments that do not fit."""
-        if not self._by_value:
-            try:
-                call = self._calls.get(tuple([(type(a), a.shape, a.dtype) for a in arrays]))
-            except (AttributeError, TypeError):  # a sequence, or something that is no array
-                call = None
-            if call is not None:
-                return call(arrays)
-        return self.prepare(arrays)(arrays)
+        try:
+            key: Any = tuple([(type(a), a.shape, a.dtype) for a in arrays])
+            if self._by_value:
+                key = key, self.runner.values(arrays)
+            found = self._calls.get(key)
+        except (AttributeError, TypeError, InputError):  # something left out, a sequence, or no array at all
+            key = self._key(arrays)
+            found = self._calls.get(key)
+        if found is None:
+            return self.prepare(arrays, key)(arrays)
+        return found[0](arrays)
 
-    def prepare(self, arrays: Sequence[Any]) -> Call:
+    def prepare(self, arrays: Sequence[Any], key: Any = None) -> Call:
         """The call bound to the signature and the families of these arguments."""
         host = self.checked(arrays)
+        self.runner.keep(plan for _, plan in self._calls.values())  # it has not seen the calls that went past it
         plan = self.runner.plan_for(host, self.defaults)
         assert isinstance(plan, Planned)
         self.last = plan
         call = _bound(plan, arrays)
-        if not self._by_value and all(is_array(a) for a in arrays):
-            self._calls.put(tuple([(type(a), a.shape, a.dtype) for a in arrays]), call)
+        kept = {id(p) for p in self.runner.plans.values()}
+        self._calls.retain(lambda entry: id(entry[1]) in kept)
+        key = self._key(arrays) if key is None else key
+        if key is not None:
+            self._calls.put(key, (call, plan))
         return call
+
+    def _key(self, arrays: Sequence[Any]) -> Any:
+        """The signature with arguments left out, or None where there are sequences: these are checked at every call."""
+        if not all(a is None or is_array(a) for a in arrays):
+            return None
+        key = tuple([None if a is None else (type(a), a.shape, a.dtype) for a in arrays])
+        return (key, self.runner.values(arrays)) if self._by_value else key
 
     def checked(self, arrays: Sequence[Any]) -> list[Any]:
         """The arguments as NumPy arrays. Raises InputError for one that does not fit its input."""
-        host = [to_numpy(a) for a in arrays]
-        for i, a in enumerate(host):
-            if a is not None or i not in self.defaults:
-                _check(self.graph.inputs[i], a)
+        host: list[Any] = []
+        for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True)):
+            if a is None and i in self.defaults:
+                host.append(None)
+                continue
+            if isinstance(v.type, TensorType) and isinstance(a, _CONTAINERS):
+                raise InputError(
+                    f"input {self.names[i]!r} takes a tensor {v.type}, not a {type(a).__name__}; give an array"
+                )
+            try:
+                host.append(to_numpy(a))
+            except InputError as e:
+                raise InputError(f"input {self.names[i]!r}: {e}") from e.__cause__
+            _check(self.names[i], v.type, host[i])
         return host
 
     def example(self) -> list[Any]:
@@ -74,7 +100,7 @@ class GraphCaller:
                 arrays.append(None)
             elif not isinstance(v.type, TensorType) or not v.type.is_static:
                 raise InputError(
-                    f"input {v.name!r} is declared as {v.type or '?'}: give inputs, so that its shape is known"
+                    f"input {self.names[i]!r} is declared as {v.type or '?'}: give inputs, so that its shape is known"
                 )
             else:
                 shape = [d for d in v.type.shape or () if isinstance(d, int)]
@@ -84,25 +110,32 @@ class GraphCaller:
     def partition(self, arrays: Sequence[Any]) -> Partitioned:
         """The partitioned graph for the signature of these arguments; nothing is compiled."""
         types, known = self.runner.signature(self.checked(arrays), self.defaults)
-        return self.runner.captured.optimise(types, known).partition()
+        optimised: Optimised = self.runner.captured.optimise(types, known)
+        return optimised.partition()
 
     def explain(self, arrays: Sequence[Any] | None) -> Explanation:
         """What was decided for these arguments; None: for the last new signature, or the declared types."""
         if arrays is None and self.last is not None:
             return self.last.explain()
-        return self.partition(self.example() if arrays is None else arrays).explanation
+        if arrays is None:
+            arrays = self.example()
+        plan = self.runner.known_plan(self.checked(arrays))
+        return plan.explain() if isinstance(plan, Planned) else self.partition(arrays).explanation
+
+
+_CONTAINERS = (list, tuple, dict, type(None))
 
 
 def _bound(plan: Planned, arrays: Sequence[Any]) -> Call:
     """Bind a plan to the families of its arguments and results; this is the hot path of every later call."""
     run = plan.run
-    families = [family_of(type(a)) if is_array(a) else "numpy" for a in arrays]
-    family = next((f for f, a in zip(families, arrays, strict=True) if is_array(a)), "numpy")
     convert = [
         i
-        for i, (a, f) in enumerate(zip(arrays, families, strict=True))
-        if (type(a) is not np.ndarray or to_numpy(a) is not a) and not (f == "jax" and plan.engine_inputs[i] == "xla")
+        for i, a in enumerate(arrays)
+        if (type(a) is not np.ndarray or to_numpy(a) is not a)
+        and not (family_of(type(a)) == "jax" and plan.engine_inputs[i] == "xla")
     ]
+    family = _family(arrays) or "numpy"
     out = from_numpy(family)
     if family == "numpy" and not convert and HOST not in plan.spaces:
         asarray = np.asarray
@@ -118,15 +151,29 @@ def _bound(plan: Planned, arrays: Sequence[Any]) -> Call:
     return call
 
 
-def _check(value: Value, a: Any) -> None:
+def _family(arrays: Sequence[Any]) -> str | None:
+    """The family of the first array, also within sequences."""
+    for a in arrays:
+        if isinstance(a, list | tuple):
+            found = _family(a)
+            if found is not None:
+                return found
+        elif is_array(a):
+            return family_of(type(a))
+    return None
+
+
+def _check(name: str, declared: ValueType | None, a: Any) -> None:
     """Raise InputError where the argument does not fit the declared type of its input."""
-    declared = value.type
-    if isinstance(declared, TensorType):
+    if isinstance(declared, OptionalType):
+        if a is not None and declared.element is not None:
+            _check(name, declared.element, a)
+    elif isinstance(declared, TensorType):
         if not isinstance(a, np.ndarray):
-            raise InputError(f"input {value.name!r} takes a tensor {declared}, not a {type(a).__name__}")
+            raise InputError(f"input {name!r} takes a tensor {declared}, not a {type(a).__name__}")
         if declared.dtype is not None and a.dtype != declared.dtype:
             raise InputError(
-                f"input {value.name!r}: dtype {dtype_name(a.dtype)} given, {dtype_name(declared.dtype)} expected; "
+                f"input {name!r}: dtype {dtype_name(a.dtype)} given, {dtype_name(declared.dtype)} expected; "
                 f"convert it with .astype({dtype_name(declared.dtype)!r})"
             )
         shape = declared.shape
@@ -135,6 +182,9 @@ def _check(value: Value, a: Any) -> None:
                 not isinstance(d, int) or d == n for d, n in zip(shape, a.shape, strict=True)
             )
             if not fits:
-                raise InputError(f"input {value.name!r}: shape {list(a.shape)} given, {declared} expected")
-    elif isinstance(declared, SequenceType) and not isinstance(a, list):
-        raise InputError(f"input {value.name!r} takes a list of arrays ({declared}), not a {type(a).__name__}")
+                raise InputError(f"input {name!r}: shape {list(a.shape)} given, {declared} expected")
+    elif isinstance(declared, SequenceType):
+        if not isinstance(a, list):
+            raise InputError(f"input {name!r} takes a list of arrays ({declared}), not a {type(a).__name__}")
+        for i, e in enumerate(a):
+            _check(f"{name}[{i}]", declared.element, e)

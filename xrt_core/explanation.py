@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,8 @@ class Explanation:
 
     name: of the graph. signature: input -> type, with the value where it belongs to the signature.
     report: clusters and host nodes. flops, engine_flops: estimated, in all and on engines.
-    errors: cluster -> why its compilation failed (the host runs it). nested: parts planned by themselves (bodies of
-    control flow, what waits for shapes), as far as they have run.
+    errors: cluster -> what failed about it. lost: clusters that the host runs therefore.
+    nested: parts planned by themselves (bodies of control flow, what waits for shapes), as far as they have run.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Explanation:
     flops: int
     engine_flops: int
     errors: Mapping[str, str] = field(default_factory=dict)
+    lost: Collection[str] = ()
     nested: Mapping[str, tuple[Explanation, ...]] = field(default_factory=dict)
 
     @property
@@ -35,8 +36,8 @@ class Explanation:
 
     @property
     def engine_node_count(self) -> int:
-        """Nodes that run on engines, parts included; nodes of clusters that failed to compile do not count."""
-        own = sum(c.node_count for c in self.report.clusters if c.name not in self.errors)
+        """Nodes that run on engines, parts included; nodes of clusters that the host took over do not count."""
+        own = sum(c.node_count for c in self.report.clusters if c.name not in self.lost)
         return own + sum(e[0].engine_node_count for e in self.nested.values() if e)
 
     @property
@@ -75,7 +76,7 @@ class Explanation:
             if c.note:
                 lines.append(f"    note: {c.note}")
             if c.name in self.errors:
-                lines.append(f"    failed to compile, the host runs it: {self.errors[c.name]}")
+                lines.append(f"    {self.errors[c.name]}")
         by_reason: dict[tuple[str, str], list[str]] = {}
         for h in self.report.host_nodes:
             by_reason.setdefault((h.operator, h.reason), []).append(h.name or f"#{h.index}")
@@ -101,6 +102,7 @@ class Explanation:
             "flop_share": self.flop_share,
             **self.report.to_json(),
             "errors": dict(self.errors),
+            "lost": list(self.lost),
             "nested": {label: [e.to_json() for e in parts] for label, parts in self.nested.items()},
         }
 

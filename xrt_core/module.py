@@ -59,13 +59,15 @@ class XRTModule:
         The types of a traced graph are those of its last new signature; before the first there are none.
         """
         caller = self._source.caller
-        return MappingProxyType({v.name: v.type for v in caller.graph.inputs} if caller else {})
+        return MappingProxyType(
+            dict(zip(caller.names, (v.type for v in caller.graph.inputs), strict=True)) if caller else {}
+        )
 
     @property
     def optional_inputs(self) -> tuple[str, ...]:
         """Names of the inputs that may be left out, because the model holds a default for them."""
         caller = self._source.caller
-        return tuple(caller.graph.inputs[i].name for i in caller.defaults) if caller else ()
+        return tuple(caller.names[i] for i in caller.defaults) if caller else ()
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ class XRTModule:
         """Names of the engines that take part, in the order in which they are tried."""
         return tuple(e.name for e, _ in self._pipeline.engines)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model. Returns its result, or a tuple of them where it has several.
 
         Raises InputError for arguments that do not fit; nothing is changed then.
@@ -86,11 +88,11 @@ class XRTModule:
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model on {input name: array}; returns {output name: array}. Raises InputError as a call does."""
-        return self._source.run(inputs)
+        return self._source.run(_mapping(inputs))
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Specialise and compile for the signature of these inputs, without running."""
-        caller, arrays = self._source.bind((), inputs)
+        caller, arrays = self._source.bind((), _mapping(inputs))
         caller.prepare(arrays)
 
     def explain(self, inputs: Mapping[str, Any] | None = None) -> Explanation:
@@ -101,7 +103,7 @@ class XRTModule:
         """
         if inputs is None:
             return self._known_caller().explain(None)
-        caller, arrays = self._source.bind((), inputs)
+        caller, arrays = self._source.bind((), _mapping(inputs))
         return caller.explain(arrays)
 
     def partitioned(self, inputs: Mapping[str, Any] | None = None) -> Graph:
@@ -109,7 +111,7 @@ class XRTModule:
         if inputs is None:
             caller = self._known_caller()
             return caller.partition(caller.example()).graph
-        caller, arrays = self._source.bind((), inputs)
+        caller, arrays = self._source.bind((), _mapping(inputs))
         return caller.partition(arrays).graph
 
     def _known_caller(self) -> GraphCaller:
@@ -132,7 +134,7 @@ class _Imported:
         self.caller = GraphCaller(graph, pipeline)
         self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
         self._inputs = graph.inputs
-        self._index = {v.name: i for i, v in enumerate(graph.inputs)}
+        self._index = {name: i for i, name in enumerate(self.caller.names)}
         self._single = len(graph.outputs) == 1
 
     def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -158,7 +160,7 @@ class _Imported:
                 raise InputError(f"input {name!r} is given twice, by position and by name")
             arrays[i] = array
         missing = [
-            v.name
+            self.caller.names[i]
             for i, (v, a) in enumerate(zip(self._inputs, arrays, strict=True))
             if a is _MISSING and i not in self.caller.defaults and not isinstance(v.type, OptionalType)
         ]
@@ -230,5 +232,11 @@ def _read(model: Any) -> Graph:
     return import_model(model)
 
 
+def _mapping(inputs: Any) -> Mapping[str, Any]:
+    if not isinstance(inputs, Mapping):
+        raise InputError(f"inputs must be a mapping of input names to arrays, not a {type(inputs).__name__}")
+    return inputs
+
+
 def _names(inputs: Sequence[Value]) -> str:
-    return ", ".join(f"{v.name} ({v.type or '?'})" for v in inputs) or "no inputs"
+    return ", ".join(f"{v.name or f'input_{i}'} ({v.type or '?'})" for i, v in enumerate(inputs)) or "no inputs"

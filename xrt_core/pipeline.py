@@ -10,8 +10,9 @@ import logging
 import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from xrt_core.options import Options
 from xrt_core.passes.clustering import Candidate, cluster, fold, mark, report
 from xrt_core.passes.flops import graph_flops
 from xrt_core.passes.infra import Pass, run_passes
-from xrt_core.passes.shape_inputs import shape_inputs
+from xrt_core.passes.shape_inputs import MAX_ELEMENTS, shape_inputs
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
 from xrt_core.passes.specialise import specialise
 from xrt_core.passes.split import SplitLate, is_late
@@ -41,11 +42,11 @@ from xrt_core.runtime.runner import MAX_VARIANTS, Runner
 
 STEPS: Final = (
     ("fold constants", "once per model: what depends on constants alone must not be redone per signature"),
-    ("specialise", "per signature: with shapes known, shape arithmetic folds and dead branches go; the rest needs types"),
+    ("specialise", "per signature: with shapes known, shape arithmetic folds, dead branches go, the rest gets types"),
     ("remove identities", "after types are known: most identities (Cast, Reshape) are only then seen to be ones"),
     ("merge common subexpressions", "after identities, which would hide equal nodes behind different inputs"),
     ("remove dead nodes", "after all that leaves nodes unread"),
-    ("split late part", "last of the optimisations: what waits for data-dependent shapes leaves the graph that is marked"),
+    ("split late part", "the last of them: what waits for data-dependent shapes leaves the graph that is marked"),
     ("mark", "each engine in turn says yes or why not; needs final nodes and types"),
     ("cluster", "grows convex clusters from the marks"),
     ("fold clusters", "clusters become Launch nodes; nothing may look inside them afterwards"),
@@ -103,9 +104,9 @@ class Partitioned:
     explanation: Explanation
     pipeline: Pipeline = field(repr=False)
 
-    def plan(self) -> Planned:
-        """Compile every Launch and make the register program."""
-        return self.pipeline.plan(self)
+    def plan(self, owned: bool = True) -> Planned:
+        """Compile every Launch and make the register program. owned: see `make_plan` of runtime.plan."""
+        return self.pipeline.plan(self, owned)
 
     def as_text(self) -> str:
         """The graph, then the explanation."""
@@ -119,25 +120,23 @@ class Planned(Plan):
 
     __slots__ = ("_explanation", "parts")
 
-    @classmethod
-    def of(cls, plan: Plan, explanation: Explanation, parts: Mapping[str, Runner]) -> Planned:
-        """`plan` with its explanation and its parts."""
-        planned = cls.__new__(cls)
-        for name in Plan.__slots__:
-            setattr(planned, name, getattr(plan, name))
-        planned._explanation = explanation
-        planned.parts = dict(parts)
-        return planned
+    def __init__(self, explanation: Explanation, parts: Mapping[str, Runner], *plan: Any) -> None:
+        super().__init__(*plan)
+        self._explanation = explanation
+        self.parts = parts
 
     def explain(self) -> Explanation:
-        """What was decided, with the failed compilations and the parts as far as they have run."""
-        e = self._explanation
-        errors = {x.function.name: str(x.error) for x in self.launches if x.executable is None}
+        """What was decided, with what failed since and the parts as far as they have run."""
         nested = {
             label: tuple(p.explain() for p in runner.plans.values() if isinstance(p, Planned))
             for label, runner in self.parts.items()
         }
-        return Explanation(e.name, e.signature, e.report, e.flops, e.engine_flops, errors, {k: v for k, v in nested.items() if v})
+        return replace(
+            self._explanation,
+            errors={x.function.name: x.trouble for x in self.launches if x.trouble},
+            lost=tuple(x.function.name for x in self.launches if x.executable is None),
+            nested={k: v for k, v in nested.items() if v},
+        )
 
 
 class Pipeline:
@@ -173,7 +172,9 @@ class Pipeline:
     ) -> Optimised:
         """See `Captured.optimise`."""
         engines = engines and bool(self.engines)
-        graph = specialise(captured.graph, types, known, run_node, fold_limit=self.options.constant_fold_limit, expand=expand)
+        graph = specialise(
+            captured.graph, types, known, run_node, fold_limit=self.options.constant_fold_limit, expand=expand
+        )
         self._verify(graph, "specialise")
         graph = run_passes(graph, self._simplify)
         self._verify(graph, "simplify")
@@ -207,7 +208,7 @@ class Pipeline:
         )
         return Partitioned(folded, explanation, self)
 
-    def plan(self, partitioned: Partitioned) -> Planned:
+    def plan(self, partitioned: Partitioned, owned: bool) -> Planned:
         """See `Partitioned.plan`."""
         parts: dict[str, Runner] = {}
 
@@ -219,8 +220,8 @@ class Pipeline:
                 return Lowered(self._lower_parts(node, label, parts), HOST, label)
             return Lowered(host_kernel(node), HOST, f"{node.operator} {node.name}".strip())
 
-        plan = make_plan(partitioned.graph, lower)
-        return Planned.of(plan, partitioned.explanation, parts)
+        kind = partial(Planned, partitioned.explanation, parts)
+        return make_plan(partitioned.graph, lower, kind, owned=owned)
 
     # --- runners -------------------------------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class Pipeline:
         by_value = [i for i in shape_inputs(captured.graph, static_inputs) if i not in changing]
 
         def make(types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], engines: bool) -> Plan:
-            return self.make_plan(captured, types, known, engines)
+            return self.make_plan(captured, types, known, engines, owned=not part)
 
         return Runner(
             captured,
@@ -242,6 +243,7 @@ class Pipeline:
             by_value=by_value,
             max_signatures=self.options.cache_size,
             engine_signatures=MAX_VARIANTS if part else None,
+            max_by_value=MAX_ELEMENTS,
         )
 
     def make_plan(
@@ -250,12 +252,13 @@ class Pipeline:
         types: Sequence[ValueType | None],
         known: Mapping[int, np.ndarray],
         engines: bool = True,
+        owned: bool = True,
     ) -> Planned:
         """All the way from a captured graph to the plan of one signature, with one INFO line about it."""
         start = time.perf_counter()
         partitioned = captured.optimise(types, known, engines).partition()
         middle = time.perf_counter()
-        planned = partitioned.plan()
+        planned = partitioned.plan(owned)
         name = captured.graph.name or "graph"
         self.events.emit(
             "specialised",
@@ -277,16 +280,23 @@ class Pipeline:
 
     def _candidate(self, engine: Engine, device: str) -> Candidate:
         phase = self.options.phase
+        level = logging.WARNING
 
         def supports(node: Node) -> Support:
+            nonlocal level
             refused = why_on_host(node)
             if refused is not None:
                 return refused
             try:
-                return engine.supports(node, device, phase)
+                found = engine.supports(node, device, phase)
+                if isinstance(found, Support):
+                    return found
+                fault = f"it returned {found!r} instead of a Support"
             except Exception as e:  # a broken engine refuses, it does not break the model
-                self.events.emit("supports.failed", level=logging.WARNING, engine=engine.name, node=node.name, error=repr(e))
-                return Support.no(f"{engine.name} failed to say whether it takes the node: {e!r}")
+                fault = repr(e)
+            self.events.emit("supports.failed", level=level, engine=engine.name, node=node.name, error=fault)
+            level = logging.DEBUG  # one warning for all nodes of a graph
+            return Support.no(f"{engine.name} failed to say whether it takes the node: {fault}")
 
         return Candidate(engine.name, supports)
 

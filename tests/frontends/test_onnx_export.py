@@ -11,12 +11,12 @@ import onnx
 import onnx.reference
 import pytest
 from hypothesis import given, settings
+
 from tests.frontends.onnx_models import N, info, model, subgraph, tensor
 from tests.ir.random_graphs import MATRIX, graphs, node, renamed
-
 from xrt_core.errors import ExportError
 from xrt_core.frontends import onnx_export
-from xrt_core.frontends.onnx_export import export_model, save
+from xrt_core.frontends.onnx_export import export_model, fitting_opsets, save
 from xrt_core.frontends.onnx_import import import_function, import_model
 from xrt_core.ir.fingerprint import graph_fingerprint
 from xrt_core.ir.function import Function, InputOutputAlias, launch
@@ -73,20 +73,35 @@ def test_inputs_and_outputs_keep_their_names() -> None:
     assert all(names)
 
 
-def test_nodes_of_another_opset_become_functions() -> None:
-    """Softmax 11 in a graph of opset 18 is a call of a function that imports opset 11; results are as they should."""
+def test_nodes_of_mixed_opsets_become_functions() -> None:
+    """Softmax 13 and ReduceSum 11 have no opset in common: one is called as a function that imports its own."""
     x = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
-    graph = Graph([X], [Y], [node("Softmax", [X], [Y], 11, axis=0)], opsets={"": 18})
+    h = Value("h", MATRIX)
+    nodes = [node("ReduceSum", [X], [h], 11, axes=(1,)), node("Softmax", [h], [Y], axis=0)]
+    graph = Graph([X], [Y], nodes, opsets={"": 18})
     proto = export_model(graph)
 
+    assert fitting_opsets(graph) == {"": None}
     assert [f.domain for f in proto.functions] == ["xrt.opset"]
     assert {o.domain: o.version for o in proto.functions[0].opset_import} == {"": 11}
     back = same(graph)
-    assert back.nodes[0].version == 11
+    assert [n.version for n in back.nodes] == [11, 13]
     assert back.nodes[0].annotations.metadata == {}
     assert [v.name for v in back.outputs] == ["y"]
     (y,) = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": x})
-    np.testing.assert_allclose(y, np.exp(x) / np.exp(x).sum(), rtol=1e-6)
+    e = np.exp(x.sum(1, keepdims=True))
+    np.testing.assert_allclose(y, e / e.sum(), rtol=1e-5)
+
+
+def test_an_opset_that_fits_every_node_is_imported() -> None:
+    """Where all nodes agree on an opset, that one is imported, and no function is needed."""
+    graph = Graph([X], [Y], [node("Softmax", [X], [Y], 11, axis=0)], opsets={"": 18})
+    proto = export_model(graph)
+
+    assert fitting_opsets(graph) == {"": 12}
+    assert {o.domain: o.version for o in proto.opset_import} == {"": 12}
+    assert not proto.functions
+    same(graph)
 
 
 def test_a_node_of_another_opset_may_hold_a_subgraph() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, helper
-from tests.frontends.onnx_models import ATTR, N, function, info, model, subgraph
 
+from tests.frontends.onnx_models import ATTR, N, function, info, model, subgraph
 from xrt_core.errors import ModelLoadError
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.ir.types import TensorType
@@ -151,29 +151,40 @@ LOOP = function("A", ["a"], ["c"], [N("B", ["a"], ["c"], domain="f")])
 BACK = function("B", ["a"], ["c"], [N("A", ["a"], ["c"], domain="f")])
 CALL = N("F", ["x"], ["y"], domain="f")
 BAD = {
-    "recursion": (
-        [LOOP, BACK], N("A", ["x"], ["y"], domain="f"), r"calls itself \(A -> B -> A\)"
-    ),
+    "recursion": ([LOOP, BACK], N("A", ["x"], ["y"], domain="f"), r"calls itself \(A -> B -> A\)"),
     "defined twice": ([function("F", ["a"], ["c"], [N("Neg", ["a"], ["c"])])] * 2, CALL, "'F' .*defined twice"),
     "too many arguments": (
-        [function("F", [], ["c"], [N("Constant", [], ["c"], value_int=1)])], CALL, "takes 0 inputs and gives 1 outputs"
+        [function("F", [], ["c"], [N("Constant", [], ["c"], value_int=1)])],
+        CALL,
+        "takes 0 inputs and gives 1 outputs",
     ),
     "unknown attribute": (
-        [function("F", ["a"], ["c"], [N("Neg", ["a"], ["c"])])], N("F", ["x"], ["y"], domain="f", q=1), "no attribute 'q'"
+        [function("F", ["a"], ["c"], [N("Neg", ["a"], ["c"])])],
+        N("F", ["x"], ["y"], domain="f", q=1),
+        "no attribute 'q'",
     ),
     "attribute of another kind": (
-        [function("F", ["a"], ["c"], [reference("Elu", ["a"], ["c"], AttributeProto.FLOAT, alpha="v")], attributes=["v"])],
-        N("F", ["x"], ["y"], domain="f", v=1), "refers to 'v', which is given as 'int'"
+        [
+            function(
+                "F", ["a"], ["c"], [reference("Elu", ["a"], ["c"], AttributeProto.FLOAT, alpha="v")], attributes=["v"]
+            )
+        ],
+        N("F", ["x"], ["y"], domain="f", v=1),
+        "refers to 'v', which is given as 'int'",
     ),
     "output not made": ([function("F", ["a"], ["c"], [N("Neg", ["a"], ["h"])])], CALL, "output 'c' is made by none"),
     "dangling name in the body": (
-        [function("F", ["a"], ["c"], [N("Neg", ["x"], ["c"])])], CALL, "function 'F': .*input 'x' is made by no node"
+        [function("F", ["a"], ["c"], [N("Neg", ["x"], ["c"])])],
+        CALL,
+        "function 'F': .*input 'x' is made by no node",
     ),
     "cycle in the body": (
-        [function("F", ["a"], ["c"], [N("Neg", ["c"], ["h"]), N("Neg", ["h"], ["c"])])], CALL, "cycle"
+        [function("F", ["a"], ["c"], [N("Neg", ["c"], ["h"]), N("Neg", ["h"], ["c"])])],
+        CALL,
+        "cycle",
     ),
     "opset too new": ([function("F", ["a"], ["c"], [N("Neg", ["a"], ["c"])], opset=999)], CALL, "opset 999"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

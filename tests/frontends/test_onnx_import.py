@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import types
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from tests.frontends.onnx_models import ATTR, N, info, model, subgraph, tensor
 
+from tests.frontends.onnx_models import ATTR, N, info, model, subgraph, tensor
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.ir.fingerprint import graph_fingerprint
 from xrt_core.ir.types import SequenceType, TensorType
@@ -24,7 +25,10 @@ def test_a_small_model() -> None:
     """Inputs, nodes, versions, constants and outputs arrive under their names."""
     w = np.ones((3, 3), np.float32)
     graph = import_model(
-        model([N("MatMul", ["x", "w"], ["h"], name="mm"), N("Softmax", ["h"], ["y"], axis=1)], initializer=[tensor("w", w)])
+        model(
+            [N("MatMul", ["x", "w"], ["h"], name="mm"), N("Softmax", ["h"], ["y"], axis=1)],
+            initializer=[tensor("w", w)],
+        )
     )
 
     verify(graph, "captured")
@@ -54,7 +58,11 @@ def test_dimensions_symbolic_negative_and_missing() -> None:
 def test_declared_shapes_of_results_are_not_believed() -> None:
     """Files declare wrong shapes for results: only the element type is kept."""
     graph = import_model(
-        model([N("Relu", ["x"], ["h"]), N("Relu", ["h"], ["y"])], outputs=[info("y", (9, 9))], value_info=[info("h", (7,))])
+        model(
+            [N("Relu", ["x"], ["h"]), N("Relu", ["h"], ["y"])],
+            outputs=[info("y", (9, 9))],
+            value_info=[info("h", (7,))],
+        )
     )
 
     assert graph.nodes[0].outputs[0].type == TensorType(F32)  # type: ignore[union-attr]
@@ -72,7 +80,7 @@ def test_a_declared_sequence_keeps_its_element_type() -> None:
 def test_any_name_goes() -> None:
     """Names with ':', '/', spaces and other scripts are names."""
     names = ["in:0", "a/b/c", "with space", "имя"]
-    nodes = [N("Relu", [a], [b], name=b) for a, b in zip(names, names[1:], strict=False)]
+    nodes = [N("Relu", [a], [b], name=b) for a, b in pairwise(names)]
     graph = import_model(model(nodes, ["in:0"], ["имя"]))
 
     assert [v.name for v in graph.inputs + graph.outputs] == ["in:0", "имя"]
@@ -264,7 +272,7 @@ def test_a_hundred_thousand_nodes_take_about_a_second() -> None:
     import time
 
     names = ["x", *(f"v{i}" for i in range(20_000))]
-    nodes = [N("Relu", [a], [b]) for a, b in zip(names, names[1:], strict=False)]
+    nodes = [N("Relu", [a], [b]) for a, b in pairwise(names)]
     proto = model(nodes, outputs=[names[-1]])
     start = time.perf_counter()
     graph = import_model(proto)

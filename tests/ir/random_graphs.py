@@ -19,9 +19,13 @@ _UNARY = ("Relu", "Neg", "Exp", "Identity")
 _BINARY = ("Add", "Sub", "Mul", "Max")
 
 
-def node(op_type: str, inputs: list[Value | None], outputs: list[Value | None], version: int | None = None, **attributes: Any) -> Node:
+def node(
+    op_type: str, inputs: list[Value | None], outputs: list[Value | None], version: int | None = None, **attributes: Any
+) -> Node:
     """A node of the version that OPSET implies, or of the version given."""
-    return Node(op_type, inputs, outputs, attributes, version=version or since_version(op_type, "", OPSET), name=op_type)
+    return Node(
+        op_type, inputs, outputs, attributes, version=version or since_version(op_type, "", OPSET), name=op_type
+    )
 
 
 @st.composite

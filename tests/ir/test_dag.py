@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ir.random_graphs import graphs, node
 
+from tests.ir.random_graphs import graphs, node
 from xrt_core.errors import GraphError
 from xrt_core.ir import dag
 from xrt_core.ir.graph import Graph, Node, Value
@@ -60,7 +60,9 @@ def test_a_cycle_is_named() -> None:
         Node("Add", [c, b], [a], version=14, name="first"),
         Node("Relu", [a], [b], version=14, name="second"),
     ]
-    with pytest.raises(GraphError, match="cycle of 2 nodes: .*(first -> second -> first|second -> first -> second)") as e:
+    with pytest.raises(
+        GraphError, match="cycle of 2 nodes: .*(first -> second -> first|second -> first -> second)"
+    ) as e:
         dag.topological_sort(nodes)
     assert "free" not in str(e.value)
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from tests.ir.random_graphs import graphs, node, renamed
 
+from tests.ir.random_graphs import graphs, node, renamed
 from xrt_core.errors import GraphError
 from xrt_core.ir import fingerprint
 from xrt_core.ir.annotations import Annotations, SourceLocation

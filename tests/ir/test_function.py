@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.ir.random_graphs import node
 
+from tests.ir.random_graphs import node
 from xrt_core.errors import GraphError
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
 from xrt_core.ir.graph import Graph, Value
@@ -68,7 +68,11 @@ def test_params_must_match_the_body() -> None:
 def test_text_of_a_function() -> None:
     """The readable form shows inputs, outputs, aliases, constants and nodes."""
     x, y = Value("x", TensorType(F32, (2, 3))), Value("y", TensorType(F32, (2, 3)))
-    h, w, b = Value("h"), Value.constant(np.zeros((3, 3), np.float32), "w"), Value.constant(np.array([1, 2, 3.5]), "a b")
+    h, w, b = (
+        Value("h"),
+        Value.constant(np.zeros((3, 3), np.float32), "w"),
+        Value.constant(np.array([1, 2, 3.5]), "a b"),
+    )
     nodes = [node("MatMul", [x, w], [h]), node("Clip", [h, None, b], [y])]
     f = Function.from_graph(Graph([x], [y], nodes, opsets={"": 18}), name="f", aliases=[InputOutputAlias(0, 0)])
 

@@ -72,3 +72,12 @@ def test_dialect_operators_infer_their_types() -> None:
     assert infer is not None
     assert infer(n) == (x.type,)
     assert schema.dialect_inference(Node("Relu", [x], [Value()], version=14)) is None
+
+
+def test_a_version_holds_for_a_range_of_opsets() -> None:
+    """From the opset it came with to the one before the next change, or the newest."""
+    assert schema.opset_range("Softmax", "", 11) == (11, 12)
+    assert schema.opset_range("Softmax", "ai.onnx", 13) == (13, schema.latest_opset())
+    assert schema.opset_range("Launch", "xrt", 1) == (1, 1)
+    with pytest.raises(GraphError, match="Softmax has no version 12"):
+        schema.opset_range("Softmax", "", 12)

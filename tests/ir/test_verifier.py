@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from tests.ir.random_graphs import graphs, node
 
+from tests.ir.random_graphs import graphs, node
 from xrt_core.errors import GraphError
 from xrt_core.ir.function import Function, launch
 from xrt_core.ir.graph import Graph, Node, Value
@@ -51,6 +51,7 @@ def _leak() -> Graph:
 
 
 W = Value.constant(np.ones(2, np.float32), "w")
+WIDE = Value("wide", TensorType(F32, (3,)))
 FALSELY = Value("typed", TensorType(F32, (3,)), np.ones(2, np.float32))
 BAD: dict[str, tuple[str, Graph, str]] = {
     "unknown operator": ("operator", one(Node("Relo", [X], [Y], version=14)), "did you mean Relu"),
@@ -90,15 +91,11 @@ BAD: dict[str, tuple[str, Graph, str]] = {
     "domain not imported": ("opsets", one(node("Relu", [X], [Y]), opsets={}), "no opset is imported for"),
     "launch with too few inputs": ("launch", one(launch(relu_function(), "xla", [], [Y])), "0 inputs for function"),
     "launch of another type": (
-        "launch",
-        Graph([Value("x", TensorType(F32, (3,)))] * 1, [], [], opsets=OPSETS), "",
+        "launch", Graph([WIDE], [Y], [launch(relu_function(), "xla", [WIDE], [Y])], opsets=OPSETS),
+        r"is float32\[3\], but",
     ),
     "launch without an engine": ("launch", one(launch(relu_function(), "", [X], [Y])), "engine is not named"),
 }  # fmt: skip
-_wide = Value("wide", TensorType(F32, (3,)))
-BAD["launch of another type"] = (
-    "launch", Graph([_wide], [Y], [launch(relu_function(), "xla", [_wide], [Y])], opsets=OPSETS), r"is float32\[3\], but"
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -59,10 +59,21 @@ class LRU(Generic[V]):
                         self._making.pop(key, None)
         return found
 
+    def retain(self, keep: Callable[[V], bool]) -> None:
+        """Forget every entry whose value `keep` refuses."""
+        with self._lock:
+            for key in [k for k, v in self._entries.items() if not keep(v)]:
+                del self._entries[key]
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._entries.clear()
+
+    def items(self) -> list[tuple[Hashable, V]]:
+        """Keys and values, least recently used first."""
+        with self._lock:
+            return list(self._entries.items())
 
     def values(self) -> list[V]:
         """The values, least recently used first."""

@@ -152,12 +152,15 @@ class Engine(ABC):
     devices: kinds of devices it can drive: "cpu", "cuda", "tpu".
     priority: phase -> rank; engines are tried from high to low. The defaults of XRT: training XLA 100, TensorRT 50;
         inference TensorRT 100, XLA 50.
+    conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
+        ({"deterministic": False}). Only the kit reads it.
     """
 
     name: ClassVar[str]
     api_version: ClassVar[int] = API_VERSION
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 0})
+    conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 
     @abstractmethod
     def probe(self) -> EngineStatus:

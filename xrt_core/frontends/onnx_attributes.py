@@ -80,9 +80,7 @@ class AttributeReader:
         self._external = external
         self._graph = graph
 
-    def all_of(
-        self, p: NodeProto, schema: Schema, scope: Scope, context: Context
-    ) -> dict[str, Attribute] | None:
+    def all_of(self, p: NodeProto, schema: Schema, scope: Scope, context: Context) -> dict[str, Attribute] | None:
         found: dict[str, Attribute] = {}
         known = schema.attributes
         for a in p.attribute:

@@ -19,7 +19,7 @@ from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
-from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema
+from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema, opset_range
 from xrt_core.ir.types import TensorType, ValueType, type_from_text
 
 CLUSTER_DOMAIN: Final = "xrt.cluster"
@@ -87,16 +87,34 @@ def save(graph: Graph | Function, path: str | os.PathLike[str], *, external_data
         raise ExportError(f"model {os.fspath(path)!r} cannot be written: {e}") from e
 
 
+def fitting_opsets(graph: Graph) -> dict[str, int | None]:
+    """For each domain the opset that gives every node its version, the one nearest to the graph's; None if none does.
+
+    Where it is None, export wraps nodes into functions of their own opset, which `import_model` reads rightly and
+    other tools do not: ONNX Runtime ignores the opset a function imports, and the checker refuses it.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    for domain, op_type, version in {(n.domain, n.op_type, n.version) for n in _every_node(graph)}:
+        if domain != DIALECT and find_schema(op_type, domain, version) is not None:
+            low, high = opset_range(op_type, domain, version)
+            known = ranges.get(domain, (low, high))
+            ranges[domain] = max(low, known[0]), min(high, known[1])
+    found: dict[str, int | None] = {}
+    for domain, (low, high) in ranges.items():
+        found[domain] = None if low > high else min(max(graph.opsets.get(domain, high), low), high)
+    return found
+
+
 class _Exporter:
     """One export: the model's opsets, its functions, and the main graph."""
 
     def __init__(self, graph: Graph, tensor: TensorWriter) -> None:
         self._graph = graph
         self.tensor = tensor
-        self.opsets = dict(graph.opsets)
+        self.opsets = {**graph.opsets, **{d: v for d, v in fitting_opsets(graph).items() if v is not None}}
         for n in _every_node(graph):
-            if n.domain not in graph.opsets and n.domain != DIALECT:
-                self.opsets[n.domain] = max(n.version, self.opsets.get(n.domain, 0))
+            if n.domain not in self.opsets and n.domain != DIALECT:
+                self.opsets[n.domain] = n.version
         self.opsets.setdefault("", onnx.defs.onnx_opset_version())
         self.functions: dict[tuple[str, str], FunctionProto] = {}
         self.clusters: dict[Function, str] = {}
@@ -137,9 +155,7 @@ class _Exporter:
 class _Body:
     """One namespace: the model's graph with its subgraphs, or the body of one function."""
 
-    def __init__(
-        self, owner: _Exporter, opsets: Mapping[str, int], names: Mapping[Value, str] | None = None
-    ) -> None:
+    def __init__(self, owner: _Exporter, opsets: Mapping[str, int], names: Mapping[Value, str] | None = None) -> None:
         self._owner = owner
         self._opsets = opsets
         self.names: dict[Value, str] = dict(names or {})
@@ -394,7 +410,7 @@ def _domains(nodes: Iterable[NodeProto], functions: Iterable[FunctionProto]) -> 
     for p in nodes:
         found.add(p.domain)
         for a in p.attribute:
-            for g in ([a.g] if a.type == onnx.AttributeProto.GRAPH else a.graphs):
+            for g in [a.g] if a.type == onnx.AttributeProto.GRAPH else a.graphs:
                 found |= _domains(g.node, ())
     return found
 

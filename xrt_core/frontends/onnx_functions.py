@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node
 
@@ -19,7 +21,7 @@ def function_body(node: Node) -> Graph | None:
     from xrt_core.ir.onnx_proto import attribute_to_proto, type_to_proto
 
     try:
-        schema = onnx.defs.get_schema(node.op_type, node.version, node.domain)
+        schema: Any = onnx.defs.get_schema(node.op_type, node.version, node.domain)
     except onnx.defs.SchemaError:
         return None
     if not (schema.has_function or schema.has_context_dependent_function) or node.captures:

@@ -108,8 +108,8 @@ def _import(source: ModelSource, folder: str | os.PathLike[str] | None) -> tuple
         raise ModelLoadError(f"{origin}: {e}") from e.__cause__
     except GraphError as e:
         raise ModelLoadError(f"{origin}: {e}") from e
-    except UnicodeDecodeError as e:
-        raise ModelLoadError(f"{origin}: a name in the model is not UTF-8 ({e})") from e
+    except (UnicodeDecodeError, TypeError) as e:  # protobuf gives strings that are not UTF-8 as bytes
+        raise ModelLoadError(f"{origin}: a name in the model is not UTF-8 text; the file is damaged ({e})") from e
     except RecursionError as e:
         raise ModelLoadError(f"{origin}: functions or subgraphs are nested too deeply") from e
 
@@ -128,6 +128,7 @@ def _gc_paused() -> Iterator[None]:
 
 def _read(model: ModelProto, weights: Weights | None, external: ExternalData) -> Graph:
     from xrt_core.frontends.onnx_reader import Reader
+    from xrt_core.frontends.onnx_scope import text
 
     if not model.HasField("graph"):
         raise ModelLoadError("there is no graph in it; this is not an ONNX model")
@@ -136,7 +137,7 @@ def _read(model: ModelProto, weights: Weights | None, external: ExternalData) ->
     graph = reader.main()
     known = domain_versions()
     kept = {d: v for d, v in {**reader.function_opsets(), **opsets}.items() if d in known}
-    metadata = {p.key: p.value for p in model.metadata_props}
+    metadata = {text(p.key): text(p.value) for p in model.metadata_props}
     metadata.update(graph.metadata)
     return Graph(
         graph.inputs,

@@ -24,6 +24,7 @@ from xrt_core.frontends.onnx_scope import (
     names_in,
     node_label,
     resolve,
+    text,
     wrong_arity,
 )
 from xrt_core.frontends.onnx_wire import Weights
@@ -113,7 +114,9 @@ class Reader:
             if found is None:
                 raise ModelLoadError(f"output {i} {p.name!r} of {where} is absent")
             outputs.append(found)
-        metadata = {p.key: p.value for p in g.metadata_props}
+        "".join(scope.names)  # raises TypeError for a name that is no text
+        "".join([n.name for n in nodes])
+        metadata = {text(p.key): text(p.value) for p in g.metadata_props}
         if parent is None:
             for p in g.output:
                 declared = type_from_proto(p.type, f"output {p.name!r}")
@@ -121,7 +124,7 @@ class Reader:
                     metadata[DECLARED + p.name] = str(declared)
         return Graph(
             inputs, outputs, nodes,
-            opsets=context.opsets, name=g.name, defaults=defaults, doc=g.doc_string, metadata=metadata,
+            opsets=context.opsets, name=text(g.name), defaults=defaults, doc=text(g.doc_string), metadata=metadata,
         )  # fmt: skip
 
     def _initialisers(self, g: GraphProto) -> dict[str, np.ndarray]:
@@ -196,11 +199,11 @@ class Reader:
             annotations = inherited
             doc, properties = p.doc_string, p.metadata_props
             if doc or properties:
-                metadata = {**{e.key: e.value for e in properties}, **inherited.metadata}
+                metadata = {**{text(e.key): text(e.value) for e in properties}, **inherited.metadata}
                 if SAME in metadata and op_type == "Identity" and operator.schema.domain == "":
                     names[p.output[0]] = inputs[0]
                     continue
-                annotations = Annotations(doc=doc, metadata=metadata)
+                annotations = Annotations(doc=text(doc), metadata=metadata)
             out.append(
                 Node(
                     op_type,
@@ -328,9 +331,7 @@ class Reader:
                 bound.add(value)
             scope.names[outer] = value
 
-    def _renamed(
-        self, value: Value, name: str, opsets: Mapping[str, int], context: Context, out: list[Node]
-    ) -> Value:
+    def _renamed(self, value: Value, name: str, opsets: Mapping[str, int], context: Context, out: list[Node]) -> Value:
         """A value of that name equal to `value`, so that what a function passes through keeps the caller's name."""
         if value.data is not None:
             return Value(name, value.type, value.data)
@@ -372,6 +373,7 @@ class Reader:
             candidate = f"{label}_{n}"
         self._taken.add(candidate)
         return candidate
+
 
 def _hint(p: Any) -> ValueType | None:
     """The declared element type of a value that a node makes; shapes that files declare there may be wrong."""

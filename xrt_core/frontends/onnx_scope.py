@@ -88,6 +88,11 @@ class Context:
         self.annotations = Annotations(metadata={FUNCTION: trail}) if trail else NO_ANNOTATIONS
 
 
+def text(found: str | bytes) -> str:
+    """Documentation as text: protobuf gives bytes for a string that is not UTF-8, which is no reason to refuse it."""
+    return found if isinstance(found, str) else found.decode("utf-8", "backslashreplace")
+
+
 def node_label(p: NodeProto) -> str:
     """A node as messages name it."""
     label = f"{p.domain}.{p.op_type}" if p.domain else p.op_type

@@ -59,7 +59,7 @@ def _kind(node: Node, attribute: str) -> int:
     except onnx.defs.SchemaError:
         return 0
     found = schema.attributes.get(attribute)
-    return 0 if found is None else int(found.type.value)
+    return 0 if found is None else int(found.type.value)  # type: ignore[attr-defined]
 
 
 def _tidy(result: Any) -> Any:

@@ -45,7 +45,7 @@ class Value(_Frozen):
         Strings are object arrays.
     """
 
-    __slots__ = ("name", "type", "data")
+    __slots__ = ("data", "name", "type")
     name: str
     type: ValueType | None
     data: np.ndarray | None
@@ -94,7 +94,7 @@ class Value(_Frozen):
 class SparseTensor:
     """A constant sparse tensor attribute (COO: values, indices, dense shape), as `SparseTensorProto` holds it."""
 
-    __slots__ = ("values", "indices", "dims")
+    __slots__ = ("dims", "indices", "values")
 
     def __init__(self, values: np.ndarray, indices: np.ndarray, dims: tuple[int, ...]) -> None:
         self.values, self.indices, self.dims = values, indices, dims
@@ -120,7 +120,7 @@ class Node(_Frozen):
     name: a label; annotations: see `Annotations`.
     """
 
-    __slots__ = ("domain", "op_type", "version", "inputs", "outputs", "attributes", "name", "annotations")
+    __slots__ = ("annotations", "attributes", "domain", "inputs", "name", "op_type", "outputs", "version")
     domain: str
     op_type: str
     version: int
@@ -225,7 +225,7 @@ class Graph(_Frozen):
     Producer, consumer and capture tables are computed at first use, in time linear in nodes and edges, and kept.
     """
 
-    __slots__ = ("name", "inputs", "outputs", "nodes", "opsets", "defaults", "doc", "metadata", "_tables")
+    __slots__ = ("_tables", "defaults", "doc", "inputs", "metadata", "name", "nodes", "opsets", "outputs")
     name: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]

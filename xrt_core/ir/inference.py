@@ -51,7 +51,7 @@ def is_small_data(value: Value) -> bool:
 
 
 def _memo_key(node: Node) -> Any:
-    parts: list[Any] = [node.domain, node.op_type, node.version, len(node.outputs)]
+    parts: list[Any] = [node.domain, node.op_type, node.version, tuple([v is None for v in node.outputs])]
     for v in node.inputs:
         if v is None:
             parts.append(None)
@@ -109,7 +109,9 @@ def _infer(node: Node) -> tuple[ValueType | None, ...]:
         found = onnx.shape_inference.infer_node_outputs(definition, proto, types, data, None, imports)
     except Exception as e:
         given = ", ".join("_" if v is None else str(v.type or "?") for v in node.inputs)
-        raise ShapeError(f"node {node.name!r}: {node.operator}({given}) does not fit the operator: {_first_line(e)}") from e
+        raise ShapeError(
+            f"node {node.name!r}: {node.operator}({given}) does not fit the operator: {_first_line(e)}"
+        ) from e
     return tuple(
         None if v is None or f"o{i}" not in found else type_from_proto(found[f"o{i}"], node.name)
         for i, v in enumerate(node.outputs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -72,7 +72,7 @@ def type_from_proto(proto: TypeProto, where: str) -> ValueType | None:
                 if field == "dim_value":
                     dims.append(d.dim_value if d.dim_value >= 0 else None)
                 else:
-                    dims.append(d.dim_param or None if field else None)
+                    dims.append((_symbol(d.dim_param) or None) if field else None)
             shape = tuple(dims)
         return TensorType(dtype, shape) if kind == "tensor_type" else SparseTensorType(dtype, shape)
     if kind == "sequence_type":
@@ -83,6 +83,11 @@ def type_from_proto(proto: TypeProto, where: str) -> ValueType | None:
         key = dtype_from_onnx(proto.map_type.key_type, where)
         return MapType(key or np.dtype(np.int64), type_from_proto(proto.map_type.value_type, where))
     return None
+
+
+def _symbol(name: str | bytes) -> str:
+    # protobuf gives a string that is not UTF-8 as bytes
+    return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
 
 
 def type_to_proto(type: ValueType | None, proto: TypeProto | None = None) -> TypeProto:
@@ -118,11 +123,10 @@ def unpack(raw: np.ndarray, dtype: np.dtype, count: int) -> np.ndarray:
     out = np.empty((raw.size, per), np.uint8)
     for i in range(per):
         out[:, i] = (raw >> (bits * i)) & ((1 << bits) - 1)
-    flat = out.reshape(-1)[:count]
+    flat: np.ndarray = out.reshape(-1)[:count]
     if dtype.name in ("int4", "int2"):  # ml_dtypes keeps the sign in the whole byte
         sign = 1 << (bits - 1)
-        flat = ((flat ^ sign).astype(np.int16) - sign).astype(np.int8)
-        return flat.astype(dtype)
+        return ((flat ^ sign).astype(np.int16) - sign).astype(np.int8).astype(dtype)
     return flat.view(dtype)
 
 
@@ -279,7 +283,7 @@ def _list_to_proto(
 ) -> None:
     first = values[0] if values else None
     if first is None:
-        a.type = kind or AttributeProto.INTS
+        a.type = cast(Any, kind or AttributeProto.INTS)
     elif isinstance(first, float) or any(isinstance(v, float) for v in values):
         a.type = AttributeProto.FLOATS
         a.floats.extend(values)

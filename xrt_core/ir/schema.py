@@ -79,6 +79,7 @@ class Schema:
 
 
 _DIALECT: dict[str, Schema] = {}
+_HISTORY: dict[tuple[str, str], list[int]] = {}
 _CACHE: dict[tuple[str, str, int], Schema | None] = {}
 
 
@@ -145,6 +146,21 @@ def schema_for(op_type: str, domain: str, opset: int) -> Schema:
 def since_version(op_type: str, domain: str, opset: int) -> int:
     """The `since_version` that `Node.version` holds for an operator in a model of `opset`. Raises GraphError."""
     return schema_for(op_type, domain, opset).since_version
+
+
+def opset_range(op_type: str, domain: str, version: int) -> tuple[int, int]:
+    """The first and last opset in which an operator is of that `since_version`. Raises GraphError if there is none."""
+    domain = normal_domain(domain)
+    if not _HISTORY:
+        import onnx
+
+        for s in onnx.defs.get_all_schemas_with_history():
+            _HISTORY.setdefault((s.domain, s.name), []).append(s.since_version)
+    versions = [DIALECT_VERSION] if domain == DIALECT else _HISTORY.get((domain, op_type), [])
+    if version not in versions:
+        known = sorted(versions) or "none"
+        raise GraphError(f"{domain or 'ai.onnx'} {op_type} has no version {version}; it has {known}")
+    return version, min((v - 1 for v in versions if v > version), default=latest_opset(domain))
 
 
 def dialect_inference(node: Node) -> Callable[[Node], tuple[ValueType | None, ...]] | None:

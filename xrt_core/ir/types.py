@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Union
+from typing import Final
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from xrt_core.errors import GraphError
 
 DType = np.dtype
-Dim = Union[int, str, None]
+Dim = int | str | None
 """A dimension: its size, a symbol's name, or None where nothing is known."""
 Shape = tuple[Dim, ...]
 
@@ -111,7 +111,7 @@ class MapType:
         return f"map({dtype_name(self.key)} -> {self.value or '?'})"
 
 
-ValueType = Union[TensorType, SparseTensorType, SequenceType, OptionalType, MapType]
+ValueType = TensorType | SparseTensorType | SequenceType | OptionalType | MapType
 
 
 def type_from_text(text: str) -> TensorType | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from xrt_core.errors import XRTError
-from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import STRING, TensorType, ValueType
 
 HostRun = Callable[[Node, Sequence[Any]], tuple[Any, ...]]
@@ -17,6 +18,12 @@ HostRun = Callable[[Node, Sequence[Any]], tuple[Any, ...]]
 
 DEFAULT_FOLD_LIMIT = 64 * 1024
 _EAGER_ELEMENTS = 1 << 16  # inputs up to this many elements are evaluated even where the result's size is unknown
+
+# operators by which a small input may ask for a huge result
+_GROWING = frozenset(
+    "Range ConstantOfShape Expand Tile Pad Resize Upsample OneHot Einsum EyeLike MaxUnpool Col2Im CenterCropPad DFT STFT "
+    "AffineGrid GridSample HannWindow HammingWindow BlackmanWindow MelWeightMatrix".split()
+)
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"})
 
@@ -40,23 +47,49 @@ def nbytes(type: ValueType | None) -> int | None:
     return math.prod(type.shape) * type.dtype.itemsize  # type: ignore[arg-type]
 
 
+def last_uses(graph: Graph) -> set[Value]:
+    """The values that are read in one place alone, subgraphs and outputs included: whoever replaces that reader, such
+    as by folding it, frees them."""
+    reads: Counter[Value] = Counter(graph.outputs)
+    _count(graph, reads)
+    return {v for v, n in reads.items() if n == 1}
+
+
+def _count(graph: Graph, reads: Counter[Value]) -> None:
+    for n in graph.nodes:
+        reads.update(v for v in n.inputs if v is not None)
+        for g in n.subgraphs:
+            reads.update(g.outputs)
+            _count(g, reads)
+
+
+def freed_bytes(old: Node, new: Node, last: Collection[Value]) -> int:
+    """Bytes of constants that nobody reads once `old` is folded; `new` is the node with its inputs known."""
+    return sum(
+        w.data.nbytes
+        for v, w in zip(old.inputs, new.inputs, strict=True)
+        if v in last and w is not None and w.data is not None
+    )
+
+
 def evaluate(
-    node: Node, types: Sequence[ValueType | None], run: HostRun, limit: int = DEFAULT_FOLD_LIMIT
+    node: Node, types: Sequence[ValueType | None], run: HostRun, limit: int = DEFAULT_FOLD_LIMIT, freed: int = 0
 ) -> list[np.ndarray | None] | None:
     """The outputs of a node whose inputs are all known, or None where it is left as it is.
 
-    It is left where results could differ from call to call, where they take more than `limit` bytes and more than
-    the known inputs that they replace, and where the host fails on it (the run then says so, with the caller there).
+    It is left where results could differ from call to call, where they take more than `limit` bytes and more than the
+    `freed` bytes that folding gives back (see `freed_bytes`), and where the host fails on it (the run then says so,
+    with the caller there).
     """
     inputs = node.inputs
     if node.subgraphs or not is_deterministic(node):
         return None
-    budget = max(limit, sum(v.data.nbytes for v in inputs if v is not None and v.data is not None))
+    budget = max(limit, freed)
     sizes = [nbytes(t) for t, v in zip(types, node.outputs, strict=True) if v is not None]
     if any(s is None for s in sizes):
         if sum(v.data.size for v in inputs if v is not None and v.data is not None) > _EAGER_ELEMENTS:
             return None
-        if node.op_type in ("Range", "ConstantOfShape", "Expand", "Tile"):  # a small input may ask for a huge result
+        if node.op_type in _GROWING:
             return None
     elif sum(s for s in sizes if s is not None) > budget:
         return None

@@ -13,7 +13,6 @@ from xrt_core.errors import InputError
 Converter = Callable[[Any], Any]
 
 _FAMILIES = {"numpy": "numpy", "jax": "jax", "jaxlib": "jax", "cupy": "cupy", "torch": "torch"}
-_CONTAINERS = (list, tuple, dict, type(None))
 
 
 def family_of(array_type: type) -> str:
@@ -34,57 +33,80 @@ def to_numpy(x: Any) -> Any:
     """The NumPy array of an array of any family; containers (sequences, maps, None) element by element.
 
     Without a copy where memory is on the CPU and the library shares it. NumPy arrays of text come as object arrays,
-    foreign byte orders as native. Raises InputError for what is not an array.
+    foreign byte orders as native. Raises InputError for what is not an array, or cannot be read as one.
     """
     if type(x) is np.ndarray:
         kind = x.dtype.kind
-        if kind in "US":
-            return x.astype(object)
+        if kind in "UST":
+            return _text(x)
         return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
-    if isinstance(x, np.ndarray | np.generic):
-        return to_numpy(np.asarray(x))
     if isinstance(x, list | tuple):
         return [to_numpy(e) for e in x]
     if isinstance(x, dict):
         return {k: to_numpy(v) if is_array(v) else v for k, v in x.items()}
     if x is None:
         return None
+    try:
+        found = _read(x)
+    except Exception as e:  # a tracer, an array that was deleted or donated, a sparse tensor, ...
+        reason = str(e).strip().partition("\n")[0]
+        raise InputError(f"this {_type_name(x)} cannot be read as a NumPy array: {reason}") from e
+    if found is None:
+        raise InputError(
+            f"{_type_name(x)} is not an array; give NumPy, JAX, CuPy or torch arrays (np.asarray(x) makes one)"
+        )
+    return found if found.dtype.isnative and found.dtype.kind not in "UST" else to_numpy(found)
+
+
+def _type_name(x: Any) -> str:
+    return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+
+
+def _read(x: Any) -> np.ndarray | None:
+    if isinstance(x, np.ndarray | np.generic):
+        if type(x).__name__ == "MaskedArray" and np.any(x.mask):  # type: ignore[union-attr]
+            raise InputError("it has masked elements; fill them first (x.filled(value))")
+        return np.asarray(x)
     family = family_of(type(x))
     if family == "jax":
         return np.asarray(x)
     if family == "torch":
         return _numpy_of_torch(x)
     if family == "cupy":
-        return x.get()
+        return x.get()  # type: ignore[no-any-return]
     if hasattr(x, "__dlpack__"):
         try:
             return np.from_dlpack(x)
         except (BufferError, RuntimeError, TypeError):
             pass  # a dtype or device that NumPy's DLPack does not take; __array__ may
-    if hasattr(x, "__array__") and is_array(x):
-        return np.asarray(x)
-    raise InputError(f"{type(x).__name__} is not an array; give NumPy, JAX, CuPy or torch arrays (np.asarray(x) makes one)")
+    return np.asarray(x) if hasattr(x, "__array__") and is_array(x) else None
+
+
+def _text(x: np.ndarray) -> np.ndarray:
+    return (np.char.decode(x, "utf-8") if x.dtype.kind == "S" else x).astype(object)
+
+
+# torch dtypes that NumPy has through ml_dtypes, under the same names
+_NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 
 
 def _numpy_of_torch(x: Any) -> np.ndarray:
+    x = x.detach().cpu().resolve_conj().resolve_neg()
+    name = str(x.dtype).removeprefix("torch.")
+    if name not in _NARROW:
+        return x.numpy()  # type: ignore[no-any-return]
     import ml_dtypes
 
-    x = x.detach()
-    if x.device.type != "cpu":
-        x = x.cpu()
-    name = str(x.dtype).removeprefix("torch.")
-    narrow = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
-              "float8_e5m2": ml_dtypes.float8_e5m2, "float8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
-              "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz}.get(name)  # fmt: skip
-    if narrow is None:
-        return x.numpy()  # type: ignore[no-any-return]
     torch = sys.modules["torch"]
     bits = torch.int16 if name == "bfloat16" else torch.uint8
-    return x.contiguous().view(bits).numpy().view(narrow)  # type: ignore[no-any-return]
+    return x.view(bits).numpy().view(getattr(ml_dtypes, name))  # type: ignore[no-any-return]
 
 
 def from_numpy(family: str) -> Converter:
-    """The function that takes results (NumPy arrays or an engine's) to a family."""
+    """The function that takes results (NumPy arrays or an engine's) to a family.
+
+    What the family has no dtype for (text, int4 in torch) stays NumPy's.
+    """
     return _TO_FAMILY.get(family, to_numpy)
 
 
@@ -106,15 +128,20 @@ def _jax_array(x: np.ndarray) -> Any:
 
 def _to_torch(x: Any) -> Any:
     torch = sys.modules["torch"]
+    if family_of(type(x)) == "jax":
+        try:
+            return torch.from_dlpack(x)  # a result of this call: nobody else holds its memory
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            pass  # a dtype that the two libraries do not exchange
     x = to_numpy(x)
-    if not isinstance(x, np.ndarray) or x.dtype == object:
+    if not isinstance(x, np.ndarray):
         return x
-    bits = {"bfloat16": np.int16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}.get(x.dtype.name)
-    if not x.flags.writeable:
-        x = x.copy()  # torch has no read-only tensors
-    if bits is not None:
-        return torch.from_numpy(x.view(bits)).view(getattr(torch, x.dtype.name))
-    return torch.from_numpy(x) if x.ndim or x.flags.owndata else torch.tensor(x)
+    if not x.flags.writeable or any(s < 0 for s in x.strides):
+        x = x.copy()  # torch has no read-only tensors, and no negative strides
+    name = x.dtype.name
+    if name in _NARROW:
+        return torch.from_numpy(x.view(np.int16 if name == "bfloat16" else np.uint8)).view(getattr(torch, name))
+    return torch.from_numpy(x) if x.dtype.kind in "biufc" else x
 
 
 def _to_cupy(x: Any) -> Any:

@@ -59,6 +59,7 @@ class Launch:
                 self._prove(results)
             return results
         except Exception as e:  # whatever an engine raises must not reach a caller who has a host to fall back on
+            arrays = [to_numpy(a) for a in arrays]  # an InputError, where it is the caller's array that is unusable
             self.failed(e)
             return self.on_host(arrays)
 
@@ -67,19 +68,22 @@ class Launch:
         """What went wrong so far, for people; "" for nothing."""
         if self.error is None:
             return ""
-        if not self.failures:
-            return f"failed to compile, the host runs it: {self.error}"
-        kept = "and keeps it" if self.executable is None else "in its place"
-        return f"failed while running ({self.failures} in a row), the host ran it {kept}: {self.error}"
+        if self.executable is None:
+            why = "failed while running" if self.failures else "failed to compile"
+            return f"{why}, the host runs it: {self.error}"
+        return f"failed while running, the host stood in: {self.error}"
 
     def _prove(self, results: Sequence[Any]) -> None:
         """Hold the first results against what was promised. Raises ExecutionError where they differ."""
-        given = [(np.dtype(r.dtype), tuple(r.shape)) for r in results]
-        promised = [(p.dtype, p.shape) for p in self.function.returns]
-        if given != promised:
-            shown = ", ".join(f"{d}{list(s)}" for d, s in given) or "nothing"
-            wanted = ", ".join(str(p) for p in self.function.returns)
-            raise ExecutionError(f"the executable gave {shown} where {wanted} was promised; a bug of the engine's package")
+        returns = self.function.returns
+        fits = len(results) == len(returns) and all(
+            tuple(r.shape) == p.shape and (r.dtype == p.dtype or not isinstance(r.dtype, np.dtype))
+            for r, p in zip(results, returns, strict=True)
+        )
+        if not fits:
+            shown = ", ".join(f"{r.dtype}{list(r.shape)}" for r in results) or "nothing"
+            wanted = ", ".join(str(p) for p in returns)
+            raise ExecutionError(f"the executable gave {shown}, it promised {wanted}; a bug of the engine's package")
         with self._lock:
             self.failures, self._proven = 0, True
 

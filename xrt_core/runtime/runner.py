@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ from xrt_core.cache.memory import LRU
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.plan import Plan
+from xrt_core.runtime.plan import HOST, Plan
 
 MAX_VARIANTS = 16
 """So many value sets of shape-determining inputs get plans of their own; later ones share one that knows no values."""
@@ -34,8 +34,9 @@ class Runner:
     captured: the graph, as its frontend gave it.
     by_value: indices of inputs that belong to the signature by value (shape-determining ones); inputs that turn out
         larger than `max_by_value` elements do not.
-    max_signatures: how many plans are kept. engine_signatures: after so many different signatures, new ones are
-        planned for the host alone (None: never): what changes at every call is not worth compiling.
+    max_signatures: how many plans are kept. engine_signatures: after so many different signatures, all new ones share
+        plans for the host that know ranks, but no shapes and no values (None: never): what changes at every call is
+        not worth compiling, or planning.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Runner:
         self.engine_signatures = engine_signatures
         self._make = make
         self._planned = 0
-        self._value_sets: dict[Any, set[Any]] = {}
+        self._value_sets: LRU[set[Any]] = LRU(max_signatures)  # by shapes: values that have plans of their own
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Results as NumPy arrays (or sequences of them) for NumPy arguments; None stands for one left out."""
@@ -67,13 +68,16 @@ class Runner:
         defaults: values of arguments that were left out (None in `arrays`) and are constants therefore.
         """
         shapes = tuple([_part(a) for a in arrays])
-        values = self._values(arrays)
+        values = self.values(arrays)
         key: Any = (shapes, values) if values is not None else shapes
         plan = self.plans.get(key)
         if plan is not None:
             return plan
+        if self.engine_signatures is not None and self._planned >= self.engine_signatures:
+            key = (HOST, tuple([_rank(a) for a in arrays]))
+            return self.plans.get_or_make(key, lambda: self._host_plan(arrays))
         if values is not None:
-            seen = self._value_sets.setdefault(shapes, set())
+            seen = self._value_sets.get_or_make(shapes, set)
             if values not in seen:
                 if len(seen) >= MAX_VARIANTS:
                     key, values = shapes, None
@@ -81,15 +85,30 @@ class Runner:
                     seen.add(values)
         return self.plans.get_or_make(key, lambda: self._new_plan(arrays, values is not None, defaults or {}))
 
-    def _values(self, arrays: Sequence[Any]) -> Any:
-        if not self.by_value:
+    def keep(self, plans: Iterable[Plan]) -> None:
+        """Count these plans as used, the last as the latest; those that are gone are passed over."""
+        keys = {id(plan): key for key, plan in self.plans.items()}
+        for plan in plans:
+            self.plans.get(keys.get(id(plan)))
+
+    def known_plan(self, arrays: Sequence[Any]) -> Plan | None:
+        """The plan that is there for the signature of these arguments, or None."""
+        shapes, values = tuple([_part(a) for a in arrays]), self.values(arrays)
+        return self.plans.get((shapes, values) if values is not None else shapes)
+
+    def values(self, arrays: Sequence[Any]) -> Any:
+        """The values, hashable, of the arguments that belong to the signature by value; None where there are none.
+
+        Raises InputError for an argument that cannot be read.
+        """
+        return tuple([self._value(arrays[i]) for i in self.by_value]) if self.by_value else None
+
+    def _value(self, a: Any) -> Any:
+        if type(a) is not np.ndarray:
+            a = to_numpy(a)
+        if not isinstance(a, np.ndarray) or a.size > self.max_by_value:
             return None
-        return tuple(
-            [
-                _content(arrays[i]) if isinstance(arrays[i], np.ndarray) and arrays[i].size <= self.max_by_value else None
-                for i in self.by_value
-            ]
-        )
+        return tuple(a.reshape(-1)) if a.dtype == object else a.tobytes()
 
     def signature(
         self, arrays: Sequence[Any], defaults: Mapping[int, np.ndarray], by_value: bool = True
@@ -110,8 +129,14 @@ class Runner:
     def _new_plan(self, arrays: Sequence[Any], with_values: bool, defaults: Mapping[int, np.ndarray]) -> Plan:
         types, known = self.signature(arrays, defaults, with_values)
         self._planned += 1
-        engines = self.engine_signatures is None or self._planned <= self.engine_signatures
-        return self._make(types, known, engines)
+        return self._make(types, known, True)
+
+    def _host_plan(self, arrays: Sequence[Any]) -> Plan:
+        types = [
+            TensorType(t.dtype, (None,) * len(t.shape or ())) if isinstance(t, TensorType) else t
+            for t in self.signature(arrays, {}, by_value=False)[0]
+        ]
+        return self._make(types, {}, False)
 
 
 def type_of(a: Any, declared: ValueType | None) -> ValueType | None:
@@ -132,5 +157,8 @@ def _part(a: Any) -> Any:
         return type(a)
 
 
-def _content(a: np.ndarray) -> Any:
-    return tuple(a.reshape(-1)) if a.dtype == object else a.tobytes()
+def _rank(a: Any) -> Any:
+    try:
+        return a.dtype, len(a.shape)
+    except AttributeError:
+        return type(a)

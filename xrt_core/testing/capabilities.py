@@ -16,6 +16,7 @@ class Capabilities:
     toolkit: modules of the engine's library, without which the package must still import; None: what the package's
         metadata says that it requires.
     growth_bytes: so much more memory may be in use after 1000 runs.
+    simulated: runs go element by element through a simulator: large cases and long loops are left out.
 
     What every engine must do (runs that do not wait, many threads, any layout of an input, ...) has no tag.
     """
@@ -26,3 +27,4 @@ class Capabilities:
     dtypes: frozenset[str] | None = None
     toolkit: tuple[str, ...] | None = None
     growth_bytes: int = 16 << 20
+    simulated: bool = False

@@ -10,13 +10,21 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from packaging.requirements import Requirement
 
 from xrt_core import __version__
 from xrt_core.engine import engines
-from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Executable, Function, GraphCompiler, Phase
-from xrt_core.engine.contract import RunOptions as RunOptions
-from xrt_core.engine.contract import Support
-from xrt_core.engine.discovery import Discovery
+from xrt_core.engine.contract import (
+    CompileOptions,
+    Engine,
+    EngineStatus,
+    Executable,
+    Function,
+    GraphCompiler,
+    Phase,
+    Support,
+)
+from xrt_core.engine.discovery import Discovery, Plugin
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.graph import Node
@@ -60,6 +68,33 @@ class Subject:
     def device(self) -> str:
         """The device that the tests run on."""
         return self.manager.device(self.engine, self._device)
+
+    @property
+    def is_known_elsewhere(self) -> bool:
+        """Whether another process can find the engine: it is installed, or its class can be imported."""
+        return "<locals>" not in self.spec if not self.is_installed else self.plugin is not None
+
+    @property
+    def plugin(self) -> Plugin | None:
+        """The entry point that brings the engine; None for one of this process."""
+        found = Discovery(__version__).plugins("xrt.engines").get(self.name) if self.is_installed else None
+        return found[0] if found else None
+
+    @functools.cached_property
+    def toolkit(self) -> tuple[str, ...]:
+        """Top-level modules of the engine's library: as declared, else those of what its package requires."""
+        declared = self.capabilities.toolkit
+        if declared is not None:
+            return declared
+        if self.plugin is None:
+            return ()
+        from importlib.metadata import packages_distributions, requires
+
+        wanted = {Requirement(r).name.lower() for r in self.plugin.requirements if "extra ==" not in r}
+        shared = {"xrt-core", *(Requirement(r).name.lower() for r in requires("xrt-core") or ())}
+        return tuple(
+            sorted(m for m, d in packages_distributions().items() if {n.lower() for n in d} & (wanted - shared))
+        )
 
     @property
     def capabilities(self) -> Capabilities:

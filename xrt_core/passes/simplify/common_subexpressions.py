@@ -18,7 +18,7 @@ class CommonSubexpressions(Pass):
 
     1. Two nodes of one operator, version, engine mark, attributes, inputs and list of wanted outputs become one.
     2. Constants of at most 1 KiB count as the same input where dtype, shape and contents are equal.
-    3. Left alone: nodes with subgraphs, nodes that draw random numbers, nodes that update variables.
+    3. Left alone: nodes with subgraphs, nodes that draw random numbers without a seed, nodes that update variables.
     """
 
     name = "common_subexpressions"

@@ -19,7 +19,7 @@ class IdentityNodes(Pass):
     3. Reshape, Flatten, Squeeze, Unsqueeze, Expand, Tile to the shape that the input has (for these, equal shapes
        mean equal elements; Tile with all repeats one).
     4. Transpose that moves no axis longer than one past another.
-    5. Slice, Pad, Resize-free cases of the same shape: Slice with all steps positive, Pad with no padding.
+    5. Slice to the same shape with all steps positive, Pad with no padding.
     6. Concat, Sum, Max, Min, Mean of one input.
     7. Dropout in inference mode whose mask nobody reads.
     8. Left alone: everything else, and nodes whose second output is read.
@@ -33,7 +33,7 @@ class IdentityNodes(Pass):
         for node in graph.nodes:
             test = None if node.domain else _CASES.get(node.op_type)
             source = node.inputs[0] if node.inputs else None
-            result = node.outputs[0]
+            result = node.outputs[0] if node.outputs else None
             if test is not None and source is not None and result is not None and test(node, source, result, graph):
                 new[result] = source
             else:

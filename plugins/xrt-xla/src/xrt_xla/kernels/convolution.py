@@ -21,6 +21,9 @@ from xrt_xla.kernels.context import Layout, XlaContext, layout, xla_kernel
 _MAX_TAPS = 64
 """Forms that write out each kernel position are for kernels up to this size: the program grows with it."""
 
+_SHORT_SUM = 32
+"""XLA's own convolution is slow where each result is a sum of so few products: the first layer of a network."""
+
 
 def form_of(shape: Sequence[int], groups: int, kind: str) -> str:
     """How to convolve with a filter of `shape` (OI...) on a kind of device.
@@ -36,6 +39,8 @@ def form_of(shape: Sequence[int], groups: int, kind: str) -> str:
     if groups == 1:
         if taps == 1:
             return "matmul"
+        if taps * shape[1] <= _SHORT_SUM:
+            return "grouped"
         return "planes" if len(shape) == 5 and shape[2] <= _MAX_TAPS else "last"
     if taps > _MAX_TAPS:
         return "last"

@@ -1,0 +1,209 @@
+"""The only importer of numba: it picks a GPU or the simulator, and hides what differs between the two."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import math
+import os
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.errors import EngineUnavailableError
+
+__all__ = ["BLOCKS", "SIMULATED", "THREADS", "TILE", "cuda", "device_function", "library"]
+
+_VARIABLE: Final = "NUMBA_ENABLE_CUDASIM"
+
+
+def _gpus() -> int:
+    """How many GPUs the driver shows; asked before numba is imported, because numba chooses at import."""
+    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
+        with contextlib.suppress(OSError, AttributeError):
+            driver, count = ctypes.CDLL(name), ctypes.c_int()
+            return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+    return 0
+
+
+GPUS: Final = _gpus()
+if not GPUS:
+    os.environ.setdefault(_VARIABLE, "1")
+
+import numba  # noqa: E402 - the variable above is read by this import
+from numba import cuda  # noqa: E402
+
+SIMULATED: Final = not hasattr(cuda.cudadrv.driver, "Device")
+"""Whether numba's simulator stands in for a GPU: kernels run as Python, one thread of the host per CUDA thread."""
+
+THREADS: Final = 2 if SIMULATED else 256
+"""Threads in a block; a power of two. The simulator pays for every thread, and most of all for `syncthreads`."""
+BLOCKS: Final = 2 if SIMULATED else 2048
+"""Blocks in a grid at most: kernels walk over what is left with grid-stride loops."""
+TILE: Final = 4 if SIMULATED else 16
+"""Side of the square tiles that MatMul keeps in shared memory."""
+
+if SIMULATED:
+    logging.getLogger("xrt").warning("toy: no CUDA GPU here, kernels run on numba's simulator: right, but very slow")
+else:
+    with contextlib.suppress(ImportError):
+        from numba.cuda.core import config
+
+        config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small clusters have small grids; that is no news to anybody
+
+
+def why_unusable() -> str:
+    """Why neither a GPU nor the simulator can be used, or ""."""
+    if SIMULATED or GPUS:
+        return ""
+    if os.environ.get(_VARIABLE) == "1":
+        return "there is no CUDA GPU, and numba.cuda was imported before it could be told to simulate one"
+    return f"there is no CUDA GPU, and {_VARIABLE}={os.environ[_VARIABLE]} forbids numba's simulator"
+
+
+def version() -> str:
+    """Versions of numba and numba-cuda, and whether the simulator is at work."""
+    from importlib.metadata import version as version_of
+
+    return f"{numba.__version__}, numba-cuda {version_of('numba-cuda')}" + (", CUDA simulator" if SIMULATED else "")
+
+
+def devices() -> tuple[str, ...]:
+    """Usable devices by XRT's names; the simulator is "cuda:0"."""
+    return tuple(f"cuda:{i}" for i in range(1 if SIMULATED else GPUS))
+
+
+def device_index(name: str) -> int:
+    """The number of the device "cuda" (the first) or "cuda:1". Raises EngineUnavailableError where it is not there."""
+    full = name if ":" in name else f"{name}:0"
+    if full not in devices():
+        raise EngineUnavailableError(f"toy: no device {name!r} here; numba sees {', '.join(devices()) or 'none'}")
+    return int(full.partition(":")[2])
+
+
+def device_model(index: int) -> str:
+    """Name and compute capability of a device."""
+    if SIMULATED:
+        return "simulator"
+    found = cuda.gpus[index]
+    name = found.name.decode() if isinstance(found.name, bytes) else str(found.name)
+    return f"{name} sm_{found.compute_capability[0]}{found.compute_capability[1]}"
+
+
+# --- functions that kernels are made of ---------------------------------------------------------------------------
+
+
+def device_function(function: Callable[..., Any]) -> Any:
+    """`function` in a form that kernels can call; numba copies its body into the kernel."""
+    if SIMULATED or not isinstance(function, types.FunctionType):
+        return function
+    return cuda.jit(function, device=True, inline="always")
+
+
+@functools.cache
+def library(scalar: type[np.generic]) -> types.SimpleNamespace:
+    """Mathematical functions on one scalar type, `T`: of CUDA, or of NumPy for the simulator."""
+    if SIMULATED:  # Python's math raises where CUDA gives an infinity or a NaN
+        names = dict(exp=np.exp, log=np.log, sqrt=np.sqrt, sin=np.sin, cos=np.cos, tanh=np.tanh, pow=np.power)
+        whole = dict(floor=np.floor, ceil=np.ceil, rint=np.rint)
+        integer = _saturating
+    else:
+        from numba.cuda import libdevice as d
+
+        single = scalar is np.float32
+        names = dict(exp=math.exp, log=math.log, sqrt=math.sqrt, sin=math.sin, cos=math.cos, tanh=math.tanh,
+                     pow=math.pow)  # fmt: skip
+        whole = dict(floor=d.floorf, ceil=d.ceilf, rint=d.rintf) if single else dict(
+            floor=d.floor, ceil=d.ceil, rint=d.rint)  # fmt: skip
+        integer = np.int64
+    return types.SimpleNamespace(T=scalar, erf=math.erf, integer=integer, **names, **whole)
+
+
+def _saturating(x: Any) -> Any:
+    """x as int64, NaN and numbers out of range as whatever NumPy makes of them."""
+    return np.asarray(x).astype(np.int64)[()]
+
+
+# --- launching ----------------------------------------------------------------------------------------------------
+
+_one_launch: Any = threading.RLock() if SIMULATED else contextlib.nullcontext()  # the simulator runs one kernel at once
+
+
+@functools.cache
+def compiled(kernel: Callable[..., None]) -> Any:
+    """The kernel as numba's dispatcher, which compiles once for each combination of argument types."""
+    return cuda.jit(_quiet(kernel) if SIMULATED else kernel)
+
+
+def _quiet(kernel: Callable[..., None]) -> Callable[..., None]:
+    """The kernel without NumPy's warnings, which a GPU does not give. It must keep its globals: numba swaps `cuda`."""
+    silence = np.errstate
+
+    def entry(*arguments: Any) -> None:
+        with silence(all="ignore"):
+            kernel(*arguments)
+
+    return types.FunctionType(entry.__code__, kernel.__globals__, kernel.__name__, None, entry.__closure__)
+
+
+def launch(
+    kernel: Callable[..., None], grid: int, block: int | tuple[int, int], shared: int, stream: Any,
+    arguments: Sequence[Any],
+) -> None:  # fmt: skip
+    """Enqueue a kernel with `shared` bytes of shared memory."""
+    with _one_launch:
+        compiled(kernel)[grid, block, stream, shared](*arguments)
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def on_device(index: int) -> Any:
+    """Context manager under which allocations and launches go to device `index`."""
+    return cuda.gpus[index]
+
+
+def stream_of(handle: int | None) -> Any:
+    """The caller's stream, or a new one."""
+    return cuda.stream() if handle is None or SIMULATED else cuda.external_stream(handle)
+
+
+def empty(shape: int | tuple[int, ...], dtype: np.dtype, stream: Any) -> Any:
+    """An array on the current device, of any content."""
+    return cuda.device_array(shape, dtype, stream=stream)
+
+
+def upload(array: np.ndarray, stream: Any) -> Any:
+    """A copy of a host array on the current device."""
+    return cuda.to_device(np.ascontiguousarray(array).reshape(-1), stream=stream)
+
+
+def as_device_array(x: Any) -> Any:
+    """`x` as a contiguous array of numba over the same memory, or None if it does not lie on a CUDA device.
+
+    It takes numba's own arrays, those with `__cuda_array_interface__` (CuPy, torch) and those with DLPack.
+    """
+    if isinstance(x, np.ndarray | np.generic):
+        return None
+    if cuda.cudadrv.devicearray.is_cuda_ndarray(x):
+        found = x
+    elif SIMULATED:
+        return None
+    elif hasattr(x, "__cuda_array_interface__"):
+        found = cuda.as_cuda_array(x)
+    elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:  # kDLCUDA
+        from cuda.core.utils import StridedMemoryView
+
+        view = StridedMemoryView.from_dlpack(x, stream_ptr=-1)
+        strides = None if view.strides is None else tuple(s * view.dtype.itemsize for s in view.strides)
+        interface = {"shape": view.shape, "strides": strides, "typestr": view.dtype.str, "version": 3,
+                     "data": (view.ptr, view.readonly)}  # fmt: skip
+        found = cuda.from_cuda_array_interface(interface, owner=view)
+    else:
+        return None
+    return found if found.is_c_contiguous() else cuda.to_device(np.ascontiguousarray(found.copy_to_host()))

@@ -1,0 +1,37 @@
+"""What a generated case must give: the host's result, computed in float64 where the operator allows that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.errors import XRTError
+from xrt_core.host.executor import run_node
+from xrt_core.ir.graph import Node
+from xrt_core.testing.generated import make_node
+from xrt_core.testing.tolerance import is_floating
+
+SAME_PRECISION: Final = frozenset(
+    ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Shape", "Size")
+)
+"""Operators whose result is about the input's own dtype; nothing is gained in a wider one."""
+
+
+def reference(node: Node, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """The results of `node`, in float64 in place of narrower floats where the operator's schema has float64."""
+    if node.op_type not in SAME_PRECISION:
+        wide = [x if x is None or not _narrow(x.dtype) else x.astype(np.float64) for x in arrays]
+        if any(w is not x for w, x in zip(wide, arrays, strict=True)):
+            widened = make_node(node.op_type, wide, node.attributes)
+            if widened is not None:
+                try:
+                    return [np.asarray(r) for r in run_node(widened, wide)]
+                except XRTError:  # the host has it in the narrow dtype only
+                    pass
+    return [np.asarray(r) for r in run_node(node, arrays)]
+
+
+def _narrow(dtype: np.dtype) -> bool:
+    return is_floating(dtype) and dtype.kind != "c" and dtype != np.float64
