@@ -29,11 +29,11 @@ class GraphCaller:
     """
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
-        self.graph = graph
         self.pipeline = pipeline
         self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         self.defaults = {i: graph.defaults[v] for i, v in enumerate(graph.inputs) if v in graph.defaults}
         self.runner: Runner = pipeline.runner(graph)
+        self.graph: Graph = self.runner.captured.graph  # and not the given one, whose folded weights may then go
         self.last: Planned | None = None
         self._calls: LRU[tuple[Call, Planned]] = LRU(pipeline.options.cache_size)
         self._by_value = bool(self.runner.by_value)

@@ -198,13 +198,13 @@ class Pipeline:
         )
         folded = fold(graph, clustering)
         self._verify(folded, "fold clusters")
-        engine_flops = sum(graph_flops(n.attributes["function"].body) for n in folded.nodes if _is_launch(n))  # type: ignore[union-attr]
+        functions = [f for n in folded.nodes if isinstance(f := n.attributes.get("function"), Function)]
         explanation = Explanation(
             graph.name,
             _signature(graph, optimised.known),
             report(graph, clustering, folded),
             graph_flops(graph),
-            engine_flops,
+            sum(graph_flops(f.body) for f in functions),
         )
         return Partitioned(folded, explanation, self)
 

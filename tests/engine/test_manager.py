@@ -48,6 +48,18 @@ class TensorRT(Stand):
     priority = {"train": 50, "inference": 100}  # noqa: RUF012
 
 
+class ByName(Stand):
+    """An engine for those who ask for it; being probed would be a fault."""
+
+    name = "by_name"
+    automatic = False
+    probed = 0
+
+    def probe(self) -> EngineStatus:
+        type(self).probed += 1
+        return super().probe()
+
+
 class Missing(Stand):
     name = "missing"
 
@@ -79,6 +91,16 @@ def test_engine_overrides(manager: EngineManager) -> None:
     assert names(manager, engine=["stand", "xla"], use_xla_jit=False) == ["stand", "xla"]
     assert names(manager, engine="host") == []
     assert names(manager, engine=["stand", "host"]) == ["stand"]
+
+
+def test_an_engine_that_waits_to_be_named(manager: EngineManager) -> None:
+    """An engine with automatic=False is left out, and not even probed, until its name is given."""
+    manager.register(ByName)
+
+    assert "by_name" not in names(manager)
+    assert names(manager, use_xla_jit=False) == ["tensorrt", "stand"]
+    assert ByName.probed == 0
+    assert names(manager, engine=["by_name", "xla"]) == ["by_name", "xla"]
 
 
 def test_switches(manager: EngineManager) -> None:

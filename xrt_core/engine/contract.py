@@ -152,6 +152,8 @@ class Engine(ABC):
     devices: kinds of devices it can drive: "cpu", "cuda", "tpu".
     priority: phase -> rank; engines are tried from high to low. The defaults of XRT: training XLA 100, TensorRT 50;
         inference TensorRT 100, XLA 50.
+    automatic: optional; whether the engine takes part where nobody names one. False suits an engine that is there to
+        learn from or to debug with, and would slow a model down.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
     """
@@ -160,6 +162,7 @@ class Engine(ABC):
     api_version: ClassVar[int] = API_VERSION
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 0})
+    automatic: ClassVar[bool] = True
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 
     @abstractmethod

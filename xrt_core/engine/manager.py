@@ -132,8 +132,9 @@ class EngineManager:
     def ready(self, phase: Phase, device: str | None, options: Options) -> list[Engine]:
         """Every usable engine that can drive `device`, best first for `phase`, as the switches in `options` allow.
 
-        A switch that is True leaves only engines switched on; one that is False takes its engine out. An engine that
-        cannot be used is left out, with an event, unless a switch asks for it: then its error is raised.
+        A switch that is True leaves only engines switched on; one that is False takes its engine out, and an engine
+        whose `automatic` is False stays out. An engine that cannot be used is left out, with an event, unless a switch
+        asks for it: then its error is raised.
         """
         wanted = [(s, n) for s, n in _SWITCHES if getattr(options, s) is True]
         if wanted:
@@ -250,7 +251,10 @@ class EngineManager:
 
     def _usable_or_none(self, name: str, device: str | None) -> Engine | None:
         try:
-            engine = self.usable(name)
+            engine = self.get(name)
+            if not engine.automatic:  # not even probed: that may load its library
+                return None
+            self.usable(name)
             self.device(engine, device)
         except EngineError as e:
             process_events.emit("engine.left_out", engine=name, reason=str(e))

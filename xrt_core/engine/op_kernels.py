@@ -10,7 +10,7 @@ What a kernel is called with is between an engine and its kernels; XRT's convent
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -59,13 +59,18 @@ class OpKernelRegistry:
         self._kernels: dict[tuple[str, str, str], OpKernel] = {}
 
     def register(self, entry: OpKernel) -> None:
-        """Add a kernel. Raises RegistrationError: taken, unknown device, unknown operator, not callable."""
-        where = f"kernel {entry.domain or 'ai.onnx'}.{entry.op_type} of engine {entry.engine!r}"
+        """Add a kernel. Raises RegistrationError: taken, no device or an unknown one, not callable with a context.
+
+        Whether the operator exists is asked in `validate`: importing an engine must not import onnx.
+        """
+        where = _where(entry)
         if not entry.engine or not entry.op_type:
             raise RegistrationError(f"{where}: engine and operator must be named")
         if not callable(entry.function):
             raise RegistrationError(f"{where}: {entry.function!r} is not callable; it must be kernel(ctx, *inputs)")
         _check_signature(entry, where)
+        if isinstance(entry.devices, str) or not entry.devices:
+            raise RegistrationError(f"{where}: devices is {entry.devices!r}; expected a tuple such as ('cpu', 'cuda')")
         for device in entry.devices:
             if device not in KNOWN_DEVICES:
                 raise RegistrationError(f"{where}: unknown device {device!r}; known: {', '.join(KNOWN_DEVICES)}")
@@ -84,6 +89,25 @@ class OpKernelRegistry:
     def of_engine(self, engine: str) -> Mapping[tuple[str, str], OpKernel]:
         """Every kernel of one engine by (domain, operator); read-only."""
         return MappingProxyType({(d, o): k for (e, d, o), k in self._kernels.items() if e == engine})
+
+    def validate(self, engine: str) -> None:
+        """Hold the kernels of one engine against the operators there are; needs the onnx package, so not at import.
+
+        Raises RegistrationError, listing every kernel of an operator that does not exist, that cannot be called with
+        as many inputs as its operator has, or whose `static` or `mutable_variables` name an input that there is not.
+        """
+        faults = [fault for entry in self.of_engine(engine).values() if (fault := _fault(entry))]
+        if faults:
+            raise RegistrationError("\n".join(faults))
+
+    def strays(self, package: str, known: Collection[str]) -> list[str]:
+        """A sentence for each kernel that the top-level module `package` registered for an engine that is not known."""
+        return [
+            f"{_where(k)}, by {_origin(k.function)}: there is no engine {k.engine!r}; expected one of "
+            f"{', '.join(sorted(known))}"
+            for k in self._kernels.values()
+            if k.engine not in known and str(getattr(k.function, "__module__", "")).partition(".")[0] == package
+        ]
 
     def supports(self, engine: str, node: Node, device: str, phase: Phase) -> Support:
         """Whether `engine` has a kernel that takes `node` on `device` in `phase`, or why not."""
@@ -175,6 +199,41 @@ def _check_signature(entry: OpKernel, where: str) -> None:
         raise RegistrationError(
             f"{where}: the signature {signature} must begin with the context: (ctx, *inputs)"
         ) from None
+
+
+def _fault(entry: OpKernel) -> str:
+    """What is wrong with a kernel once its operator is looked at, or ""."""
+    from xrt_core.ir.schema import domain_versions, find_schema, normal_domain, why_unknown
+    from xrt_core.kernels.registry import find_kernel
+
+    domain = normal_domain(entry.domain)
+    newest = domain_versions().get(domain, 0)
+    schema = find_schema(entry.op_type, domain, newest)
+    where = f"{_where(entry)}, by {_origin(entry.function)}"
+    if schema is None:
+        if find_kernel(domain, entry.op_type) is not None:  # newer than the installed onnx package
+            return ""
+        return f"{where}: {why_unknown(entry.op_type, domain, newest)}"
+    for what, indices in (("static", entry.static), ("mutable_variables", entry.mutable_variables)):
+        for i in indices:
+            if not 0 <= i < schema.max_inputs:
+                return f"{where}: {what} names input {i}; {schema.operator} has {schema.max_inputs}"
+    try:
+        signature = inspect.signature(entry.function)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(None, *[None] * schema.min_inputs)
+    except TypeError:
+        return (
+            f"{where}: the signature {signature} does not take the context and {schema.min_inputs} inputs, which "
+            f"{schema.operator} has at least; expected (ctx, *inputs)"
+        )
+    return ""
+
+
+def _where(entry: OpKernel) -> str:
+    return f"kernel {entry.domain or 'ai.onnx'}.{entry.op_type} of engine {entry.engine!r}"
 
 
 def _origin(function: Any) -> str:

@@ -135,7 +135,8 @@ def pack(array: np.ndarray) -> bytes:
     bits = _SUB_BYTE[array.dtype]
     per = 8 // bits
     flat = array.reshape(-1)
-    codes = flat.astype(np.int8).view(np.uint8) if array.dtype.name in ("int4", "int2") else flat.view(np.uint8)
+    signed = array.dtype.name in ("int4", "int2")
+    codes: np.ndarray = (flat.astype(np.int8) if signed else flat).view(np.uint8)
     codes = codes & ((1 << bits) - 1)
     padded = np.zeros(-(-codes.size // per) * per, np.uint8)
     padded[: codes.size] = codes

@@ -50,10 +50,9 @@ def closed(graph: Graph) -> Graph:
     names = {v.name for v in graph.inputs}
     renamed: dict[Value, Value] = {}
     for v in captures:  # a value of the graph around may have the name of one of the subgraph's own inputs
-        if v.name in names:
+        if v.name and v.name in names:
             renamed[v] = Value("", v.type)
-        names.add(v.name or "")
-        names.discard("")
+        names.add(v.name)
     graph = substitute_graph(graph, renamed) if renamed else graph
     return graph.replace(inputs=(*graph.inputs, *[renamed.get(v, v) for v in captures]))
 
@@ -70,8 +69,8 @@ def attribute_key(node: Node, limit: int = 4096) -> Any:
             if a.size > limit:
                 return None
             a = (a.dtype, a.shape, tuple(a.reshape(-1)) if a.dtype == object else a.tobytes())
-        elif a == 0.0 and type(a) is float or type(a) is tuple and 0.0 in a:
-            a = (repr(a), a)  # 0.0 and -0.0 are equal, and not the same
+        elif isinstance(a, float) or (type(a) is tuple and a and isinstance(a[0], float)):
+            a = repr(a)  # 0.0 and -0.0 are equal, and not the same
         parts.append((name, type(a), a))
     key = tuple(parts)
     try:

@@ -20,12 +20,15 @@ DEFAULT_FOLD_LIMIT = 64 * 1024
 _EAGER_ELEMENTS = 1 << 16  # inputs up to this many elements are evaluated even where the result's size is unknown
 
 # operators by which a small input may ask for a huge result
-_GROWING = frozenset(
-    "Range ConstantOfShape Expand Tile Pad Resize Upsample OneHot Einsum EyeLike MaxUnpool Col2Im CenterCropPad DFT STFT "
-    "AffineGrid GridSample HannWindow HammingWindow BlackmanWindow MelWeightMatrix".split()
-)
+_GROWING = frozenset({
+    "Range", "ConstantOfShape", "Expand", "Tile", "Pad", "Resize", "Upsample", "OneHot", "Einsum", "EyeLike",
+    "MaxUnpool", "Col2Im", "CenterCropPad", "DFT", "STFT", "AffineGrid", "GridSample", "HannWindow", "HammingWindow",
+    "BlackmanWindow", "MelWeightMatrix",
+})  # fmt: skip
 
-_RANDOM = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"})
+_RANDOM = frozenset({
+    "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli",
+})  # fmt: skip
 
 
 def is_deterministic(node: Node) -> bool:
@@ -43,7 +46,8 @@ def nbytes(type: ValueType | None) -> int | None:
     """Size of a static tensor in bytes (strings count as one pointer an element), or None."""
     if not isinstance(type, TensorType) or not type.is_static:
         return None
-    assert type.dtype is not None and type.shape is not None
+    assert type.dtype is not None
+    assert type.shape is not None
     return math.prod(type.shape) * type.dtype.itemsize  # type: ignore[arg-type]
 
 

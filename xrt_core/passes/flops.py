@@ -7,11 +7,12 @@ import math
 from xrt_core.ir.graph import Graph, Node, Value
 
 # operators that move data or only look at shapes
-_FREE = frozenset(
-    "Reshape Flatten Squeeze Unsqueeze Transpose Identity Slice Split Concat Gather GatherElements GatherND Expand Tile "
-    "Pad Shape Size Constant ConstantOfShape Cast CastLike Where Scatter ScatterElements ScatterND DepthToSpace "
-    "SpaceToDepth Range EyeLike OneHot NonZero".split()
-)
+_FREE = frozenset({
+    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Split", "Concat", "Gather",
+    "GatherElements", "GatherND", "Expand", "Tile", "Pad", "Shape", "Size", "Constant", "ConstantOfShape", "Cast",
+    "CastLike", "Where", "Scatter", "ScatterElements", "ScatterND", "DepthToSpace", "SpaceToDepth", "Range",
+    "EyeLike", "OneHot", "NonZero",
+})  # fmt: skip
 
 
 def flops(node: Node) -> int:

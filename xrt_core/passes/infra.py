@@ -31,7 +31,7 @@ class Pass(ABC):
             return graph
         if result.inputs != graph.inputs:
             raise InternalError(
-                f"pass {self.name!r} changed the graph's inputs from {_names(graph.inputs)} to {_names(result.inputs)}. "
+                f"pass {self.name!r} changed the graph's inputs, {_names(graph.inputs)}, to {_names(result.inputs)}. "
                 "Pass author: return a graph with the same input values; what they become inside is yours to choose"
             )
         if len(result.outputs) != len(graph.outputs):

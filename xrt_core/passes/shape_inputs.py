@@ -10,36 +10,49 @@ MAX_ELEMENTS = 64
 """Inputs larger than this are never taken by value."""
 
 # shape arithmetic: the operators through which a shape's value is traced back to an input
-_ARITHMETIC = frozenset(
-    "Abs Add And BitShift Cast CastLike Ceil Clip Concat ConstantOfShape Div Equal Expand Flatten Floor Gather "
-    "GatherElements Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pow Range ReduceMax "
-    "ReduceMin ReduceProd ReduceSum Reshape Round Sign Slice Split Sqrt Squeeze Sub Sum Tile Transpose Unsqueeze Where "
-    "Xor".split()
-)
+_ARITHMETIC = frozenset({
+    "Abs", "Add", "And", "BitShift", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Div",
+    "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Greater", "GreaterOrEqual", "Identity",
+    "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Range", "ReduceMax", "ReduceMin",
+    "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum",
+    "Tile", "Transpose", "Unsqueeze", "Where", "Xor",
+})  # fmt: skip
 
 
 def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -> tuple[int, ...]:
     """Indices of the graph's inputs that reach, through shape arithmetic alone, an input that must be known.
 
     What must be known: the inputs of a node that `static_inputs` names (shapes, axes, repeats, ...), also inside
-    subgraphs, and the condition of an If.
+    subgraphs. The condition of an If counts as well, but not through floating-point inputs: these are data.
     """
-    producers = graph.producers
-    seen: set[Value] = set()
-    work: list[Value] = []
+    wanted: list[Value] = []
+    conditions: list[Value] = []
 
-    def must_be_known(nodes: Iterable[Node]) -> None:
+    def look(nodes: Iterable[Node]) -> None:
         for node in nodes:
             if node.op_type == "If" and not node.domain and node.inputs[0] is not None:
-                work.append(node.inputs[0])
+                conditions.append(node.inputs[0])
             for i in static_inputs(node):
                 v = node.inputs[i]
                 if v is not None and v.data is None:
-                    work.append(v)
+                    wanted.append(v)
             for body in node.subgraphs:
-                must_be_known(body.nodes)
+                look(body.nodes)
 
-    must_be_known(graph.nodes)
+    look(graph.nodes)
+    shapes, tests = _behind(graph, wanted), _behind(graph, conditions)
+    return tuple(
+        i
+        for i, v in enumerate(graph.inputs)
+        if v in shapes or (v in tests and v.dtype is not None and v.dtype.kind in "biu")
+    )
+
+
+def _behind(graph: Graph, values: Iterable[Value]) -> set[Value]:
+    """The values that reach `values` through shape arithmetic alone."""
+    producers = graph.producers
+    seen: set[Value] = set()
+    work = list(values)
     while work:
         v = work.pop()
         if v in seen or v.data is not None:
@@ -48,4 +61,4 @@ def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -
         i = producers.get(v)
         if i is not None and graph.nodes[i].op_type in _ARITHMETIC:
             work.extend(u for u in graph.nodes[i].inputs if u is not None)
-    return tuple(i for i, v in enumerate(graph.inputs) if v in seen)
+    return seen

@@ -10,7 +10,7 @@ from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types, merged
 from xrt_core.ir.rewrite import closed, substitute
-from xrt_core.ir.types import Dim, TensorType, ValueType
+from xrt_core.ir.types import Dim, OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.passes.evaluate import (
     DEFAULT_FOLD_LIMIT,
     HostRun,
@@ -68,6 +68,7 @@ class _Walk:
         self.run = run
         self.expand = expand
         self.fold_limit = fold_limit
+        self.prefix = ""  # of names, inside a graph that takes a node's place: it may do so more than once
         self.new: dict[Value, Value] = {}
         self.made: list[Node] = []
 
@@ -82,7 +83,9 @@ class _Walk:
             condition = node.inputs[0]
             data = None if condition is None else new.get(condition, condition).data
             if data is not None and data.size == 1:
-                self.inline(node, "then_branch" if bool(data.reshape(-1)[0]) else "else_branch")
+                branch = node.attributes["then_branch" if data.reshape(-1)[0] else "else_branch"]
+                assert isinstance(branch, Graph)
+                self.inline(node, branch, node.outputs)
                 return
         elif op == "Identity" and not node.domain:
             source, result = node.inputs[0], node.outputs[0]
@@ -96,9 +99,7 @@ class _Walk:
         if body is not None:
             given = [v for v in node.inputs if v is not None]
             self.new.update(zip(body.inputs, given, strict=True))
-            self.nodes(body.nodes)
-            wanted = [v for v in node.outputs if v is not None]
-            self.new.update((v, self.new.get(w, w)) for v, w in zip(wanted, body.outputs, strict=True))
+            self.inline(node, body, [v for v in node.outputs if v is not None])
             return
         types = self.types(node)
         if is_known(node):
@@ -113,20 +114,21 @@ class _Walk:
         for v, inferred in zip(node.outputs, types, strict=True):
             if v is not None:
                 type_ = merged(v.type, inferred)
-                if type_ != v.type:
-                    typed = Value(v.name, type_)
+                if type_ != v.type or self.prefix:
+                    typed = Value(self.prefix + v.name if v.name else "", type_)
                     new[v] = typed
                     v = typed
                     changed = True
             outputs.append(v)
         self.made.append(node.replace(outputs=outputs) if changed else node)
 
-    def inline(self, node: Node, branch: str) -> None:
-        """Put the taken branch of an If in its place."""
-        body = node.attributes[branch]
-        assert isinstance(body, Graph)
+    def inline(self, node: Node, body: Graph, results: Sequence[Value | None]) -> None:
+        """Put `body` in the place of `node`, its outputs in the place of `results`."""
+        outer = self.prefix
+        self.prefix = f"{outer}{node.name or node.op_type}/"
         self.nodes(body.nodes)
-        for result, value in zip(node.outputs, body.outputs, strict=True):
+        self.prefix = outer
+        for result, value in zip(results, body.outputs, strict=True):
             if result is not None:
                 self.new[result] = self.new.get(value, value)
 
@@ -143,7 +145,7 @@ class _Walk:
             data = np.array(shape.prod(), np.int64)
         else:
             start, end = node.attributes.get("start", 0), node.attributes.get("end", len(shape))
-            data = shape[start:end]  # type: ignore[misc]
+            data = shape[start:end]
         self.new[result] = constant_like(result, data)
         return True
 
@@ -158,7 +160,7 @@ class _Walk:
                 return self.loop_types(node)
             if node.op_type == "Scan" and node.version >= 9:
                 return self.scan_types(node)
-        except ShapeError:
+        except (ShapeError, ValueError, IndexError, ArithmeticError):  # a body, or axes, that do not fit the operator
             pass
         return (None,) * len(node.outputs)
 
@@ -177,7 +179,7 @@ class _Walk:
         body = node.subgraphs[0]
         states = [None if v is None else v.type for v in node.inputs[2:]]
         count = len(states)
-        for _ in range(3):  # shapes that a turn changes become unknown; two turns reach the fixed point
+        while True:  # ends: each turn forgets a dimension or a type that a turn of the loop changes, or is the last
             made = self.body_types(body, [_INT64, _BOOL, *states])
             after = [a if a == b else _common(a, b) for a, b in zip(states, made[1 : 1 + count], strict=True)]
             if after == states:
@@ -202,14 +204,20 @@ class _Walk:
             axis = axis % len(v.shape)
             length = v.shape[axis]
             slices.append(TensorType(v.dtype, v.shape[:axis] + v.shape[axis + 1 :]))
-        made = self.body_types(body, [*states, *slices])
-        states = [a if a == b else _common(a, b) for a, b in zip(states, made[:count], strict=True)]
+        while True:
+            made = self.body_types(body, [*states, *slices])
+            after = [a if a == b else _common(a, b) for a, b in zip(states, made[:count], strict=True)]
+            if after == states:
+                break
+            states = after
         out_axes = node.attributes.get("scan_output_axes") or (0,) * (len(made) - count)
         return [*states, *(_stacked(t, length, a) for t, a in zip(made[count:], out_axes, strict=True))]  # type: ignore[arg-type]
 
 
 def _common(a: ValueType | None, b: ValueType | None) -> ValueType | None:
     """What holds of both types."""
+    if isinstance(a, SequenceType | OptionalType) and type(a) is type(b):
+        return type(a)(_common(a.element, b.element))
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return a if a == b else None
     dtype = a.dtype if a.dtype == b.dtype else None

@@ -61,8 +61,8 @@ def _waits(
         if v in late or (v in producers and not _is_settled(v.type)):
             return True
     for i in static_inputs(node):
-        v = node.inputs[i]
-        if v is not None and v.data is None and v in producers:
+        fixed = node.inputs[i]
+        if fixed is not None and fixed.data is None and fixed in producers:
             return True
     return False
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.errors import ExecutionError
+from xrt_core.errors import ExecutionError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.rewrite import closed
-from xrt_core.ir.types import TensorType
+from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.runtime.plan import Call
 from xrt_core.runtime.runner import Runner
 
@@ -32,7 +32,19 @@ def control_step(node: Node, make_runner: MakeRunner) -> Call:
     make = makers.get(node.op_type)
     if make is None or node.domain:
         raise ExecutionError(f"node {node.name!r}: {node.operator} has a subgraph and is not a known control flow")
-    return make(node, make_runner)
+    return _guarded(node, make(node, make_runner))
+
+
+def _guarded(node: Node, call: Call) -> Call:
+    def run(arguments: Sequence[Any]) -> Sequence[Any]:
+        try:
+            return call(arguments)
+        except XRTError:
+            raise
+        except Exception as e:
+            raise ExecutionError(f"node {node.name!r}: {node.operator} failed: {e}") from e
+
+    return run
 
 
 class _Body:
@@ -64,7 +76,7 @@ def _loop(node: Node, make_runner: MakeRunner) -> Call:
     body = _Body(node, graph, make_runner, changing=True)
     inputs = len(node.inputs)
     states = len(graph.inputs) - 2
-    scanned = graph.outputs[1 + states :]
+    scanned = _elements(node.outputs[states:], graph.outputs[1 + states :], ())
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
         limit = None if inputs < 1 or arguments[0] is None else int(np.asarray(arguments[0]).reshape(-1)[0])
@@ -89,13 +101,14 @@ def _scan(node: Node, make_runner: MakeRunner) -> Call:
     assert isinstance(count, int)
     body = _Body(node, graph, make_runner, changing=True)
     states = len(graph.inputs) - count
-    scanned = graph.outputs[states:]
     if node.version < 9:
-        return _scan_8(node, body, states, count, scanned)
+        return _scan_8(node, body, states, count, [_tensor(v.type) for v in graph.outputs[states:]])
     axes = _ints(node, "scan_input_axes", count, 0)
     directions = _ints(node, "scan_input_directions", count, 0)
-    out_axes = _ints(node, "scan_output_axes", len(scanned), 0)
-    out_directions = _ints(node, "scan_output_directions", len(scanned), 0)
+    results = graph.outputs[states:]
+    out_axes = _ints(node, "scan_output_axes", len(results), 0)
+    out_directions = _ints(node, "scan_output_directions", len(results), 0)
+    scanned = _elements(node.outputs[states:], results, out_axes)
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
         state = list(arguments[:states])
@@ -106,7 +119,7 @@ def _scan(node: Node, make_runner: MakeRunner) -> Call:
             raise ExecutionError(f"node {node.name!r}: Scan over inputs of different lengths {sorted(lengths)}")
         turns = []
         for i in range(len(moved[0]) if moved else 0):
-            results = body.run([*state, *[x[i].copy() for x in moved]], arguments)
+            results = body.run([*state, *[x[i, ...] for x in moved]], arguments)
             state = results[:states]
             turns.append(results[states:])
         outputs = _stack(turns, scanned, out_axes)
@@ -118,29 +131,40 @@ def _scan(node: Node, make_runner: MakeRunner) -> Call:
     return run
 
 
-def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[Value]) -> Call:
-    """Scan of opset 8: a batch axis in front of everything, and sequence lengths as first input."""
+def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[TensorType]) -> Call:
+    """Scan of opset 8: a batch axis in front of everything, and sequence lengths as first input; outputs are padded
+    with zeros behind their sequence."""
     directions = _ints(node, "directions", count, 0)
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
         lengths = arguments[0]
         first, scans = arguments[1 : 1 + states], arguments[1 + states : 1 + states + count]
+        batch, most = scans[0].shape[:2]
         final: list[list[Any]] = []
-        stacks: list[list[Any]] = []
-        for b in range(scans[0].shape[0]):
-            most = scans[0].shape[1]
+        made: list[list[list[Any]]] = []  # per batch entry and turn, the scan outputs
+        for b in range(batch):
             length = most if lengths is None else int(lengths[b])
-            state = [x[b] for x in first]
+            state = [x[b, ...] for x in first]
             rows = [x[b, :length][::-1] if d else x[b, :length] for x, d in zip(scans, directions, strict=True)]
             turns = []
             for t in range(length):
-                results = body.run([*state, *[r[t].copy() for r in rows]], arguments)
+                results = body.run([*state, *[r[t, ...] for r in rows]], arguments)
                 state = results[:states]
                 turns.append(results[states:])
             final.append(state)
-            outs = _stack(turns, scanned, [0] * len(scanned))
-            stacks.append([np.concatenate([o, np.zeros((most - length, *o.shape[1:]), o.dtype)]) for o in outs])
-        return [np.stack(column) for column in (*zip(*final, strict=True), *zip(*stacks, strict=True))]
+            made.append(turns)
+        ends = [np.stack(column) for column in zip(*final, strict=True)] if final else list(first)
+        outputs = []
+        for k, declared in enumerate(scanned):
+            like = next((turns[0][k] for turns in made if turns), None)
+            dims = [d if isinstance(d, int) else 0 for d in declared.shape or ()] if like is None else like.shape
+            dtype = (declared.dtype or np.float32) if like is None else like.dtype
+            stacked = np.zeros((batch, most, *dims), dtype)
+            for b, turns in enumerate(made):
+                for t, results in enumerate(turns):
+                    stacked[b, t] = results[k]
+            outputs.append(stacked)
+        return [*ends, *outputs]
 
     return run
 
@@ -177,13 +201,30 @@ def _ints(node: Node, attribute: str, count: int, default: int) -> tuple[int, ..
     return tuple(found) if isinstance(found, tuple) and found else (default,) * count
 
 
-def _stack(turns: Sequence[Sequence[Any]], values: Sequence[Value], axes: Sequence[int]) -> list[Any]:
-    """The values of all turns stacked; without a turn, empty arrays of the declared type."""
+def _tensor(type_: ValueType | None) -> TensorType:
+    return type_ if isinstance(type_, TensorType) else TensorType(None)
+
+
+def _elements(outputs: Sequence[Value | None], results: Sequence[Value], axes: Sequence[int]) -> list[TensorType]:
+    """The type of one element of each scan output: what the body declares, or else what the node's output says."""
+    found = []
+    for i, result in enumerate(results):
+        t, output = _tensor(result.type), outputs[i] if i < len(outputs) else None
+        whole = _tensor(None if output is None else output.type)
+        shape = t.shape
+        if whole.shape and not t.is_static:
+            axis = (axes[i] if axes else 0) % len(whole.shape)
+            shape = whole.shape[:axis] + whole.shape[axis + 1 :]
+        found.append(TensorType(t.dtype or whole.dtype, shape))
+    return found
+
+
+def _stack(turns: Sequence[Sequence[Any]], elements: Sequence[TensorType], axes: Sequence[int]) -> list[Any]:
+    """The values of all turns stacked; without a turn, empty arrays (a dimension that nobody knows is 0)."""
     if turns:
         return [np.stack(column, axis) for column, axis in zip(zip(*turns, strict=True), axes, strict=True)]
     empty = []
-    for v, axis in zip(values, axes, strict=True):
-        t = v.type if isinstance(v.type, TensorType) else TensorType(None)
+    for t, axis in zip(elements, axes, strict=True):
         shape = [d if isinstance(d, int) else 0 for d in t.shape or ()]
         shape.insert(axis % (len(shape) + 1), 0)
         empty.append(np.zeros(shape, t.dtype or np.float32))

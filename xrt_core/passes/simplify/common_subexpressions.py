@@ -32,7 +32,8 @@ class CommonSubexpressions(Pass):
             key = self._key(node, new, constants)
             first = seen.get(key) if key is not None else None
             if first is not None:
-                new.update((v, w) for v, w in zip(node.outputs, first.outputs, strict=True) if v is not None and w is not None)
+                pairs = zip(node.outputs, first.outputs, strict=True)
+                new.update((v, w) for v, w in pairs if v is not None and w is not None)
                 continue
             if key is not None:
                 seen[key] = node
@@ -44,7 +45,7 @@ class CommonSubexpressions(Pass):
         attributes = attribute_key(node)
         if attributes is None or node.annotations.model_update or not is_deterministic(node):
             return None
-        inputs = []
+        inputs: list[Any] = []
         for v in node.inputs:
             if v is None:
                 inputs.append(None)

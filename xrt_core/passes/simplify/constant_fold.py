@@ -1,4 +1,4 @@
-"""Constant folding of a graph as it was captured: what depends on constants alone is computed once, not per signature."""
+"""Constant folding: what depends on constants alone is computed once per model, not once per signature."""
 
 from __future__ import annotations
 

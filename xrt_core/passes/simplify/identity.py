@@ -65,7 +65,7 @@ def _still_transpose(node: Node, source: Value, result: Value, graph: Graph) -> 
         return False
     shape = source.shape
     order = node.attributes.get("perm") or tuple(reversed(range(len(shape))))
-    moved = [p for p in order if shape[p] != 1]  # type: ignore[union-attr, misc, index]
+    moved = [p for p in order if shape[p] != 1]  # type: ignore[union-attr, index]
     return moved == sorted(moved)
 
 

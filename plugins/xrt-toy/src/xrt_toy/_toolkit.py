@@ -17,7 +17,7 @@ import numpy as np
 
 from xrt_core.errors import EngineUnavailableError
 
-__all__ = ["BLOCKS", "SIMULATED", "THREADS", "TILE", "cuda", "device_function", "library"]
+__all__ = ["BLOCKS", "SIMULATED", "THREADS", "TILE", "cuda", "device_function", "element_type", "library"]
 
 _VARIABLE: Final = "NUMBA_ENABLE_CUDASIM"
 
@@ -122,6 +122,11 @@ def library(scalar: type[np.generic]) -> types.SimpleNamespace:
             floor=d.floor, ceil=d.ceil, rint=d.rint)  # fmt: skip
         integer = np.int64
     return types.SimpleNamespace(T=scalar, erf=math.erf, integer=integer, **names, **whole)
+
+
+def element_type(scalar: type[np.generic]) -> Any:
+    """The scalar type as numba calls it, which arrays in shared memory are declared with."""
+    return numba.from_dtype(np.dtype(scalar))
 
 
 def _saturating(x: Any) -> Any:

@@ -73,7 +73,8 @@ class XlaGraphCompiler(GraphCompiler):
                 raise
             except Exception as e:
                 raise CompileError(f"xla: function {function.name!r} does not compile: {_first_lines(e)}") from e
-            weights = [_toolkit.put(w, self._device) for w in program.weights]
+            weights = _toolkit.put_all(program.weights, self._device)
+            program.weights.clear()  # JAX may keep the traced callable
         return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device)
 
     def load(self, blob: bytes) -> Executable:
@@ -139,7 +140,7 @@ class _Program:
         slot = self._slots.get(key)
         if slot is None:
             slot = self._slots[key] = len(self.weights)
-            self.weights.append(data if layout is None else np.ascontiguousarray(layout.make(np, data)))
+            self.weights.append(data if layout is None else layout.make(np, data))
         return slot
 
     def _derive(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:

@@ -157,16 +157,17 @@ def load_executable(blob: bytes, device: Any) -> XlaExecutable:
             raise CompileError(f"xla: the executable was made for {header['for']!r}; here is {here!r}")
         at = start + length + header["program"]
         params = [Parameter(n, dtype_from_name(d), tuple(s)) for n, d, s in header["params"]]
-        weights = []
+        arrays = []
         for name, shape in header["weights"]:
             dtype = dtype_from_name(name)
             at += -at % _ALIGN
             count = int(np.prod(shape, dtype=np.int64))
-            weights.append(_toolkit.put(np.frombuffer(blob, dtype, count, at).reshape(shape), device))
+            arrays.append(np.frombuffer(blob, dtype, count, at).reshape(shape))
             at += count * dtype.itemsize
         if at != len(blob):
             raise CompileError(f"xla: a serialised executable of {len(blob)} bytes should have {at}")
         program = blob[start + length : start + length + header["program"]]
+        weights = _toolkit.put_all(arrays, device)
         compiled = _toolkit.load_compiled(program, len(params) + len(weights), header["outputs"], device)
     except CompileError:
         raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_toy._toolkit import TILE, cuda
+from xrt_toy._toolkit import TILE, cuda, element_type
 from xrt_toy.kernels.context import NUMBERS, Buffer, ToyOpContext, accumulator_type, toy_kernel
 from xrt_toy.kernels.elementwise import broadcast, collapse, offset, row_major
 
@@ -16,12 +16,12 @@ from xrt_toy.kernels.elementwise import broadcast, collapse, offset, row_major
 @functools.cache
 def _tiled(scalar: type[np.generic], alpha: float, beta: float, tile: int) -> Any:
     """The kernel out = alpha a @ b + beta c, which sums in `scalar`; without c where beta is 0."""
-    zero, area = scalar(0), tile * tile
+    zero, area, element = scalar(0), tile * tile, element_type(scalar)
     scaled, with_c = alpha != 1, beta != 0
-    factor, factor_c = (np.float64 if scalar is np.int64 else scalar)((alpha, beta))
+    factor, factor_c = (np.float64 if scalar is np.int64 else scalar)([alpha, beta])
 
     def matmul(out, a, b, c, m, n, k, am, ak, bk, bn, cm, cn, batches, shape, sa, sb):
-        memory = cuda.shared.array(0, scalar)  # a tile of a, then a tile of b
+        memory = cuda.shared.array(0, element)  # a tile of a, then a tile of b
         tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
         here = ty * tile + tx
         across, down = (n + tile - 1) // tile, (m + tile - 1) // tile

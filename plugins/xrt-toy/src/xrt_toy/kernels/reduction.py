@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt_core.ir.graph import Node
 from xrt_toy import _toolkit
-from xrt_toy._toolkit import cuda, device_function, library
+from xrt_toy._toolkit import cuda, device_function, element_type, library
 from xrt_toy.kernels.context import (
     FLOATS, NUMBERS, Buffer, ToyOpContext, accumulator_type, only_first_output, toy_kernel,
 )  # fmt: skip
@@ -57,10 +57,10 @@ def _reducing(op_type: str, dtype: np.dtype) -> Any:
         "ReduceMax": (maximum(library(scalar)), bounds[0]), "ReduceMin": (minimum(library(scalar)), bounds[1]),
     }[op_type]  # fmt: skip
     combine, first, mean = device_function(plain), scalar(start), op_type == "ReduceMean"
-    combined = _within_block(combine)
+    combined, element = _within_block(combine), element_type(scalar)
 
     def reduce(out, x, n, kept, kept_strides, count, shape, strides):
-        memory = cuda.shared.array(0, scalar)
+        memory = cuda.shared.array(0, element)
         for o in range(cuda.blockIdx.x, n, cuda.gridDim.x):
             base = offset(o, kept, kept_strides)
             value = first
@@ -123,12 +123,12 @@ def global_average_pool(ctx: ToyOpContext, x: Buffer) -> Buffer:
 def _softmax(scalar: type[np.generic], logarithm: bool) -> Any:
     """The kernel of Softmax and LogSoftmax: a block finds the maximum and the sum of its row, then writes it."""
     m = library(scalar)
-    exp, log, zero, lowest = m.exp, m.log, m.T(0), m.T(-np.inf)
+    exp, log, zero, lowest, element = m.exp, m.log, m.T(0), m.T(-np.inf), element_type(scalar)
     larger = device_function(maximum(m))
     max_of, sum_of = _within_block(larger), _within_block(device_function(_add))
 
     def softmax(out, x, rows, count, step):
-        memory = cuda.shared.array(0, scalar)
+        memory = cuda.shared.array(0, element)
         for row in range(cuda.blockIdx.x, rows, cuda.gridDim.x):
             base = row // step * count * step + row % step
             top, total = lowest, zero
@@ -162,10 +162,10 @@ def softmax_(ctx: ToyOpContext, x: Buffer) -> Buffer:
 def _normalizing(scalar: type[np.generic], epsilon: float) -> Any:
     """The kernel of LayerNormalization: mean, then variance around it, then the row."""
     one, zero, small, sqrt = scalar(1), scalar(0), scalar(epsilon), library(scalar).sqrt
-    sum_of = _within_block(device_function(_add))
+    sum_of, element = _within_block(device_function(_add)), element_type(scalar)
 
     def layer_norm(out, x, scale, bias, rows, count, scale_step, bias_step, with_bias):
-        memory = cuda.shared.array(0, scalar)
+        memory = cuda.shared.array(0, element)
         for row in range(cuda.blockIdx.x, rows, cuda.gridDim.x):
             base, total, squares = row * count, zero, zero
             for i in range(cuda.threadIdx.x, count, cuda.blockDim.x):

@@ -1,0 +1,12 @@
+"""The host as an engine against the conformance kit, whose reference it is."""
+
+from __future__ import annotations
+
+from xrt_core.testing import ConformanceSuite, HostEngine
+
+
+class TestHost(ConformanceSuite):
+    """Every operator that is static and numeric; unsupported.txt says which are not."""
+
+    engine = HostEngine
+    complete = True
