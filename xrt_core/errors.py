@@ -30,6 +30,14 @@ class ShapeError(GraphError):
     """Types or shapes of a node's inputs do not fit its operator."""
 
 
+class GradientError(GraphError):
+    """A gradient cannot be built: no rule for a node on the way to the loss, no way at all, a loss that is no scalar."""
+
+
+class CheckpointError(XRTError):
+    """A training state cannot be loaded: truncated, of another model, a tensor of another dtype or shape."""
+
+
 class InputError(XRTError):
     """The caller's inputs do not fit the model: names, count, dtype, rank, a fixed dimension, not an array."""
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from xrt_core import config
 from xrt_core.errors import OptionError
@@ -123,6 +123,57 @@ _ENGINES = Kind(
 )
 
 
+_CACHE_MODES: Final = ("readwrite", "read", "verify", "off")
+
+
+def _accept_cache(value: Any) -> str:
+    if isinstance(value, str):
+        if value not in _CACHE_MODES:
+            raise ValueError
+        return value
+    return "readwrite" if _accept_flag(value) else "off"
+
+
+def _parse_cache(text: str) -> str:
+    low = text.strip().lower()
+    return low if low in _CACHE_MODES else _accept_cache(_parse_flag(low))
+
+
+_CACHE = Kind("'readwrite' (or True), 'read', 'verify' or 'off' (or False)", _accept_cache, _parse_cache)
+
+
+def _accept_folder(value: Any) -> str:
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ValueError
+    return path
+
+
+_FOLDER = Kind("a folder's path", _accept_folder, lambda text: _accept_folder(text.strip()))
+_BYTES_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def _accept_bytes(value: Any) -> int:
+    if isinstance(value, str):
+        return _parse_bytes(value)
+    if isinstance(value, bool):
+        raise TypeError
+    count = operator.index(value)
+    if not 0 <= count <= HUGE:
+        raise ValueError
+    return count
+
+
+def _parse_bytes(text: str) -> int:
+    found = _BYTES_FORM.fullmatch(text.strip())
+    if found is None:
+        raise ValueError
+    return _accept_bytes(int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")))
+
+
+_BYTES = Kind("a number of bytes, such as 500000000, '500M' or '4G'", _accept_bytes, _parse_bytes)
+
+
 def _accept_no_guard(value: Any) -> bool:
     if _accept_flag(value):
         raise _Reason("this version has no guard")
@@ -190,6 +241,24 @@ class Options:
     )
     cache_size: int = _option(
         64, _integer(1), "Signatures whose plans and executables a module keeps; the least recently used goes first."
+    )
+    # On by default: what is stored is checked before it is used, a failure of the disk costs nothing but the saving,
+    # the size is bounded, and unchanged weights are not hashed again. Engines that cannot serialise never touch it.
+    cache: Literal["readwrite", "read", "verify", "off"] = _option(
+        "readwrite",
+        _CACHE,
+        "The cache of executables on disk (docs/cache.md). 'read' stores nothing; 'verify' compiles what is stored "
+        "again and compares results; 'off' keeps executables in memory only.",
+        "XRT_CACHE_MODE",
+    )
+    cache_dir: str | None = _option(
+        None, _FOLDER, "Folder of the cache on disk. Not given: the user's cache folder.", "XRT_CACHE_DIR"
+    )
+    cache_bytes: int = _option(
+        4 << 30,
+        _BYTES,
+        "What the cache on disk may take; what was used longest ago goes first.",
+        "XRT_CACHE_SIZE",
     )
     constant_fold_limit: int = _option(
         1 << 16, _integer(0, " (bytes)"), "Largest result that constant folding may put in the place of a node."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,9 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.cache.key import cache_key
+from xrt_core.cache.disk import open_cache
+from xrt_core.cache.executables import ExecutableStore
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
-from xrt_core.errors import CompileError, EngineError
+from xrt_core.engine.op_kernels import op_kernels
+from xrt_core.errors import CompileError, EngineError, RegistrationError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.host.executor import CONTROL_FLOW, host_kernel, run_node
@@ -36,7 +37,7 @@ from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNod
 from xrt_core.passes.specialise import specialise
 from xrt_core.passes.split import SplitLate, is_late
 from xrt_core.runtime.control import control_step
-from xrt_core.runtime.launch import Launch
+from xrt_core.runtime.launch import Launch, operators_of
 from xrt_core.runtime.plan import HOST, Call, Lowered, Plan, make_plan
 from xrt_core.runtime.runner import MAX_VARIANTS, Runner
 
@@ -156,6 +157,8 @@ class Pipeline:
             threads=options.threads,
         )
         self._compilers: dict[str, GraphCompiler] = {}
+        disk = open_cache(options.cache, options.cache_dir, options.cache_bytes) if self.engines else None
+        self._executables = ExecutableStore(disk, events)
         self._simplify: tuple[Pass, ...] = (IdentityNodes(), CommonSubexpressions(), DeadNodes())
 
     # --- the stages ----------------------------------------------------------------------------------------------
@@ -318,23 +321,37 @@ class Pipeline:
         return Lowered(launch, name, f"{function.name} on {name}")
 
     def _compile(self, function: Function, engine: Engine, device: str) -> Executable:
-        key = cache_key(function, engine, device, self.compile_options).digest
-        found = _executables.get(key)
-        if found is not None:
-            self.events.emit("compile.cached", engine=engine.name, cluster=function.name)
-            return found
-        compiler = self._compilers.get(engine.name)
-        if compiler is None:
-            compiler = self._compilers[engine.name] = engine.compiler(device, self.compile_options)
-        with self.events.span("compile", engine=engine.name, cluster=function.name, nodes=len(function.body.nodes)):
-            made = compiler.compile(function, function.params, function.returns, function.aliases)
-        if not isinstance(made, Executable):
+        def compiler() -> GraphCompiler:
+            made = self._compilers.get(engine.name)
+            if made is None:
+                made = self._compilers[engine.name] = self._new_compiler(engine, device)
+            return made
+
+        def compile(compiler: GraphCompiler) -> Executable:
+            nodes = len(function.body.nodes)
+            with self.events.span("compile", engine=engine.name, cluster=function.name, nodes=nodes):
+                made = compiler.compile(function, function.params, function.returns, function.aliases)
+            if not isinstance(made, Executable):
+                raise CompileError(
+                    f"the compiler of engine {engine.name!r} ({engine.package}) returned a {type(made).__name__} for "
+                    f"{function.name} ({operators_of(function)}), expected an Executable; this is a bug of that package"
+                )
+            return made
+
+        return self._executables.obtain(function, engine, device, self.compile_options, compiler, compile)
+
+    def _new_compiler(self, engine: Engine, device: str) -> GraphCompiler:
+        compiler = engine.compiler(device, self.compile_options)
+        if not isinstance(compiler, GraphCompiler):
             raise CompileError(
-                f"the compiler of engine {engine.name!r} returned a {type(made).__name__} for {function.name}, "
-                "not an Executable; this is a bug of the engine's package"
+                f"engine {engine.name!r} ({engine.package}) gave a {type(compiler).__name__} as its compiler for "
+                f"{device}, expected a GraphCompiler; this is a bug of that package"
             )
-        _executables[key] = made
-        return made
+        try:
+            op_kernels.validate(engine.name)
+        except RegistrationError as e:  # a kernel of no operator is never asked for: its package's bug, nobody's loss
+            self.events.emit("kernels.invalid", level=logging.WARNING, engine=engine.name, error=str(e))
+        return compiler
 
     def _host_run(self, function: Function) -> Call:
         return make_plan(function.body, lambda n: Lowered(host_kernel(n), HOST, n.operator)).run
@@ -351,10 +368,6 @@ class Pipeline:
             assert isinstance(body, Graph)
             return make_runner(body, ()).run
         return control_step(node, make_runner)
-
-
-_executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
-"""Executables of this process that some plan holds, by the digest of their key: equal Functions are compiled once."""
 
 
 def expand(node: Node) -> Graph | None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
+import os
+import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
-from xrt_core.engine.contract import CompileOptions, Engine
+import xrt_core
+from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
 from xrt_core.ir.function import Function
+
+IGNORED_OPTIONS: Final[frozenset[str]] = frozenset()
+"""Fields of `CompileOptions` that change no executable. Every other field is a row of every key, new ones included."""
+
+_CODE: Final = ("engine", "ir", "kernels")  # the parts of the core whose code decides what an engine compiles
 
 
 @dataclass(frozen=True)
@@ -23,8 +34,12 @@ class CacheKey:
         """Hex digest over all rows."""
         h = hashlib.blake2b(digest_size=20)
         for label, text in self.rows:
-            h.update(f"{len(label)}:{label}={len(text)}:{text};".encode())
+            h.update(f"{len(label)}:{label}={len(text)}:{text};".encode("utf-8", "surrogatepass"))
         return h.hexdigest()
+
+    def row(self, label: str) -> str:
+        """The text of a row, "" if there is none of that label."""
+        return dict(self.rows).get(label, "")
 
     def differences(self, other: CacheKey) -> list[str]:
         """One line for each row that differs: why one is a miss where the other is stored."""
@@ -45,14 +60,15 @@ def cache_key(function: Function, engine: Engine, device: str, options: CompileO
             ("return", _signature(function.returns)),
             ("aliases", ", ".join(f"{a.output}<-{a.input}" for a in function.aliases)),
             ("engine", engine.name),
+            ("engine package", _package(type(engine).__module__, engine.package)),
             ("engine fingerprint", engine.fingerprint(device)),
             ("device", device),
-            ("phase", options.phase),
-            ("fused", str(options.fused)),
-            ("workspace_bytes", str(options.workspace_bytes)),
-            ("max_batch_size", str(options.max_batch_size)),
-            ("threads", str(options.threads)),
-            ("extra", _canonical(options.extra)),
+            *(
+                (f.name, _canonical(getattr(options, f.name)))
+                for f in dataclasses.fields(options)
+                if f.name not in IGNORED_OPTIONS
+            ),
+            ("xrt-core", f"{xrt_core.__version__}, contract {API_VERSION}{_core_code()}"),
         )
     )
 
@@ -70,3 +86,42 @@ def _canonical(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_canonical, value)) + "]"
     return repr(value)
+
+
+@functools.cache
+def _package(module: str, package: str) -> str:
+    """Name and version of an engine's package, and the state of its code where that is a source tree."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = f"{package} {version(package)}"
+    except PackageNotFoundError:  # an engine that the program registered itself
+        found = f"{package} (not installed)"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not file:
+        return found
+    path = pathlib.Path(file)
+    return found + _source_state((path.parent if (path.parent / "__init__.py").exists() else path,))
+
+
+@functools.cache
+def _core_code() -> str:
+    root = pathlib.Path(xrt_core.__file__).parent
+    return _source_state(tuple(root / part for part in _CODE))
+
+
+def _source_state(paths: Sequence[pathlib.Path]) -> str:
+    """The newest change of Python files outside an installation: who edits a kernel must not get what it was before.
+
+    "" for installed packages, whose version says it all.
+    """
+    if any("-packages" in part for part in paths[0].parts):
+        return ""
+    times = []
+    for path in paths:
+        if path.is_file():
+            times.append(path.stat().st_mtime_ns)
+        for folder, _, names in os.walk(path):
+            times += [os.stat(os.path.join(folder, n)).st_mtime_ns for n in names if n.endswith(".py")]
+    text = ",".join(map(str, sorted(times)))
+    return f", source {hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"

@@ -113,6 +113,13 @@ class Executable(ABC):
         """Bytes from which the compiler's `load` makes this executable again, in another process. Optional."""
         raise UnsupportedError(f"{type(self).__name__} cannot be serialised")
 
+    def serialize_code(self) -> bytes:
+        """Like `serialize`, but may leave out what the Function holds anyway, its constants. Optional.
+
+        The disk cache calls it after a compilation, and gives the Function back to the compiler's `load_code`.
+        """
+        return self.serialize()
+
     def as_text(self) -> str:
         """What was compiled, readable (HLO, a network listing, ...). Optional."""
         return f"<{type(self).__name__}>"
@@ -142,6 +149,13 @@ class GraphCompiler(ABC):
         Raises CompileError where the blob does not fit this machine or library, with the reason.
         """
         raise UnsupportedError(f"{type(self).__name__} cannot load serialised executables")
+
+    def load_code(self, blob: bytes, function: Function) -> Executable:
+        """The executable that `Executable.serialize_code` gave `blob` for, when `function` was compiled. Optional.
+
+        `function` has the same fingerprint as the one that was compiled. Raises CompileError as `load` does.
+        """
+        return self.load(blob)
 
 
 class Engine(ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Final, Literal
 from xrt_core.engine.contract import API_VERSION, Engine, EngineStatus
 from xrt_core.engine.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
 from xrt_core.engine.hooks import Hooks
-from xrt_core.engine.op_kernels import KNOWN_DEVICES
+from xrt_core.engine.op_kernels import KNOWN_DEVICES, op_kernels
 from xrt_core.engine.registry import Registry, miss
 from xrt_core.errors import (
     EngineError,
@@ -237,6 +238,9 @@ class EngineManager:
             raise PluginError(f"engine {name!r} of {owner} cannot be made: {type(e).__name__}: {e}") from e
         self._hooks.add(engine, name, owner)
         process_events.emit("engine.loaded", engine=name, package=owner)
+        package = engine_class.__module__.partition(".")[0]
+        for stray in op_kernels.strays(package, {name, *self._plugins(), *self._registered}):
+            process_events.emit("kernels.stray", level=logging.WARNING, package=owner, error=stray)
         return engine
 
     def _not_found(self, name: str) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from xrt_core.errors import ExportError, ModelLoadError
 from xrt_core.frontends.onnx_wire import Weights
+from xrt_core.ir.mapped import note_mapping
 from xrt_core.ir.types import STRING
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ def map_file(path: str | os.PathLike[str], what: str = "model file") -> memoryvi
                 raise ModelLoadError(f"{what} {os.fspath(path)!r} is not a regular file")
             if status.st_size == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+            mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            note_mapping(mapped, path, status)
+            return memoryview(mapped)
         finally:
             os.close(descriptor)
     except IsADirectoryError:

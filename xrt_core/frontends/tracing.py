@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -130,6 +130,11 @@ class Tracer:
         used[base] = count + 1
         used[name] = 1
         return name
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Count these names as taken."""
+        for name in names:
+            self._used.setdefault(name, 1)
 
     def snapshot_names(self) -> dict[str, int]:
         """The names taken so far, for `restore_names`."""

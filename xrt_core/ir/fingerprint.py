@@ -10,8 +10,10 @@ import hashlib
 import struct
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -36,6 +38,18 @@ _SIZE: Final = 20
 _INLINE: Final = 64  # arrays of at most so many bytes are written out instead of hashed
 _SUB_BYTE_MASKS: Final = {"int4": 15, "uint4": 15, "float4_e2m1fn": 15, "int2": 3, "uint2": 3}
 
+
+class DigestMemory(Protocol):
+    """Remembers digests of arrays for longer than the arrays live."""
+
+    def get(self, array: np.ndarray) -> str | None:
+        """The digest, or None where it is not known."""
+
+    def put(self, array: np.ndarray, digest: str) -> None:
+        """Remember the digest, if that is possible for such an array."""
+
+
+_memory: ContextVar[DigestMemory | None] = ContextVar("digest_memory", default=None)
 _digests: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
 _digests_lock = threading.Lock()
 
@@ -50,15 +64,35 @@ def function_fingerprint(function: Function) -> str:
     return _Encoder().digest(function.body, sorted((a.output, a.input) for a in function.aliases))
 
 
+def function_lines(function: Function) -> Iterator[str]:
+    """The canonical text that the fingerprint is the digest of: free of names, a line for each node."""
+    return _Encoder().lines(function.body, sorted((a.output, a.input) for a in function.aliases))
+
+
+@contextmanager
+def remembering(memory: DigestMemory) -> Iterator[None]:
+    """Within the body, digests of arrays are looked up in `memory` before they are computed."""
+    token = _memory.set(memory)
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
 def array_digest(array: np.ndarray) -> str:
     """Hex digest of dtype, shape and contents. Remembered per array object, which must not change afterwards."""
     key = id(array)
     known = _digests.get(key)
     if known is not None and known[0]() is array:
         return known[1]
-    h = hashlib.blake2b(repr((dtype_name(array.dtype), array.shape)).encode(), digest_size=_SIZE)
-    h.update(_content(array))
-    found = h.hexdigest()
+    memory = _memory.get()
+    found = memory.get(array) if memory is not None else None
+    if found is None:
+        h = hashlib.blake2b(repr((dtype_name(array.dtype), array.shape)).encode(), digest_size=_SIZE)
+        h.update(_content(array))
+        found = h.hexdigest()
+        if memory is not None:
+            memory.put(array, found)
 
     def forget(dead: weakref.ref[np.ndarray]) -> None:
         with _digests_lock:
@@ -89,18 +123,20 @@ class _Encoder:
 
     def digest(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> str:
         h = hashlib.blake2b(_VERSION.encode(), digest_size=_SIZE)
-        inputs = tuple(self._input(v, graph) for v in graph.inputs)
-        h.update(repr(inputs).encode())
         chunk: list[str] = []
-        for n in graph.nodes:
-            chunk.append(repr(self._node(n)))
+        for line in self.lines(graph, aliases):
+            chunk.append(line)
             if len(chunk) == 4096:
-                h.update("\n".join(chunk).encode())
+                h.update("\n".join(chunk).encode() + b"\n")
                 chunk.clear()
         h.update("\n".join(chunk).encode())
-        tail = (tuple(self._use(v) for v in graph.outputs), tuple(aliases))
-        h.update(repr(tail).encode())
         return h.hexdigest()
+
+    def lines(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> Iterator[str]:
+        yield repr(tuple(self._input(v, graph) for v in graph.inputs))
+        for n in graph.nodes:
+            yield repr(self._node(n))
+        yield repr((tuple(self._use(v) for v in graph.outputs), tuple(aliases)))
 
     def _graph(self, graph: Graph) -> tuple[Any, ...]:
         inputs = tuple(self._input(v, graph) for v in graph.inputs)

@@ -145,7 +145,7 @@ def _to_torch(x: Any) -> Any:
 
 
 def _to_cupy(x: Any) -> Any:
-    import cupy
+    cupy = sys.modules["cupy"]  # loaded: the caller gave one of its arrays
 
     if isinstance(x, cupy.ndarray):
         return x

@@ -16,6 +16,7 @@ from xrt_core.runtime.arrays import to_numpy
 log = logging.getLogger("xrt")
 
 _MAX_FAILURES = 3
+_SHOWN = 5
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -75,15 +76,12 @@ class Launch:
 
     def _prove(self, results: Sequence[Any]) -> None:
         """Hold the first results against what was promised. Raises ExecutionError where they differ."""
-        returns = self.function.returns
-        fits = len(results) == len(returns) and all(
-            tuple(r.shape) == p.shape and (r.dtype == p.dtype or not isinstance(r.dtype, np.dtype))
-            for r, p in zip(results, returns, strict=True)
-        )
-        if not fits:
-            shown = ", ".join(f"{r.dtype}{list(r.shape)}" for r in results) or "nothing"
-            wanted = ", ".join(str(p) for p in returns)
-            raise ExecutionError(f"the executable gave {shown}, it promised {wanted}; a bug of the engine's package")
+        fault = _misfit(results, self.function)
+        if fault:
+            raise ExecutionError(
+                f"engine {self.engine!r}, {self.function.name} ({operators_of(self.function)}): {fault}; "
+                "this is a bug of the engine's package"
+            )
         with self._lock:
             self.failures, self._proven = 0, True
 
@@ -112,3 +110,28 @@ class Launch:
                 if self._host_run is None:
                     self._host_run = self._host()
         return self._host_run([to_numpy(a) for a in arrays])
+
+
+def operators_of(function: Function) -> str:
+    """The operators of a function for a message, each once, the first few of them."""
+    names = list(dict.fromkeys(n.operator for n in function.body.nodes))
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _misfit(results: Any, function: Function) -> str:
+    """What is wrong with an executable's results, and what was expected, or ""."""
+    returns = function.returns
+    try:
+        count = len(results)
+    except TypeError:
+        return f"the executable returned a {type(results).__name__}, expected a sequence of {len(returns)} results"
+    if count != len(returns):
+        return f"the executable returned {count} results, expected {len(returns)}"
+    for i, (r, p) in enumerate(zip(results, returns, strict=True)):
+        dtype, shape = getattr(r, "dtype", None), getattr(r, "shape", None)
+        if dtype is None or shape is None:
+            return f"result {i} ({p.name!r}) is a {type(r).__name__}, expected an array {p.type}"
+        # dtypes of other libraries are not NumPy's; their arrays are known by shape alone
+        if tuple(shape) != p.shape or (isinstance(dtype, np.dtype) and dtype != p.dtype):
+            return f"result {i} ({p.name!r}) is {dtype}{list(shape)}, expected {p.type}"
+    return ""

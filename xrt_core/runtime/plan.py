@@ -147,6 +147,11 @@ def _read_only(x: Any) -> Any:
     return [_read_only(e) for e in x] if isinstance(x, list) else x
 
 
+def _aligned(x: Any) -> Any:
+    """`x` where its elements are aligned; weights mapped from a file may not be, and would be copied at every use."""
+    return x.copy() if isinstance(x, np.ndarray) and not x.flags.aligned else x
+
+
 def _own(results: list[Any]) -> list[Any]:
     """The results with copies for host arrays that are not plain arrays of their own.
 
@@ -199,7 +204,7 @@ class _Builder:
         if v is None:
             return self.nothing()
         if v not in self.of:  # a constant; captured values are inputs by now
-            self.of[v] = self.on_host[v] = self.new(_read_only(v.data))
+            self.of[v] = self.on_host[v] = self.new(_aligned(_read_only(v.data)))
             self.space[v] = HOST
         self.readers.setdefault(v, set()).add(space)
         if self.space[v] == space and space != HOST:

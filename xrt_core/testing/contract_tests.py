@@ -112,7 +112,7 @@ class ContractTests(SuiteBase):
 
     def test_an_unknown_device_is_refused(self, subject: Subject) -> None:
         """A compiler for a device that is not here is an EngineUnavailableError that names it."""
-        with pytest.raises(EngineUnavailableError, match="cpu:4095|quantum"):
+        with pytest.raises(EngineUnavailableError, match="quantum"):
             subject.engine.compiler("quantum", CompileOptions())
 
     def test_an_unknown_option_is_refused(self, subject: Subject) -> None:
@@ -152,10 +152,13 @@ class ContractTests(SuiteBase):
         assert min(rounds) < 200e-6
 
     def test_its_kernels_are_of_operators_that_exist(self, subject: Subject) -> None:
-        """No kernel is registered for an operator that ONNX does not have, or with fewer arguments than it."""
+        """No kernel is registered for an operator or an engine that there is not, or with too few arguments."""
         subject.engine.prepare()
         subject.supports(functions.binary().body.nodes[0])
         op_kernels.validate(subject.name)
+        package = type(subject.engine).__module__.partition(".")[0]
+        strays = op_kernels.strays(package, {subject.name, *subject.manager.names()})
+        assert not strays, "\n".join(strays)
 
     def test_compiles(self, subject: Subject) -> None:
         """A compiler is a GraphCompiler and makes an Executable that tells what it is."""
@@ -181,7 +184,7 @@ class ContractTests(SuiteBase):
 
     def test_a_failed_compilation_is_an_error_of_the_engine(self, subject: Subject) -> None:
         """What cannot be compiled is a CompileError (or another EngineError), and the compiler stays usable."""
-        with pytest.raises(EngineError, match="NoSuchOperator|stranger"):
+        with pytest.raises(EngineError, match=r"NoSuchOperator|stranger"):
             subject.compile(functions.unknown_operator())
         self._adds(subject)
 

@@ -283,16 +283,16 @@ class ExecutionTests(SuiteBase):
         """Inputs that do not fit are an ExecutionError, after which the executable works as before."""
         executable = subject.compile(functions.binary("Add", 2, 3))
         good = np.ones((2, 3), np.float32)
-        bad: list[Any] = {
+        faults: dict[str, list[Any]] = {
             "too few": [good],
             "too many": [good, good, good],
             "dtype": [good, good.astype(np.float64)],
             "shape": [good, np.ones((2, 4), np.float32)],
             "rank": [good, np.ones(3, np.float32)],
             "no array": [good, "nothing"],
-        }[fault]
+        }
         with pytest.raises(ExecutionError):
-            executable.run(bad)
+            executable.run(faults[fault])
         (got,) = subject.run(executable, [good, good])
         assert_close(got, good + good)
 

@@ -12,7 +12,7 @@ import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Union
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +28,7 @@ from xrt_core.testing.operator_table import (
     BINARY,
     BROADCASTS,
     CAST_DTYPES,
+    COMPARISONS,
     DTYPES,
     RANGES,
     ROWS,
@@ -40,7 +41,7 @@ from xrt_core.testing.tolerance import is_floating
 SPECIAL: Final = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 1e-3, 3e4, -3e4, 2.5)
 """Values that every floating operator has to take."""
 
-Argument = Union[tuple[int, ...], np.ndarray, None]
+Argument = tuple[int, ...] | np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def make_node(op_type: str, arrays: Sequence[Any], attributes: Mapping[str, Any]
 @functools.cache
 def all_generated() -> tuple[Generated, ...]:
     """The whole grid, in a fixed order."""
-    return tuple([*_unary(), *_binary(), *_casts(), *_rows()])
+    return (*_unary(), *_binary(), *_casts(), *_rows())
 
 
 def _unary() -> Iterator[Generated]:
@@ -180,12 +181,14 @@ def _array(rng: np.random.Generator, a: Argument, dtype: np.dtype, op_type: str,
     if values == "special" and is_floating(dtype):
         return np.resize(np.array(SPECIAL), a).astype(dtype)
     if dtype == np.bool_:
-        return rng.integers(0, 2, a).astype(bool)
+        return np.asarray(rng.integers(0, 2, a)).astype(bool)
+    if op_type in COMPARISONS:  # few values, so that equal ones meet
+        return np.asarray(rng.integers(0, 3, a)).astype(dtype)
     low, high = RANGES.get((op_type, index)) or RANGES.get((op_type, -1)) or (-3.0, 3.0)
     if is_floating(dtype):
         # multiples of 1/64 are exact in every type with seven bits, so that inputs are no source of error
         steps = rng.integers(int(np.ceil(low * 64)), int(np.floor(high * 64)) + 1, a)
-        return (steps / 64).astype(dtype)
+        return np.asarray(steps / 64).astype(dtype)
     if dtype.kind == "u" or dtype in (ml_dtypes.uint4, ml_dtypes.uint2):
         low, high = max(low, 0.0), max(high, 2.0)
     return np.asarray(rng.integers(int(np.ceil(low)), int(np.floor(high)) + 1, a)).astype(dtype)

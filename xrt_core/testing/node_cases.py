@@ -94,5 +94,5 @@ def _no_graph(_: onnx.GraphProto) -> Any:
 def _array(x: Any) -> np.ndarray:
     if isinstance(x, onnx.TensorProto):
         return array_from_tensor(x, x.name)
-    x = np.asarray(x)
-    return x.astype(object) if x.dtype.kind in "US" else x
+    array = np.asarray(x)
+    return array.astype(object) if array.dtype.kind in "US" else array

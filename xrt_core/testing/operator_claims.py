@@ -6,7 +6,6 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class Claims:
     @property
     def operators(self) -> dict[str, str]:
         """Operator -> "" where a case of it is taken, else a reason why none is."""
-        found = {operator: reason for operator, reason in reversed(self.refused.values())}
+        found = dict(reversed(self.refused.values()))
         found.update((c.case.node.operator, "") for c in (*self.onnx, *self.generated))
         return dict(sorted(found.items()))
 
@@ -98,7 +97,7 @@ def claims_of(subject: Subject, full: bool) -> Claims:
     return claims
 
 
-def _form(subject: Subject, key: str, case: Case, claims: Claims) -> Any:
+def _form(subject: Subject, key: str, case: Case, claims: Claims) -> tuple[Function, list[np.ndarray]] | None:
     """The first form of the case whose node the engine takes; None, and a refusal on record, where it takes none."""
     reason = ""
     for function, arguments in forms_of(case, subject.name):

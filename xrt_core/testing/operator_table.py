@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Union
+from typing import Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -38,11 +38,12 @@ BROADCASTS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]] = Mappi
     }
 )
 
-UNARY: Final = tuple(
-    "Abs Neg Ceil Floor Round Sign Exp Log Sqrt Reciprocal Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh "
-    "Atanh Erf Sigmoid Relu LeakyRelu Elu Selu Celu Softplus Softsign HardSigmoid HardSwish Mish Gelu "
-    "ThresholdedRelu Not IsNaN IsInf BitwiseNot Identity".split()
-)
+UNARY: Final = (
+    "Abs", "Neg", "Ceil", "Floor", "Round", "Sign", "Exp", "Log", "Sqrt", "Reciprocal", "Sin", "Cos", "Tan", "Asin",
+    "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh", "Erf", "Sigmoid", "Relu", "LeakyRelu", "Elu",
+    "Selu", "Celu", "Softplus", "Softsign", "HardSigmoid", "HardSwish", "Mish", "Gelu", "ThresholdedRelu", "Not",
+    "IsNaN", "IsInf", "BitwiseNot", "Identity",
+)  # fmt: skip
 
 BINARY: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -51,6 +52,11 @@ BINARY: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "GreaterOrEqual": {}, "BitwiseAnd": {}, "BitwiseOr": {}, "BitwiseXor": {}, "BitShift": {"direction": "LEFT"},
     }
 )  # fmt: skip
+
+ELEMENTWISE: Final = frozenset((*UNARY, *BINARY, "Softmax", "LogSoftmax", "ReduceMax", "ReduceMin", "Where", "Clip"))
+"""Operators that add up no elements: their small results are as exact as large ones."""
+
+COMPARISONS: Final = frozenset(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
 
 RANGES: Final[Mapping[tuple[str, int], tuple[float, float]]] = MappingProxyType(
     {
@@ -69,7 +75,7 @@ class Row(NamedTuple):
 
     op_type: str
     label: str
-    arguments: tuple[Union[tuple[int, ...], np.ndarray, None], ...]
+    arguments: tuple[tuple[int, ...] | np.ndarray | None, ...]
     attributes: Mapping[str, Any]
     values: str = "plain"
 

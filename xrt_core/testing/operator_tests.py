@@ -9,6 +9,7 @@ import pytest
 
 from xrt_core.testing.base import SuiteBase
 from xrt_core.testing.operator_claims import Claimed, Claims, claims_of
+from xrt_core.testing.operator_table import ELEMENTWISE
 from xrt_core.testing.reference import reference
 from xrt_core.testing.scorecard import recorder
 from xrt_core.testing.subject import Subject
@@ -57,23 +58,31 @@ class OperatorTests(SuiteBase):
     def test_onnx_case(self, subject: Subject, claimed: Claimed) -> None:
         """A backend test of ONNX that the engine takes gives what the standard says."""
         got = _run(subject, claimed)
-        wanted = [
-            want
-            for v, want in zip(claimed.case.node.outputs, claimed.case.outputs, strict=True)
-            if v is not None
-        ]
+        wanted = [w for v, w in zip(claimed.case.node.outputs, claimed.case.outputs, strict=True) if v is not None]
         for i, (result, want) in enumerate(zip(got, wanted, strict=True)):
             if claimed.case.node.op_type in RANDOM:
                 assert (result.dtype, result.shape) == (want.dtype, want.shape)
-            else:
+                continue
+            try:
                 assert_close(result, want, inputs=_arrays(claimed), what=f"output {i}")
+            except AssertionError:
+                self._against_the_host(claimed, i, result, want)
+
+    def _against_the_host(self, claimed: Claimed, i: int, result: np.ndarray, want: np.ndarray) -> None:
+        """Some backend tests hold numbers of a few digits: there the host in higher precision has the say, as long as
+        the test's own tolerance holds."""
+        case = claimed.case
+        np.testing.assert_allclose(result, want, rtol=case.rtol, atol=case.atol, err_msg=f"output {i}")
+        exact = reference(case.node, case.inputs)[i]
+        assert_close(result, exact, dtype=want.dtype, inputs=_arrays(claimed), what=f"output {i} against the host")
 
     def test_generated_case(self, subject: Subject, claimed: Claimed) -> None:
         """A generated case that the engine takes gives what the host gives in higher precision."""
         got = _run(subject, claimed)
         wanted = reference(claimed.case.node, claimed.case.inputs)
         for i, (result, want, v) in enumerate(zip(got, wanted, claimed.function.returns, strict=True)):
-            assert_close(result, want, dtype=v.dtype, inputs=_arrays(claimed), what=f"output {i}")
+            sums = claimed.case.node.op_type not in ELEMENTWISE
+            assert_close(result, want, dtype=v.dtype, inputs=_arrays(claimed), sums=sums, what=f"output {i}")
 
     def test_refusals_are_as_listed(self, subject: Subject, request: pytest.FixtureRequest) -> None:
         """What unsupported.txt lists is refused; a suite that is complete refuses nothing else; no line is stale."""
@@ -91,7 +100,7 @@ class OperatorTests(SuiteBase):
             and key.startswith("onnx/")
             and lists.why_unsupported(key, f"operator/{operator}") is None
         ]
-        silent = [f"{key} ({operator}) is refused without a reason" for key, (operator, r) in claims.refused.items() if not r]
+        silent = [f"{key} ({o}) is refused without a reason" for key, (o, why) in claims.refused.items() if not why]
         tests = [name for name in dir(type(self)) if name.startswith("test_")]
         problems = [*taken, *refused, *silent, *lists.stale([*claims.keys(), *tests])]
 

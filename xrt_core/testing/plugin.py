@@ -14,7 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--xrt-engine",
         metavar="NAME",
-        help="the engine that `--pyargs xrt_core.testing` tests: its name, or module:Class of one that is not installed",
+        help="the engine that `--pyargs xrt_core.testing` tests: its name, or module:Class of one not installed",
     )
     group.addoption("--xrt-scorecard", metavar="FILE", help="write the score card of every engine tested as JSON")
     group.addoption("--xrt-full", action="store_true", help="run every case of the kit, not only the sample (minutes)")

@@ -7,7 +7,7 @@ import pathlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import pytest
 
@@ -44,7 +44,7 @@ class ScoreCard:
 
     def state(self, operator: str) -> str:
         """ "failed" (a case), "passed" (all that ran), "xfailed" (a known failure), "not run" or "not claimed"."""
-        counted = self.cases.get(operator, {})
+        counted = self.cases.get(operator, Counter())
         for outcome in ("failed", "xfailed", "passed"):
             if counted.get(outcome):
                 return outcome
@@ -110,7 +110,7 @@ class Recorder:
             return
         for name, about in report.user_properties:
             if name == PROPERTY:
-                engine, operator, key = about  # type: ignore[misc]
+                engine, operator, key = cast("tuple[str, str, str]", about)
                 expected = hasattr(report, "wasxfail")
                 outcome: Outcome = "xfailed" if report.skipped and expected else report.outcome
                 self.card(engine).add(operator, key, outcome)

@@ -45,7 +45,7 @@ def is_floating(dtype: np.dtype) -> bool:
     if dtype.kind != "V":
         return False
     try:
-        ml_dtypes.finfo(dtype)
+        ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     except ValueError:  # the narrow integers
         return False
     return True
@@ -64,13 +64,19 @@ def tolerance_for(result: np.dtype, others: Iterable[np.dtype] = ()) -> Toleranc
 
 
 def assert_close(
-    got: Any, want: np.ndarray, *, dtype: np.dtype | None = None, inputs: Sequence[np.ndarray] = (), what: str = "result"
+    got: Any,
+    want: np.ndarray,
+    *,
+    dtype: np.dtype | None = None,
+    inputs: Sequence[np.ndarray] = (),
+    sums: bool = True,
+    what: str = "result",
 ) -> None:
     """Assert that `got` is `want`: dtype and shape exactly, numbers within the table, NaN and infinities in place.
 
     want: what a reference computed, perhaps in a wider dtype. dtype: that `got` must have (None: that of `want`).
-    inputs: what the result was computed from; the coarsest of their dtypes counts, and rounding of their largest
-    elements is allowed for (a difference of large numbers).
+    inputs: what the result was computed from; the coarsest of their dtypes counts. sums: whether elements of them are
+    added up on the way, so that a small result may hold the rounding of large terms.
     """
     got = np.asarray(got)
     dtype = want.dtype if dtype is None else dtype
@@ -86,7 +92,7 @@ def assert_close(
         exact = want.astype(wide)
         if want.dtype != dtype:  # what overflows or is rounded to zero in the narrow type is right when it does so
             exact = np.where(np.isfinite(want.astype(dtype).astype(wide)), exact, want.astype(dtype).astype(wide))
-        wrong = _wrong(got.astype(wide), exact, tolerance, _floor(dtype, inputs))
+        wrong = _wrong(got.astype(wide), exact, tolerance, _floor(dtype, inputs if sums else ()))
     assert not wrong.any(), (
         f"{what}: {int(wrong.sum())} of {wrong.size} elements are off by more than rtol {tolerance.rtol:g} and atol "
         f"{tolerance.atol:g} of the largest: {_first(wrong, got, exact)}"
@@ -103,15 +109,15 @@ def _wrong(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, floor: float
 
 
 def _floor(dtype: np.dtype, inputs: Sequence[np.ndarray]) -> float:
-    """The rounding of the largest input, and the smallest number that is not denormal (engines may flush those)."""
-    info = ml_dtypes.finfo(dtype)
+    """The rounding of the largest of `inputs`, and the smallest number that is not denormal (engines may flush those)."""
+    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     largest = 0.0
     for x in inputs:
         if is_floating(x.dtype) and x.size:
             size = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64))
             size = size[np.isfinite(size) & (size < 1e6)]  # a huge input must not excuse everything
             largest = max(largest, float(size.max(initial=0.0)))
-    return 4 * float(info.eps) * largest + float(info.smallest_normal)
+    return float(info.eps) * largest + float(info.smallest_normal)
 
 
 def _first(wrong: np.ndarray, got: np.ndarray, want: np.ndarray) -> str:

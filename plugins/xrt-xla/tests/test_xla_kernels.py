@@ -82,9 +82,10 @@ def _run(
 
 # form, input, filter, attributes
 CONVOLUTIONS = [
-    ("last", (2, 3, 9, 8), (4, 3, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
-    ("last", (1, 4, 9, 9), (5, 4, 3, 2), {"dilations": (2, 3), "pads": (0, 1, 2, 1)}),
-    ("last", (2, 3, 11), (4, 3, 5), {"pads": (2, 1), "strides": (3,)}),
+    ("patches", (2, 3, 9, 8), (4, 3, 3, 3), {"pads": (0, 1, 1, 1), "strides": (2, 2)}),
+    ("last", (2, 4, 9, 8), (4, 4, 3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    ("last", (1, 6, 9, 9), (5, 6, 3, 2), {"dilations": (2, 3), "pads": (0, 1, 2, 1)}),
+    ("last", (2, 8, 11), (4, 8, 5), {"pads": (2, 1), "strides": (3,)}),
     ("last", (1, 2, 12, 12), (2, 1, 9, 9), {"group": 2}),
     ("matmul", (2, 6, 5, 4), (7, 6, 1, 1), {}),
     ("matmul", (2, 6, 5, 7), (3, 6, 1, 1), {"strides": (2, 3), "pads": (1, 0, 2, 1)}),
@@ -97,8 +98,8 @@ CONVOLUTIONS = [
         {"group": 4, "strides": (2, 2), "dilations": (2, 1), "pads": (2, 0, 1, 1)},
     ),
     ("depthwise", (1, 3, 5, 6, 4), (3, 1, 2, 3, 1), {"group": 3, "pads": (0, 1, 0, 1, 1, 0)}),
-    ("grouped", (2, 8, 7, 6), (12, 2, 3, 3), {"group": 4, "pads": (1, 1, 1, 1), "strides": (2, 1)}),
-    ("grouped", (1, 4, 8), (8, 1, 3), {"group": 4, "dilations": (2,)}),
+    ("patches", (2, 8, 7, 6), (12, 2, 3, 3), {"group": 4, "pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    ("patches", (1, 4, 8), (8, 1, 3), {"group": 4, "dilations": (2,)}),
     ("planes", (2, 3, 6, 7, 5), (4, 3, 3, 2, 3), {"pads": (1, 0, 1, 2, 1, 1), "strides": (2, 1, 2)}),
     ("planes", (1, 2, 7, 6, 6), (3, 2, 2, 3, 3), {"dilations": (3, 2, 1)}),
 ]
@@ -120,7 +121,7 @@ def test_conv_in_every_form(engine: XlaEngine, form: str, x: Any, w: Any, attrs:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("form", ["last", "matmul", "depthwise", "grouped", "planes"])
+@pytest.mark.parametrize("form", ["last", "matmul", "depthwise", "patches", "planes"])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_conv_keeps_its_dtype(engine: XlaEngine, form: str, dtype: Any) -> None:
     """Half floats are summed in float32 and rounded once; doubles stay exact to their last bits."""

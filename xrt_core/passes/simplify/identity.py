@@ -83,7 +83,7 @@ def _no_padding(node: Node, source: Value, result: Value, graph: Graph) -> bool:
         return False
     pads = node.attributes.get("pads")
     if pads is None and len(node.inputs) > 1 and node.inputs[1] is not None:
-        pads = node.inputs[1].data  # type: ignore[assignment]
+        pads = node.inputs[1].data
     return pads is not None and not np.any(np.asarray(pads))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
 from xrt_core.engine.op_kernels import op_kernels
@@ -27,6 +28,12 @@ class ToyEngine(Engine):
     devices = ("cuda",)
     automatic = False  # it is there to be read: it takes part where somebody asks for it by name
 
+    @property
+    def conformance(self) -> Mapping[str, Any]:  # type: ignore[override] - known once numba has looked for a GPU
+        """What the conformance kit may expect."""
+        simulated = "simulator" in _probe().version
+        return {"serialisation": False, "in_place": True, "toolkit": ("numba",), "simulated": simulated}
+
     def probe(self) -> EngineStatus:
         """numba's version and the GPUs, or the simulator; or why there is neither."""
         return _probe()
@@ -39,7 +46,8 @@ class ToyEngine(Engine):
         _load_kernels()
         for value in (*node.inputs, *node.outputs):
             if value is not None and not (isinstance(value.type, TensorType) and value.type.is_static):
-                return Support.no(f"{value.name!r} of {node.operator} is {value.type or 'unknown'}: toy wants static shapes")
+                found = value.type or "unknown"
+                return Support.no(f"{value.name!r} of {node.operator} is {found}: toy wants static shapes")
         return op_kernels.supports("toy", node, device, phase)
 
     def compiler(self, device: str, options: CompileOptions) -> ToyGraphCompiler:
@@ -56,7 +64,8 @@ class ToyEngine(Engine):
         """Versions of this package and of numba, and the device's model."""
         from xrt_toy import _toolkit
 
-        return f"xrt-toy {__version__} numba {_toolkit.version()} {_toolkit.device_model(_toolkit.device_index(device))}"
+        model = _toolkit.device_model(_toolkit.device_index(device))
+        return f"xrt-toy {__version__} numba {_toolkit.version()} {model}"
 
     def prepare(self) -> None:
         """Import numba and the kernels now."""
@@ -80,5 +89,6 @@ def _probe() -> EngineStatus:
         return EngineStatus(False, reason=reason, remedy=_INSTALL)
     reason = _toolkit.why_unusable()
     if reason:
-        return EngineStatus(False, _toolkit.version(), reason=reason, remedy="unset NUMBA_ENABLE_CUDASIM, or import xrt_toy first")
+        remedy = "unset NUMBA_ENABLE_CUDASIM, or set it to 1 before numba is imported"
+        return EngineStatus(False, _toolkit.version(), reason=reason, remedy=remedy)
     return EngineStatus(True, _toolkit.version(), _toolkit.devices())

@@ -109,29 +109,24 @@ def device_function(function: Callable[..., Any]) -> Any:
 def library(scalar: type[np.generic]) -> types.SimpleNamespace:
     """Mathematical functions on one scalar type, `T`: of CUDA, or of NumPy for the simulator."""
     if SIMULATED:  # Python's math raises where CUDA gives an infinity or a NaN
-        names = dict(exp=np.exp, log=np.log, sqrt=np.sqrt, sin=np.sin, cos=np.cos, tanh=np.tanh, pow=np.power)
-        whole = dict(floor=np.floor, ceil=np.ceil, rint=np.rint)
-        integer = _saturating
-    else:
-        from numba.cuda import libdevice as d
+        names = {n: getattr(np, n) for n in ("exp", "log", "sqrt", "sin", "cos", "tanh", "floor", "ceil", "rint")}
+        return types.SimpleNamespace(T=scalar, erf=math.erf, pow=np.float_power, integer=_integer, **names)
+    from numba.cuda import libdevice as d
 
-        single = scalar is np.float32
-        names = dict(exp=math.exp, log=math.log, sqrt=math.sqrt, sin=math.sin, cos=math.cos, tanh=math.tanh,
-                     pow=math.pow)  # fmt: skip
-        whole = dict(floor=d.floorf, ceil=d.ceilf, rint=d.rintf) if single else dict(
-            floor=d.floor, ceil=d.ceil, rint=d.rint)  # fmt: skip
-        integer = np.int64
-    return types.SimpleNamespace(T=scalar, erf=math.erf, integer=integer, **names, **whole)
+    names = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "sin", "cos", "tanh", "erf", "pow")}
+    floor, ceil, rint = (d.floorf, d.ceilf, d.rintf) if scalar is np.float32 else (d.floor, d.ceil, d.rint)
+    whole = {"floor": lambda x: floor(x), "ceil": lambda x: ceil(x), "rint": lambda x: rint(x)}
+    return types.SimpleNamespace(T=scalar, integer=np.int64, **names, **whole)
+
+
+def _integer(x: Any) -> Any:
+    """x without its fraction; a NaN and what is out of range become some integer, as on a GPU."""
+    return np.asarray(x).astype(np.int64)[()]
 
 
 def element_type(scalar: type[np.generic]) -> Any:
     """The scalar type as numba calls it, which arrays in shared memory are declared with."""
     return numba.from_dtype(np.dtype(scalar))
-
-
-def _saturating(x: Any) -> Any:
-    """x as int64, NaN and numbers out of range as whatever NumPy makes of them."""
-    return np.asarray(x).astype(np.int64)[()]
 
 
 # --- launching ----------------------------------------------------------------------------------------------------

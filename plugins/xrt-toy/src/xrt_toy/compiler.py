@@ -1,4 +1,4 @@
-"""ToyGraphCompiler: walks a Function in topological order, asks each node's kernel for launches, and lays out memory."""
+"""ToyGraphCompiler: walks a Function in topological order, asks every node's kernel, lays out memory."""
 
 from __future__ import annotations
 

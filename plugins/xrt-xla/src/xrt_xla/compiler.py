@@ -82,6 +82,16 @@ class XlaGraphCompiler(GraphCompiler):
         with _toolkit.pinned(self._device):
             return load_executable(blob, self._device)
 
+    def load_code(self, blob: bytes, function: Function) -> Executable:
+        """The executable that `serialize_code` gave `blob` for, with the weights of `function`; else as `load`."""
+
+        def weights() -> list[np.ndarray]:
+            order = program_order(len(function.returns), function.aliases)
+            return _Program(function, function.returns, order, self._kind, self._fold).weights
+
+        with _toolkit.pinned(self._device):
+            return load_executable(blob, self._device, weights)
+
 
 class _Program:
     """The Function as a Python callable for JAX, and the constants it takes as arguments after its entries.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_xla import _toolkit
 from xrt_xla._toolkit import jax, jnp, x64
 
-_MAGIC: Final = b"XRTXLA1\n"
+_MAGIC: Final = b"XRTXLA2\n"
 _ALIGN: Final = 64
 _FEW: Final = 6  # up to so many results, waiting for each costs less than JAX's own wait for a list
 
@@ -114,24 +114,31 @@ class XlaExecutable(Executable):
 
     def serialize(self) -> bytes:
         """The program and its weights in one piece, for `XlaGraphCompiler.load` on a machine of the same kind."""
+        return self._serialized(weights=True)
+
+    def serialize_code(self) -> bytes:
+        """The program alone: its weights come from the Function again, most of them in place."""
+        return self._serialized(weights=False)
+
+    def _serialized(self, weights: bool) -> bytes:
         try:
             program = self._program or _toolkit.serialize_compiled(self._compiled)
         except (NotImplementedError, ValueError) as e:
             raise UnsupportedError(f"this XLA program cannot be serialised: {e}") from e
-        weights = [np.asarray(w) for w in self._weights]
         header = {
             "for": _toolkit.fingerprint_of(self._device),
             "params": [[p.name, dtype_name(p.dtype), list(p.shape)] for p in self._params],
             "outputs": self._outputs,
             "aliases": [[a.output, a.input] for a in self._aliases],
-            "weights": [[dtype_name(w.dtype), list(w.shape)] for w in weights],
+            "weights": [[dtype_name(np.dtype(w.dtype)), list(w.shape)] for w in self._weights],
+            "holds": weights,
             "program": len(program),
         }
         text = json.dumps(header).encode()
         parts: list[bytes | memoryview] = [_MAGIC, struct.pack("<Q", len(text)), text, program]
         size = sum(map(len, parts))
-        for w in weights:
-            raw = np.ascontiguousarray(w).reshape(-1).view(np.uint8).data
+        for w in self._weights if weights else ():
+            raw = np.ascontiguousarray(np.asarray(w)).reshape(-1).view(np.uint8).data
             parts += [bytes(-size % _ALIGN), raw]
             size += -size % _ALIGN + len(raw)
         return b"".join(parts)
@@ -144,8 +151,13 @@ class XlaExecutable(Executable):
         return f"<XlaExecutable: {len(self._params)} in, {len(self._weights)} weights, {self._outputs} out>"
 
 
-def load_executable(blob: bytes, device: Any) -> XlaExecutable:
-    """The executable that `XlaExecutable.serialize` made `blob` of. Raises CompileError where it does not fit."""
+def load_executable(
+    blob: bytes, device: Any, function_weights: Callable[[], Sequence[np.ndarray]] | None = None
+) -> XlaExecutable:
+    """The executable that `serialize` made `blob` of, or `serialize_code`, whose weights are then asked for.
+
+    Raises CompileError where it does not fit.
+    """
     start = len(_MAGIC) + 8
     if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
         raise CompileError("xla: this is not a serialised XLA executable of this package")
@@ -157,17 +169,20 @@ def load_executable(blob: bytes, device: Any) -> XlaExecutable:
             raise CompileError(f"xla: the executable was made for {header['for']!r}; here is {here!r}")
         at = start + length + header["program"]
         params = [Parameter(n, dtype_from_name(d), tuple(s)) for n, d, s in header["params"]]
-        arrays = []
-        for name, shape in header["weights"]:
-            dtype = dtype_from_name(name)
+        types = [(dtype_from_name(name), tuple(shape)) for name, shape in header["weights"]]
+        arrays: Sequence[np.ndarray] = () if header["holds"] or function_weights is None else function_weights()
+        if not header["holds"] and [(a.dtype, a.shape) for a in arrays] != types:
+            raise CompileError(f"xla: the executable takes {len(types)} weights that are not those of the function")
+        held = []
+        for dtype, shape in types if header["holds"] else ():
             at += -at % _ALIGN
             count = int(np.prod(shape, dtype=np.int64))
-            arrays.append(np.frombuffer(blob, dtype, count, at).reshape(shape))
+            held.append(np.frombuffer(blob, dtype, count, at).reshape(shape))
             at += count * dtype.itemsize
         if at != len(blob):
             raise CompileError(f"xla: a serialised executable of {len(blob)} bytes should have {at}")
         program = blob[start + length : start + length + header["program"]]
-        weights = _toolkit.put_all(arrays, device)
+        weights = _toolkit.put_all(held or arrays, device)
         compiled = _toolkit.load_compiled(program, len(params) + len(weights), header["outputs"], device)
     except CompileError:
         raise

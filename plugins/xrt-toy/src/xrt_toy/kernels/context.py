@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -121,8 +121,8 @@ def toy_kernel(
             if v.dtype not in (dtypes if of is None or i in of else ANY):
                 return Support.no(f"toy's kernel for {node.operator} does not take {dtype_name(v.dtype)} as input {i}")
         for v in node.outputs:
-            if v is not None and v.dtype not in ANY:
-                return Support.no(f"toy's kernel for {node.operator} does not make {dtype_name(v.dtype or np.dtype(object))}")
+            if v is not None and v.dtype is not None and v.dtype not in ANY:
+                return Support.no(f"toy's kernel for {node.operator} does not make {dtype_name(v.dtype)}")
         reason = check(node) if check is not None else ""
         return Support.no(reason) if reason else Support.yes()
 

@@ -9,11 +9,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.op_kernels import op_kernel
-from xrt_core.ir.graph import Node
 from xrt_toy._toolkit import cuda, device_function, library
 from xrt_toy.kernels.context import (
-    ANY, BOOL, FLOATS, NUMBERS, Buffer, ToyOpContext, compute_type, only_first_output, toy_kernel,
+    ANY,
+    BOOL,
+    FLOATS,
+    NUMBERS,
+    Buffer,
+    ToyOpContext,
+    compute_type,
+    toy_kernel,
 )  # fmt: skip
 
 Make = Callable[..., Callable[..., Any]]
@@ -52,12 +57,12 @@ def _kernels(make: Make, parameters: tuple[Any, ...], types: tuple[type[np.gener
         # four loads are under way before the first store; neighbouring threads touch neighbouring elements
         i, step = cuda.grid(1), cuda.gridsize(1)
         while i + 3 * step < n:
-            j, k, l = i + step, i + 2 * step, i + 3 * step  # noqa: E741
+            j, k, p = i + step, i + 2 * step, i + 3 * step
             y0 = f(ta(a[i * sa]), tb(b[i * sb]), tc(c[i * sc]))
             y1 = f(ta(a[j * sa]), tb(b[j * sb]), tc(c[j * sc]))
             y2 = f(ta(a[k * sa]), tb(b[k * sb]), tc(c[k * sc]))
-            y3 = f(ta(a[l * sa]), tb(b[l * sb]), tc(c[l * sc]))
-            out[i], out[j], out[k], out[l] = y0, y1, y2, y3
+            y3 = f(ta(a[p * sa]), tb(b[p * sb]), tc(c[p * sc]))
+            out[i], out[j], out[k], out[p] = y0, y1, y2, y3
             i += 4 * step
         while i < n:
             out[i] = f(ta(a[i * sa]), tb(b[i * sb]), tc(c[i * sc]))
@@ -265,12 +270,16 @@ _BINARY: Final[dict[str, tuple[Make, frozenset[np.dtype]]]] = {
 }  # fmt: skip
 
 
+def _old_broadcast(node: Node) -> str:
+    """Before version 7 the second operand lined up with an axis that an attribute named."""
+    return "toy broadcasts as ONNX does since opset 7" if "axis" in node.attributes else ""
+
+
 def _register(op_type: str, make: Make, dtypes: frozenset[np.dtype]) -> None:
     def kernel(ctx: ToyOpContext, *inputs: Buffer) -> Buffer:
         return walk(ctx, make, inputs, ctx.output())
 
-    # before version 7 the second operand lined up with an axis that an attribute named
-    toy_kernel(op_type, dtypes=dtypes, check=lambda n: "toy broadcasts as ONNX does since opset 7" if "axis" in n.attributes else "")(kernel)
+    toy_kernel(op_type, dtypes=dtypes, check=_old_broadcast)(kernel)
 
 
 for _op_type, (_make, _dtypes) in {**_UNARY, **_BINARY}.items():

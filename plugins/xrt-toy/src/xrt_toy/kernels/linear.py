@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from xrt_core.ir.graph import Node
 from xrt_toy._toolkit import TILE, cuda, element_type
-from xrt_toy.kernels.context import NUMBERS, Buffer, ToyOpContext, accumulator_type, toy_kernel
+from xrt_toy.kernels.context import FLOATS, NUMBERS, Buffer, ToyOpContext, accumulator_type, toy_kernel
 from xrt_toy.kernels.elementwise import broadcast, collapse, offset, row_major
 
 
@@ -18,7 +19,7 @@ def _tiled(scalar: type[np.generic], alpha: float, beta: float, tile: int) -> An
     """The kernel out = alpha a @ b + beta c, which sums in `scalar`; without c where beta is 0."""
     zero, area, element = scalar(0), tile * tile, element_type(scalar)
     scaled, with_c = alpha != 1, beta != 0
-    factor, factor_c = (np.float64 if scalar is np.int64 else scalar)([alpha, beta])
+    factor, factor_c = scalar(alpha), scalar(beta)
 
     def matmul(out, a, b, c, m, n, k, am, ak, bk, bn, cm, cn, batches, shape, sa, sb):
         memory = cuda.shared.array(0, element)  # a tile of a, then a tile of b
@@ -84,7 +85,13 @@ def matmul(ctx: ToyOpContext, a: Buffer, b: Buffer) -> Buffer:
     return product(ctx, left, right, ctx.output())
 
 
-@toy_kernel("Gemm", dtypes=NUMBERS)
+def _whole_factors(node: Node) -> str:
+    x = node.inputs[0]
+    fraction = any(float(node.attributes.get(name, 1)) % 1 for name in ("alpha", "beta"))  # type: ignore[arg-type]
+    return "toy scales integers by whole numbers only" if fraction and x is not None and x.dtype not in FLOATS else ""
+
+
+@toy_kernel("Gemm", dtypes=NUMBERS, check=_whole_factors)
 def gemm(ctx: ToyOpContext, a: Buffer, b: Buffer, c: Buffer | None = None) -> Buffer:
     """alpha A' B' + beta C, where transA and transB transpose, and C broadcasts to the product."""
     transpose = bool(ctx.attr("transA", 0)), bool(ctx.attr("transB", 0))

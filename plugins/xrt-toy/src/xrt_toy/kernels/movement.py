@@ -12,7 +12,8 @@ from xrt_toy.kernels.context import ANY, Buffer, ToyOpContext, toy_kernel
 from xrt_toy.kernels.elementwise import row_major, same, walk
 
 
-@toy_kernel("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", dtypes=ANY, of=(0,), static=(1,))
+@toy_kernel("Flatten", "Identity", dtypes=ANY)
+@toy_kernel("Reshape", "Squeeze", "Unsqueeze", dtypes=ANY, of=(0,), static=(1,))
 def view(ctx: ToyOpContext, x: Buffer, _: np.ndarray | None = None) -> Buffer:
     """The same memory in the shape that inference found: no kernel runs."""
     return ctx.view(x, ctx.output().shape)
@@ -48,7 +49,8 @@ def concat(ctx: ToyOpContext, *inputs: Buffer) -> Buffer:
 def _beyond_its_edges(node: Node) -> str:
     data = node.inputs[0]
     axis = int(node.attributes.get("axis", 0))  # type: ignore[arg-type]
-    return "toy cannot gather from an axis of length 0" if data is None or not data.shape or not data.shape[axis] else ""
+    empty = data is None or not data.shape or not data.shape[axis]
+    return "toy cannot gather from an axis of length 0" if empty else ""
 
 
 @toy_kernel("Gather", dtypes=ANY, of=(0,), check=_beyond_its_edges)

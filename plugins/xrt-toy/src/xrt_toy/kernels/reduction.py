@@ -13,7 +13,13 @@ from xrt_core.ir.graph import Node
 from xrt_toy import _toolkit
 from xrt_toy._toolkit import cuda, device_function, element_type, library
 from xrt_toy.kernels.context import (
-    FLOATS, NUMBERS, Buffer, ToyOpContext, accumulator_type, only_first_output, toy_kernel,
+    FLOATS,
+    NUMBERS,
+    Buffer,
+    ToyOpContext,
+    accumulator_type,
+    only_first_output,
+    toy_kernel,
 )  # fmt: skip
 from xrt_toy.kernels.elementwise import collapse, maximum, minimum, offset, row_major
 

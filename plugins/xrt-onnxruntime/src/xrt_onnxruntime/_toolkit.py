@@ -1,0 +1,163 @@
+"""The only importer of ONNX Runtime: sessions and their options, values over NumPy memory, versions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import pathlib
+import platform
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime as ort
+
+from xrt_core.ir.onnx_proto import dtype_to_onnx
+
+LEVELS: Final[Mapping[str, Any]] = {
+    "disable": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+CONSTANTS: Final = "constants.bin"
+"""Where optimised models say that their large constants are."""
+
+_SOURCE: Final = re.compile(r"/\S+\.(?:cc|h):\d+ .*?\) ?(?:const )?")  # "/path/file.cc:12 function signature "
+_PROVIDER: Final = "CPUExecutionProvider"
+_FATAL_ONLY: Final = 4
+_NEEDED: Final = ("add_external_initializers", "add_external_initializers_from_files_in_memory")
+_NATIVE: Final = frozenset("?bBhHiIlLqQefd")  # NumPy types that the binding takes and gives by itself
+
+
+def version() -> str:
+    """Version of ONNX Runtime."""
+    return str(ort.__version__)
+
+
+def why_unusable() -> str:
+    """What this build of ONNX Runtime lacks, or ""."""
+    if _PROVIDER not in ort.get_available_providers():
+        return f"this build of ONNX Runtime {version()} has no {_PROVIDER}"
+    missing = [n for n in _NEEDED if not hasattr(ort.SessionOptions, n)]
+    return f"ONNX Runtime {version()} is too old: it has no SessionOptions.{missing[0]}" if missing else ""
+
+
+@functools.cache
+def fingerprint() -> str:
+    """What an optimised model depends on: the library's version and the processor's instruction set."""
+    flags = ""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
+        flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
+    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(flags.split()))))
+    return f"onnxruntime {version()} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@functools.cache
+def newest_opset() -> int:
+    """The newest opset of the ONNX domain that the library takes as released."""
+    from onnx import TensorProto, helper
+    from onnx.defs import onnx_opset_version
+
+    node = helper.make_node("Identity", ["x"], ["y"])
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "xy")
+    graph = helper.make_graph([node], "opset", [x], [y])
+    for opset in range(onnx_opset_version(), 7, -1):
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+        if refusal(model.SerializeToString()) is None:
+            return opset
+    return 7
+
+
+def refusal(model: bytes) -> str | None:
+    """The first line of what the library says when it refuses `model`; None where it makes a session of it."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL_ONLY
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    try:
+        ort.InferenceSession(model, options, providers=[_PROVIDER])
+    except Exception as e:  # the binding's exceptions have no common base
+        return first_line(e)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of the library, without its code and place in the library's source."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = line.split(" : ", 3)[-1] if line.startswith("[ONNXRuntimeError]") else line
+    return _SOURCE.sub("", line)
+
+
+def session_options(
+    *,
+    threads: int | None,
+    inter_op_threads: int | None,
+    parallel: bool,
+    level: str,
+    memory_arena: bool,
+    entries: Mapping[str, str],
+) -> Any:
+    """SessionOptions; `entries` are the library's own configuration entries by name."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL_ONLY
+    options.graph_optimization_level = LEVELS[level]
+    options.enable_cpu_mem_arena = memory_arena
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if inter_op_threads is not None:
+        options.inter_op_num_threads = inter_op_threads
+    if parallel:
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def value_over(array: np.ndarray) -> Any:
+    """An OrtValue over the memory of a contiguous array, which must outlive it."""
+    if array.dtype.char in _NATIVE:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, dtype_to_onnx(array.dtype))
+
+
+def is_native(dtype: np.dtype) -> bool:
+    """Whether a session takes and gives NumPy arrays of this dtype by itself."""
+    return dtype.char in _NATIVE
+
+
+def make_session(model: bytes, options: Any, weights: Mapping[str, np.ndarray]) -> Any:
+    """A session of `model` whose external constants are `weights`, read in place: they must outlive the session."""
+    if weights:
+        options.add_external_initializers(list(weights), [value_over(w) for w in weights.values()])
+    return ort.InferenceSession(model, options, providers=[_PROVIDER])
+
+
+def optimised(model: bytes, options: Any, weights: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+    """The model as the library optimises it under `options`, and the file of its large constants."""
+    with tempfile.TemporaryDirectory(prefix="xrt-onnxruntime-") as folder:
+        options.optimized_model_filepath = str(pathlib.Path(folder, "model.onnx"))
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", CONSTANTS)
+        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        make_session(model, options, weights)
+        constants = pathlib.Path(folder, CONSTANTS)
+        return pathlib.Path(folder, "model.onnx").read_bytes(), constants.read_bytes() if constants.exists() else b""
+
+
+def load_optimised(model: bytes, constants: bytes, options: Any) -> Any:
+    """The session of what `optimised` gave."""
+    if constants:
+        options.add_external_initializers_from_files_in_memory([CONSTANTS], [constants], [len(constants)])
+    return ort.InferenceSession(model, options, providers=[_PROVIDER])
+
+
+def run_bound(session: Any, inputs: Sequence[tuple[str, np.ndarray]], outputs: Sequence[tuple[str, np.ndarray]]) -> None:
+    """Run on values over NumPy memory, results included: for dtypes that are not NumPy's own."""
+    binding = session.io_binding()
+    for name, array in inputs:
+        binding.bind_ortvalue_input(name, value_over(array))
+    for name, array in outputs:
+        binding.bind_ortvalue_output(name, value_over(array))
+    session.run_with_iobinding(binding)

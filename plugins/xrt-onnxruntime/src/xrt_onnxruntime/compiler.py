@@ -1,0 +1,97 @@
+"""OnnxRuntimeCompiler: a Function as a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
+from xrt_core.errors import CompileError, OptionError, XRTError
+from xrt_onnxruntime import _toolkit
+from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
+from xrt_onnxruntime.export import export
+
+_OPTIONS: Final = ("inter_op_threads", "memory_arena", "optimization", "parallel", "session")
+
+
+class OnnxRuntimeCompiler(GraphCompiler):
+    """Compiles Functions for the CPU.
+
+    `CompileOptions.threads` is the number of intra-op threads. Options of its own (`CompileOptions.extra`):
+    `optimization`, "disable", "basic", "extended" or "all" (default); `parallel`, whether independent nodes run side
+    by side, and `inter_op_threads` to do so; `memory_arena` (default True); `session`, a mapping of the library's
+    session configuration entries such as {"session.intra_op.allow_spinning": "0"}.
+    """
+
+    def __init__(self, options: CompileOptions) -> None:
+        extra = options.extra
+        unknown = sorted(set(extra) - set(_OPTIONS))
+        if unknown:
+            raise OptionError(f"onnxruntime: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}")
+        self._level = extra.get("optimization", "all")
+        if self._level not in _toolkit.LEVELS:
+            known = ", ".join(_toolkit.LEVELS)
+            raise OptionError(f"onnxruntime: option 'optimization' is {self._level!r}; it takes {known}")
+        if not options.fused:
+            self._level = "disable"
+        self._threads = options.threads
+        self._inter_op_threads = _count(extra, "inter_op_threads")
+        self._parallel = _flag(extra, "parallel", False)
+        self._memory_arena = _flag(extra, "memory_arena", True)
+        entries = extra.get("session", {})
+        try:
+            self._entries = {str(k): str(v) for k, v in entries.items()}
+        except AttributeError:
+            raise OptionError(f"onnxruntime: option 'session' is {entries!r}; it takes a mapping of texts") from None
+
+    def compile(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+    ) -> Executable:
+        """A session of `function`, its large constants read where they are. Raises CompileError with the library's
+        own first line."""
+        exported = export(function, _toolkit.newest_opset())
+        try:
+            session = _toolkit.make_session(exported.model, self.session_options(), exported.weights)
+        except Exception as e:
+            raise CompileError(
+                f"onnxruntime: function {function.name!r} does not compile: {_toolkit.first_line(e)}"
+            ) from e
+        return OnnxRuntimeExecutable(session, entry_params, return_params, exported, self)
+
+    def load(self, blob: bytes) -> Executable:
+        """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""
+        try:
+            return load_executable(blob, self)
+        except XRTError:
+            raise
+        except Exception as e:
+            raise CompileError(f"onnxruntime: a serialised executable does not load: {_toolkit.first_line(e)}") from e
+
+    def session_options(self, optimised: bool = False) -> Any:
+        """Fresh options for a session; `optimised`: of a model that has been optimised before."""
+        return _toolkit.session_options(
+            threads=self._threads,
+            inter_op_threads=self._inter_op_threads,
+            parallel=self._parallel,
+            level="disable" if optimised else self._level,
+            memory_arena=self._memory_arena,
+            entries=self._entries,
+        )
+
+
+def _flag(extra: Any, name: str, default: bool) -> bool:
+    value = extra.get(name, default)
+    if not isinstance(value, bool):
+        raise OptionError(f"onnxruntime: option {name!r} is {value!r}; it takes True or False")
+    return value
+
+
+def _count(extra: Any, name: str) -> int | None:
+    value = extra.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise OptionError(f"onnxruntime: option {name!r} is {value!r}; it takes a positive integer")
+    return value

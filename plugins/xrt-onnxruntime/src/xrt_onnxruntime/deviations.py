@@ -1,0 +1,103 @@
+"""Where the library takes a node and then fails on it or computes something else than ONNX says, as far as is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from xrt_core.ir.graph import Node, Value
+
+_RANDOM: Final = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+
+
+def deviation(node: Node) -> str | None:
+    """What would go wrong with `node`, or None."""
+    rule = None if node.domain else _RULES.get(node.op_type)
+    return None if rule is None else rule(node)
+
+
+def _input(node: Node, index: int) -> Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _random(node: Node) -> str | None:
+    return f"{node.op_type} draws random numbers, and those are the host's"
+
+
+def _dropout(node: Node) -> str | None:
+    training = _input(node, 2)
+    return None if training is None or (training.data is not None and not training.data.any()) else _random(node)
+
+
+def _division(node: Node) -> str | None:
+    """A zero divisor is an error at run time, and the smallest integer by -1 ends the process (SIGFPE)."""
+    divisor = _input(node, 1)
+    if divisor is None or divisor.dtype is None or divisor.dtype.kind not in "iu":
+        return None
+    if divisor.data is None:
+        return f"{node.op_type} of integers needs a known divisor: onnxruntime fails on 0, and ends the process on -1"
+    if np.isin(divisor.data, (0, -1) if divisor.dtype.kind == "i" else (0,)).any():
+        return f"{node.op_type} of integers has a divisor of 0 or -1, which onnxruntime may not survive"
+    return None
+
+
+def _fourier(node: Node) -> str | None:
+    return f"onnxruntime computes {node.op_type} by a sum in float32 that loses two digits against a Fourier transform"
+
+
+def _attention(node: Node) -> str | None:
+    query = _input(node, 0)
+    if query is not None and query.dtype == np.float16:
+        return "onnxruntime rounds to float16 inside Attention, where ONNX's accumulates in float32"
+    if len(node.outputs) > 3 and node.outputs[3] is not None and node.attributes.get("is_causal", 0):
+        return "onnxruntime leaves the causal mask out of Attention's qk_matmul_output"
+    if _input(node, 6) is not None:
+        return "onnxruntime fails on padded keys and values of Attention (nonpad_kv_seqlen)"
+    return None
+
+
+def _max_unpool(node: Node) -> str | None:
+    given = _input(node, 2) is not None
+    return "onnxruntime reads MaxUnpool's indices for another shape than output_shape" if given else None
+
+
+def _resize(node: Node) -> str | None:
+    mode = node.attributes.get("coordinate_transformation_mode")
+    if mode == "align_corners" and _input(node, 3) is None:
+        return "onnxruntime rounds the output size before it aligns the corners of Resize by scales"
+    return None
+
+
+def _conv_integer(node: Node) -> str | None:
+    zero = _input(node, 3)
+    if zero is not None and zero.shape is not None and zero.shape not in ((), (1,)):
+        return "onnxruntime has no ConvInteger with a zero point for each channel"
+    return None
+
+
+def _empty_bool(node: Node) -> str | None:
+    x = _input(node, 0)
+    if x is not None and x.dtype == np.bool_ and x.shape is not None and 0 in x.shape:
+        return f"onnxruntime has no {node.op_type} of an empty set of bool"
+    return None
+
+
+_RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
+    {
+        **dict.fromkeys(_RANDOM, _random),
+        "Dropout": _dropout,
+        "Div": _division,
+        "Mod": _division,
+        "DFT": _fourier,
+        "STFT": _fourier,
+        "Attention": _attention,
+        "MaxUnpool": _max_unpool,
+        "Resize": _resize,
+        "ConvInteger": _conv_integer,
+        "ReduceMax": _empty_bool,
+        "ReduceMin": _empty_bool,
+    }
+)

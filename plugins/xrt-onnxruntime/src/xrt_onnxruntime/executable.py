@@ -1,0 +1,144 @@
+"""OnnxRuntimeExecutable: a session, called with as little ceremony as possible; its serialised form."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
+from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
+from xrt_core.ir.types import dtype_from_name, dtype_name
+from xrt_onnxruntime import _toolkit
+
+if TYPE_CHECKING:
+    from xrt_onnxruntime.compiler import OnnxRuntimeCompiler
+    from xrt_onnxruntime.export import Exported
+
+_MAGIC: Final = b"XRTORT1\n"
+
+
+class OnnxRuntimeExecutable(Executable):
+    """A session. Contiguous NumPy inputs are read in place; results are NumPy arrays over memory of their own."""
+
+    def __init__(
+        self,
+        session: Any,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        exported: Exported,
+        compiler: OnnxRuntimeCompiler,
+        blob: bytes | None = None,
+    ) -> None:
+        self._session = session
+        self._call = session.run
+        self._params = tuple(entry_params)
+        self._returns = tuple(return_params)
+        self._exported = exported  # holds the constants that the session reads
+        self._inputs = exported.inputs
+        self._outputs = list(exported.outputs)
+        self._compiler = compiler
+        self._blob = blob
+        dtypes = {p.dtype for p in (*self._params, *self._returns)}
+        passed_on = set(self._inputs) & set(self._outputs)
+        self._direct = all(map(_toolkit.is_native, dtypes)) and not passed_on
+
+    def run(
+        self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
+    ) -> Sequence[Any]:
+        """Run once, and wait. Inputs are NumPy arrays of the entries' dtypes and shapes; so are the results."""
+        try:
+            if self._direct:
+                results: Sequence[Any] = self._call(self._outputs, dict(zip(self._inputs, inputs, strict=True)))
+                return results
+            return self._run_bound(inputs)
+        except Exception as e:
+            raise ExecutionError(f"onnxruntime: {self._complaint(inputs) or _toolkit.first_line(e)}") from e
+
+    def _run_bound(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
+        complaint = self._complaint(inputs)
+        if complaint:  # values over memory are not checked by the library
+            raise ExecutionError(complaint)
+        given = [(n, np.ascontiguousarray(x).reshape(x.shape)) for n, x in zip(self._inputs, inputs, strict=True)]
+        results = [np.empty(p.shape, p.dtype) for p in self._returns]
+        _toolkit.run_bound(self._session, given, list(zip(self._outputs, results, strict=True)))
+        return results
+
+    def _complaint(self, inputs: Sequence[Any]) -> str | None:
+        """What is wrong with the inputs, if it is they."""
+        if len(inputs) != len(self._params):
+            return f"the executable takes {len(self._params)} inputs, {len(inputs)} were given"
+        for p, x in zip(self._params, inputs, strict=True):
+            dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+            if dtype != p.dtype or shape != p.shape or not isinstance(x, np.ndarray):
+                given = type(x).__name__ if not isinstance(x, np.ndarray) else f"{dtype}{list(x.shape)}"
+                return f"input {p.name!r} must be {p.type}, {given} was given"
+        return None
+
+    def serialize(self) -> bytes:
+        """The optimised model and its constants in one piece, for `OnnxRuntimeCompiler.load` on such a processor."""
+        if self._blob is not None:
+            return self._blob
+        try:
+            model, constants = _toolkit.optimised(
+                self._exported.model, self._compiler.session_options(), self._exported.weights
+            )
+        except Exception as e:
+            raise UnsupportedError(f"onnxruntime: the optimised model is not written: {_toolkit.first_line(e)}") from e
+        header = {
+            "for": _toolkit.fingerprint(),
+            "params": [_described(p) for p in self._params],
+            "returns": [_described(p) for p in self._returns],
+            "inputs": list(self._inputs),
+            "outputs": self._outputs,
+            "model": len(model),
+            "constants": len(constants),
+        }
+        text = json.dumps(header).encode()
+        return b"".join((_MAGIC, struct.pack("<Q", len(text)), text, model, constants))
+
+    def as_text(self) -> str:
+        """The model that was given to the library, before it was optimised."""
+        if not self._exported.model:
+            return super().as_text()
+        import onnx
+
+        return str(onnx.printer.to_text(onnx.ModelProto.FromString(self._exported.model)))
+
+    def __repr__(self) -> str:
+        return f"<OnnxRuntimeExecutable: {len(self._params)} in, {len(self._outputs)} out>"
+
+
+def load_executable(blob: bytes, compiler: OnnxRuntimeCompiler) -> OnnxRuntimeExecutable:
+    """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
+    from xrt_onnxruntime.export import Exported
+
+    start = len(_MAGIC) + 8
+    if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
+        raise CompileError("onnxruntime: this is not a serialised executable of this package")
+    (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
+    header = json.loads(blob[start : start + length])
+    here = _toolkit.fingerprint()
+    if header["for"] != here:
+        raise CompileError(f"onnxruntime: the executable was made for {header['for']!r}; here is {here!r}")
+    at = start + length
+    end = at + header["model"]
+    if end + header["constants"] != len(blob):
+        raise CompileError(
+            f"onnxruntime: a serialised executable of {len(blob)} bytes should have {end + header['constants']}"
+        )
+    session = _toolkit.load_optimised(blob[at:end], blob[end:], compiler.session_options(optimised=True))
+    exported = Exported(b"", tuple(header["inputs"]), tuple(header["outputs"]), {})
+    params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
+    return OnnxRuntimeExecutable(session, params, returns, exported, compiler, blob)
+
+
+def _described(p: Parameter) -> list[Any]:
+    return [p.name, dtype_name(p.dtype), list(p.shape)]
+
+
+def _parameter(name: str, dtype: str, shape: list[int]) -> Parameter:
+    return Parameter(name, dtype_from_name(dtype), tuple(shape))

@@ -1,0 +1,62 @@
+"""Run without the simulator: compiles the kernels of all cases to PTX, and prints what became of each as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from toy_cases import cases
+from xrt_toy import _toolkit, kernels
+from xrt_toy.compiler import make_program
+from xrt_toy.executable import Slot
+
+assert kernels.__all__
+assert not _toolkit.SIMULATED
+
+
+def signature(arguments: tuple[Any, ...], dtypes: list[Any]) -> Any:
+    """What numba sees when the launch happens: flat contiguous arrays, 64-bit integers and tuples of them."""
+    import numba
+    from numba import types
+
+    found = [
+        types.Array(numba.from_dtype(dtypes[a]), 1, "C") if isinstance(a, Slot) else numba.typeof(a) for a in arguments
+    ]
+    return types.void(*found)
+
+
+def main() -> None:
+    """Each distinct pair of kernel and signature once, for every compute capability on the command line.
+
+    --first: only the first case of each operator.
+    """
+    first = "--first" in sys.argv
+    operators: set[str] = set()
+    seen: set[Any] = set()
+    compiled, failed = 0, {}
+    for case in cases():
+        if first and case.op_type in operators:
+            continue
+        operators.add(case.op_type)
+        function, _ = case.function()
+        program = make_program(function, function.params, function.returns)
+        dtypes = program.dtypes()
+        for code in program.codes:
+            for capability in filter(str.isdigit, sys.argv):
+                key = (code.kernel, signature(code.arguments, dtypes), capability)
+                if key in seen:
+                    continue
+                seen.add(key)
+                try:
+                    cc = int(capability[:-1]), int(capability[-1])
+                    ptx, _ = _toolkit.cuda.compile_ptx(code.kernel, key[1], cc=cc)
+                    assert f".target sm_{capability}" in ptx
+                    assert ".visible .entry" in ptx
+                    compiled += 1
+                except Exception as e:  # every failure goes into the report
+                    failed[f"{case!r} sm_{capability}"] = f"{type(e).__name__}: {e}"[:2000]
+    print(json.dumps({"compiled": compiled, "failed": failed}))
+
+
+main()

@@ -1,0 +1,269 @@
+"""Programs and runs: memory by liveness, views, returns, aliases, threads, bad input, and models through XRT."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import xrt_toy
+from toy_cases import data, of_nodes, value
+from xrt_toy import ToyEngine
+
+import xrt_core as xrt
+from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
+from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError
+from xrt_core.ir.annotations import NO_ANNOTATIONS, SourceLocation
+from xrt_core.ir.graph import Graph, Node, Value
+
+
+def _chain(length: int) -> tuple[list[Value], list[Node], list[Value]]:
+    """Neg after Neg."""
+    values = [value(f"v{i}", np.float32, 64) for i in range(length + 1)]
+    nodes = [Node("Neg", [a], [b], version=13) for a, b in pairwise(values)]
+    return values[:1], nodes, values[-1:]
+
+
+def _program(inputs: list[Value], nodes: list[Node], outputs: list[Value]) -> Any:
+    from xrt_toy.compiler import make_program
+
+    ToyEngine().prepare()
+    function = Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": 21}, name="test"))
+    return make_program(function, function.params, function.returns)
+
+
+def test_temporaries_share_memory_by_liveness() -> None:
+    """However long a chain is, two buffers are enough; a value that is needed later keeps its own."""
+    assert _program(*_chain(12)).arena == 2 * 256
+
+    inputs, nodes, (last,) = _chain(4)
+    early, y = nodes[0].outputs[0], value("y", np.float32, 64)
+    program = _program(inputs, [*nodes, Node("Add", [early, last], [y], version=14)], [y])
+    assert program.arena == 3 * 256
+    kept = program.temporaries[0]
+    assert all(t.offset != kept.offset for t in program.temporaries[1:])
+
+
+def test_buffers_that_live_at_the_same_time_never_overlap() -> None:
+    """First fit over buffers of many sizes: no two that are alive together share a byte."""
+    from xrt_toy.compiler import make_program
+    from xrt_toy.executable import Slot
+
+    sizes = [3, 400, 1, 900, 70, 260, 5, 128]
+    x = value("x", np.float32, 1)
+    nodes, parts = [], []
+    for i, n in enumerate(sizes):
+        shape = Value.constant(np.array([n]), f"s{i}")
+        wide, out = value(f"w{i}", np.float32, n), value(f"o{i}", np.float32, n)
+        nodes += [Node("Expand", [x, shape], [wide], version=13), Node("Exp", [wide], [out], version=13)]
+        parts.append(out)
+    y = value("y", np.float32, sum(sizes))
+    nodes.append(Node("Concat", parts, [y], {"axis": 0}, version=13))
+    function = Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="test"))
+    program = make_program(function, function.params, function.returns)
+
+    first = len(program.entries) + len(program.constants)
+    lives: dict[int, list[int]] = {}
+    for i, code in enumerate(program.codes):
+        for a in code.arguments:
+            if isinstance(a, Slot) and first <= a < first + len(program.temporaries):
+                lives.setdefault(a - first, []).append(i)
+    spans = [
+        (t.offset, t.offset + t.size * t.dtype.itemsize, lives[i][0], lives[i][-1])
+        for i, t in enumerate(program.temporaries)
+    ]
+    for i, (begin, end, born, dies) in enumerate(spans):
+        assert end <= program.arena
+        for other_begin, other_end, other_born, other_dies in spans[:i]:
+            together = born <= other_dies and other_born <= dies
+            assert not (together and begin < other_end and other_begin < end)
+    assert program.arena < sum(end - begin for begin, end, _, _ in spans)
+
+
+def test_views_cost_no_launch() -> None:
+    """Reshape and its kin name the same memory; only a return that is nothing but an entry is copied."""
+    x, shape = value("x", np.float32, 2, 3), Value.constant(np.array([3, 2]), "shape")
+    middle, y, z = value("m", np.float32, 3, 2), value("y", np.float32, 3, 2), value("z", np.float32, 6)
+    nodes = [
+        Node("Reshape", [x, shape], [middle], version=14),
+        Node("Neg", [middle], [y], version=13),
+        Node("Flatten", [y], [z], {"axis": 0}, version=13),
+    ]
+    assert [code.node for code in _program([x], nodes[:2], [y]).codes] == ["Neg ''"]
+    assert len(_program([x], nodes[:1], [middle]).codes) == 1
+
+
+def test_returns_never_share_memory(engine: ToyEngine) -> None:
+    """An entry, a constant, one value twice and views of one another come back as arrays of their own."""
+    x, y = value("x", np.float32, 3), value("y", np.float32, 3)
+    constant = Value.constant(np.array([5], np.int64), "c")
+    run = of_nodes(engine, [x], [Node("Neg", [x], [y], version=13)], [y, x, y, constant]).run
+    given = np.array([1, 2, 3], np.float32)
+    first, second = run([given]), run([given + 1])
+    for results, start in ((first, given), (second, given + 1)):
+        got = [np.asarray(r).tolist() for r in results]
+        assert got == [(-start).tolist(), start.tolist(), (-start).tolist(), [5]]
+
+
+def test_an_alias_updates_the_storage_of_its_input(engine: ToyEngine) -> None:
+    """A donated array of the device is updated in place and returned; one that is not donated, or NumPy's, is kept."""
+    p, g, new, total = (value(n, np.float32, 4) for n in ("p", "g", "new", "total"))
+    nodes = [Node("Sub", [p, g], [new], version=14), Node("Add", [p, g], [total], version=14)]
+    run = of_nodes(engine, [p, g], nodes, [total, new], InputOutputAlias(1, 0)).run
+    host, step = np.full(4, 3, np.float32), np.ones(4, np.float32)
+
+    _, first = run([host, step])
+    assert host.tolist() == [3] * 4
+    (_, apart) = run([first, step], RunOptions(donate=False))
+    assert np.asarray(first).tolist() == [2] * 4
+    assert np.asarray(apart).tolist() == [1] * 4
+    (both, updated) = run([first, step])
+    assert np.asarray(both).tolist() == [3] * 4
+    assert np.asarray(updated).tolist() == np.asarray(first).tolist() == [1] * 4
+
+
+def test_results_feed_the_next_call_and_runs_need_not_wait(engine: ToyEngine) -> None:
+    """What one call returns can be given to the next before it is computed."""
+    run = of_nodes(engine, *_chain(3)).run
+    x = data("float32", 64)
+    for _ in range(2):
+        (y,) = run([x], block_until_done=False)
+        (z,) = run([y], block_until_done=False)
+        assert np.array_equal(np.asarray(z), x)
+
+
+def test_many_threads_share_an_executable(engine: ToyEngine) -> None:
+    """Calls at the same time have temporaries of their own."""
+    run = of_nodes(engine, *_chain(3)).run
+    inputs = [np.full(64, i, np.float32) for i in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda x: np.asarray(run([x])[0]), inputs))
+    assert [r[0] for r in results] == [-i for i in range(12)]
+    assert all((r == r[0]).all() for r in results)
+
+
+def test_bad_input_is_named_and_leaves_the_executable_usable(engine: ToyEngine) -> None:
+    """Count, dtype and shape of the inputs are checked before anything runs."""
+    executable = of_nodes(engine, *_chain(1))
+    with pytest.raises(ExecutionError, match="takes 1 inputs, 2 were given"):
+        executable.run([np.zeros(64, np.float32)] * 2)
+    with pytest.raises(ExecutionError, match=r"input 'v0' must be float32\[64\], float64\[64\] was given"):
+        executable.run([np.zeros(64)])
+    with pytest.raises(ExecutionError, match=r"float32\[64\], float32\[8, 8\] was given"):
+        executable.run([np.zeros((8, 8), np.float32)])
+    with pytest.raises(ExecutionError, match="list was given"):
+        executable.run([[0.0] * 64])
+    assert np.asarray(executable.run([np.ones(64, np.float32)])[0]).tolist() == [-1] * 64
+
+
+def test_a_node_that_does_not_compile_is_named_with_its_source(engine: ToyEngine) -> None:
+    """A compile error says which node it was and which line made it."""
+    x, y = value("x", np.float32, 2), value("y", np.int64, 2)
+    place = NO_ANNOTATIONS.replace(source=SourceLocation("model.py", 7))
+    node = Node("Identity", [x], [y], version=16, name="turn", annotations=place)
+    with pytest.raises(CompileError, match=r"'y' of node 'turn' \(Identity-16\) from model.py:7 came out as"):
+        of_nodes(engine, [x], [node], [y])
+
+
+def test_the_engine_says_what_it_is(engine: ToyEngine) -> None:
+    """Version and device tell a GPU from the simulator; other devices and options are refused by name."""
+    from xrt_toy import _toolkit
+
+    status = engine.probe()
+    assert status.available
+    assert status.devices[0] == "cuda:0"
+    assert ("simulator" in status.version) == _toolkit.SIMULATED
+    assert status.version in engine.fingerprint("cuda")
+    with pytest.raises(EngineUnavailableError, match="no device 'cuda:99' here; numba sees cuda:0"):
+        engine.compiler("cuda:99", CompileOptions())
+    with pytest.raises(OptionError, match="unknown option 'fold_bytes'"):
+        engine.compiler("cuda", CompileOptions(extra={"fold_bytes": 1}))
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (Node("Relu", [value("x", np.uint8, 2)], [value("y", np.uint8, 2)], version=14), "does not take uint8"),
+        (Node("Gemm", [value("x", np.int32, 2, 2)] * 2, [value("y", np.int32, 2, 2)], {"alpha": 0.5}, version=13),
+         "whole numbers only"),
+        (Node("MaxPool", [value("x", np.float32, 1, 1, 4)],
+              [value("y", np.float32, 1, 1, 2), value("i", np.int64, 1, 1, 2)], {"kernel_shape": (3,)}, version=12),
+         "first output only"),
+        (Node("Conv", [value("x", np.float32, 1, 1, 2, 2, 2)] * 2, [value("y", np.float32, 1, 1, 1, 1, 1)], version=11),
+         "1 or 2 axes, not 3"),
+        (Node("Reshape", [value("x", np.float32, 2), value("s", np.int64, 1)], [value("y", np.float32, 2)], version=14),
+         "must be known at compile time"),
+        (Node("Cast", [value("x", np.float32, 2)], [value("y", np.uint8, 2)], {"to": 2}, version=13),
+         "does not make uint8"),
+        (Node("Neg", [Value("x", None)], [Value("y", None)], version=13), "wants static shapes"),
+        (Node("Unique", [value("x", np.float32, 2)], [value("y", np.float32, 2)], version=11), "no kernel for Unique"),
+    ],
+    ids=lambda x: x.op_type if isinstance(x, Node) else None,
+)  # fmt: skip
+def test_refusals_name_the_reason(engine: ToyEngine, node: Node, reason: str) -> None:
+    """What no kernel takes is refused in a sentence."""
+    verdict = engine.supports(node, "cuda:0", "inference")
+    assert not verdict
+    assert reason in verdict.reason
+
+
+class ReluGraph(xrt.Graph):
+    """The example of the lineage."""
+
+    def build(self, x: Any) -> Any:
+        return xrt.ops.Relu(x)
+
+
+def test_the_relu_graph_runs() -> None:
+    """The first example of XRT runs as it stands, wholly on this engine."""
+    m = xrt.XRTModule(ReluGraph(), engine="toy")
+    x = np.array([-1.0, 0.0, 2.5], np.float32)
+    y = m(x)
+    assert np.asarray(y).tolist() == [0, 0, 2.5]
+    assert m.explain().summary() == "1 nodes, clusters: 1 on toy; 100% of nodes and 100% of FLOPs on engines"
+
+
+class Perceptron(xrt.Graph):
+    """Two dense layers and a Softmax."""
+
+    def build(self, x: Any) -> Any:
+        hidden = xrt.ops.Relu(xrt.ops.Gemm(x, data("float32", 6, 8), data("float32", 8)))
+        logits = xrt.ops.MatMul(hidden, data("float32", 8, 3)) + data("float32", 3)
+        scaled = xrt.ops.LayerNormalization(logits, np.ones(3, np.float32), np.zeros(3, np.float32))
+        return xrt.ops.Softmax(scaled)
+
+
+class Convolutional(xrt.Graph):
+    """Convolution, normalisation, pooling, and a dense layer."""
+
+    def build(self, x: Any) -> Any:
+        ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
+        y = xrt.ops.Conv(x, data("float32", 3, 1, 3, 3), pads=[1, 1, 1, 1])
+        y = xrt.ops.Relu(xrt.ops.BatchNormalization(y, ones, zeros, zeros, ones))
+        y = xrt.ops.MaxPool(y, kernel_shape=[2, 2], strides=[2, 2])
+        y = xrt.ops.Flatten(xrt.ops.GlobalAveragePool(y))
+        return xrt.ops.Gemm(y, data("float32", 4, 3), data("float32", 4), transB=1)
+
+
+@pytest.mark.parametrize(("graph", "shape"), [(Perceptron, (4, 6)), (Convolutional, (2, 1, 6, 6))])
+def test_a_model_runs_wholly_here(
+    graph: type[xrt.Graph], shape: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A perceptron and a small convolutional network go to the engine as one cluster, and agree with the host."""
+    x = data("float32", *shape)
+    m = xrt.XRTModule(graph(), engine="toy")
+    got = np.asarray(m(x))
+    assert "clusters: 1 on toy; 100% of nodes" in m.explain().summary()
+    assert not m.explain().errors
+    assert "failed on engine" not in caplog.text
+    np.testing.assert_allclose(got, np.asarray(xrt.XRTModule(graph(), engine="host")(x)), rtol=1e-4, atol=1e-5)
+
+
+def test_nobody_gets_toy_without_asking() -> None:
+    """Without `engine=` the engine does not take part, however ready it is."""
+    assert not xrt_toy.ToyEngine.automatic
+    m = xrt.XRTModule(ReluGraph())
+    m(np.zeros(3, np.float32))
+    assert "toy" not in m.explain().summary()

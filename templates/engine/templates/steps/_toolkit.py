@@ -1,0 +1,114 @@
+"""The only importer of the library ({{ cookiecutter.__library }}): its version, devices, dtypes and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+from xrt_core.errors import EngineUnavailableError
+from xrt_core.ir.types import DTYPE_TO_ONNX, STRING
+
+__all__ = ["DTYPES", "xp"]
+{% if cookiecutter.array_library == "kernels" %}
+# YOUR ENGINE: import your runtime here. NumPy stands for it: its arrays for your buffers, its functions for your
+# launches.
+NAMESPACE: Final = "numpy"
+{%- else %}
+NAMESPACE: Final = "{{ cookiecutter.namespace }}"
+{%- endif %}
+xp: Any = importlib.import_module(NAMESPACE)
+Array: Final[type[Any]] = type(xp.asarray(np.zeros(1, np.float32)))
+"""The library's own array type."""
+
+
+def _keeps(dtype: np.dtype[Any]) -> bool:
+    """Whether the library has arrays of `dtype` (JAX, for one, cuts 64 bits to 32 unless told otherwise)."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return bool(np.dtype(xp.asarray(np.zeros(1, dtype)).dtype) == dtype)
+    except Exception:  # each library has its own way to say no
+        return False
+
+
+def _writes() -> bool:
+    """Whether arrays can be written into."""
+    try:
+        xp.asarray(np.zeros(1, np.float32))[...] = 1
+    except Exception:  # JAX's arrays are immutable
+        return False
+    return True
+
+
+DTYPES: Final = frozenset(d for d in DTYPE_TO_ONNX if d != STRING and _keeps(d))
+"""Element dtypes that the library has."""
+IN_PLACE: Final = _writes()
+
+
+def version() -> str:
+    """The library's version."""
+    return str(getattr(importlib.import_module(NAMESPACE.partition(".")[0]), "__version__", "unknown"))
+
+
+def devices() -> tuple[str, ...]:
+    """The devices that are here, by XRT's names: "cpu", "cuda:0", "cuda:1", "tpu:0"."""
+    # YOUR ENGINE: ask the library. As generated, whatever the library computes on stands for one device of each kind.
+    return tuple(kind if kind == "cpu" else f"{kind}:0" for kind in {{ cookiecutter.__devices }})
+
+
+def device_named(name: str) -> str:
+    """The device for "cpu", "cuda" (the first one) or "cuda:1". Raises EngineUnavailableError where it is not there."""
+    found = devices()
+    for device in found:
+        if name in (device, device.removesuffix(":0")):
+            return device
+    raise EngineUnavailableError(f"{{ cookiecutter.engine }}: no device {name!r} here; there is {', '.join(found)}")
+
+
+def fingerprint_of(device: str) -> str:
+    """What an executable depends on."""
+    # YOUR ENGINE: add what compiled code depends on: a GPU's compute capability, a processor's instruction set.
+    return f"{NAMESPACE} {version()} {device_named(device)}"
+
+
+def put(array: Any, device: str) -> Any:
+    """A NumPy array, or one of the library's own, as an array of the library on `device`; a copy only if it must be."""
+    # YOUR ENGINE: with several devices, move it there. What `run` returned earlier comes back here: leave it in place.
+    return xp.asarray(array)
+
+
+@contextlib.contextmanager
+def computing(device: str, stream: int | None) -> Iterator[None]:
+    """What kernels run under."""
+    # YOUR ENGINE: enter `device`, and use the caller's CUDA stream where `stream` is not None.
+    with np.errstate(all="ignore"):  # NaN and infinities are results, not warnings
+        yield
+
+
+def wait_for(arrays: Iterable[Any]) -> None:
+    """Return when the arrays are computed."""
+    # YOUR ENGINE: wait for your stream. NumPy is done when it returns; arrays of libraries that go on say how to wait.
+    for array in arrays:
+        wait = getattr(array, "block_until_ready", None)
+        if wait is not None:
+            wait()
+
+
+def owned(array: Any, held: Iterable[int]) -> Any:
+    """`array` as one that shares memory with no other: views, and arrays whose `id` is held, are copied."""
+    if not IN_PLACE:  # nobody can tell
+        return array
+    is_fresh = hasattr(array, "base") and array.base is None and id(array) not in held
+    return array if is_fresh else xp.array(array, copy=True)
+
+
+def write_into(target: Any, array: Any) -> Any:
+    """`target` with the content of `array` where it is a writable array of the library's, else `array`."""
+    if not (IN_PLACE and isinstance(target, Array) and getattr(target.flags, "writeable", True)):
+        return array
+    target[...] = array
+    return target

@@ -1,0 +1,1 @@
+{% include cookiecutter.__way ~ "/_toolkit.py" %}

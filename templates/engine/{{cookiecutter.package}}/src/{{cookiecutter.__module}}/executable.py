@@ -1,0 +1,1 @@
+{% include cookiecutter.__way ~ "/executable.py" %}

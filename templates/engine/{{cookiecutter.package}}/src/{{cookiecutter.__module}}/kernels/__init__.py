@@ -1,0 +1,1 @@
+{% include cookiecutter.array_library ~ "/kernels.py" %}

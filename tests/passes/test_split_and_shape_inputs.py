@@ -1,0 +1,132 @@
+"""What waits for shapes that depend on data, and which inputs belong to the signature by value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.random_graphs import BOOL, F32, I64, graph_of, ints, node
+from xrt_core.host.executor import run_node
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import SequenceType, TensorType
+from xrt_core.kernels import static_inputs
+from xrt_core.passes.shape_inputs import shape_inputs
+from xrt_core.passes.specialise import specialise
+from xrt_core.passes.split import SplitLate, is_late
+
+SPLIT = SplitLate(static_inputs)
+
+
+def split(graph: Graph) -> tuple[list[str], list[str]]:
+    """Operators before the Late node, and inside it; splitting again changes nothing."""
+    typed = specialise(graph, [v.type for v in graph.inputs], {}, run_node)
+    result = SPLIT(typed)
+    assert SPLIT(result) is result
+    late = [n for n in result.nodes if is_late(n)]
+    if not late:
+        assert result is typed
+        return [n.op_type for n in result.nodes], []
+    assert result.nodes[-1] is late[0]
+    body = late[0].attributes["body"]
+    assert isinstance(body, Graph)
+    assert not body.captures
+    return [n.op_type for n in result.nodes[:-1]], [n.op_type for n in body.nodes]
+
+
+def x_of(*shape: Any) -> Value:
+    return Value("x", TensorType(F32, shape))
+
+
+def test_readers_of_unknown_shapes_wait() -> None:
+    """Case 1 and 3: what NonZero makes is known at run time; its readers wait, and theirs."""
+    x, i, t, u, y = x_of(2, 3), Value("i"), Value("t"), Value("u"), Value("y")
+    nodes = [
+        node("NonZero", [x], [i]),
+        node("Relu", [x], [u]),
+        node("Transpose", [i], [t]),
+        node("GatherND", [u, t], [y]),
+    ]
+    assert split(graph_of([x], [y, u], nodes)) == (["NonZero", "Relu"], ["Transpose", "GatherND"])
+
+
+def test_an_input_that_must_be_known_is_waited_for() -> None:
+    """Case 2: the target of a Reshape that is computed from data."""
+    x, n, t, y = x_of(4), Value("n"), Value("t"), Value("y")
+    nodes = [
+        node("Abs", [x], [n]),
+        node("Cast", [n], [t], to=7),
+        node("Reshape", [x, t], [y]),
+    ]
+    assert split(graph_of([x], [y], nodes)) == (["Abs", "Cast"], ["Reshape"])
+
+
+def test_left_alone_is_what_has_nothing_to_wait_for() -> None:
+    """Case 4: a static graph; unknown inputs of the graph itself; sequences; an unknown value that only leaves."""
+    x, y, z = x_of(2), Value("y"), Value("z")
+    assert split(graph_of([x], [y], [node("Relu", [x], [y])])) == (["Relu"], [])
+    unknown = x_of("n")
+    assert split(graph_of([unknown], [y], [node("Relu", [unknown], [y])])) == (["Relu"], [])
+    s = Value("s", SequenceType(TensorType(F32, (2,))))
+    nodes = [node("SequenceConstruct", [x], [y]), node("SequenceLength", [y], [z])]
+    assert split(graph_of([x, s], [z], nodes))[1] == []
+    assert split(graph_of([x], [y], [node("NonZero", [x], [y])])) == (["NonZero"], [])
+
+
+def test_captures_of_a_waiting_control_flow_become_inputs() -> None:
+    """An If that waits takes what its branches use along."""
+    x, i, s, y = x_of(3), Value("i"), Value("s"), Value("y")
+    flag = Value("flag", TensorType(BOOL, ()))
+    outs = [Value("a"), Value("b")]
+    t, e = (graph_of([], [o], [node(op, [s], [o])]) for o, op in zip(outs, ("Neg", "Abs"), strict=True))
+    nodes = [node("NonZero", [x], [i]), node("Cast", [i], [s], to=1), node("If", [flag], [y], then_branch=t, else_branch=e)]
+    assert split(graph_of([x, flag], [y], nodes)) == (["NonZero"], ["Cast", "If"])
+
+
+def by_value(inputs: list[Value], nodes: list[Node]) -> list[str]:
+    last = nodes[-1].outputs[0]
+    assert last is not None
+    g = graph_of(inputs, [last], nodes)
+    return [inputs[i].name for i in shape_inputs(g, static_inputs)]
+
+
+def vector(name: str, dtype: Any = I64) -> Value:
+    return Value(name, TensorType(np.dtype(dtype), (2,)))
+
+
+def test_a_shape_is_traced_to_the_inputs() -> None:
+    """Directly, and through arithmetic; data inputs are not taken."""
+    x, shape, y = x_of(6), vector("shape"), Value("y")
+    assert by_value([x, shape], [node("Reshape", [x, shape], [y])]) == ["shape"]
+    a, b = Value("a"), Value("b")
+    nodes = [node("Mul", [shape, ints(2)], [a]), node("Concat", [a, ints(1)], [b], axis=0), node("Reshape", [x, b], [y])]
+    assert by_value([x, shape], nodes) == ["shape"]
+
+
+def test_tracing_stops_at_what_is_no_arithmetic() -> None:
+    """A shape that comes out of a reduction over data through NonZero is not an input's value."""
+    x, i, y = x_of(6), Value("i"), Value("y")
+    assert by_value([x], [node("NonZero", [x], [i]), node("Reshape", [x, i], [y])]) == []
+    s = Value("s")
+    assert by_value([x], [node("Shape", [x], [s]), node("Reshape", [x, s], [y])]) == []
+
+
+def test_conditions_count_unless_they_are_data() -> None:
+    """A flag that chooses a branch belongs to the signature; floats that are compared do not."""
+    x, y, c, t = x_of(2), Value("y"), Value("c"), Value("t")
+    flag = Value("flag", TensorType(BOOL, ()))
+    outs = [Value("a"), Value("b")]
+    then, other = (graph_of([], [o], [node(op, [x], [o])]) for o, op in zip(outs, ("Neg", "Abs"), strict=True))
+    choose = {"then_branch": then, "else_branch": other}
+    assert by_value([x, flag], [node("Not", [flag], [c]), node("If", [c], [y], **choose)]) == ["flag"]
+    zero = Value.constant(np.float32(0).reshape(()))
+    nodes = [node("ReduceSum", [x], [t], keepdims=0), node("Greater", [t, zero], [c]), node("If", [c], [y], **choose)]
+    assert by_value([x], nodes) == []
+
+
+def test_what_subgraphs_need_is_looked_for() -> None:
+    """A captured shape inside a branch counts."""
+    x, shape, y, o = x_of(6), vector("shape"), Value("y"), Value("o")
+    flag = Value("flag", TensorType(BOOL, ()))
+    branch = graph_of([], [o], [node("Reshape", [x, shape], [o])])
+    assert by_value([x, shape, flag], [node("If", [flag], [y], then_branch=branch, else_branch=branch)]) == ["shape", "flag"]

@@ -1,0 +1,298 @@
+"""The cache on disk: entries in one folder, safe for many processes, bounded, and never an error to who uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pathlib
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from xrt_core.cache.entry import Manifest, pack, read_blob, read_manifest
+from xrt_core.cache.folder import default_folder, open_trusted, prepare_folder
+from xrt_core.cache.key import CacheKey
+from xrt_core.errors import CacheError
+
+Mode = Literal["readwrite", "read", "verify"]
+
+SUFFIX: Final = ".xrt"
+EXECUTABLE: Final = "executable"
+FUNCTION: Final = "function"
+_LAYOUT: Final = "v1"  # a later layout lies beside this one, and versions of XRT that know only one don't meet
+_STALE_SECONDS: Final = 600.0  # a temporary file this old was left by a process that was killed
+_SCAN_SECONDS: Final = 1.0
+_LOCK_SHARDS: Final = 2  # hex digits of a key that choose its lock file
+_NEAR: Final = 256  # entries that are looked at to say which one is nearest to a miss
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why there is nothing to use. stored: there is a file, which cannot be used."""
+
+    reason: str
+    stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A stored executable, every byte of which its manifest covers."""
+
+    manifest: Manifest
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFile:
+    """An entry's file. used: when it was last read or written, seconds since the epoch."""
+
+    path: pathlib.Path
+    size: int
+    used: float
+
+    @property
+    def digest(self) -> str:
+        """The digest of the key, by the file's name."""
+        return self.path.name.removesuffix(SUFFIX)
+
+
+class DiskCache:
+    """Entries of one folder.
+
+    folder: made where it is missing, for this user alone. limit: bytes that all entries together may take; the ones
+    used longest ago go, whichever process used them. mode: "read" and "verify" see `ExecutableStore`; nothing is
+    written in "read".
+
+    Safe for many processes and threads without a lock: an entry is one file, which appears and is replaced as a whole.
+    Locks only save work: two processes don't compile the same thing at once. Whatever the file system does, the worst
+    outcome is a `Miss` or an entry that is not stored.
+    """
+
+    def __init__(self, folder: pathlib.Path, limit: int, mode: Mode = "readwrite") -> None:
+        self.folder = pathlib.Path(folder)
+        self.limit = limit
+        self.mode: Mode = mode
+        self.entries = self.folder / _LAYOUT
+        self._lock = threading.Lock()
+        self._scanned = -1e9
+        self._known_bytes = 0
+        self._written = 0
+
+    def prepare(self) -> bool:
+        """Whether entries can be written now. Raises CacheError where the folder may not be used at all."""
+        if not prepare_folder(self.folder, self.mode != "read"):
+            return False
+        return prepare_folder(self.entries, write=True)
+
+    def path_of(self, key: CacheKey) -> pathlib.Path:
+        """Where the entry of a key lies, if it is stored."""
+        return self.entries / f"{key.digest}{SUFFIX}"
+
+    # --- one entry -----------------------------------------------------------------------------------------------
+
+    def read(self, key: CacheKey, function_text: bytes) -> Hit | Miss:
+        """The entry of a key, if all of it is sound and it was made from exactly this function."""
+        path = self.path_of(key)
+        try:
+            with open_trusted(path) as file:
+                manifest = read_manifest(file)
+                if manifest.key != key:
+                    return Miss(f"it holds another key ({'; '.join(key.differences(manifest.key))})", stored=True)
+                if zlib.decompress(read_blob(file, manifest, FUNCTION)) != function_text:
+                    return Miss("it was made from another function with the same digest", stored=True)
+                blob = read_blob(file, manifest, EXECUTABLE)
+        except FileNotFoundError:
+            return Miss("not stored")
+        except (CacheError, OSError, zlib.error, MemoryError) as e:
+            return Miss(str(e) or type(e).__name__, stored=True)
+        self.touch(path)
+        return Hit(manifest, blob)
+
+    def touch(self, path: pathlib.Path) -> None:
+        """Note that an entry was used now, for every process."""
+        if self.mode != "read":
+            now = time.time_ns()
+            with contextlib.suppress(OSError):
+                os.utime(path, ns=(now, now))
+
+    def write(self, key: CacheKey, info: Mapping[str, Any], function_text: bytes, blob: bytes) -> str:
+        """Store an executable, in the place of an older one. Returns "", or why it is not stored."""
+        try:
+            if not self.prepare():
+                return "the folder cannot be written to" if self.mode != "read" else "the cache is only read"
+            parts = pack(key, info, {FUNCTION: zlib.compress(function_text, 1), EXECUTABLE: blob})
+            size = sum(map(len, parts))
+            if size > self.limit:
+                return f"the entry has {size} bytes, the whole cache may have {self.limit}"
+            write_file(self.path_of(key), parts)
+        except (OSError, CacheError, MemoryError) as e:
+            return str(e) or type(e).__name__
+        with contextlib.suppress(OSError):
+            self._bound(size)
+        return ""
+
+    def remove(self, path: pathlib.Path) -> bool:
+        """Delete an entry's file. Returns whether it was there."""
+        try:
+            path.unlink()
+        except OSError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def making(self, key: CacheKey, timeout: float) -> Iterator[bool]:
+        """Hold the right to compile for `key`; yields whether somebody else held it before.
+
+        Without a lock (the folder cannot be written, the wait took longer than `timeout` seconds) the body runs all
+        the same: then two processes may do the same work, which costs time and nothing else.
+        """
+        with contextlib.ExitStack() as stack:
+            waited = False
+            with contextlib.suppress(OSError, CacheError, NotImplementedError, RuntimeError):
+                if self.prepare():
+                    waited = self._acquire(stack, key, timeout)
+            yield waited
+
+    def _acquire(self, stack: contextlib.ExitStack, key: CacheKey, timeout: float) -> bool:
+        from filelock import FileLock, Timeout
+
+        locks = self.entries / "locks"
+        locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLock(locks / f"{key.digest[:_LOCK_SHARDS]}.lock", mode=0o600)
+        try:
+            stack.enter_context(lock.acquire(timeout=0))
+            return False
+        except Timeout:
+            with contextlib.suppress(Timeout):
+                stack.enter_context(lock.acquire(timeout=timeout, poll_interval=0.02))
+            return True
+
+    # --- all entries ---------------------------------------------------------------------------------------------
+
+    def files(self) -> list[EntryFile]:
+        """Every entry's file, the one used longest ago first. Raises CacheError for a folder that is not trusted."""
+        prepare_folder(self.folder, write=False)
+        return sorted(_scan(self.entries), key=lambda e: e.used)
+
+    def manifest(self, path: pathlib.Path) -> Manifest:
+        """The manifest of an entry's file. Raises CacheError with what is wrong with it."""
+        try:
+            with open_trusted(path) as file:
+                return read_manifest(file)
+        except OSError as e:
+            raise CacheError(f"{path.name}: {e.strerror or e}") from None
+
+    def check(self, path: pathlib.Path) -> str:
+        """What is wrong with an entry's file, "" for nothing. All digests are checked, nothing is loaded."""
+        try:
+            with open_trusted(path) as file:
+                manifest = read_manifest(file)
+                for name in manifest.blobs:
+                    read_blob(file, manifest, name)
+        except (CacheError, OSError) as e:
+            return str(e)
+        if path.name != f"{manifest.key.digest}{SUFFIX}":
+            return "its name is not the digest of its key"
+        return "" if {FUNCTION, EXECUTABLE} <= set(manifest.blobs) else "it holds no executable"
+
+    def function_text(self, path: pathlib.Path) -> str:
+        """The canonical text of the function that an entry was made from. Raises CacheError."""
+        try:
+            with open_trusted(path) as file:
+                return zlib.decompress(read_blob(file, read_manifest(file), FUNCTION)).decode("utf-8", "replace")
+        except (OSError, zlib.error) as e:
+            raise CacheError(f"{path.name}: {e}") from None
+
+    def nearest(self, key: CacheKey) -> tuple[EntryFile, list[str]] | None:
+        """The stored entry whose key differs from `key` in the fewest rows, and these rows; None without entries."""
+        best: tuple[EntryFile, list[str]] | None = None
+        with contextlib.suppress(CacheError, OSError):
+            for entry in reversed(self.files()[-_NEAR:]):
+                try:
+                    rows = key.differences(self.manifest(entry.path).key)
+                except CacheError:
+                    continue
+                if rows and (best is None or len(rows) < len(best[1])):
+                    best = entry, rows
+        return best
+
+    def evict(self, limit: int | None = None) -> tuple[int, int]:
+        """Delete the entries used longest ago until the others fit into `limit` (the cache's own if None) bytes, and
+        what killed processes left behind. Returns how many entries went, and the bytes of those that stay."""
+        allowed = self.limit if limit is None else limit
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(Exception):  # two that evict at once only do the same work twice
+                from filelock import FileLock
+
+                stack.enter_context(FileLock(self.entries / ".lock", mode=0o600).acquire(timeout=5))
+            _sweep(self.entries)
+            files = sorted(_scan(self.entries), key=lambda e: e.used)
+            total = sum(e.size for e in files)
+            gone = 0
+            for entry in files:
+                if total <= allowed:
+                    break
+                self.remove(entry.path)
+                total -= entry.size
+                gone += 1
+        return gone, total
+
+    def _bound(self, written: int) -> None:
+        """Keep the folder within the limit after an entry of so many bytes; looks at it about once a second at most,
+        or when what this process knows of says that the limit is near."""
+        with self._lock:
+            self._written += written
+            now = time.monotonic()
+            full = self._known_bytes + self._written > self.limit or self._written > self.limit // 64
+            if not full and now - self._scanned < _SCAN_SECONDS:
+                return
+            self._scanned, self._written = now, 0
+            self._known_bytes = self.evict()[1]
+
+
+@functools.lru_cache(maxsize=64)
+def open_cache(mode: Mode | Literal["off"], folder: str | None, limit: int) -> DiskCache | None:
+    """The process's cache of these settings, None for "off". folder: None for the user's own (see `default_folder`)."""
+    if mode == "off":
+        return None
+    return DiskCache(default_folder() if folder is None else pathlib.Path(folder).expanduser(), limit, mode)
+
+
+def write_file(path: pathlib.Path, parts: Iterable[bytes]) -> None:
+    """Write a file that appears under its name whole or not at all. Raises OSError, and leaves nothing behind then."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+            file.writelines(parts)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _scan(folder: pathlib.Path) -> Iterator[EntryFile]:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        for f in found:
+            if f.name.endswith(SUFFIX) and not f.name.startswith("."):
+                with contextlib.suppress(OSError):  # it went in the meantime
+                    status = f.stat(follow_symlinks=False)
+                    yield EntryFile(pathlib.Path(f.path), status.st_size, status.st_mtime_ns / 1e9)
+
+
+def _sweep(folder: pathlib.Path) -> None:
+    """Delete temporary files that nobody writes to any more."""
+    old = time.time() - _STALE_SECONDS
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for f in found:
+            if f.name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    if f.stat(follow_symlinks=False).st_mtime < old:
+                        os.unlink(f.path)

@@ -1,0 +1,230 @@
+"""Where executables come from: this process's memory, the disk, or the compiler, in this order."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from xrt_core.cache.digests import FileDigests
+from xrt_core.cache.disk import DiskCache, Hit, Miss
+from xrt_core.cache.key import CacheKey, cache_key
+from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
+from xrt_core.errors import CacheError, UnsupportedError
+from xrt_core.events import EventLog, logger
+from xrt_core.ir.fingerprint import function_lines, remembering
+from xrt_core.ir.function import Function
+
+WAIT_SECONDS: Final = 120.0
+"""How long to wait for another process that compiles the same thing, before compiling it here as well."""
+
+_memory: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
+_said: set[str] = set()
+
+
+def forget_all() -> None:
+    """Forget the executables of this process's memory and which complaints were made; what plans hold stays alive."""
+    _memory.clear()
+    _said.clear()
+
+
+class ExecutableStore:
+    """Gives executables by what they are made from; equal Functions are compiled once, by any process.
+
+    disk: None keeps executables in memory only. In its mode "read" nothing is stored; in "verify" what the disk has is
+    compiled again and both must give the same results on the same random inputs, or the stored one is replaced.
+    Nothing that goes wrong with the disk reaches the caller: it is a miss, with its reason in an event.
+    """
+
+    def __init__(self, disk: DiskCache | None, events: EventLog) -> None:
+        self._disk = disk
+        self._events = events
+        self._digests = None if disk is None else FileDigests(disk.folder, disk.mode != "read")
+
+    def obtain(
+        self,
+        function: Function,
+        engine: Engine,
+        device: str,
+        options: CompileOptions,
+        compiler: Callable[[], GraphCompiler],
+        compile: Callable[[GraphCompiler], Executable],
+    ) -> Executable:
+        """The executable of `function`. compiler, compile: make what is needed only where it is."""
+        disk = self._usable()
+        key = self._key(function, engine, device, options, disk)
+        found = _memory.get(key.digest)
+        if found is not None:
+            self._events.emit("compile.cached", engine=engine.name, cluster=function.name)
+            return found
+        graph_compiler = compiler()
+        if disk is None or not _loads(graph_compiler):
+            made = compile(graph_compiler)
+        else:
+            made = self._through_disk(disk, key, function, graph_compiler, compile)
+        _memory[key.digest] = made
+        return made
+
+    def _usable(self) -> DiskCache | None:
+        """The disk, if its folder may be used; where not, the reason is said once in this process."""
+        if self._disk is None:
+            return None
+        try:
+            self._disk.prepare()
+        except CacheError as e:
+            if str(e) not in _said:
+                _said.add(str(e))
+                self._events.emit("cache.refused", level=logging.WARNING, reason=str(e))
+            return None
+        return self._disk
+
+    def _key(
+        self, function: Function, engine: Engine, device: str, options: CompileOptions, disk: DiskCache | None
+    ) -> CacheKey:
+        if disk is None or self._digests is None:
+            return cache_key(function, engine, device, options)
+        with remembering(self._digests):
+            key = cache_key(function, engine, device, options)
+        self._digests.flush()
+        return key
+
+    def _through_disk(
+        self,
+        disk: DiskCache,
+        key: CacheKey,
+        function: Function,
+        compiler: GraphCompiler,
+        compile: Callable[[GraphCompiler], Executable],
+    ) -> Executable:
+        text = "\n".join(function_lines(function)).encode("utf-8", "surrogatepass")
+        found = self._load(disk, key, text, function, compiler)
+        if found is None:
+            with disk.making(key, WAIT_SECONDS) as waited:
+                # whoever held the lock may have stored it, or a thread of this process put it into memory
+                found = _memory.get(key.digest) or (self._load(disk, key, text, function, compiler) if waited else None)
+                if found is not None:
+                    return found
+                return self._make(disk, key, text, function, compiler, compile)
+        if disk.mode == "verify":
+            return self._verified(disk, key, text, function, compiler, compile, found)
+        return found
+
+    def _load(
+        self, disk: DiskCache, key: CacheKey, text: bytes, function: Function, compiler: GraphCompiler
+    ) -> Executable | None:
+        start = time.perf_counter()
+        found = disk.read(key, text)
+        reason = found.reason if isinstance(found, Miss) else ""
+        if isinstance(found, Hit):
+            try:
+                executable = compiler.load_code(found.blob, function)
+                if isinstance(executable, Executable):
+                    self._events.emit(
+                        "cache.hit",
+                        seconds=time.perf_counter() - start,
+                        engine=key.row("engine"),
+                        cluster=function.name,
+                        entry=key.digest[:12],
+                    )
+                    return executable
+                reason = f"the engine loaded a {type(executable).__name__}, not an Executable; a bug of its package"
+            except Exception as e:  # an entry that its engine does not take is a miss like any other
+                reason = f"the engine does not load it: {type(e).__name__}: {e}"
+        stored = isinstance(found, Hit) or found.stored
+        if not stored and logger.isEnabledFor(logging.DEBUG):
+            reason += self._nearest(disk, key)
+        self._events.emit(
+            "cache.miss",
+            level=logging.INFO if stored else logging.DEBUG,
+            engine=key.row("engine"),
+            cluster=function.name,
+            entry=key.digest[:12],
+            reason=reason,
+        )
+        return None
+
+    @staticmethod
+    def _nearest(disk: DiskCache, key: CacheKey) -> str:
+        near = disk.nearest(key)
+        if near is None:
+            return "; the cache is empty"
+        return f"; the nearest entry {near[0].digest[:12]} differs in {'; '.join(near[1])}"
+
+    def _make(
+        self,
+        disk: DiskCache,
+        key: CacheKey,
+        text: bytes,
+        function: Function,
+        compiler: GraphCompiler,
+        compile: Callable[[GraphCompiler], Executable],
+    ) -> Executable:
+        start = time.perf_counter()
+        made = compile(compiler)
+        took = time.perf_counter() - start
+        if disk.mode == "read":
+            return made
+        start = time.perf_counter()
+        try:
+            blob = made.serialize_code()
+            info = {
+                "cluster": function.name,
+                "nodes": len(function.body.nodes),
+                "created": round(time.time(), 3),
+                "compile_seconds": round(took, 4),
+            }
+            reason = disk.write(key, info, text, blob)
+        except UnsupportedError as e:  # this one cannot be, others of the engine can
+            reason = str(e)
+        except Exception as e:  # what was compiled is good, whatever became of its copy
+            reason = f"it does not serialise: {type(e).__name__}: {e}"
+        if not reason:
+            seconds = time.perf_counter() - start
+            self._events.emit(
+                "cache.stored", seconds=seconds, cluster=function.name, entry=key.digest[:12], bytes=len(blob)
+            )
+        else:
+            self._events.emit("cache.not_stored", level=self._once(reason), cluster=function.name, reason=reason)
+        return made
+
+    @staticmethod
+    def _once(reason: str) -> int:
+        """INFO for the first complaint of its kind in this process, DEBUG for the others."""
+        if reason in _said:
+            return logging.DEBUG
+        _said.add(reason)
+        return logging.INFO
+
+    def _verified(
+        self,
+        disk: DiskCache,
+        key: CacheKey,
+        text: bytes,
+        function: Function,
+        compiler: GraphCompiler,
+        compile: Callable[[GraphCompiler], Executable],
+        stored: Executable,
+    ) -> Executable:
+        """The stored executable if a new one gives the same results; else the new one, which takes its place."""
+        from xrt_core.cache.comparison import difference
+
+        fresh = compile(compiler)
+        try:
+            reason = difference(function, stored, fresh)
+        except Exception as e:
+            reason = f"it does not run: {type(e).__name__}: {e}"
+        entry = key.digest[:12]
+        if not reason:
+            self._events.emit("cache.verified", level=logging.INFO, cluster=function.name, entry=entry)
+            return stored
+        self._events.emit("cache.wrong", level=logging.WARNING, cluster=function.name, entry=entry, reason=reason)
+        disk.remove(disk.path_of(key))
+        return self._make(disk, key, text, function, compiler, lambda _: fresh)
+
+
+def _loads(compiler: GraphCompiler) -> bool:
+    """Whether an engine's executables can come from the disk at all."""
+    kind = type(compiler)
+    return kind.load is not GraphCompiler.load or kind.load_code is not GraphCompiler.load_code

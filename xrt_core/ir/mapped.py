@@ -1,0 +1,63 @@
+"""Which file a memory-mapped array lies in, so that what was once computed from its contents can be remembered."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file as it was when it was mapped. stamp: device, inode, size, times of its last change in nanoseconds."""
+
+    path: str
+    stamp: tuple[int, ...]
+
+    def is_current(self) -> bool:
+        """Whether the file is still what it was."""
+        try:
+            return stamp_of(os.stat(self.path)) == self.stamp
+        except OSError:
+            return False
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """What of a file's status changes whenever its contents do, or may do."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+_mapped: dict[int, tuple[weakref.ref[mmap.mmap], int, FileState]] = {}
+_lock = threading.Lock()
+
+
+def note_mapping(mapped: mmap.mmap, path: str | os.PathLike[str], status: os.stat_result) -> None:
+    """Remember that `mapped` is the whole of the file `path`, whose status was `status` when it was opened."""
+    key = id(mapped)
+    start = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
+    state = FileState(os.path.realpath(path), stamp_of(status))
+
+    def forget(dead: weakref.ref[mmap.mmap]) -> None:
+        with _lock:
+            if (kept := _mapped.get(key)) is not None and kept[0] is dead:
+                del _mapped[key]
+
+    with _lock:
+        _mapped[key] = (weakref.ref(mapped, forget), start, state)
+
+
+def place_of(array: np.ndarray) -> tuple[FileState, int] | None:
+    """The file whose bytes a contiguous array is, and the offset of the first; None for any other array."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    known = _mapped.get(id(base))
+    if known is None or known[0]() is not base or not array.flags.c_contiguous:
+        return None
+    return known[2], array.__array_interface__["data"][0] - known[1]

@@ -1,0 +1,127 @@
+"""The registry of gradient rules and compositions: what is known of an operator's derivative.
+
+    @gradient("Sin")
+    def sin(ctx):
+        return ctx.grad * ops.Cos(ctx.inputs[0])
+
+A rule is written in the language of `Graph.build`: it takes a `Backward` and returns the gradient of the loss with
+respect to each input of the node: one tensor where the operator has one input, else a tuple (None where an input has
+none, or `ctx.wants(i)` is False). Plugins register rules for their own domains in the same way.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+from xrt_core.errors import RegistrationError
+
+if TYPE_CHECKING:
+    from xrt_core.frontends.tensor import Tensor
+    from xrt_core.training.backward import Backward, Forward
+
+    Rule = Callable[[Backward], Union[Tensor, None, Sequence[Tensor | None]]]
+    Composition = Callable[[Forward], Union[Tensor, None, Sequence[Tensor | None]]]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Key = tuple[str, str]
+
+FAMILIES = (
+    "elementwise", "activation", "linear", "reduction", "movement", "indexing", "normalization", "loss",
+    "convolution", "pooling", "random", "attention", "control", "recurrent", "constant",
+)  # fmt: skip
+"""Modules of `training.rules`, in which rules stand by family."""
+
+_RULES: dict[Key, Rule] = {}
+_COMPOSITIONS: dict[Key, Composition] = {}
+_CONSTANT: dict[Key, str] = {}  # operator -> who said so
+_loaded = False
+
+
+def gradient(*op_types: str, domain: str = "") -> Callable[[F], F]:
+    """Register the decorated function as the gradient rule of these operators.
+
+    Raises RegistrationError, naming both, where an operator has a rule, or is registered as constant.
+    """
+
+    def register(function: F) -> F:
+        for op_type in op_types:
+            _refuse_twice((domain, op_type), _origin(function))
+            _RULES[domain, op_type] = function
+        return function
+
+    return register
+
+
+def composition(*op_types: str, domain: str = "") -> Callable[[F], F]:
+    """Register the decorated function as the forward computation of these operators by others that have rules.
+
+    It takes a `Forward` and returns the outputs, or None for a node that is better left to its rule. Where a gradient
+    goes through such a node, its nodes take the node's place, so that nothing is computed twice.
+    """
+
+    def register(function: F) -> F:
+        for op_type in op_types:
+            taken = _COMPOSITIONS.get((domain, op_type))
+            if taken is not None:
+                raise RegistrationError(_twice("composition", (domain, op_type), _origin(taken), _origin(function)))
+            _COMPOSITIONS[domain, op_type] = function
+        return function
+
+    return register
+
+
+def no_gradient(*op_types: str, domain: str = "", by: str = "") -> None:
+    """Register operators whose outputs do not vary, almost everywhere, with their inputs: gradients end there."""
+    for op_type in op_types:
+        _refuse_twice((domain, op_type), by or "no_gradient")
+        _CONSTANT[domain, op_type] = by or "no_gradient"
+
+
+def find_rule(domain: str, op_type: str) -> Rule | None:
+    """The gradient rule of an operator, or None."""
+    _load()
+    return _RULES.get((domain, op_type))
+
+
+def find_composition(domain: str, op_type: str) -> Composition | None:
+    """The composition of an operator, or None."""
+    _load()
+    return _COMPOSITIONS.get((domain, op_type))
+
+
+def is_constant(domain: str, op_type: str) -> bool:
+    """Whether gradients end at an operator."""
+    _load()
+    return (domain, op_type) in _CONSTANT
+
+
+def rules() -> Mapping[Key, Rule]:
+    """Every gradient rule by (domain, operator); read-only."""
+    _load()
+    return MappingProxyType(_RULES)
+
+
+def _refuse_twice(key: Key, by: str) -> None:
+    if key in _RULES:
+        raise RegistrationError(_twice("gradient", key, _origin(_RULES[key]), by))
+    if key in _CONSTANT:
+        raise RegistrationError(_twice("gradient", key, _CONSTANT[key], by))
+
+
+def _twice(what: str, key: Key, first: str, second: str) -> str:
+    return f"the {what} of {key[0] or 'ai.onnx'}.{key[1]} is registered twice: by {first} and by {second}"
+
+
+def _origin(function: Any) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def _load() -> None:
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        for family in FAMILIES:
+            importlib.import_module(f"xrt_core.training.rules.{family}")
