@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -182,7 +182,7 @@ class Pipeline:
         graph = run_passes(graph, self._simplify)
         self._verify(graph, "simplify")
         if engines:  # without engines nothing has to wait: the host takes shapes as they come
-            graph = SplitLate(static_inputs)(graph)
+            graph = SplitLate(needed_inputs)(graph)
             self._verify(graph, "split late part")
         return Optimised(graph, known, engines, self)
 
@@ -377,6 +377,12 @@ def expand(node: Node) -> Graph | None:
     from xrt_core.frontends.onnx_functions import function_body
 
     return function_body(node)
+
+
+def needed_inputs(node: Node) -> Iterator[int]:
+    """Indices of the inputs that must be known before an engine can take `node`; none where none can anyway."""
+    kernel = find_kernel(node.domain, node.op_type)
+    return iter(()) if kernel is None or kernel.why_dynamic(node) is not None else static_inputs(node)
 
 
 def why_on_host(node: Node) -> Support | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from xrt_core.cache.entry import Manifest, pack, read_blob, read_manifest
+from xrt_core.cache.entry import EXECUTABLE, FUNCTION, NOT_STORED, Manifest, check_entry, pack, read_blob, read_manifest
 from xrt_core.cache.folder import default_folder, open_trusted, prepare_folder
 from xrt_core.cache.key import CacheKey
 from xrt_core.errors import CacheError
@@ -22,8 +22,8 @@ from xrt_core.errors import CacheError
 Mode = Literal["readwrite", "read", "verify"]
 
 SUFFIX: Final = ".xrt"
-EXECUTABLE: Final = "executable"
-FUNCTION: Final = "function"
+NOTHING: Final = "not stored"
+"""The reason of a miss where there simply is no entry."""
 _LAYOUT: Final = "v1"  # a later layout lies beside this one, and versions of XRT that know only one don't meet
 _STALE_SECONDS: Final = 600.0  # a temporary file this old was left by a process that was killed
 _SCAN_SECONDS: Final = 1.0
@@ -33,10 +33,12 @@ _NEAR: Final = 256  # entries that are looked at to say which one is nearest to 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why there is nothing to use. stored: there is a file, which cannot be used."""
+    """Why there is nothing to use. stored: there is a file, which cannot be used. final: and it says that storing the
+    executable is not worth while, so that trying is not either."""
 
     reason: str
     stored: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +107,14 @@ class DiskCache:
                     return Miss(f"it holds another key ({'; '.join(key.differences(manifest.key))})", stored=True)
                 if zlib.decompress(read_blob(file, manifest, FUNCTION)) != function_text:
                     return Miss("it was made from another function with the same digest", stored=True)
-                blob = read_blob(file, manifest, EXECUTABLE)
+                refusal = manifest.info.get(NOT_STORED)
+                blob = b"" if refusal else read_blob(file, manifest, EXECUTABLE)
         except FileNotFoundError:
-            return Miss("not stored")
+            return Miss(NOTHING)
         except (CacheError, OSError, zlib.error, MemoryError) as e:
             return Miss(str(e) or type(e).__name__, stored=True)
         self.touch(path)
-        return Hit(manifest, blob)
+        return Miss(str(refusal), final=True) if refusal else Hit(manifest, blob)
 
     def touch(self, path: pathlib.Path) -> None:
         """Note that an entry was used now, for every process."""
@@ -120,12 +123,16 @@ class DiskCache:
             with contextlib.suppress(OSError):
                 os.utime(path, ns=(now, now))
 
-    def write(self, key: CacheKey, info: Mapping[str, Any], function_text: bytes, blob: bytes) -> str:
-        """Store an executable, in the place of an older one. Returns "", or why it is not stored."""
+    def write(self, key: CacheKey, info: Mapping[str, Any], function_text: bytes, blob: bytes | None) -> str:
+        """Store an executable, in the place of an older one. Returns "", or why it is not stored.
+
+        blob: None where `info` says under NOT_STORED why there will be none.
+        """
         try:
             if not self.prepare():
                 return "the folder cannot be written to" if self.mode != "read" else "the cache is only read"
-            parts = pack(key, info, {FUNCTION: zlib.compress(function_text, 1), EXECUTABLE: blob})
+            blobs = {FUNCTION: zlib.compress(function_text, 1)}
+            parts = pack(key, info, blobs if blob is None else {**blobs, EXECUTABLE: blob})
             size = sum(map(len, parts))
             if size > self.limit:
                 return f"the entry has {size} bytes, the whole cache may have {self.limit}"
@@ -191,14 +198,12 @@ class DiskCache:
         """What is wrong with an entry's file, "" for nothing. All digests are checked, nothing is loaded."""
         try:
             with open_trusted(path) as file:
-                manifest = read_manifest(file)
-                for name in manifest.blobs:
-                    read_blob(file, manifest, name)
+                if reason := check_entry(file):
+                    return reason
+                named = read_manifest(file).key.digest == path.name.removesuffix(SUFFIX)
         except (CacheError, OSError) as e:
             return str(e)
-        if path.name != f"{manifest.key.digest}{SUFFIX}":
-            return "its name is not the digest of its key"
-        return "" if {FUNCTION, EXECUTABLE} <= set(manifest.blobs) else "it holds no executable"
+        return "" if named else "its name is not the digest of its key"
 
     def function_text(self, path: pathlib.Path) -> str:
         """The canonical text of the function that an entry was made from. Raises CacheError."""

@@ -50,6 +50,13 @@ class Manifest:
     size: int
 
 
+EXECUTABLE: Final = "executable"
+FUNCTION: Final = "function"
+"""The blobs of an entry: what the engine serialised, and the canonical text of the function, compressed."""
+NOT_STORED: Final = "not stored"
+"""The field of `info` that says why an entry holds no executable, so that no process tries again to store it."""
+
+
 def content_digest(content: bytes | memoryview) -> str:
     """The digest that covers a blob."""
     return hashlib.blake2b(content, digest_size=20).hexdigest()
@@ -76,7 +83,8 @@ def read_manifest(file: BinaryIO) -> Manifest:
 
     Raises CacheError with what is wrong with the file.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or head[:8] != MAGIC:
         raise CacheError("the file is no cache entry" if size else "the file is empty")
@@ -115,3 +123,15 @@ def read_blob(file: BinaryIO, manifest: Manifest, name: str) -> bytes:
     if len(content) != blob.size or content_digest(content) != blob.digest:
         raise CacheError(f"{name!r} in it is damaged: its digest does not fit")
     return content
+
+
+def check_entry(file: BinaryIO) -> str:
+    """What is wrong with an entry, "" for nothing. All digests are checked, nothing is loaded."""
+    try:
+        manifest = read_manifest(file)
+        for name in manifest.blobs:
+            read_blob(file, manifest, name)
+    except (CacheError, OSError) as e:
+        return str(e)
+    wanted = {FUNCTION} if NOT_STORED in manifest.info else {FUNCTION, EXECUTABLE}
+    return "" if set(manifest.blobs) == wanted else f"it holds {', '.join(manifest.blobs) or 'nothing'}"

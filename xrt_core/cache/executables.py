@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from xrt_core.cache.digests import FileDigests
-from xrt_core.cache.disk import DiskCache, Hit, Miss
+from xrt_core.cache.disk import NOTHING, DiskCache, Hit, Miss
+from xrt_core.cache.entry import NOT_STORED
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
 from xrt_core.errors import CacheError, UnsupportedError
@@ -19,6 +20,10 @@ from xrt_core.ir.function import Function
 
 WAIT_SECONDS: Final = 120.0
 """How long to wait for another process that compiles the same thing, before compiling it here as well."""
+
+BYTES_A_SECOND: Final = 500e6
+"""How fast an entry is read, checked and loaded. One that takes longer than its compilation is not worth storing; it
+holds the weights, in a form of its engine's own."""
 
 _memory: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
 _said: set[str] = set()
@@ -100,12 +105,15 @@ class ExecutableStore:
     ) -> Executable:
         text = "\n".join(function_lines(function)).encode("utf-8", "surrogatepass")
         found = self._load(disk, key, text, function, compiler)
-        if found is None:
+        if isinstance(found, Miss) and found.final:
+            return compile(compiler)
+        if isinstance(found, Miss):
             with disk.making(key, WAIT_SECONDS) as waited:
                 # whoever held the lock may have stored it, or a thread of this process put it into memory
-                found = _memory.get(key.digest) or (self._load(disk, key, text, function, compiler) if waited else None)
-                if found is not None:
-                    return found
+                known = _memory.get(key.digest)
+                again = self._load(disk, key, text, function, compiler) if waited and known is None else known
+                if isinstance(again, Executable):
+                    return again
                 return self._make(disk, key, text, function, compiler, compile)
         if disk.mode == "verify":
             return self._verified(disk, key, text, function, compiler, compile, found)
@@ -113,7 +121,7 @@ class ExecutableStore:
 
     def _load(
         self, disk: DiskCache, key: CacheKey, text: bytes, function: Function, compiler: GraphCompiler
-    ) -> Executable | None:
+    ) -> Executable | Miss:
         start = time.perf_counter()
         found = disk.read(key, text)
         reason = found.reason if isinstance(found, Miss) else ""
@@ -133,7 +141,7 @@ class ExecutableStore:
             except Exception as e:  # an entry that its engine does not take is a miss like any other
                 reason = f"the engine does not load it: {type(e).__name__}: {e}"
         stored = isinstance(found, Hit) or found.stored
-        if not stored and logger.isEnabledFor(logging.DEBUG):
+        if reason == NOTHING and logger.isEnabledFor(logging.DEBUG):
             reason += self._nearest(disk, key)
         self._events.emit(
             "cache.miss",
@@ -143,7 +151,7 @@ class ExecutableStore:
             entry=key.digest[:12],
             reason=reason,
         )
-        return None
+        return Miss(reason, stored, isinstance(found, Miss) and found.final)
 
     @staticmethod
     def _nearest(disk: DiskCache, key: CacheKey) -> str:
@@ -175,7 +183,11 @@ class ExecutableStore:
                 "created": round(time.time(), 3),
                 "compile_seconds": round(took, 4),
             }
-            reason = disk.write(key, info, text, blob)
+            if len(blob) > BYTES_A_SECOND * took:
+                reason = f"reading its {len(blob)} bytes would take longer than compiling it again"
+                disk.write(key, {**info, NOT_STORED: reason}, text, None)
+            else:
+                reason = disk.write(key, info, text, blob)
         except UnsupportedError as e:  # this one cannot be, others of the engine can
             reason = str(e)
         except Exception as e:  # what was compiled is good, whatever became of its copy

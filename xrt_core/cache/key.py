@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
+
 import xrt_core
 from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
 from xrt_core.ir.function import Function
@@ -78,9 +80,11 @@ def _signature(params: Sequence[Any]) -> str:
 
 
 def _canonical(value: Any) -> str:
-    """A text that does not depend on the order of dicts and sets."""
+    """A text that does not depend on the order of dicts and sets, and leaves nothing of an array out."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{hashlib.blake2b(value.tobytes(), digest_size=20).hexdigest()}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k!r}: {_canonical(value[k])}" for k in sorted(value)) + "}"
+        return "{" + ", ".join(f"{k!r}: {_canonical(value[k])}" for k in sorted(value, key=repr)) + "}"
     if isinstance(value, set | frozenset):
         return "{" + ", ".join(sorted(map(_canonical, value))) + "}"
     if isinstance(value, list | tuple):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from xrt_core import __version__
+from xrt_core.cli.cache import cache
 from xrt_core.cli.display import say
 from xrt_core.cli.doctor import doctor
 from xrt_core.cli.engines import engines
@@ -45,6 +46,7 @@ def _common(
 
 for _command in (run, partition, engines, doctor):
     app.command()(_command)
+app.add_typer(cache, name="cache")
 
 
 def main() -> None:

@@ -58,6 +58,7 @@ class Value(_Frozen):
     @classmethod
     def constant(cls, data: np.ndarray, name: str = "") -> Value:
         """A constant holding `data` (not copied), with the type that the array has."""
+        data = np.asanyarray(data)  # a NumPy scalar has dtype and shape, but is no array
         return cls(name, TensorType(data.dtype, data.shape), data)
 
     @property

@@ -88,6 +88,13 @@ def normal_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
+def _own_operators() -> dict[str, Schema]:
+    """The dialect, with the operators of `ir.dialect`, which is imported when one is first asked for."""
+    import xrt_core.ir.dialect  # noqa: F401 - it registers them
+
+    return _DIALECT
+
+
 def register_schema(schema: Schema) -> Schema:
     """Add an operator to the dialect. Raises RegistrationError for a foreign domain or a taken name."""
     if schema.domain != DIALECT:
@@ -101,7 +108,7 @@ def register_schema(schema: Schema) -> Schema:
 
 def dialect() -> Mapping[str, Schema]:
     """The operators of the `xrt` dialect by name; read-only."""
-    return MappingProxyType(_DIALECT)
+    return MappingProxyType(_own_operators())
 
 
 def domain_versions() -> Mapping[str, int]:
@@ -167,7 +174,7 @@ def dialect_inference(node: Node) -> Callable[[Node], tuple[ValueType | None, ..
     """The type inference that a node of the dialect brings with it; None for every other operator."""
     if node.domain != DIALECT:
         return None
-    own = _DIALECT.get(node.op_type)
+    own = _own_operators().get(node.op_type)
     return None if own is None else own.infer
 
 
@@ -183,7 +190,7 @@ def why_unknown(op_type: str, domain: str, opset: int) -> str:
             f"{', '.join(d or 'ai.onnx' for d in sorted(versions))}) and no function of the model defines it"
         )
     if domain == DIALECT:
-        return f"the dialect {DIALECT!r} has no operator {op_type}; it has {', '.join(sorted(_DIALECT))}"
+        return f"the dialect {DIALECT!r} has no operator {op_type}; it has {', '.join(sorted(_own_operators()))}"
     history = onnx.defs.get_all_schemas_with_history()
     since = min((s.since_version for s in history if (s.domain, s.name) == (domain, op_type)), default=None)
     if since is not None:
@@ -198,7 +205,7 @@ def why_unknown(op_type: str, domain: str, opset: int) -> str:
 
 def _look_up(op_type: str, domain: str, opset: int) -> Schema | None:
     if domain == DIALECT:
-        return _DIALECT.get(op_type)
+        return _own_operators().get(op_type)
     import onnx
 
     try:

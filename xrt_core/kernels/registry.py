@@ -26,7 +26,7 @@ F = TypeVar("F", bound=KernelFunction)
 FAMILIES = (
     "elementwise", "logic", "cast", "activation", "reduction", "linear", "normalization", "loss", "quantization",
     "optimizer", "movement", "padding", "indexing", "scatter", "generator", "random", "convolution", "pooling",
-    "resize", "recurrent", "signal", "attention", "vision", "sequence", "detection",
+    "resize", "recurrent", "signal", "attention", "vision", "sequence", "detection", "gradient",
 )  # fmt: skip
 """Modules of this package that register kernels."""
 

@@ -18,12 +18,15 @@ _ARITHMETIC = frozenset({
     "Tile", "Transpose", "Unsqueeze", "Where", "Xor",
 })  # fmt: skip
 
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+
 
 def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -> tuple[int, ...]:
     """Indices of the graph's inputs that reach, through shape arithmetic alone, an input that must be known.
 
     What must be known: the inputs of a node that `static_inputs` names (shapes, axes, repeats, ...), also inside
-    subgraphs. The condition of an If counts as well, but not through floating-point inputs: these are data.
+    subgraphs. The condition of an If counts as well. A floating-point input that is compared with something on the way
+    is data, and does not count.
     """
     wanted: list[Value] = []
     conditions: list[Value] = []
@@ -40,7 +43,9 @@ def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -
                 look(body.nodes)
 
     look(graph.nodes)
-    shapes, tests = _behind(graph, wanted), _behind(graph, conditions)
+    shapes = _behind(graph, wanted, _ARITHMETIC - _COMPARISONS)
+    compared = [v for n in graph.nodes if n.op_type in _COMPARISONS and n.outputs[0] in shapes for v in n.uses()]
+    tests = _behind(graph, conditions + compared, _ARITHMETIC)
     return tuple(
         i
         for i, v in enumerate(graph.inputs)
@@ -48,8 +53,8 @@ def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -
     )
 
 
-def _behind(graph: Graph, values: Iterable[Value]) -> set[Value]:
-    """The values that reach `values` through shape arithmetic alone."""
+def _behind(graph: Graph, values: Iterable[Value], through: frozenset[str]) -> set[Value]:
+    """The values that reach `values` through these operators alone."""
     producers = graph.producers
     seen: set[Value] = set()
     work = list(values)
@@ -59,6 +64,6 @@ def _behind(graph: Graph, values: Iterable[Value]) -> set[Value]:
             continue
         seen.add(v)
         i = producers.get(v)
-        if i is not None and graph.nodes[i].op_type in _ARITHMETIC:
+        if i is not None and graph.nodes[i].op_type in through:
             work.extend(u for u in graph.nodes[i].inputs if u is not None)
     return seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.passes.infra import Pass
 
@@ -41,9 +42,17 @@ class SplitLate(Pass):
             return graph
         boundary = tuple(dict.fromkeys(v for n in late_nodes for v in n.uses() if v.data is None and v not in late))
         outputs = tuple(dict.fromkeys(v for v in graph.outputs if v in late))
-        body = Graph(boundary, outputs, late_nodes, opsets=graph.opsets, name=f"{graph.name}.late")
-        node = Node("Late", boundary, outputs, {"body": body}, domain="xrt", version=1, name="late")
-        return graph.replace(nodes=[*early_nodes, node])
+        inner = {v: Value(v.name, v.type) for v in boundary}  # a body's inputs are its own
+        body = Graph(
+            inner.values(),
+            outputs,
+            [substitute(n, inner) for n in late_nodes],
+            opsets=graph.opsets,
+            name=f"{graph.name}.late",
+        )
+        outer = {v: Value(v.name, v.type) for v in outputs}  # and its outputs as well
+        node = Node("Late", boundary, outer.values(), {"body": body}, domain="xrt", version=1, name="late")
+        return graph.replace(nodes=[*early_nodes, node], outputs=[outer.get(v, v) for v in graph.outputs])
 
 
 def is_late(node: Node) -> bool:

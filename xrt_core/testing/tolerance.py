@@ -109,7 +109,7 @@ def _wrong(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, floor: float
 
 
 def _floor(dtype: np.dtype, inputs: Sequence[np.ndarray]) -> float:
-    """The rounding of the largest of `inputs`, and the smallest number that is not denormal (engines may flush those)."""
+    """The rounding of the largest of `inputs`, and the smallest normal number (engines may flush smaller ones)."""
     info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     largest = 0.0
     for x in inputs:

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from xrt_core.training.gradients import gradients, stop_gradient
+    from xrt_core.training.reverse import gradients, stop_gradient
     from xrt_core.training.registry import composition, gradient, no_gradient
 
 __all__ = ["composition", "gradient", "gradients", "no_gradient", "stop_gradient"]
@@ -14,9 +14,9 @@ __all__ = ["composition", "gradient", "gradients", "no_gradient", "stop_gradient
 _HOME: Final = {
     "composition": "registry",
     "gradient": "registry",
-    "gradients": "gradients",
+    "gradients": "reverse",
     "no_gradient": "registry",
-    "stop_gradient": "gradients",
+    "stop_gradient": "reverse",
 }
 
 

@@ -30,7 +30,7 @@ Key = tuple[str, str]
 
 FAMILIES = (
     "elementwise", "activation", "linear", "reduction", "movement", "indexing", "normalization", "loss",
-    "convolution", "pooling", "random", "attention", "control", "recurrent", "constant",
+    "convolution", "pooling", "random", "constant",
 )  # fmt: skip
 """Modules of `training.rules`, in which rules stand by family."""
 

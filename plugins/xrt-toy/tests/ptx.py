@@ -6,10 +6,16 @@ import json
 import sys
 from typing import Any
 
-from toy_cases import cases
-from xrt_toy import _toolkit, kernels
-from xrt_toy.compiler import make_program
-from xrt_toy.executable import Slot
+try:
+    from toy_cases import cases
+    from xrt_toy import _toolkit, kernels
+    from xrt_toy.compiler import make_program
+    from xrt_toy.executable import Slot
+except Exception as e:  # numba.cuda itself does not import where CUDA's runtime library is not found
+    if type(e).__name__ != "DynamicLibNotFoundError":
+        raise
+    print(json.dumps({"missing": str(e).splitlines()[0]}))
+    sys.exit()
 
 assert kernels.__all__
 assert not _toolkit.SIMULATED
@@ -24,6 +30,22 @@ def signature(arguments: tuple[Any, ...], dtypes: list[Any]) -> Any:
         types.Array(numba.from_dtype(dtypes[a]), 1, "C") if isinstance(a, Slot) else numba.typeof(a) for a in arguments
     ]
     return types.void(*found)
+
+
+def missing() -> str:
+    """Why nothing can be compiled here, or "" where the compiler's libraries are found."""
+    from numba import types
+
+    def nothing() -> None:
+        """A kernel that every installation compiles."""
+
+    try:
+        _toolkit.cuda.compile_ptx(nothing, types.void(), cc=(9, 0))
+    except Exception as e:
+        if type(e).__name__ in ("DynamicLibNotFoundError", "NvvmSupportError", "NvrtcSupportError"):
+            return f"{type(e).__name__}: {e}".splitlines()[0]
+        raise
+    return ""
 
 
 def main() -> None:
@@ -59,4 +81,8 @@ def main() -> None:
     print(json.dumps({"compiled": compiled, "failed": failed}))
 
 
-main()
+reason = missing()
+if reason:
+    print(json.dumps({"missing": reason}))
+else:
+    main()

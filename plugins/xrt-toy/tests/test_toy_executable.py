@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -267,3 +271,60 @@ def test_nobody_gets_toy_without_asking() -> None:
     m = xrt.XRTModule(ReluGraph())
     m(np.zeros(3, np.float32))
     assert "toy" not in m.explain().summary()
+
+
+def _said(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False,
+        env={**kept, **environment},
+    )  # fmt: skip
+
+
+def test_the_simulator_says_so_once() -> None:
+    """Without a GPU one line goes to the log, at the first use; with one, none."""
+    from xrt_toy import _toolkit
+
+    done = _said("""
+        from xrt_toy import ToyEngine
+        engine = ToyEngine()
+        for _ in range(2):
+            engine.probe()
+            engine.prepare()
+            ToyEngine().probe()
+    """)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("simulator") == int(_toolkit.SIMULATED)
+
+
+@pytest.mark.parametrize(
+    ("first", "environment", "reason"),
+    [
+        ("from numba import cuda", {}, "imported before it could be told to simulate one"),
+        ("import numpy", {"NUMBA_ENABLE_CUDASIM": "0"}, "NUMBA_ENABLE_CUDASIM=0 forbids numba's simulator"),
+    ],
+)
+def test_neither_gpu_nor_simulator(first: str, environment: dict[str, str], reason: str) -> None:
+    """Where the simulator cannot be used and there is no GPU, the engine says why and refuses to compile."""
+    from xrt_toy import _toolkit
+
+    if _toolkit.GPUS:
+        pytest.skip("this machine has a GPU")
+    done = _said(
+        f"""
+        {first}
+        from xrt_toy import ToyEngine
+        from xrt_core.engine.contract import CompileOptions
+        from xrt_core.errors import EngineUnavailableError
+        status = ToyEngine().probe()
+        assert not status.available
+        assert status.remedy
+        try:
+            ToyEngine().compiler("cuda:0", CompileOptions())
+        except EngineUnavailableError as e:
+            print(e)
+        """,
+        **environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert reason in done.stdout

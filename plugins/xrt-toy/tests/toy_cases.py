@@ -122,7 +122,8 @@ def _elementwise() -> Iterator[Case]:
         yield Case("LeakyRelu", (data(dtype, 6),), {"alpha": 0.25})
         yield Case("Elu", (data(dtype, 6),), {"alpha": 0.5})
         yield Case("Pow", (data(dtype, 6, low=0.1), data(dtype, 6)))
-        yield Case("Pow", (data(dtype, 6), np.array(3, np.int64)))
+        for exponent in ("int32", "int64", "float64"):
+            yield Case("Pow", (data(dtype, 6), np.array(3, exponent)))
     for dtype in ANY:
         for op_type in _COMPARE[: 1 if dtype == "bool" else None]:
             yield Case(op_type, (np.round(data(dtype, 2, 6)) if dtype != "bool" else data(dtype, 2, 6), data(dtype, 6)))

@@ -22,8 +22,8 @@ def missing() -> str:
     if ANSWERS["array_library"] != "namespace" or importlib.util.find_spec(ANSWERS["__root"]) is not None:
         return ""
     return (
-        f"\n{ANSWERS['namespace']!r} cannot be imported here: until it can, `xrt engines` says that {ANSWERS['engine']} "
-        f"is unavailable, and the tests that need it are skipped.\n"
+        f"\n{ANSWERS['namespace']!r} cannot be imported here: until it can, `xrt engines` says that "
+        f"{ANSWERS['engine']} is unavailable, and the tests that need it are skipped.\n"
     )
 
 

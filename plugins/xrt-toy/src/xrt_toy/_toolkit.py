@@ -49,7 +49,8 @@ TILE: Final = 4 if SIMULATED else 16
 """Side of the square tiles that MatMul keeps in shared memory."""
 
 if SIMULATED:
-    logging.getLogger("xrt").warning("toy: no CUDA GPU here, kernels run on numba's simulator: right, but very slow")
+    _cause = f"{_VARIABLE} is set" if GPUS else "there is no CUDA GPU"
+    logging.getLogger("xrt").warning("toy: %s, kernels run on numba's simulator: right, but very slow", _cause)
 else:
     with contextlib.suppress(ImportError):
         from numba.cuda.core import config

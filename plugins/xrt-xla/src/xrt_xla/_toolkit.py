@@ -6,8 +6,9 @@ import contextlib
 import functools
 import hashlib
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -50,6 +51,23 @@ with contextlib.suppress(ImportError, AttributeError):
     from jax._src import config as _internal
 
     _MANAGERS.append((_internal.persistent_cache_min_compile_time_secs, 1e9))
+
+
+# XLA's CPU library fusions read a uniform operand that they fold in as if it were a whole matrix (jaxlib 0.10.2:
+# jnp.sum(x @ jnp.full(...), 0) gives NaN); with dot products alone in a fusion there is nothing to fold.
+_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+
+
+@functools.cache
+def cpu_options() -> Mapping[str, Any]:
+    """XLA options that this package needs on the CPU, as far as the installed compiler knows them."""
+    lowered = jax.jit(lambda x: x).lower(np.float32(0))
+    known = {}
+    for name, value in _CPU_OPTIONS.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option, or no such value
+            lowered.compile(compiler_options={name: value})
+            known[name] = value
+    return MappingProxyType(known)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,11 @@ class XlaGraphCompiler(GraphCompiler):
         self._kind = _toolkit.kind_of(self._device)
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
         # without it XLA drops the rounding of x.astype(bfloat16).astype(float32), which ONNX's types ask for
-        self._xla_options = {"xla_allow_excess_precision": False, **options.extra.get("xla", {})}
+        self._xla_options: dict[str, Any] = {"xla_allow_excess_precision": False}
+        if self._kind == "cpu":
+            with _toolkit.pinned(self._device):
+                self._xla_options.update(_toolkit.cpu_options())
+        self._xla_options.update(options.extra.get("xla", {}))
         if not options.fused:
             # no fused loops, and dot products by XLA's own code instead of the library's
             self._xla_options["xla_disable_hlo_passes"] = "fusion,dot-library-rewriter"

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.types import DTYPE_TO_ONNX, STRING
 
-DTYPES: Final = frozenset(d for d in DTYPE_TO_ONNX if d != STRING and (d.isbuiltin == 1 or d.name == "bfloat16"))
+DTYPES: Final = frozenset(d for d in DTYPE_TO_ONNX if d != STRING and d.isbuiltin == 1)
 """Element dtypes that the toolkit has."""
 
 
@@ -25,7 +25,7 @@ def version() -> str:
 def devices() -> tuple[str, ...]:
     """The devices that are here, by XRT's names: "cpu", "cuda:0", "cuda:1", "tpu:0"."""
     # YOUR ENGINE: ask the toolkit. As generated, the reference implementation stands for one device of each kind.
-    return tuple(kind if kind == "cpu" else f"{kind}:0" for kind in {{ cookiecutter.__devices }})
+    return {{ cookiecutter.__places }}
 
 
 def device_named(name: str) -> str:

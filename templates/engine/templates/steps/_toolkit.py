@@ -57,7 +57,7 @@ def version() -> str:
 def devices() -> tuple[str, ...]:
     """The devices that are here, by XRT's names: "cpu", "cuda:0", "cuda:1", "tpu:0"."""
     # YOUR ENGINE: ask the library. As generated, whatever the library computes on stands for one device of each kind.
-    return tuple(kind if kind == "cpu" else f"{kind}:0" for kind in {{ cookiecutter.__devices }})
+    return {{ cookiecutter.__places }}
 
 
 def device_named(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.ir.graph import Node
 from xrt_toy._toolkit import cuda, device_function, library
 from xrt_toy.kernels.context import (
     ANY,
@@ -43,7 +44,7 @@ def _kernels(make: Make, parameters: tuple[Any, ...], types: tuple[type[np.gener
 
     Both take three operands; the compiler drops loads that the function does not use.
     """
-    m = library(types[-1])  # the first operand of Where is a condition
+    m = library(types[0])
     given = device_function(make(m, *parameters))
     ta, tb, tc = (*types, *types[-1:] * 2)[:3]
     if len(types) == 1:

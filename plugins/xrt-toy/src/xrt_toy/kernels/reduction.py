@@ -56,8 +56,7 @@ def _multiply(a, b):
 def _reducing(op_type: str, dtype: np.dtype) -> Any:
     """The kernel of a reduction of elements of `dtype`."""
     scalar = accumulator_type(dtype)
-    floating = issubclass(scalar, np.floating)
-    bounds = (-np.inf, np.inf) if floating else (False, True) if dtype.kind == "b" else _integers(dtype)
+    bounds = (-np.inf, np.inf) if issubclass(scalar, np.floating) else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     plain, start = {
         "ReduceSum": (_add, 0), "ReduceMean": (_add, 0), "ReduceProd": (_multiply, 1),
         "ReduceMax": (maximum(library(scalar)), bounds[0]), "ReduceMin": (minimum(library(scalar)), bounds[1]),
@@ -77,10 +76,6 @@ def _reducing(op_type: str, dtype: np.dtype) -> Any:
                 out[o] = value / scalar(count) if mean else value
 
     return reduce
-
-
-def _integers(dtype: np.dtype) -> tuple[int, int]:
-    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 def _launch_rows(ctx: ToyOpContext, kernel: Any, rows: int, scalar: type[np.generic], *arguments: Any) -> None:

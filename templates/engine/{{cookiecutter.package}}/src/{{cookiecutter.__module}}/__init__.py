@@ -32,8 +32,10 @@ class {{ cookiecutter.__class }}Engine(Engine):
     name = "{{ cookiecutter.engine }}"
     # YOUR ENGINE: the kinds of devices that it can drive at all; `probe` says which of them are here.
     devices = {{ cookiecutter.__devices }}
+    # YOUR ENGINE: False keeps it to those who ask for it by name. Set it to True once it is faster than XRT's host.
+    automatic = False
     # YOUR ENGINE: its place among the engines that are tried, high to low. XLA has 100 for training and 50 for
-    # inference, TensorRT 50 and 100. Stay low until the engine is faster than those on the same models.
+    # inference, TensorRT 50 and 100. Stay below those that are faster on the same models.
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 10, "inference": 10})
 
     def probe(self) -> EngineStatus:
@@ -45,15 +47,19 @@ class {{ cookiecutter.__class }}Engine(Engine):
         status = _probe()
         if not status.available:
             return Support.no(status.reason)
+{%- if cookiecutter.array_library == "onnx" %}
         reason = _refusal(node)
         if reason:
             return Support.no(reason)
-{%- if cookiecutter.array_library == "onnx" %}
         from {{ cookiecutter.__module }} import kernels
 
         return kernels.supports(node, phase)
 {%- else %}
         _load_kernels()
+        kernel = op_kernels.find("{{ cookiecutter.engine }}", node.domain, node.op_type)
+        reason = _refusal(node, kernel.static if kernel is not None else ())
+        if reason:
+            return Support.no(reason)
         return op_kernels.supports("{{ cookiecutter.engine }}", node, device, phase)
 {%- endif %}
 
@@ -112,11 +118,20 @@ def _probe() -> EngineStatus:
     return EngineStatus(True, _toolkit.version(), found)
 
 
+{% if cookiecutter.array_library == "onnx" -%}
 def _refusal(node: Node) -> str:
     """Why the library cannot hold a tensor around `node`, or ""."""
     from {{ cookiecutter.__module }} import _toolkit
 
     for value in (*node.inputs, *node.outputs):
+{%- else -%}
+def _refusal(node: Node, static: tuple[int, ...]) -> str:
+    """Why the library cannot hold a tensor around `node`, or "". static: inputs that kernels get as NumPy arrays."""
+    from {{ cookiecutter.__module }} import _toolkit
+
+    held = [v for i, v in enumerate(node.inputs) if i not in static]
+    for value in (*held, *node.outputs):
+{%- endif %}
         if value is None:
             continue
         t = value.type

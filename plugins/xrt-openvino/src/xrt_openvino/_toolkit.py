@@ -1,0 +1,161 @@
+"""The only importer of OpenVINO: reading and compiling models, tensors over NumPy memory, requests, versions."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import io
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import openvino as ov
+from openvino.utils.data_helpers.wrappers import InferRequestBase as _Request
+
+_DEVICE: Final = "CPU"
+_LOCATION: Final = "*/_ORT_MEM_ADDR_/*"  # where OpenVINO's ONNX reader takes an external tensor's offset as an address
+_PLACE: Final = re.compile(r"^(?:Exception from|Check '.*' failed at) \S+:\d+:?\s*")
+_ALIAS_BYTES: Final = 16384  # a read-only input from this size on is worth the 2 us that reading it in place takes
+
+# float32 stays float32, and no product is rounded to 8 bits on the way
+EXACT: Final[Mapping[str, Any]] = {
+    "PERFORMANCE_HINT": "LATENCY",
+    "EXECUTION_MODE_HINT": "ACCURACY",
+    "INFERENCE_PRECISION_HINT": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+}
+
+
+def version() -> str:
+    """Version of OpenVINO, as its package has it."""
+    return str(ov.__version__).split("-", 1)[0]
+
+
+@functools.cache
+def core() -> Any:
+    """The one Core of the process."""
+    return ov.Core()
+
+
+@functools.cache
+def why_unusable() -> str:
+    """What this installation of OpenVINO lacks, or ""."""
+    try:
+        devices = core().available_devices
+    except Exception as e:
+        return f"OpenVINO does not start: {first_line(e)}"
+    return "" if _DEVICE in devices else f"OpenVINO {version()} has no {_DEVICE} plugin"
+
+
+@functools.cache
+def fingerprint() -> str:
+    """What a compiled model depends on: the library's build and the processor's instruction set."""
+    flags = ""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
+        flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
+    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(flags.split()))))
+    return f"openvino {ov.__version__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def location(array: np.ndarray) -> dict[str, str]:
+    """The external data of a TensorProto whose memory OpenVINO reads when the model is read."""
+    return {"location": _LOCATION, "offset": str(address(array)), "length": str(array.nbytes)}
+
+
+def address(array: np.ndarray) -> int:
+    """Where an array's first element is."""
+    return int(array.__array_interface__["data"][0])
+
+
+def refusal(model: bytes) -> str | None:
+    """The first telling line of what the library says when it refuses `model`; None where it reads it."""
+    try:
+        core().read_model(model)
+    except Exception as e:  # the binding raises what it likes
+        return first_line(e)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of the library that tells something, without its place in the library's source."""
+    lines = [_PLACE.sub("", line.strip()) for line in str(error).splitlines()]
+    return next((line for line in lines if line and not line.endswith(":")), type(error).__name__)
+
+
+def compile_model(model: bytes, weights: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> Any:
+    """The compiled model, which reads `weights` (large constants by name) in place where it keeps them as they are."""
+    read = core().read_model(model)
+    if weights:
+        _share(read, weights)
+    return core().compile_model(read, _DEVICE, dict(config))
+
+
+def _share(model: Any, weights: Mapping[str, np.ndarray]) -> None:
+    """Replace the copies of the constants that reading made by constants over the memory itself."""
+    for node in model.get_ops():
+        if node.get_type_name() != "Constant":
+            continue
+        array = weights.get(node.get_friendly_name())
+        if array is None or node.get_byte_size() != array.nbytes or tuple(node.shape) != array.shape:
+            continue
+        shared = ov.op.Constant(writable(array), shared_memory=True)
+        if shared.get_element_type() == node.get_element_type():
+            shared.set_friendly_name(node.get_friendly_name())
+            node.output(0).replace(shared.output(0))
+
+
+def import_model(blob: bytes, config: Mapping[str, Any]) -> Any:
+    """The compiled model that `exported` gave `blob` for."""
+    return core().import_model(io.BytesIO(blob), _DEVICE, dict(config))
+
+
+def exported(compiled: Any) -> bytes:
+    """A compiled model as bytes."""
+    found = compiled.export_model()
+    return bytes(found.getbuffer() if isinstance(found, io.BytesIO) else found)
+
+
+def listing(compiled: Any) -> str:
+    """The operations of a compiled model, one a line, with the implementation that each got."""
+    lines = []
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        info = {k: str(v.astype(str)) for k, v in node.get_rt_info().items() if k in ("layerType", "primitiveType")}
+        shapes = ", ".join(str(o.get_partial_shape()) for o in node.outputs())
+        lines.append(f"{node.get_friendly_name()}: {' '.join(info.values())} -> {shapes}")
+    return "\n".join(lines)
+
+
+def ports(compiled: Any, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[list[int | None], list[int]]:
+    """For each name of an input and an output its index in the compiled model; None for an input it dropped."""
+    at = {name: i for i, port in enumerate(compiled.inputs) for name in port.get_names()}
+    out = {name: i for i, port in enumerate(compiled.outputs) for name in port.get_names()}
+    return [at.get(n) for n in inputs], [out[n] for n in outputs]
+
+
+def writable(array: np.ndarray) -> np.ndarray:
+    """The array, or one over the same memory that may be written: OpenVINO shares no other, and does not write it."""
+    if array.flags.writeable:
+        return array
+    # the alias keeps the array alive: ctypes objects take attributes
+    memory = (ctypes.c_char * array.nbytes).from_address(address(array))
+    memory.owner = array
+    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+
+
+def tensor_over(array: np.ndarray) -> Any:
+    """A Tensor over the memory of a contiguous array."""
+    if not array.flags.writeable:
+        array = writable(array) if array.nbytes >= _ALIAS_BYTES else array.copy()
+    return ov.Tensor(array, shared_memory=True)
+
+
+def infer(request: Any, inputs: Mapping[int, Any], outputs: Sequence[tuple[int, Any]]) -> None:
+    """Run a request on tensors, the results' included."""
+    for index, tensor in outputs:
+        request.set_output_tensor(index, tensor)
+    # the public `infer` looks at every input again, which takes as long as a small model
+    _Request.infer(request, inputs, True, False)

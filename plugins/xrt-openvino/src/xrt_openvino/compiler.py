@@ -1,0 +1,67 @@
+"""OpenVinoCompiler: a Function as a compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
+from xrt_core.errors import CompileError, OptionError, XRTError
+from xrt_openvino import _toolkit
+from xrt_openvino.executable import OpenVinoExecutable, load_executable
+from xrt_openvino.export import export
+
+_OPTIONS: Final = ("config", "streams")
+
+
+class OpenVinoCompiler(GraphCompiler):
+    """Compiles Functions for the CPU.
+
+    `CompileOptions.threads` is the number of inference threads. Options of its own (`CompileOptions.extra`):
+    `streams`, how many calls may run side by side (default 1; more wait); `config`, a mapping of the library's
+    properties such as {"ENABLE_CPU_PINNING": False}, which win over what this engine sets to keep float32 exact.
+    """
+
+    def __init__(self, options: CompileOptions) -> None:
+        extra = options.extra
+        unknown = sorted(set(extra) - set(_OPTIONS))
+        if unknown:
+            raise OptionError(f"openvino: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}")
+        self.config: dict[str, Any] = dict(_toolkit.EXACT)
+        if options.threads is not None:
+            self.config["INFERENCE_NUM_THREADS"] = options.threads
+        streams = extra.get("streams")
+        if streams is not None:
+            if isinstance(streams, bool) or not isinstance(streams, int) or streams < 1:
+                raise OptionError(f"openvino: option 'streams' is {streams!r}; it takes a positive integer")
+            self.config["NUM_STREAMS"] = streams
+        try:
+            self.config.update(extra.get("config", {}))
+        except (TypeError, ValueError):
+            raise OptionError(f"openvino: option 'config' is {extra['config']!r}; it takes a mapping") from None
+
+    def compile(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+    ) -> Executable:
+        """A compiled model of `function`. Raises CompileError with the library's own words."""
+        exported = export(function)
+        try:
+            compiled = _toolkit.compile_model(exported.model, exported.weights, self.config)
+        except Exception as e:
+            raise CompileError(f"openvino: function {function.name!r} does not compile: {_toolkit.first_line(e)}") from e
+        return OpenVinoExecutable(
+            compiled, entry_params, return_params, exported.inputs, exported.outputs, exported.weights
+        )
+
+    def load(self, blob: bytes) -> Executable:
+        """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""
+        try:
+            return load_executable(blob, self.config)
+        except XRTError:
+            raise
+        except Exception as e:
+            raise CompileError(f"openvino: a serialised executable does not load: {_toolkit.first_line(e)}") from e

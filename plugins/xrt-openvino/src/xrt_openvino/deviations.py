@@ -1,0 +1,189 @@
+"""Where the library takes a node and computes something else than ONNX says, as far as is known.
+
+OpenVINO's CPU plugin computes in float32: float64 and float16 are converted, int64 is cut to 32 bits, and arithmetic on
+integers saturates or loses digits. So integers are taken where they are moved about, index something, or are quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import dtype_name
+
+NEWEST: Final = 24
+"""The library reads a newer version of an operator as the one it knows, and says nothing of attributes it leaves out."""
+
+_FLOAT: Final = np.dtype(np.float32)
+_BOOL: Final = np.dtype(np.bool_)
+_BYTES: Final = frozenset(map(np.dtype, (np.uint8, np.int8)))
+_INDICES: Final = frozenset(map(np.dtype, (np.int32, np.int64)))
+_MOVED: Final = frozenset(map(np.dtype, (np.bool_, np.uint8, np.int8, np.int32)))
+
+# operators that give out what came in
+_MOVERS: Final = frozenset(
+    ("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
+     "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
+)  # fmt: skip
+_LOGIC: Final = frozenset(("And", "Equal", "Not", "Or", "Xor"))
+_TO_BOOL: Final = frozenset(("Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual"))
+_QUANTISERS: Final = frozenset(("DequantizeLinear", "QuantizeLinear"))
+
+# inputs that index or count, whose values fit into 32 bits wherever they are valid
+_INDEX_INPUTS: Final[Mapping[str, frozenset[int]]] = MappingProxyType(
+    {
+        "Gather": frozenset((1,)),
+        "GatherElements": frozenset((1,)),
+        "GatherND": frozenset((1,)),
+        "ScatterElements": frozenset((1,)),
+        "ScatterND": frozenset((1,)),
+        "GRU": frozenset((4,)),
+        "LSTM": frozenset((4,)),
+        "RNN": frozenset((4,)),
+        "ReverseSequence": frozenset((1,)),
+    }
+)
+_INDEX_OUTPUTS: Final[Mapping[str, frozenset[int]]] = MappingProxyType(
+    {"ArgMax": frozenset((0,)), "ArgMin": frozenset((0,)), "TopK": frozenset((1,))}
+)
+
+
+def deviation(node: Node) -> str | None:
+    """What would go wrong with `node`, or None."""
+    for i, v in enumerate(node.inputs):
+        if v is not None and not _input_is_exact(node, i, v):
+            return _reason(node, v)
+    for i, v in enumerate(node.outputs):
+        if v is not None and not _output_is_exact(node, i, v):
+            return _reason(node, v)
+    if node.version > NEWEST:
+        return f"openvino ignores what is new in {node.op_type}-{node.version}: it is asked up to opset {NEWEST}"
+    rule = _RULES.get(node.op_type)
+    return None if rule is None else rule(node)
+
+
+def _input_is_exact(node: Node, index: int, v: Value) -> bool:
+    dtype, op = v.dtype, node.op_type
+    if dtype == _FLOAT:
+        return True
+    if dtype in _MOVED and op in _MOVERS:
+        return True
+    if dtype == _BOOL:
+        return op in _LOGIC or op == "Cast" or v.data is not None
+    if dtype in _INDICES and index in _INDEX_INPUTS.get(op, ()):
+        return True
+    if op in _QUANTISERS:
+        return dtype in _BYTES or (v.data is not None and dtype == np.int32)
+    if v.data is not None and dtype in _INDICES:
+        return index > 0 and _fits(v.data)
+    return v.data is not None and dtype in _BYTES and op == "Cast"
+
+
+def _output_is_exact(node: Node, index: int, v: Value) -> bool:
+    dtype, op = v.dtype, node.op_type
+    if dtype == _FLOAT:
+        return True
+    if dtype in _MOVED and op in _MOVERS:
+        return True
+    if dtype == _BOOL:
+        return op in _LOGIC or op in _TO_BOOL
+    return index in _INDEX_OUTPUTS.get(op, ()) or (op == "QuantizeLinear" and dtype in _BYTES)
+
+
+def _fits(data: np.ndarray) -> bool:
+    info = np.iinfo(np.int32)
+    # the ends of a Slice are often as large as can be, which OpenVINO cuts to the largest it has
+    return data.dtype == np.int32 or bool(((data >= info.min) | (data <= -info.max)).all())
+
+
+def _reason(node: Node, v: Value) -> str:
+    name = dtype_name(v.dtype) if v.dtype is not None else "of unknown dtype"
+    if v.dtype is not None and v.dtype.kind in "iub":
+        return f"openvino's {node.operator} is not exact on {name} ({v.name!r}): it computes in float32 or 32 bits"
+    return f"openvino computes in float32; {v.name!r} of {node.operator} is {name}"
+
+
+def _given(node: Node, index: int) -> Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _random(node: Node) -> str | None:
+    return f"{node.op_type} draws random numbers, and those are the host's"
+
+
+def _dropout(node: Node) -> str | None:
+    training = _given(node, 2)
+    return None if training is None or (training.data is not None and not training.data.any()) else _random(node)
+
+
+def _fourier(node: Node) -> str | None:
+    return f"openvino has other shapes and axes for {node.op_type}, and loses two digits"
+
+
+def _attention(node: Node) -> str | None:
+    if len(node.outputs) > 3 and node.outputs[3] is not None:
+        return "openvino gives another qk_matmul_output of Attention"
+    return None
+
+
+def _recurrent(node: Node) -> str | None:
+    if node.attributes.get("layout", 0):
+        return f"openvino ignores layout=1 of {node.op_type}"
+    if node.op_type == "LSTM" and _given(node, 7) is not None:
+        return "openvino ignores the peepholes of LSTM"
+    return None
+
+
+def _pad(node: Node) -> str | None:
+    value = _given(node, 2)
+    return "openvino needs to know the value that Pad pads with" if value is not None and value.data is None else None
+
+
+def _resize(node: Node) -> str | None:
+    a = node.attributes
+    for name in ("antialias", "exclude_outside"):
+        if a.get(name, 0):
+            return f"openvino's Resize has other weights with {name}"
+    if a.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return "openvino ignores keep_aspect_ratio_policy of Resize"
+    if a.get("coordinate_transformation_mode") == "align_corners" and _given(node, 3) is None:
+        return "openvino rounds the output size before it aligns the corners of Resize by scales"
+    return None
+
+
+def _ceil_pool(node: Node) -> str | None:
+    """Rounding up, a last window that begins in the padding is left out by ONNX, and not always by the library."""
+    return f"openvino counts the windows of {node.op_type} otherwise with ceil_mode" if node.attributes.get("ceil_mode", 0) else None
+
+
+def _extreme(node: Node) -> str | None:
+    return f"openvino's {node.op_type} of infinities is the largest finite number"
+
+
+_RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
+    {
+        "Attention": _attention,
+        "AveragePool": _ceil_pool,
+        "Bernoulli": _random,
+        "DFT": _fourier,
+        "Dropout": _dropout,
+        "GRU": _recurrent,
+        "LSTM": _recurrent,
+        "MaxPool": _ceil_pool,
+        "Multinomial": _random,
+        "Pad": _pad,
+        "RNN": _recurrent,
+        "RandomNormal": _random,
+        "RandomNormalLike": _random,
+        "RandomUniform": _random,
+        "RandomUniformLike": _random,
+        "ReduceMax": _extreme,
+        "ReduceMin": _extreme,
+        "Resize": _resize,
+        "STFT": _fourier,
+    }
+)

@@ -1,0 +1,138 @@
+"""OpenVinoExecutable: a compiled model and its idle requests; its serialised form."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
+from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
+from xrt_core.ir.types import dtype_from_name, dtype_name
+from xrt_openvino import _toolkit
+
+_MAGIC: Final = b"XRTOPV1\n"
+_MOST_STORED: Final = 1 << 25
+
+
+class OpenVinoExecutable(Executable):
+    """A compiled model. Contiguous NumPy inputs are read in place; results are fresh NumPy arrays, written in place.
+
+    A request serves one call at a time: each call takes an idle one, or makes another.
+    """
+
+    def __init__(
+        self,
+        compiled: Any,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        weights: Mapping[str, np.ndarray],
+    ) -> None:
+        self._compiled = compiled
+        self._params = tuple(entry_params)
+        self._returns = tuple(return_params)
+        self._names = list(inputs), list(outputs)
+        self._weights = weights  # the compiled model may read them where they are
+        entries, results = _toolkit.ports(compiled, inputs, outputs)
+        self._entries = tuple((i, port, p) for i, (port, p) in enumerate(zip(entries, self._params, strict=True)))
+        self._results = tuple((port, p.shape, p.dtype) for port, p in zip(results, self._returns, strict=True))
+        self._idle: deque[Any] = deque()
+
+    def run(
+        self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
+    ) -> Sequence[Any]:
+        """Run once, and wait. Inputs are NumPy arrays of the entries' dtypes and shapes; so are the results."""
+        if len(inputs) != len(self._params):
+            raise ExecutionError(f"openvino: the executable takes {len(self._params)} inputs, {len(inputs)} were given")
+        given = {}
+        for i, port, p in self._entries:
+            x = inputs[i]
+            if type(x) is not np.ndarray or x.dtype != p.dtype or x.shape != p.shape:
+                x = self._accepted(x, p)
+            if port is not None:
+                given[port] = _toolkit.tensor_over(x if x.flags.c_contiguous else x.copy(order="C"))
+        results = [np.empty(shape, dtype) for _, shape, dtype in self._results]
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        try:
+            out = [(r[0], _toolkit.tensor_over(y)) for r, y in zip(self._results, results, strict=True)]
+            _toolkit.infer(request, given, out)
+        except Exception as e:  # a request that failed is not used again
+            raise ExecutionError(f"openvino: {_toolkit.first_line(e)}") from e
+        self._idle.append(request)
+        return results
+
+    def _accepted(self, x: Any, p: Parameter) -> np.ndarray:
+        """An array of a subclass of NumPy's as a plain one. Raises ExecutionError for anything else."""
+        if isinstance(x, np.ndarray) and x.dtype == p.dtype and x.shape == p.shape:
+            return np.asarray(x)
+        given = f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise ExecutionError(f"openvino: input {p.name!r} must be {p.type}, {given} was given")
+
+    def serialize(self) -> bytes:
+        """The compiled model in one piece, for `OpenVinoCompiler.load` on a processor of the same kind."""
+        try:
+            model = _toolkit.exported(self._compiled)
+        except Exception as e:
+            raise UnsupportedError(f"openvino: the compiled model is not exported: {_toolkit.first_line(e)}") from e
+        header = {
+            "for": _toolkit.fingerprint(),
+            "params": [_described(p) for p in self._params],
+            "returns": [_described(p) for p in self._returns],
+            "names": self._names,
+            "model": len(model),
+        }
+        text = json.dumps(header).encode()
+        return b"".join((_MAGIC, struct.pack("<Q", len(text)), text, model))
+
+    def serialize_code(self) -> bytes:
+        """As `serialize`. Raises UnsupportedError where the constants, which it holds, are so many that compiling the
+        Function again is as quick as reading it."""
+        size = sum(w.nbytes for w in self._weights.values())
+        if size > _MOST_STORED:
+            raise UnsupportedError(f"openvino compiles the function as quickly as it reads its {size} bytes of constants")
+        return self.serialize()
+
+    def as_text(self) -> str:
+        """The operations that the library runs, after its own fusions."""
+        return _toolkit.listing(self._compiled)
+
+    def __repr__(self) -> str:
+        return f"<OpenVinoExecutable: {len(self._params)} in, {len(self._returns)} out>"
+
+
+def load_executable(blob: bytes, config: Mapping[str, Any]) -> OpenVinoExecutable:
+    """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
+    start = len(_MAGIC) + 8
+    if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
+        raise CompileError("openvino: this is not a serialised executable of this package")
+    (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
+    header = json.loads(blob[start : start + length])
+    here = _toolkit.fingerprint()
+    if header["for"] != here:
+        raise CompileError(f"openvino: the executable was made for {header['for']!r}; here is {here!r}")
+    at = start + length
+    if at + header["model"] != len(blob):
+        raise CompileError(
+            f"openvino: a serialised executable of {len(blob)} bytes should have {at + header['model']}"
+        )
+    compiled = _toolkit.import_model(blob[at:], config)
+    params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
+    inputs, outputs = header["names"]
+    return OpenVinoExecutable(compiled, params, returns, inputs, outputs, {})
+
+
+def _described(p: Parameter) -> list[Any]:
+    return [p.name, dtype_name(p.dtype), list(p.shape)]
+
+
+def _parameter(name: str, dtype: str, shape: list[int]) -> Parameter:
+    return Parameter(name, dtype_from_name(dtype), tuple(shape))

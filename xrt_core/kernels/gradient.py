@@ -1,0 +1,140 @@
+"""Kernels of the dialect's operators for training: filter and pooling gradients, counter-based random numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from xrt_core.kernels.context import OpContext
+from xrt_core.kernels.namespace import accumulate, float_like, is_jax, narrow, widen
+from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.windows import Windows, pad_with, windows_of
+
+
+@kernel("StopGradient", domain="xrt")
+def stop_gradient(ctx: OpContext, x: Any) -> Any:
+    """The input itself."""
+    return x
+
+
+@kernel("ConvFilterGrad", domain="xrt")
+def conv_filter_grad(ctx: OpContext, x: Any, dy: Any) -> Any:
+    """Gradient of Conv(x[N, C, ...], w) by w[M, C / group, *kernel_shape], for dy[N, M, ...]: one product a tap."""
+    xp, dtype, groups = ctx.xp, x.dtype, int(ctx.attr("group", 1))
+    kernel_shape = tuple(map(int, ctx.attr("kernel_shape")))
+    windows = windows_of(ctx, x.shape[2:], kernel_shape)
+    (n, channels), filters = x.shape[:2], dy.shape[1]
+    shape = (filters, channels // groups, *kernel_shape)
+    if 0 in dy.shape or 0 in x.shape or 0 in shape:
+        return xp.zeros(shape, dtype)
+    positions = math.prod(windows.out)
+    x = pad_with(xp, widen(x), windows.begin, windows.overhang, 0)
+    # as matrices: rows of dy are filters, columns all positions of all images
+    rows = xp.reshape(widen(dy), (n, groups, filters // groups, positions))
+    rows = xp.reshape(xp.transpose(rows, (1, 2, 0, 3)), (groups, filters // groups, n * positions))
+    parts = []
+    for tap in windows.taps():
+        seen = xp.reshape(x[(..., *tap)], (n, groups, channels // groups, positions))
+        seen = xp.reshape(xp.transpose(seen, (1, 0, 3, 2)), (groups, n * positions, channels // groups))
+        parts.append(xp.matmul(rows, seen))
+    return narrow(xp.reshape(xp.stack(parts, axis=-1), shape), dtype)
+
+
+def _canvas(windows: Windows) -> tuple[int, ...]:
+    """The size of the padded input, as far as windows reach."""
+    rank = windows.rank
+    return tuple(
+        max(windows.begin[i] + windows.size[i] + windows.overhang[i], windows.reach(i)) for i in range(rank)
+    )
+
+
+def _cropped(total: Any, windows: Windows) -> Any:
+    return total[(..., *(slice(b, b + n) for b, n in zip(windows.begin, windows.size, strict=True)))]
+
+
+@kernel("MaxPoolGrad", domain="xrt")
+def max_pool_grad(ctx: OpContext, dy: Any, x: Any, y: Any) -> Any:
+    """Gradient of y = MaxPool(x) by x: each window's share goes to the first of its maxima."""
+    xp, dtype = ctx.xp, x.dtype
+    windows = windows_of(ctx, x.shape[2:], tuple(map(int, ctx.attr("kernel_shape"))))
+    if 0 in dy.shape or 0 in x.shape:
+        return xp.zeros(x.shape, dtype)
+    lowest = -np.inf if float_like(dtype) else np.iinfo(dtype).min
+    padded = pad_with(xp, widen(x), windows.begin, windows.overhang, lowest)
+    share, top = widen(dy), widen(y)
+    total = xp.zeros((*x.shape[:2], *_canvas(windows)), share.dtype)
+    free = xp.ones(dy.shape, np.bool_)
+    zero = xp.zeros((), share.dtype)
+    for tap in windows.taps():
+        hit = (padded[(..., *tap)] == top) & free
+        free = free & ~hit
+        total = accumulate(xp, total, (..., *tap), xp.where(hit, share, zero))
+    return narrow(_cropped(total, windows), dtype)
+
+
+@kernel("AveragePoolGrad", domain="xrt")
+def average_pool_grad(ctx: OpContext, dy: Any) -> Any:
+    """Gradient of AveragePool by its input of spatial shape `size`: each window's share, by its count, to all of it."""
+    xp, dtype = ctx.xp, dy.dtype
+    size, kernel_shape = tuple(map(int, ctx.attr("size"))), tuple(map(int, ctx.attr("kernel_shape")))
+    windows = windows_of(ctx, size, kernel_shape)
+    share = widen(dy)
+    if 0 in dy.shape or 0 in size:
+        return xp.zeros((*dy.shape[:2], *size), dtype)
+    counts = np.ones((), share.dtype)
+    for axis in range(windows.rank):
+        at = windows.positions(axis)
+        first, last = 0, windows.size[axis]
+        if not windows.is_padded:
+            first, last = int(at.min()), int(at.max()) + 1
+        elif ctx.attr("count_include_pad", 0):
+            first, last = -windows.begin[axis], last + windows.end[axis]
+        count = ((at >= first) & (at < last)).sum(axis=1).astype(share.dtype)
+        counts = counts * count.reshape((-1,) + (1,) * (windows.rank - axis - 1))
+    share = share / xp.asarray(np.maximum(counts, 1))
+    total = xp.zeros((*dy.shape[:2], *_canvas(windows)), share.dtype)
+    for tap in windows.taps():
+        total = accumulate(xp, total, (..., *tap), share)
+    return narrow(_cropped(total, windows), dtype)
+
+
+# Threefry-2x32 with 20 rounds: J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11.
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+def _threefry(xp: Any, key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Two words of 32 random bits for each counter, all uint32; additions wrap."""
+    schedule = (*key, key[0] ^ key[1] ^ xp.asarray(_PARITY, dtype=np.uint32))
+    a, b = counter[0] + schedule[0], counter[1] + schedule[1]
+    for block in range(5):
+        for r in _ROTATIONS[block % 2]:
+            a = a + b
+            b = (b << np.uint32(r)) | (b >> np.uint32(32 - r))
+            b = a ^ b
+        a = a + schedule[(block + 1) % 3]
+        b = b + schedule[(block + 2) % 3] + np.uint32(block + 1)
+    return a, b
+
+
+@kernel("CounterUniform", domain="xrt")
+def counter_uniform(ctx: OpContext, key: Any) -> Any:
+    """`shape` numbers of float32 in [0, 1), a function of the integers `key` and `stream` alone, on every device."""
+    xp = ctx.xp
+    shape = tuple(map(int, ctx.attr("shape")))
+    count, stream = math.prod(shape), int(ctx.attr("stream"))
+    word = xp.reshape(key, ()).astype(np.int64)
+    low = (word & 0xFFFFFFFF).astype(np.uint32)
+    high = ((word >> 32) & 0xFFFFFFFF).astype(np.uint32) ^ xp.asarray(stream & 0xFFFFFFFF, dtype=np.uint32)
+    half = (count + 1) // 2
+    index = xp.arange(half, dtype=np.uint32)
+    zeros = xp.full((half,), (stream >> 32) & 0xFFFFFFFF, dtype=np.uint32)
+    if is_jax(xp):
+        words = _threefry(xp, (low, high), (index, zeros))
+    else:
+        low, high = (np.full((1,), int(w), np.uint32) if xp is np else w for w in (low, high))  # arrays wrap silently
+        words = _threefry(xp, (low, high), (index, zeros))
+    bits = xp.concatenate(words)[:count] >> np.uint32(8)
+    return xp.reshape(bits.astype(np.float32) * np.float32(2.0**-24), shape)

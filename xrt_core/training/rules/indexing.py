@@ -1,0 +1,107 @@
+"""Gradients of gathering and scattering."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from xrt_core.frontends import ops
+from xrt_core.frontends.application import literal
+from xrt_core.frontends.promotion import INT64
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.training.backward import Backward, emit, filled, reshaped, where
+from xrt_core.training.registry import gradient
+
+_ADDS = 16
+"""The opset from which scattering adds; gradients of gathering need that, whatever the graph's own opset is."""
+
+
+@gradient("Gather")
+def gather(ctx: Backward) -> Any:
+    """Added up at the rows that were taken."""
+    x, indices = ctx.inputs
+    axis = int(ctx.attr("axis", 0)) % x.ndim
+    g, count = ctx.grad, indices.ndim
+    order = [axis, *(i for i in range(x.ndim) if i != axis)]
+    if axis:
+        rows = x.transpose(order)  # only its shape is used
+        g = g.transpose([*range(axis, axis + count), *range(axis), *range(axis + count, g.ndim)])
+    else:
+        rows = x
+    total = emit(
+        "ScatterND", [filled(rows), _int64(indices).unsqueeze(count), g], opset=_ADDS, reduction="add"
+    )
+    return (total.transpose([int(i) for i in np.argsort(order)]) if axis else total), None
+
+
+def _int64(indices: Tensor) -> Tensor:
+    return indices.astype(np.int64)
+
+
+@gradient("GatherElements")
+def gather_elements(ctx: Backward) -> Any:
+    """Added up where the elements were."""
+    x, indices = ctx.inputs
+    axis = int(ctx.attr("axis", 0))
+    return emit("ScatterElements", [filled(x), indices, ctx.grad], opset=_ADDS, axis=axis, reduction="add"), None
+
+
+@gradient("GatherND")
+def gather_nd(ctx: Backward) -> Any:
+    """Added up where the slices were; axes of the batch become parts of the index."""
+    x, indices = ctx.inputs
+    batch = int(ctx.attr("batch_dims", 0))
+    if batch:
+        shape = ctx.shape(indices)
+        grid = np.indices(shape[:batch]).reshape(batch, *shape[:batch], *[1] * (len(shape) - 1 - batch))
+        grid = np.broadcast_to(grid, (batch, *shape[:-1]))
+        indices = ops.Concat(literal(np.moveaxis(grid, 0, -1), INT64), _int64(indices), axis=len(shape) - 1)
+    return emit("ScatterND", [filled(x), _int64(indices), ctx.grad], opset=_ADDS, reduction="add"), None
+
+
+@gradient("ScatterElements", "Scatter")
+def scatter_elements(ctx: Backward) -> Any:
+    """The updates take theirs from where they went; the data lose it there, unless they were added to."""
+    _, indices, updates = ctx.inputs
+    axis = int(ctx.attr("axis", 0))
+    how = _reduction(ctx)
+    by_data = by_updates = None
+    if ctx.wants(0):
+        by_data = ctx.grad
+        if how == "none":
+            by_data = emit("ScatterElements", [ctx.grad, indices, filled(updates)], opset=11, axis=axis)
+    if ctx.wants(2):
+        by_updates = ops.GatherElements(ctx.grad, indices, axis=axis)
+    return by_data, None, by_updates
+
+
+@gradient("ScatterND")
+def scatter_nd(ctx: Backward) -> Any:
+    """As for ScatterElements, in slices."""
+    _, indices, updates = ctx.inputs
+    how = _reduction(ctx)
+    by_data = by_updates = None
+    if ctx.wants(0):
+        by_data = ctx.grad if how == "add" else ops.ScatterND(ctx.grad, indices, filled(updates))
+    if ctx.wants(2):
+        by_updates = ops.GatherND(ctx.grad, indices)
+    return by_data, None, by_updates
+
+
+def _reduction(ctx: Backward) -> str:
+    how = str(ctx.attr("reduction", "none"))
+    if how not in ("none", "add"):
+        raise ctx.error(f"the rule covers the reductions none and add, not {how!r}")
+    return how
+
+
+@gradient("OneHot")
+def one_hot(ctx: Backward) -> Any:
+    """By the pair of values [off, on]: the sums of what comes where each stands."""
+    if not ctx.wants(2):
+        return None, None, None
+    hot = ops.OneHot(ctx.inputs[0], ctx.inputs[1], literal([0, 1], ctx.grad.dtype), axis=int(ctx.attr("axis", -1)))
+    on = where(hot > 0.0, ctx.grad, 0.0).sum().reshape(1)
+    off = where(hot > 0.0, 0.0, ctx.grad).sum().reshape(1)
+    return None, None, reshaped(ops.Concat(off, on, axis=0), ctx.inputs[2])

@@ -1,0 +1,100 @@
+"""Gradients of matrix products: MatMul, Gemm, Einsum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xrt_core.frontends import ops
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.training.backward import Backward, Forward, reduced, reshaped
+from xrt_core.training.registry import gradient
+
+
+@gradient("MatMul")
+def matmul(ctx: Backward) -> Any:
+    """dA = dY B', dB = A' dY, summed over axes that were broadcast; vectors are rows on the left, columns on the right."""
+    a, b, dy = *ctx.inputs, ctx.grad
+    left = a.unsqueeze(0) if a.ndim == 1 else a
+    right = b.unsqueeze(1) if b.ndim == 1 else b
+    if b.ndim == 1:
+        dy = dy.unsqueeze(dy.ndim)
+    if a.ndim == 1:
+        dy = dy.unsqueeze(dy.ndim - 1)
+    by_a = by_b = None
+    if ctx.wants(0):
+        by_a = reshaped(reduced(dy @ right.mT, left, ctx.node), a)
+    if ctx.wants(1):
+        if right.ndim == 2 and left.ndim > 2 and all(isinstance(d, int) and d > 0 for d in right.shape):
+            k, n = right.shape  # one product over all rows, instead of one a matrix and their sum
+            by_b = left.reshape(-1, k).T @ dy.reshape(-1, n)
+        else:
+            by_b = reduced(left.mT @ dy, right, ctx.node)
+        by_b = reshaped(by_b, b)
+    return by_a, by_b
+
+
+@gradient("Gemm")
+def gemm(ctx: Backward) -> Any:
+    """Of alpha A' B' + beta C."""
+    a, b, dy = ctx.inputs[0], ctx.inputs[1], ctx.grad
+    alpha, beta = float(ctx.attr("alpha", 1.0)), float(ctx.attr("beta", 1.0))
+    trans_a, trans_b = bool(ctx.attr("transA", 0)), bool(ctx.attr("transB", 0))
+    scaled = dy if alpha == 1.0 else dy * alpha
+    by_a = by_b = by_c = None
+    if ctx.wants(0):
+        other = b if trans_b else b.T  # B'^T
+        by_a = (other.T @ scaled.T) if trans_a else scaled @ other
+    if ctx.wants(1):
+        other = a if trans_a else a.T  # A'^T
+        by_b = (scaled.T @ other.T) if trans_b else other @ scaled
+    if ctx.wants(2):
+        by_c = reduced(dy if beta == 1.0 else dy * beta, ctx.inputs[2], ctx.node)
+    return (by_a, by_b, by_c)[: len(ctx.inputs)]
+
+
+@gradient("Einsum")
+def einsum(ctx: Backward) -> Any:
+    """Each operand's gradient is the sum of products of what comes and the other operands, over its indices."""
+    terms, out = _explicit(ctx)
+    for t in terms:
+        if len(set(t)) != len(t):
+            raise ctx.error(f"the equation {ctx.attr('equation')!r} takes a diagonal; write it with Gather or Where")
+    results: list[Tensor | None] = []
+    for i, term in enumerate(terms):
+        if not ctx.wants(i):
+            results.append(None)
+            continue
+        others = [(t, x) for k, (t, x) in enumerate(zip(terms, ctx.inputs, strict=True)) if k != i]
+        known = set(out).union(*(t for t, _ in others))
+        kept = "".join(c for c in term if c in known)
+        equation = f"{','.join([out, *(t for t, _ in others)])}->{kept}"
+        found: Tensor = ops.Einsum(ctx.grad, *(x for _, x in others), equation=equation)
+        missing = [k for k, c in enumerate(term) if c not in known]
+        if missing:
+            found = found.unsqueeze(missing)
+        x = ctx.inputs[i]
+        if missing:
+            if not x._value.is_static:
+                ctx.shape(x)
+            target = [x.shape[k] if k in missing else found.shape[k] for k in range(len(term))]
+            found = ops.Expand(found, [int(d) for d in target])  # type: ignore[arg-type]
+        results.append(reduced(found, x, ctx.node))
+    return tuple(results)
+
+
+def _explicit(ctx: Forward) -> tuple[list[str], str]:
+    """The terms and the output of the equation, with letters for ellipses and for an output left out."""
+    equation = str(ctx.attr("equation")).replace(" ", "")
+    left, arrow, out = equation.partition("->")
+    terms = left.split(",")
+    letters = [c for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+    ranks = [x.ndim - len(t.replace("...", "")) for t, x in zip(terms, ctx.inputs, strict=True)]
+    widest = max((r for t, r in zip(terms, ranks, strict=True) if "..." in t), default=0)
+    ellipsis = "".join(letters[:widest])
+    if not arrow:
+        plain = left.replace("...", "").replace(",", "")
+        out = ("..." if "..." in left else "") + "".join(sorted(c for c in set(plain) if plain.count(c) == 1))
+    full = [t.replace("...", ellipsis[widest - r :]) if "..." in t else t for t, r in zip(terms, ranks, strict=True)]
+    return full, out.replace("...", ellipsis)
+
+

@@ -1,0 +1,85 @@
+"""Gradients of the losses: NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from xrt_core.frontends import ops
+from xrt_core.frontends.application import literal
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.training.backward import Backward, emit, sum_over, where
+from xrt_core.training.registry import gradient
+
+
+def _scaled(ctx: Backward, loss_grad: Tensor) -> tuple[Tensor, Tensor]:
+    """(the one-hot labels along axis 1, the gradient by each sample's likelihood, with axis 1 of size 1)."""
+    scores, labels, weight = ctx.inputs[0], ctx.inputs[1], ctx.input(2)
+    if ctx.wants(2):
+        raise ctx.error("there is no gradient by the weights of classes")
+    classes = scores.shape[1]
+    if not isinstance(classes, int):
+        raise ctx.error(f"the number of classes is {classes}; specialise the graph for a signature first")
+    ignore = ctx.attr("ignore_index")
+    counted = None if ignore is None else ~(labels == int(ignore))
+    safe = labels if counted is None else where(counted, labels, 0)
+    each: Tensor | None = None
+    if weight is not None:
+        each = ops.Gather(weight, safe)
+    if counted is not None:
+        mask = counted.astype(scores.dtype)
+        each = mask if each is None else each * mask
+    share = loss_grad
+    reduction = str(ctx.attr("reduction", "mean"))
+    if reduction == "mean":
+        if each is not None:
+            share = share / each.sum()
+        else:
+            ones = mean_of_count(labels, scores)
+            share = share * ones
+    scale = share if each is None else share * each
+    if scale.ndim < labels.ndim:
+        scale = scale.reshape([1] * scores.ndim)
+    else:
+        scale = scale.unsqueeze(1)
+    index = literal(np.arange(classes).reshape([classes] + [1] * (scores.ndim - 2)), labels.dtype)
+    return (safe.unsqueeze(1) == index).astype(scores.dtype), scale
+
+
+def mean_of_count(labels: Tensor, scores: Tensor) -> Any:
+    """One over the number of samples: a number, or a tensor where it is symbolic."""
+    if labels._value.is_static:
+        return 1.0 / max(labels.size, 1)
+    return ops.Reciprocal(ops.Size(labels).astype(scores.dtype))
+
+
+@gradient("NegativeLogLikelihoodLoss")
+def negative_log_likelihood(ctx: Backward) -> Any:
+    """Minus its weight at each label."""
+    hot, scale = _scaled(ctx, ctx.grad)
+    return (-(hot * scale), *[None] * (len(ctx.inputs) - 1))
+
+
+@gradient("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy(ctx: Backward) -> Any:
+    """The softmax less the one-hot labels, each sample by its weight; and what comes through log_prob."""
+    scores = ctx.inputs[0]
+    by_loss, by_log = ctx.grads[0], ctx.grads[1] if len(ctx.grads) > 1 else None
+    log_prob = ctx.outputs[1] if len(ctx.outputs) > 1 else None
+    soft = ops.Exp(log_prob) if log_prob is not None else _softmax(scores)
+    total: Tensor | None = None
+    if by_loss is not None:
+        hot, scale = _scaled(ctx, by_loss)
+        total = (soft - hot) * scale
+    if by_log is not None:
+        through = by_log - soft * sum_over(by_log, [1])
+        total = through if total is None else total + through
+    return (total, *[None] * (len(ctx.inputs) - 1))
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    made: Tensor = emit("Softmax", [scores], opset=13, axis=1)  # before, it flattened
+    return made
+
+
