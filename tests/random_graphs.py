@@ -117,7 +117,7 @@ class _Builder:
         self.put(self.add("MatMul", [x.value, self.constant((x.shape[-1], 2))]), (*x.shape[:-1], 2), x)
 
     def concat(self) -> None:
-        x = self.pick(lambda i: 0 < len(i.shape) and np.prod(i.shape) < 32)
+        x = self.pick(lambda i: len(i.shape) > 0 and np.prod(i.shape) < 32)
         if x is None:
             return
         y = self.pick(lambda i: i.shape == x.shape)

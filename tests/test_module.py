@@ -163,7 +163,7 @@ def test_scalars_and_subclasses() -> None:
 def test_text() -> None:
     """Strings of every NumPy kind come in, object arrays go out."""
     m = unary("Identity", dtype=object)
-    strings = [np.array(["a", "é"]), np.array(["a", "é"], dtype=object), np.array(["a".encode(), "é".encode()])]
+    strings = [np.array(["a", "é"]), np.array(["a", "é"], dtype=object), np.array([b"a", "é".encode()])]
     strings.append(np.array(["a", "é"], dtype=np.dtypes.StringDType()))
     for given in strings:
         out = m(given)
@@ -267,7 +267,9 @@ def test_results_never_alias(op: str, more: list[Value], attributes: dict[str, A
 def test_a_part_of_a_large_array_does_not_keep_it_alive() -> None:
     """One row of an intermediate result is copied out of it."""
     x, h, y = f32("x", 1000), Value("h"), Value("y")
-    m = XRTModule(graph_of([x], [y], [node("Relu", [x], [h]), node("Slice", [h, ints(0), ints(1)], [y])]), engine="host")
+    m = XRTModule(
+        graph_of([x], [y], [node("Relu", [x], [h]), node("Slice", [h, ints(0), ints(1)], [y])]), engine="host"
+    )
     assert m(np.ones(1000, np.float32)).base is None
 
 
@@ -297,7 +299,9 @@ def test_sequences_come_in_and_go_out() -> None:
         assert int(count) == 2
         for e in out:
             e[...] = 0
-    with pytest.raises(InputError, match=r"input 's' takes a list of arrays \(sequence\(float32\[...\]\)\), not a ndarray"):
+    with pytest.raises(
+        InputError, match=r"input 's' takes a list of arrays \(sequence\(float32\[...\]\)\), not a ndarray"
+    ):
         m(X, Y)
     with pytest.raises(InputError, match=r"input 's\[1\]': dtype int32 given"):
         m([X, X.astype(np.int32)], Y)
@@ -344,7 +348,9 @@ def test_a_flag_chooses_the_plan() -> None:
     outs = [Value("a"), Value("b")]
     then, other = (graph_of([], [o], [node(op, [x], [o])]) for o, op in zip(outs, ("Neg", "Abs"), strict=True))
     with fake_engine() as engine:
-        m = XRTModule(graph_of([x, flag], [y], [node("If", [flag], [y], then_branch=then, else_branch=other)]), engine="fake")
+        m = XRTModule(
+            graph_of([x, flag], [y], [node("If", [flag], [y], then_branch=then, else_branch=other)]), engine="fake"
+        )
         for _ in range(3):
             np.testing.assert_array_equal(m(X, np.array(True)), -X)
             np.testing.assert_array_equal(m(X, np.array(False)), np.abs(X))
@@ -405,7 +411,9 @@ def test_an_engine_that_cannot_be_used_says_why() -> None:
     """Its reason, and its remedy."""
     with fake_engine() as engine:
         engine.status = EngineStatus(False, reason="no device found", remedy="plug one in")
-        with pytest.raises(EngineUnavailableError, match="'fake' is installed but cannot.*no device found; plug one in"):
+        with pytest.raises(
+            EngineUnavailableError, match="'fake' is installed but cannot.*no device found; plug one in"
+        ):
             sub(engine="fake")
 
 
@@ -590,7 +598,9 @@ def test_ten_thousand_calls_leak_nothing(engine: str) -> None:
 def test_ever_new_signatures_are_forgotten() -> None:
     """A thousand shapes and values leave behind no more than the cache holds (inference's own memory is bounded)."""
     x, shape, y = f32("x", "n"), Value("shape", TensorType(I64, (2,))), Value("y")
-    m = XRTModule(graph_of([x, shape], [y], [node("Reshape", [x, shape], [y])]), engine="host", cache_size=8, verify=False)
+    m = XRTModule(
+        graph_of([x, shape], [y], [node("Reshape", [x, shape], [y])]), engine="host", cache_size=8, verify=False
+    )
 
     def calls(first: int, last: int) -> None:
         for n in range(first, last):

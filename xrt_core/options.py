@@ -144,12 +144,14 @@ _CACHE = Kind("'readwrite' (or True), 'read', 'verify' or 'off' (or False)", _ac
 
 def _accept_folder(value: Any) -> str:
     path = os.fspath(value)
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError
+    if not isinstance(path, str) or "\0" in path or not os.path.isabs(os.path.expanduser(path)):
+        raise ValueError  # a relative one would be another folder for a process that runs elsewhere
     return path
 
 
-_FOLDER = Kind("a folder's path", _accept_folder, lambda text: _accept_folder(text.strip()))
+_FOLDER = Kind(
+    "a folder's path, absolute or beginning with '~'", _accept_folder, lambda text: _accept_folder(text.strip())
+)
 _BYTES_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 

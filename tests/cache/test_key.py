@@ -38,7 +38,8 @@ def test_everything_that_matters_makes_another_key() -> None:
             "device": cache_key(function(), engine, "cuda:0", base),
         }
         changes: dict[str, Any] = {
-            "phase": "train", "fused": False, "workspace_bytes": 5, "max_batch_size": 6, "threads": 7, "extra": {"a": 2},
+            "phase": "train", "fused": False, "workspace_bytes": 5, "max_batch_size": 6, "threads": 7,
+            "extra": {"a": 2},
         }  # fmt: skip
         for row, value in changes.items():
             others[row] = cache_key(function(), engine, "cpu", dataclasses.replace(base, **{row: value}))

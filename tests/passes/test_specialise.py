@@ -125,7 +125,13 @@ def test_nested_ifs_go_inside_out() -> None:
         [outer_out],
         [
             node("Neg", [x], [mid]),
-            node("If", [scalar(False, bool)], [outer_out], then_branch=branches(0, 0, mid)["then_branch"], else_branch=inner),
+            node(
+                "If",
+                [scalar(False, bool)],
+                [outer_out],
+                then_branch=branches(0, 0, mid)["then_branch"],
+                else_branch=inner,
+            ),
         ],
     )
     g = graph_of([x], [y], [node("If", [scalar(True, bool)], [y], then_branch=outer, else_branch=inner_free(x))])
@@ -157,7 +163,9 @@ def test_an_unknown_if_has_what_both_branches_have() -> None:
     assert typed(*sequences) == SequenceType(f32(None))
 
 
-def loop(body_nodes: list[Node], states: list[Value], after: list[Value], given: list[Value], scans: list[Value]) -> Graph:
+def loop(
+    body_nodes: list[Node], states: list[Value], after: list[Value], given: list[Value], scans: list[Value]
+) -> Graph:
     turn, go = Value("turn", TensorType(I64, ())), Value("go", TensorType(BOOL, ()))
     still = Value("still")
     body = graph_of([turn, go, *states], [still, *after, *scans], [node("Identity", [go], [still]), *body_nodes])
@@ -184,7 +192,9 @@ def test_a_change_travels_through_a_chain_of_states() -> None:
     states = [Value(f"s{i}") for i in range(8)]
     given = [Value(f"x{i}", f32(1)) for i in range(8)]
     grown = Value("grown")
-    made = run(loop([node("Concat", [states[0], states[0]], [grown], axis=0)], states, [grown, *states[:-1]], given, []))
+    made = run(
+        loop([node("Concat", [states[0], states[0]], [grown], axis=0)], states, [grown, *states[:-1]], given, [])
+    )
     assert {v.type for v in made.outputs} == {f32(None)}
 
 

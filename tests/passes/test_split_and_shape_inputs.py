@@ -79,7 +79,11 @@ def test_captures_of_a_waiting_control_flow_become_inputs() -> None:
     flag = Value("flag", TensorType(BOOL, ()))
     outs = [Value("a"), Value("b")]
     t, e = (graph_of([], [o], [node(op, [s], [o])]) for o, op in zip(outs, ("Neg", "Abs"), strict=True))
-    nodes = [node("NonZero", [x], [i]), node("Cast", [i], [s], to=1), node("If", [flag], [y], then_branch=t, else_branch=e)]
+    nodes = [
+        node("NonZero", [x], [i]),
+        node("Cast", [i], [s], to=1),
+        node("If", [flag], [y], then_branch=t, else_branch=e),
+    ]
     assert split(graph_of([x, flag], [y], nodes)) == (["NonZero"], ["Cast", "If"])
 
 
@@ -99,7 +103,11 @@ def test_a_shape_is_traced_to_the_inputs() -> None:
     x, shape, y = x_of(6), vector("shape"), Value("y")
     assert by_value([x, shape], [node("Reshape", [x, shape], [y])]) == ["shape"]
     a, b = Value("a"), Value("b")
-    nodes = [node("Mul", [shape, ints(2)], [a]), node("Concat", [a, ints(1)], [b], axis=0), node("Reshape", [x, b], [y])]
+    nodes = [
+        node("Mul", [shape, ints(2)], [a]),
+        node("Concat", [a, ints(1)], [b], axis=0),
+        node("Reshape", [x, b], [y]),
+    ]
     assert by_value([x, shape], nodes) == ["shape"]
 
 
@@ -129,4 +137,7 @@ def test_what_subgraphs_need_is_looked_for() -> None:
     x, shape, y, o = x_of(6), vector("shape"), Value("y"), Value("o")
     flag = Value("flag", TensorType(BOOL, ()))
     branch = graph_of([], [o], [node("Reshape", [x, shape], [o])])
-    assert by_value([x, shape, flag], [node("If", [flag], [y], then_branch=branch, else_branch=branch)]) == ["shape", "flag"]
+    assert by_value([x, shape, flag], [node("If", [flag], [y], then_branch=branch, else_branch=branch)]) == [
+        "shape",
+        "flag",
+    ]

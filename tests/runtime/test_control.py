@@ -232,7 +232,9 @@ def test_nested_branches_capture_from_every_level() -> None:
     flag2 = Value("flag2", TensorType(BOOL, ()))
     inner_yes = graph_of([], [deep], [node("Add", [mid, x], [deep])])
     inner_no = graph_of([], [mid], [])
-    outer_yes = graph_of([], [out], [node("Neg", [x], [mid]), node("If", [flag2], [out], then_branch=inner_yes, else_branch=inner_no)])
+    outer_yes = graph_of(
+        [], [out], [node("Neg", [x], [mid]), node("If", [flag2], [out], then_branch=inner_yes, else_branch=inner_no)]
+    )
     g = choose(outer_yes, graph_of([], [x], []), x, flag2)
     with fake_engine():
         for engine in ("host", "fake"):
@@ -245,7 +247,12 @@ def test_nested_branches_capture_from_every_level() -> None:
 def test_a_captured_value_named_like_an_input_of_the_body() -> None:
     """Names are labels: the body's own `x` and the `x` around it are two values."""
     outer, own, t = f32("x", 2), f32("x", 2), Value("t")
-    turn, cond, still, y = Value("turn", TensorType(I64, ())), Value("cond", TensorType(BOOL, ())), Value("k"), Value("y")
+    turn, cond, still, y = (
+        Value("turn", TensorType(I64, ())),
+        Value("cond", TensorType(BOOL, ())),
+        Value("k"),
+        Value("y"),
+    )
     body = graph_of([turn, cond, own], [still, t], [node("Identity", [cond], [still]), node("Add", [own, outer], [t])])
     g = graph_of([outer], [y], [node("Loop", [scalar(2, np.int64), None, outer], [y], body=body)])
     np.testing.assert_array_equal(run(g, X)[0], 3 * X)

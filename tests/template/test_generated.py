@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import pathlib
 import re
 import sys
@@ -10,7 +11,7 @@ import tomllib
 
 import pytest
 
-from tests.template.baking import ROOT, VARIANTS, Variant, bake, cookiecutter, files, run
+from tests.template.baking import ROOT, TEMPLATE, VARIANTS, Variant, bake, cookiecutter, files, run
 
 TOY = ROOT / "plugins" / "xrt-toy"
 STANDALONE = {"LICENSE", ".gitignore", "noxfile.py", ".github/workflows/ci.yml"}
@@ -133,3 +134,19 @@ def test_the_end_says_what_to_do_next(tmp_path: pathlib.Path) -> None:
     for words in ("xrt-chip is ready", "cd xrt-chip", "pip install -e .", "xrt engines", "pytest", "YOUR ENGINE"):
         assert words in done.stdout
     assert "'no_such_library.numpy' cannot be imported here" in done.stdout
+
+
+def test_the_page_is_true(tmp_path: pathlib.Path) -> None:
+    """docs/writing-an-engine.md names every question and choice; its code is that of a generated engine."""
+    page = (ROOT / "docs" / "writing-an-engine.md").read_text(encoding="utf-8")
+    questions = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
+    public = {q: a for q, a in questions.items() if not q.startswith("_")}
+    choices = {c for answer in public.values() if isinstance(answer, list) for c in answer}
+    project = bake(tmp_path / "out", Variant("kernels"))
+    code = "\n".join(p.read_text(encoding="utf-8") for p in (project / "src").rglob("*.py"))
+
+    assert re.findall(r"^\| `(\w+)` \| ", page.split("## Three ways")[0], re.MULTILINE) == list(public)
+    assert not {c for c in choices if f"`{c}`" not in page}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert blocks
+    assert all(block in code for block in blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import resource
@@ -22,7 +23,7 @@ LIMIT = 60.0
 class Installed:
     """A generated engine in an environment of its own, the output of its tests, and what all that took.
 
-    seconds: by the clock; machine: of processor time, in all processes.
+    seconds: by the clock; machine: of processor time, in all processes; load: programs that waited per processor.
     """
 
     variant: Variant
@@ -32,6 +33,7 @@ class Installed:
     output: str
     seconds: float
     machine: float
+    load: float
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=str)
@@ -44,7 +46,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     install(python, project)
     done = run([python, "-m", "pytest", "-p", "no:cacheprovider", "-q"], project)
     seconds, machine = time.perf_counter() - start, _machine_time() - before
-    return Installed(request.param, project, python, done.returncode, done.stdout, seconds, machine)
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return Installed(request.param, project, python, done.returncode, done.stdout, seconds, machine, load)
 
 
 def _machine_time() -> float:
@@ -66,13 +69,16 @@ def test_its_own_tests_pass(installed: Installed) -> None:
 
 
 def test_it_takes_less_than_a_minute(installed: Installed, record_property: pytest.RecordProperty) -> None:
-    """From `cookiecutter` to green tests, less than a minute of machine time (the clock also counts other programs)."""
-    print(f"{installed.variant}: {installed.machine:.1f} s of machine time, {installed.seconds:.1f} s by the clock")
+    """From `cookiecutter` to green tests: a minute of machine time at most, and by the clock of an idle machine."""
+    print(
+        f"{installed.variant}: {installed.machine:.1f} s of machine time, {installed.seconds:.1f} s by the clock at a "
+        f"load of {installed.load:.1f}"
+    )
     record_property("machine_seconds", installed.machine)
     record_property("clock_seconds", installed.seconds)
 
     assert installed.machine < LIMIT
-    if installed.variant.array_library == "kernels":
+    if installed.load < 1:  # else the clock tells about other programs
         assert installed.seconds < LIMIT
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from xrt_core.engine import engines
+from xrt_core.engine import engines, op_kernel, op_kernels
 from xrt_core.module import XRTModule
 from xrt_core.runtime.launch import Launch
 from xrt_core.testing import HostEngine, faults, functions
@@ -60,6 +60,36 @@ def test_an_engine_that_raises_in_supports_takes_nothing(registered: object) -> 
     module = XRTModule(function.body, engine=registered(faults.RaisesInSupports))  # type: ignore[operator]
     np.testing.assert_array_equal(module(x), XRTModule(function.body, engine="host")(x))
     assert all("KeyError" in n.reason for n in module.explain().report.host_nodes)
+
+
+def test_a_compiler_that_is_none(registered: object, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever `Engine.compiler` returns in place of a GraphCompiler is named, and the host stands in."""
+
+    class NoCompiler(HostEngine):
+        name = "no_compiler"
+
+        def compiler(self, device: str, options: faults.CompileOptions) -> faults.GraphCompiler:
+            return "a compiler"  # type: ignore[return-value]
+
+    function, x = functions.chain()
+    module = XRTModule(function.body, engine=registered(NoCompiler))  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING, "xrt"):
+        np.testing.assert_array_equal(module(x), XRTModule(function.body, engine="host")(x))
+    assert "'no_compiler' (xrt-no_compiler) gave a str as its compiler for cpu, expected a GraphCompiler" in caplog.text
+
+
+def test_kernels_of_unknown_operators_are_reported(
+    registered: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine with a kernel of no operator works, and the log names the kernel."""
+    monkeypatch.setattr(op_kernels, "_kernels", dict(op_kernels._kernels))
+    op_kernel("Rellu", engine=HostEngine.name)(lambda ctx, x: x)
+    function, x = functions.chain()
+    module = XRTModule(function.body, engine=registered(HostEngine))  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING, "xrt"):
+        np.testing.assert_array_equal(module(x), XRTModule(function.body, engine="host")(x))
+    assert "kernel ai.onnx.Rellu of engine 'host_reference'" in caplog.text
+    assert not module.explain().errors
 
 
 def test_results_are_looked_at_once(registered: object) -> None:

@@ -1,4 +1,4 @@
-"""Two executables of one Function on the same inputs: do they give the same results?"""
+"""Whether two executables of one Function give the same results on the same inputs."""
 
 from __future__ import annotations
 

@@ -230,6 +230,8 @@ class DiskCache:
         """Delete the entries used longest ago until the others fit into `limit` (the cache's own if None) bytes, and
         what killed processes left behind. Returns how many entries went, and the bytes of those that stay."""
         allowed = self.limit if limit is None else limit
+        if not self.entries.is_dir():
+            return 0, 0
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(Exception):  # two that evict at once only do the same work twice
                 from filelock import FileLock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,10 +28,9 @@ def namespace_for(device: str) -> Any:
     if device.partition(":")[0] != "cuda":
         return np
     try:
-        import cupy
+        return importlib.import_module("cupy")
     except ImportError as e:
         raise ExecutionError("the host on CUDA needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from e
-    return cupy
 
 
 def host_kernel(node: Node, xp: Any = np) -> HostKernel:

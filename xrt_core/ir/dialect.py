@@ -70,6 +70,7 @@ def _own(name: str, inputs: int, infer: object, required: tuple[str, ...] = (), 
 
 
 _own("StopGradient", 1, _like(0))
+_own("Assign", 2, _like(0))
 _own("ConvFilterGrad", 2, _filter, ("kernel_shape",), **_WINDOW, group="int")
 _own("MaxPoolGrad", 3, _like(1), ("kernel_shape",), **_POOL)
 _own("AveragePoolGrad", 1, _input_shape, ("kernel_shape", "size"), **_POOL, count_include_pad="int", size="ints")

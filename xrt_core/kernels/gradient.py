@@ -19,6 +19,12 @@ def stop_gradient(ctx: OpContext, x: Any) -> Any:
     return x
 
 
+@kernel("Assign", domain="xrt")
+def assign(ctx: OpContext, variable: Any, value: Any) -> Any:
+    """The new value of a variable. That it may take the variable's storage is said by the node's aliases."""
+    return value
+
+
 @kernel("ConvFilterGrad", domain="xrt")
 def conv_filter_grad(ctx: OpContext, x: Any, dy: Any) -> Any:
     """Gradient of Conv(x[N, C, ...], w) by w[M, C / group, *kernel_shape], for dy[N, M, ...]: one product a tap."""

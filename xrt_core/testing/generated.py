@@ -68,20 +68,32 @@ class Generated:
 def make_node(op_type: str, arrays: Sequence[Any], attributes: Mapping[str, Any]) -> Node | None:
     """A typed node of `op_type` over these arrays, or None where its schema does not take their dtypes."""
     schema = find_schema(op_type, "", _opset(op_type))
-    if schema is None or not _allowed(schema.onnx, arrays):
+    if schema is None:
         return None
-    inputs = [None if x is None else Value(f"x{i}", TensorType(x.dtype, x.shape), x) for i, x in enumerate(arrays)]
     count = int(attributes.get("num_outputs", max(1, schema.min_outputs)))
-    node = Node(op_type, inputs, [Value() for _ in range(count)], attributes, version=schema.since_version, name="node")
+    inputs = [None if x is None else Value(f"x{i}") for i, x in enumerate(arrays)]
+    outputs = [Value(f"y{i}") for i in range(count)]
+    return retyped(Node(op_type, inputs, outputs, attributes, version=schema.since_version, name="node"), arrays)
+
+
+def retyped(node: Node, arrays: Sequence[Any]) -> Node | None:
+    """`node` with the types of these arrays and what follows from them, or None where its schema does not take them."""
+    schema = find_schema(node.op_type, node.domain, node.version)
+    if schema is None or schema.onnx is None or not _allowed(schema.onnx, arrays):
+        return None
+    typed = [
+        None if v is None else Value(v.name, TensorType(x.dtype, x.shape))
+        for v, x in zip(node.inputs, arrays, strict=True)
+    ]
+    known = [None if v is None else Value(v.name, v.type, x) for v, x in zip(typed, arrays, strict=True)]
     try:
-        types = infer_types(node)
+        types = infer_types(node.replace(inputs=known))
     except (ShapeError, GraphError):
         return None
-    outputs = [Value(f"y{i}", t) for i, t in enumerate(types)]
-    if not all(v.is_static for v in outputs):
+    outputs = [None if v is None else Value(v.name, t) for v, t in zip(node.outputs, types, strict=True)]
+    if not all(v is None or v.is_static for v in outputs):
         return None
-    bare = [None if v is None else Value(v.name, v.type) for v in inputs]
-    return node.replace(inputs=bare, outputs=outputs)
+    return node.replace(inputs=typed, outputs=outputs)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import numpy as np
 from xrt_core.errors import XRTError
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Node
-from xrt_core.testing.generated import make_node
+from xrt_core.testing.generated import retyped
 from xrt_core.testing.tolerance import is_floating
 
 SAME_PRECISION: Final = frozenset(
@@ -24,7 +24,7 @@ def reference(node: Node, arrays: Sequence[Any]) -> list[np.ndarray]:
     if node.op_type not in SAME_PRECISION:
         wide = [x if x is None or not _narrow(x.dtype) else x.astype(np.float64) for x in arrays]
         if any(w is not x for w, x in zip(wide, arrays, strict=True)):
-            widened = make_node(node.op_type, wide, node.attributes)
+            widened = retyped(node, wide)
             if widened is not None:
                 try:
                     return _wanted(node, run_node(widened, wide))

@@ -56,7 +56,7 @@ def main() -> None:
     first = "--first" in sys.argv
     operators: set[str] = set()
     seen: set[Any] = set()
-    compiled, failed = 0, {}
+    compiled, failed, doubles = 0, {}, set()
     for case in cases():
         if first and case.op_type in operators:
             continue
@@ -76,9 +76,11 @@ def main() -> None:
                     assert f".target sm_{capability}" in ptx
                     assert ".visible .entry" in ptx
                     compiled += 1
+                    if ".f64" in ptx and all(d.itemsize <= 4 or d.kind != "f" for d in dtypes):
+                        doubles.add(case.op_type)
                 except Exception as e:  # every failure goes into the report
                     failed[f"{case!r} sm_{capability}"] = f"{type(e).__name__}: {e}"[:2000]
-    print(json.dumps({"compiled": compiled, "failed": failed}))
+    print(json.dumps({"compiled": compiled, "failed": failed, "doubles": sorted(doubles)}))
 
 
 reason = missing()

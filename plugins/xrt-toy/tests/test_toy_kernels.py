@@ -18,6 +18,9 @@ from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.ir.graph import Node
 
 TOLERANCE = {"float16": 4e-3, "float32": 2e-5, "float64": 1e-12}
+SLOW_IN_SINGLE = {"Cos", "Sin", "Cast"}
+"""Who may calculate in double precision where no operand has it: CUDA reduces large angles so, and Cast takes integers
+through it."""
 HERE = Path(__file__).parent
 
 
@@ -123,6 +126,7 @@ def test_a_kernel_of_each_operator_compiles_to_ptx() -> None:
     """What the simulator runs is real CUDA: one case of each operator compiles for compute capability 9.0."""
     report = _ptx("--first", "90")
     assert report["failed"] == {}
+    assert set(report["doubles"]) <= SLOW_IN_SINGLE
     assert report["compiled"] >= 50
 
 
@@ -131,4 +135,5 @@ def test_every_kernel_compiles_to_ptx() -> None:
     """Every kernel, with every dtype it claims, compiles for compute capabilities 8.0 and 9.0."""
     report = _ptx("80", "90")
     assert report["failed"] == {}
+    assert set(report["doubles"]) <= SLOW_IN_SINGLE
     assert report["compiled"] >= 600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # the backend cases live wit
 @pytest.fixture(scope="session")
 def engine() -> XlaEngine:
     return XlaEngine()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or writes the user's own cache, child processes included."""
+    os.environ["XRT_CACHE_DIR"] = str(tmp_path_factory.mktemp("xrt-cache"))
 
 
 @pytest.fixture(autouse=True)

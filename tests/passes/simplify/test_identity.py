@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from xrt_core.ir.types import TensorType
 from xrt_core.passes.simplify import IdentityNodes
 
 
-def single(op: str, shape: tuple[Any, ...] = (2, 3), *more: Value | None, out: Any = None, dtype: Any = F32, **a: Any) -> Graph:
+def single(
+    op: str, shape: tuple[Any, ...] = (2, 3), *more: Value | None, out: Any = None, dtype: Any = F32, **a: Any
+) -> Graph:
     """x -> op -> Relu; the output of `op` has the type of x, or shape `out`."""
     x = Value("x", TensorType(dtype, shape))
     y = Value("y", TensorType(dtype, shape if out is None else out))
@@ -41,7 +44,7 @@ def test_identity_goes_whatever_its_type() -> None:
 def test_chains_and_graph_outputs_are_rewired() -> None:
     """Three identities in a row that end in an output leave the input as the output."""
     v = [Value(f"v{i}") for i in range(4)]
-    g = graph_of([v[0]], [v[3], v[1]], [node("Identity", [a], [b]) for a, b in zip(v, v[1:], strict=False)])
+    g = graph_of([v[0]], [v[3], v[1]], [node("Identity", [a], [b]) for a, b in pairwise(v)])
     result = IdentityNodes()(g)
     assert (result.nodes, result.outputs) == ((), (v[0], v[0]))
 
@@ -128,7 +131,11 @@ def test_a_combination_of_one_goes(op: str) -> None:
 
 
 def dropout(mode: Value | None, mask_read: bool) -> Graph:
-    x, y, mask = Value("x", TensorType(F32, (2,))), Value("y", TensorType(F32, (2,))), Value("m", TensorType(BOOL, (2,)))
+    x, y, mask = (
+        Value("x", TensorType(F32, (2,))),
+        Value("y", TensorType(F32, (2,))),
+        Value("m", TensorType(BOOL, (2,))),
+    )
     nodes: list[Node] = [node("Dropout", [x, None, mode], [y, mask])]
     z = Value("z")
     nodes.append(node("Relu", [y], [z]))

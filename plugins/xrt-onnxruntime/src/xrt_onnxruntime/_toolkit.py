@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime as ort
+import onnxruntime as ort  # type: ignore[import-untyped]
 
 from xrt_core.ir.onnx_proto import dtype_to_onnx
 
@@ -153,7 +153,9 @@ def load_optimised(model: bytes, constants: bytes, options: Any) -> Any:
     return ort.InferenceSession(model, options, providers=[_PROVIDER])
 
 
-def run_bound(session: Any, inputs: Sequence[tuple[str, np.ndarray]], outputs: Sequence[tuple[str, np.ndarray]]) -> None:
+def run_bound(
+    session: Any, inputs: Sequence[tuple[str, np.ndarray]], outputs: Sequence[tuple[str, np.ndarray]]
+) -> None:
     """Run on values over NumPy memory, results included: for dtypes that are not NumPy's own."""
     binding = session.io_binding()
     for name, array in inputs:

@@ -85,6 +85,25 @@ def _empty_bool(node: Node) -> str | None:
     return None
 
 
+def _sign(node: Node) -> str | None:
+    x = _input(node, 0)
+    narrow = x is not None and x.dtype is not None and x.dtype.itemsize == 2 and x.dtype.kind in "fV"
+    return "onnxruntime's Sign of a 16-bit NaN is 0" if narrow else None
+
+
+def _matrix_product(node: Node) -> str | None:
+    x = _input(node, 0)
+    if x is not None and x.dtype is not None and x.dtype.kind == "u" and x.shape is not None and 0 in x.shape:
+        return "onnxruntime fails on MatMul of unsigned integers with nothing to sum"
+    return None
+
+
+def _group_normalisation(node: Node) -> str | None:
+    x = _input(node, 0)
+    wide = x is not None and x.dtype == np.float64
+    return "onnxruntime computes GroupNormalization of float64 in float32" if wide else None
+
+
 _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
     {
         **dict.fromkeys(_RANDOM, _random),
@@ -97,6 +116,9 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "MaxUnpool": _max_unpool,
         "Resize": _resize,
         "ConvInteger": _conv_integer,
+        "GroupNormalization": _group_normalisation,
+        "MatMul": _matrix_product,
+        "Sign": _sign,
         "ReduceMax": _empty_bool,
         "ReduceMin": _empty_bool,
     }

@@ -43,28 +43,46 @@ class OnnxRuntimeExecutable(Executable):
         self._compiler = compiler
         self._blob = blob
         dtypes = {p.dtype for p in (*self._params, *self._returns)}
-        passed_on = set(self._inputs) & set(self._outputs)
-        self._direct = all(map(_toolkit.is_native, dtypes)) and not passed_on
+        self._native = all(map(_toolkit.is_native, dtypes))
+        # the library would hand the caller's own memory back
+        self._passed = {i: self._inputs.index(n) for i, n in enumerate(self._outputs) if n in self._inputs}
+        self._computed = [n for n in self._outputs if n not in self._inputs]
 
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
     ) -> Sequence[Any]:
         """Run once, and wait. Inputs are NumPy arrays of the entries' dtypes and shapes; so are the results."""
         try:
-            if self._direct:
+            if self._passed:
+                return self._run_with_copies(inputs)
+            if self._native:
                 results: Sequence[Any] = self._call(self._outputs, dict(zip(self._inputs, inputs, strict=True)))
                 return results
             return self._run_bound(inputs)
         except Exception as e:
             raise ExecutionError(f"onnxruntime: {self._complaint(inputs) or _toolkit.first_line(e)}") from e
 
+    def _run_with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Results where some are inputs that come back."""
+        complaint = self._complaint(inputs)
+        if complaint:
+            raise ExecutionError(complaint)
+        if not self._computed:
+            computed: Sequence[Any] = ()
+        elif self._native:
+            computed = self._call(self._computed, dict(zip(self._inputs, inputs, strict=True)))
+        else:
+            computed = self._run_bound(inputs)
+        left = iter(computed)
+        return [inputs[self._passed[i]].copy() if i in self._passed else next(left) for i in range(len(self._outputs))]
+
     def _run_bound(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
         complaint = self._complaint(inputs)
         if complaint:  # values over memory are not checked by the library
             raise ExecutionError(complaint)
         given = [(n, np.ascontiguousarray(x).reshape(x.shape)) for n, x in zip(self._inputs, inputs, strict=True)]
-        results = [np.empty(p.shape, p.dtype) for p in self._returns]
-        _toolkit.run_bound(self._session, given, list(zip(self._outputs, results, strict=True)))
+        results = [np.empty(p.shape, p.dtype) for i, p in enumerate(self._returns) if i not in self._passed]
+        _toolkit.run_bound(self._session, given, list(zip(self._computed, results, strict=True)))
         return results
 
     def _complaint(self, inputs: Sequence[Any]) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from xrt_core.engine.contract import Function, Parameter
-from xrt_core.errors import CompileError
+from xrt_core.errors import CompileError, ExportError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import STRING
 
@@ -36,7 +36,7 @@ class Exported:
 def export(function: Function, newest_opset: int) -> Exported:
     """The model of `function`, of an opset not above `newest_opset` where its nodes allow it.
 
-    Raises CompileError for a function whose nodes belong to opsets that no one model can have.
+    Raises CompileError for a function that ONNX cannot express, or whose nodes belong to opsets that no one model has.
     """
     large = _large_constants(function.body)
     stand_ins = {v: Value(v.name, v.type) for v in large}
@@ -61,7 +61,10 @@ def to_model(function: Function, newest_opset: int) -> ModelProto:
     """The ONNX model of `function`, constants and all, for the library. Raises CompileError as `export`."""
     body = function.body
     opsets = {**body.opsets, "": min(body.opsets.get("", newest_opset), newest_opset)}
-    model = Function(function.name, function.params, function.returns, body.replace(opsets=opsets)).to_onnx()
+    try:
+        model = Function(function.name, function.params, function.returns, body.replace(opsets=opsets)).to_onnx()
+    except ExportError as e:
+        raise CompileError(f"onnxruntime: function {function.name!r} does not export: {e}") from e
     if model.functions:  # how the exporter writes nodes of another opset; the library reads them at the model's opset
         mixed = ", ".join(sorted({f"{n.operator}-{n.version}" for n in body.nodes}))
         raise CompileError(f"onnxruntime: function {function.name!r} mixes nodes that no one opset has: {mixed}")

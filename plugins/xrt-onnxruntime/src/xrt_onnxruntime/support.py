@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt_core.engine.contract import Function
 from xrt_core.errors import XRTError
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
 from xrt_core.ir.types import STRING, SequenceType, TensorType, dtype_name
 from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.deviations import deviation
@@ -34,14 +34,16 @@ def why_not(node: Node) -> str | None:
                 return _unfit(v, node, what)
             dtype = t.dtype
             if dtype == STRING or (v.data is None and dtype.kind == "V" and dtype.name in _PACKED):
-                return f"{what} {v.name!r} of {node.operator} is {dtype_name(dtype)}; onnxruntime gets numbers of a byte or more"
+                name = dtype_name(dtype)
+                return f"{what} {v.name!r} of {node.operator} is {name}; onnxruntime gets numbers of a byte or more"
             kinds.append((dtype, len(t.shape)))
     if node.attributes and node.subgraphs:
         return f"{node.operator} has subgraphs, which XRT runs step by step with their parts on engines"
     if node.domain not in ("", "ai.onnx.ml"):
         return f"{node.operator} is of no domain that onnxruntime's CPU kernels are for"
     if not node.domain and node.version > _toolkit.newest_opset():
-        return f"onnxruntime {_toolkit.version()} knows opsets up to {_toolkit.newest_opset()}; {node.op_type}-{node.version} is newer"
+        known = f"onnxruntime {_toolkit.version()} knows opsets up to {_toolkit.newest_opset()}"
+        return f"{known}; {node.op_type}-{node.version} is newer"
     found = deviation(node)
     if found is not None:
         return found
@@ -69,15 +71,19 @@ def _remember(key: Hashable, verdict: str | None) -> None:
 
 
 def _attributes(node: Node) -> Hashable:
-    found = []
-    for name, a in node.attributes.items():
-        if isinstance(a, np.ndarray):
-            found.append((name, a.dtype, a.shape, a.tobytes()))
-        elif isinstance(a, int | float | str | bytes | tuple):
-            found.append((name, type(a), a if type(a) is not tuple or not a or not isinstance(a[0], np.ndarray) else id(a)))
-        else:
-            found.append((name, id(a)))
-    return tuple(found)
+    return tuple((name, _frozen(a)) for name, a in node.attributes.items())
+
+
+def _frozen(attribute: Any) -> Hashable:
+    """What tells an attribute from others, hashable."""
+    if isinstance(attribute, np.ndarray):
+        return attribute.dtype, attribute.shape, attribute.tobytes()
+    if isinstance(attribute, SparseTensor):
+        return _frozen(attribute.values), _frozen(attribute.indices), attribute.dims
+    if isinstance(attribute, tuple):
+        return tuple(map(_frozen, attribute))
+    found: Hashable = attribute
+    return type(attribute), found
 
 
 def _trial(node: Node, constants: bool) -> str | None:

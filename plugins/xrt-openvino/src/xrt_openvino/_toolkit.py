@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import io
@@ -13,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import openvino as ov
-from openvino.utils.data_helpers.wrappers import InferRequestBase as _Request
+import openvino as ov  # type: ignore[import-untyped]
+from openvino.utils.data_helpers.wrappers import InferRequestBase as _Request  # type: ignore[import-untyped]
 
 _DEVICE: Final = "CPU"
 _LOCATION: Final = "*/_ORT_MEM_ADDR_/*"  # where OpenVINO's ONNX reader takes an external tensor's offset as an address
@@ -129,21 +128,34 @@ def listing(compiled: Any) -> str:
     return "\n".join(lines)
 
 
-def ports(compiled: Any, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[list[int | None], list[int]]:
-    """For each name of an input and an output its index in the compiled model; None for an input it dropped."""
-    at = {name: i for i, port in enumerate(compiled.inputs) for name in port.get_names()}
-    out = {name: i for i, port in enumerate(compiled.outputs) for name in port.get_names()}
-    return [at.get(n) for n in inputs], [out[n] for n in outputs]
+def ports(compiled: Any, inputs: Sequence[str], outputs: Sequence[str]) -> list[int | None]:
+    """For each input of the ONNX model its index in the compiled model, None for one it dropped; outputs keep theirs.
+
+    Raises RuntimeError where the compiled model has other outputs than the ONNX model.
+    """
+    if len(compiled.outputs) != len(outputs):
+        raise RuntimeError(f"it came out with {len(compiled.outputs)} outputs instead of {len(outputs)}")
+    if len(compiled.inputs) == len(inputs):
+        return list(range(len(inputs)))  # not by name: an input that is handed through may lose its own
+    at = {port.get_node().get_friendly_name(): i for i, port in enumerate(compiled.inputs)}
+    return [at.get(n) for n in inputs]
+
+
+class _Alias:
+    """A view of an array's memory that NumPy takes for writable; it keeps the array alive."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.__array_interface__ = {**array.__array_interface__, "data": (address(array), False)}
+        self.owner = array
 
 
 def writable(array: np.ndarray) -> np.ndarray:
     """The array, or one over the same memory that may be written: OpenVINO shares no other, and does not write it."""
     if array.flags.writeable:
         return array
-    # the alias keeps the array alive: ctypes objects take attributes
-    memory = (ctypes.c_char * array.nbytes).from_address(address(array))
-    memory.owner = array
-    return np.frombuffer(memory, array.dtype).reshape(array.shape)
+    return np.asarray(_Alias(array))
 
 
 def tensor_over(array: np.ndarray) -> Any:
@@ -153,9 +165,9 @@ def tensor_over(array: np.ndarray) -> Any:
     return ov.Tensor(array, shared_memory=True)
 
 
-def infer(request: Any, inputs: Mapping[int, Any], outputs: Sequence[tuple[int, Any]]) -> None:
+def infer(request: Any, inputs: Mapping[int, Any], outputs: Sequence[Any]) -> None:
     """Run a request on tensors, the results' included."""
-    for index, tensor in outputs:
+    for index, tensor in enumerate(outputs):
         request.set_output_tensor(index, tensor)
     # the public `infer` looks at every input again, which takes as long as a small model
     _Request.infer(request, inputs, True, False)

@@ -51,11 +51,12 @@ class OpenVinoCompiler(GraphCompiler):
         exported = export(function)
         try:
             compiled = _toolkit.compile_model(exported.model, exported.weights, self.config)
+            return OpenVinoExecutable(
+                compiled, entry_params, return_params, exported.inputs, exported.outputs, exported.weights
+            )
         except Exception as e:
-            raise CompileError(f"openvino: function {function.name!r} does not compile: {_toolkit.first_line(e)}") from e
-        return OpenVinoExecutable(
-            compiled, entry_params, return_params, exported.inputs, exported.outputs, exported.weights
-        )
+            why = _toolkit.first_line(e)
+            raise CompileError(f"openvino: function {function.name!r} does not compile: {why}") from e
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import dtype_name
 
 NEWEST: Final = 24
-"""The library reads a newer version of an operator as the one it knows, and says nothing of attributes it leaves out."""
+"""The library reads a newer version of an operator as the one it knows, and leaves out new attributes silently."""
 
 _FLOAT: Final = np.dtype(np.float32)
 _BOOL: Final = np.dtype(np.bool_)
@@ -29,6 +29,8 @@ _MOVERS: Final = frozenset(
     ("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
      "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
 )  # fmt: skip
+# of these, newer versions only know more types
+_ONLY_TYPES: Final = _MOVERS - {"DepthToSpace", "SpaceToDepth"}
 _LOGIC: Final = frozenset(("And", "Equal", "Not", "Or", "Xor"))
 _TO_BOOL: Final = frozenset(("Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual"))
 _QUANTISERS: Final = frozenset(("DequantizeLinear", "QuantizeLinear"))
@@ -60,7 +62,7 @@ def deviation(node: Node) -> str | None:
     for i, v in enumerate(node.outputs):
         if v is not None and not _output_is_exact(node, i, v):
             return _reason(node, v)
-    if node.version > NEWEST:
+    if node.version > NEWEST and node.op_type not in _ONLY_TYPES:
         return f"openvino ignores what is new in {node.op_type}-{node.version}: it is asked up to opset {NEWEST}"
     rule = _RULES.get(node.op_type)
     return None if rule is None else rule(node)
@@ -156,12 +158,43 @@ def _resize(node: Node) -> str | None:
 
 
 def _ceil_pool(node: Node) -> str | None:
-    """Rounding up, a last window that begins in the padding is left out by ONNX, and not always by the library."""
-    return f"openvino counts the windows of {node.op_type} otherwise with ceil_mode" if node.attributes.get("ceil_mode", 0) else None
+    """Rounding up, ONNX leaves out a last window that begins in the padding; the library does so here and there."""
+    a, x, y = node.attributes, _given(node, 0), node.outputs[0]
+    if not a.get("ceil_mode", 0) or x is None or x.shape is None or y is None or y.shape is None:
+        return None
+    kernel: Any = a.get("kernel_shape", ())
+    rank = len(kernel)
+    strides: Any = a.get("strides", (1,) * rank)
+    dilations: Any = a.get("dilations", (1,) * rank)
+    pads: Any = a.get("pads", (0,) * (2 * rank))
+    for i, (size, out) in enumerate(zip(x.shape[2:], y.shape[2:], strict=True)):
+        span = dilations[i] * (kernel[i] - 1) + 1
+        if isinstance(size, int) and -(-(size + pads[i] + pads[rank + i] - span) // strides[i]) + 1 != out:
+            return f"openvino counts the windows of {node.op_type} otherwise with ceil_mode and these sizes"
+    return None
 
 
 def _extreme(node: Node) -> str | None:
     return f"openvino's {node.op_type} of infinities is the largest finite number"
+
+
+def _not_a_number(node: Node) -> str | None:
+    return f"openvino's {node.op_type} gives numbers, or True, for what is not a number"
+
+
+def _split(node: Node) -> str | None:
+    """Without sizes ONNX makes the last part smaller where the axis does not divide."""
+    x, count = _given(node, 0), len(node.outputs)
+    if _given(node, 1) is not None or "split" in node.attributes or x is None or x.shape is None:
+        return None
+    axis: Any = node.attributes.get("axis", 0)
+    size = x.shape[axis]
+    return "openvino's Split makes equal parts only" if isinstance(size, int) and size % count else None
+
+
+def _roi_align(node: Node) -> str | None:
+    mode = node.attributes.get("mode", "avg")
+    return "openvino's RoiAlign takes another maximum" if mode == "max" else None
 
 
 _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
@@ -175,7 +208,16 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "LSTM": _recurrent,
         "MaxPool": _ceil_pool,
         "Multinomial": _random,
+        "Celu": _not_a_number,
+        "Greater": _not_a_number,
+        "GreaterOrEqual": _not_a_number,
+        "Max": _not_a_number,
+        "Min": _not_a_number,
+        "Mod": _not_a_number,
         "Pad": _pad,
+        "RoiAlign": _roi_align,
+        "Split": _split,
+        "ThresholdedRelu": _not_a_number,
         "RNN": _recurrent,
         "RandomNormal": _random,
         "RandomNormalLike": _random,

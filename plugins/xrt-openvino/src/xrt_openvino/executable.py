@@ -39,9 +39,9 @@ class OpenVinoExecutable(Executable):
         self._returns = tuple(return_params)
         self._names = list(inputs), list(outputs)
         self._weights = weights  # the compiled model may read them where they are
-        entries, results = _toolkit.ports(compiled, inputs, outputs)
+        entries = _toolkit.ports(compiled, inputs, outputs)
         self._entries = tuple((i, port, p) for i, (port, p) in enumerate(zip(entries, self._params, strict=True)))
-        self._results = tuple((port, p.shape, p.dtype) for port, p in zip(results, self._returns, strict=True))
+        self._results = tuple((p.shape, p.dtype) for p in self._returns)
         self._idle: deque[Any] = deque()
 
     def run(
@@ -57,13 +57,13 @@ class OpenVinoExecutable(Executable):
                 x = self._accepted(x, p)
             if port is not None:
                 given[port] = _toolkit.tensor_over(x if x.flags.c_contiguous else x.copy(order="C"))
-        results = [np.empty(shape, dtype) for _, shape, dtype in self._results]
+        results = [np.empty(shape, dtype) for shape, dtype in self._results]
         try:
             request = self._idle.pop()
         except IndexError:
             request = self._compiled.create_infer_request()
         try:
-            out = [(r[0], _toolkit.tensor_over(y)) for r, y in zip(self._results, results, strict=True)]
+            out = [_toolkit.tensor_over(y) for y in results]
             _toolkit.infer(request, given, out)
         except Exception as e:  # a request that failed is not used again
             raise ExecutionError(f"openvino: {_toolkit.first_line(e)}") from e
@@ -98,7 +98,7 @@ class OpenVinoExecutable(Executable):
         Function again is as quick as reading it."""
         size = sum(w.nbytes for w in self._weights.values())
         if size > _MOST_STORED:
-            raise UnsupportedError(f"openvino compiles the function as quickly as it reads its {size} bytes of constants")
+            raise UnsupportedError(f"openvino compiles the function as quickly as it reads {size} bytes of constants")
         return self.serialize()
 
     def as_text(self) -> str:

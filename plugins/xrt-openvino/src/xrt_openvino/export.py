@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from xrt_core.engine.contract import Function, Parameter
-from xrt_core.errors import CompileError
+from xrt_core.errors import CompileError, ExportError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import STRING
 from xrt_openvino import _toolkit
@@ -36,7 +36,7 @@ class Exported:
 def export(function: Function) -> Exported:
     """The model of `function`.
 
-    Raises CompileError for a function whose nodes belong to opsets that no one model can have.
+    Raises CompileError for a function that ONNX cannot express, or whose nodes belong to opsets that no one model has.
     """
     large = _large_constants(function.body)
     stand_ins = {v: Value(v.name, v.type) for v in large}
@@ -59,7 +59,10 @@ def export(function: Function) -> Exported:
 
 def to_model(function: Function) -> ModelProto:
     """The ONNX model of `function`, constants and all, for the library. Raises CompileError as `export`."""
-    model = function.to_onnx()
+    try:
+        model = function.to_onnx()
+    except ExportError as e:
+        raise CompileError(f"openvino: function {function.name!r} does not export: {e}") from e
     if model.functions:  # how the exporter writes nodes of another opset; the library reads them at the model's opset
         mixed = ", ".join(sorted({f"{n.operator}-{n.version}" for n in function.body.nodes}))
         raise CompileError(f"openvino: function {function.name!r} mixes nodes that no one opset has: {mixed}")

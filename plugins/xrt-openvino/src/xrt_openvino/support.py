@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt_core.engine.contract import Function
 from xrt_core.errors import XRTError
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_openvino import _toolkit
 from xrt_openvino.deviations import deviation
@@ -70,15 +70,19 @@ def _remember(key: Hashable, verdict: str | None) -> None:
 
 
 def _attributes(node: Node) -> Hashable:
-    found = []
-    for name, a in node.attributes.items():
-        if isinstance(a, np.ndarray):
-            found.append((name, a.dtype, a.shape, a.tobytes()))
-        elif isinstance(a, int | float | str | bytes | tuple):
-            found.append((name, type(a), a if type(a) is not tuple or not a or not isinstance(a[0], np.ndarray) else id(a)))
-        else:
-            found.append((name, id(a)))
-    return tuple(found)
+    return tuple((name, _frozen(a)) for name, a in node.attributes.items())
+
+
+def _frozen(attribute: Any) -> Hashable:
+    """What tells an attribute from others, hashable."""
+    if isinstance(attribute, np.ndarray):
+        return attribute.dtype, attribute.shape, attribute.tobytes()
+    if isinstance(attribute, SparseTensor):
+        return _frozen(attribute.values), _frozen(attribute.indices), attribute.dims
+    if isinstance(attribute, tuple):
+        return tuple(map(_frozen, attribute))
+    found: Hashable = attribute
+    return type(attribute), found
 
 
 def _trial(node: Node, static: bool) -> str | None:

@@ -29,7 +29,7 @@ class ToyEngine(Engine):
     automatic = False  # it is there to be read: it takes part where somebody asks for it by name
 
     @property
-    def conformance(self) -> Mapping[str, Any]:  # type: ignore[override] - known once numba has looked for a GPU
+    def conformance(self) -> Mapping[str, Any]:  # type: ignore[override]  # it depends on the GPU
         """What the conformance kit may expect."""
         simulated = "simulator" in _probe().version
         return {"serialisation": False, "in_place": True, "toolkit": ("numba",), "simulated": simulated}

@@ -19,6 +19,9 @@ from xrt_core.errors import EngineUnavailableError
 
 __all__ = ["BLOCKS", "SIMULATED", "THREADS", "TILE", "cuda", "device_function", "element_type", "library"]
 
+Scalar = Any
+"""A scalar type of NumPy: `np.float32`, ... (mypy does not let `type[np.generic]` be a key)"""
+
 _VARIABLE: Final = "NUMBA_ENABLE_CUDASIM"
 
 
@@ -35,9 +38,10 @@ GPUS: Final = _gpus()
 if not GPUS:
     os.environ.setdefault(_VARIABLE, "1")
 
-import numba  # noqa: E402 - the variable above is read by this import
-from numba import cuda  # noqa: E402
+import numba  # noqa: E402
+import numba.cuda  # noqa: E402 - this import reads the variable
 
+cuda: Any = numba.cuda
 SIMULATED: Final = not hasattr(cuda.cudadrv.driver, "Device")
 """Whether numba's simulator stands in for a GPU: kernels run as Python, one thread of the host per CUDA thread."""
 
@@ -53,7 +57,7 @@ if SIMULATED:
     logging.getLogger("xrt").warning("toy: %s, kernels run on numba's simulator: right, but very slow", _cause)
 else:
     with contextlib.suppress(ImportError):
-        from numba.cuda.core import config
+        from numba.cuda.core import config  # type: ignore[import-not-found]
 
         config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small clusters have small grids; that is no news to anybody
 
@@ -107,12 +111,12 @@ def device_function(function: Callable[..., Any]) -> Any:
 
 
 @functools.cache
-def library(scalar: type[np.generic]) -> types.SimpleNamespace:
+def library(scalar: Scalar) -> types.SimpleNamespace:
     """Mathematical functions on one scalar type, `T`: of CUDA, or of NumPy for the simulator."""
     if SIMULATED:  # Python's math raises where CUDA gives an infinity or a NaN
         names = {n: getattr(np, n) for n in ("exp", "log", "sqrt", "sin", "cos", "tanh", "floor", "ceil", "rint")}
         return types.SimpleNamespace(T=scalar, erf=math.erf, pow=np.float_power, integer=_integer, **names)
-    from numba.cuda import libdevice as d
+    d = cuda.libdevice
 
     names = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "sin", "cos", "tanh", "erf", "pow")}
     floor, ceil, rint = (d.floorf, d.ceilf, d.rintf) if scalar is np.float32 else (d.floor, d.ceil, d.rint)
@@ -125,7 +129,7 @@ def _integer(x: Any) -> Any:
     return np.asarray(x).astype(np.int64)[()]
 
 
-def element_type(scalar: type[np.generic]) -> Any:
+def element_type(scalar: Scalar) -> Any:
     """The scalar type as numba calls it, which arrays in shared memory are declared with."""
     return numba.from_dtype(np.dtype(scalar))
 
@@ -198,7 +202,7 @@ def as_device_array(x: Any) -> Any:
     elif hasattr(x, "__cuda_array_interface__"):
         found = cuda.as_cuda_array(x)
     elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:  # kDLCUDA
-        from cuda.core.utils import StridedMemoryView
+        from cuda.core.utils import StridedMemoryView  # type: ignore[import-untyped]
 
         view = StridedMemoryView.from_dlpack(x, stream_ptr=-1)
         strides = None if view.strides is None else tuple(s * view.dtype.itemsize for s in view.strides)

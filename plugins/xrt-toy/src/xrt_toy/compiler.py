@@ -58,9 +58,9 @@ def make_program(function: Function, entries: Sequence[Parameter], returns: Sequ
         return constants[id(data)][1]
 
     for node in function.body.nodes:
-        for value, result in zip(node.outputs, _run_kernel(node, codes, buffer), strict=False):
-            if value is not None:
-                values[value] = _checked(result, value, node)
+        for output, result in zip(node.outputs, _run_kernel(node, codes, buffer), strict=False):
+            if output is not None:
+                values[output] = _checked(result, output, node)
 
     # What the function returns is computed where the caller gets it. A return that shares its storage with an entry, a
     # constant or an earlier return is copied there.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
+import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -53,9 +55,36 @@ with contextlib.suppress(ImportError, AttributeError):
     _MANAGERS.append((_internal.persistent_cache_min_compile_time_secs, 1e9))
 
 
-# XLA's CPU library fusions read a uniform operand that they fold in as if it were a whole matrix (jaxlib 0.10.2:
-# jnp.sum(x @ jnp.full(...), 0) gives NaN); with dot products alone in a fusion there is nothing to fold.
+# XLA's CPU library fusions around a reduction are wrong where a uniform array is folded into them (jaxlib 0.10.2:
+# jnp.sum(x @ jnp.full(...), 0) gives NaN), so the library gets dot products alone.
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+
+# XLA's own reductions in stages of 32 take twice the time of its plain ones (LayerNorm, Softmax), except for long
+# ones across rows, which are 20 times slower without the stages.
+STAGED_REDUCTIONS = "tree_reduction_rewriter"
+_LONG = 1024
+
+
+def has_long_reduction(jaxpr: Any) -> bool:
+    """Whether a program sums (or takes the maximum of, ...) many elements that do not lie in one row."""
+    for equation in jaxpr.eqns:
+        axes = equation.params.get("axes")
+        if equation.primitive.name.startswith("reduce_") and axes:
+            shape = equation.invars[0].aval.shape
+            if tuple(axes) != (len(shape) - 1,) and math.prod(shape[i] for i in axes) > _LONG:
+                return True
+        if any(has_long_reduction(inner) for inner in _inner(equation)):
+            return True
+    return False
+
+
+def _inner(equation: Any) -> Iterator[Any]:
+    """The programs inside an operation: of a jitted call, a loop, a branch."""
+    for value in equation.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            part = getattr(part, "jaxpr", part)  # of a closed one
+            if hasattr(part, "eqns"):
+                yield part
 
 
 @functools.cache
@@ -137,12 +166,13 @@ def library_version() -> str:
 
 @functools.cache
 def fingerprint_of(device: Any) -> str:
-    """What a compiled program depends on: JAX, the device's model, and on a CPU its instruction set."""
+    """What a compiled program depends on: JAX, XLA's flags, the device's model, and on a CPU its instruction set."""
     parts = ["jax", library_version(), kind_of(device), str(device.device_kind)]
     if kind_of(device) == "cpu":
         parts.append(_instruction_set())
     else:
         parts += [str(device.client.platform_version), str(getattr(device, "compute_capability", ""))]
+    parts.append(os.environ.get("XLA_FLAGS", ""))  # some of them change numbers
     return " ".join(" ".join(parts).split())
 
 

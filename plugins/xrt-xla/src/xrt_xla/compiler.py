@@ -29,6 +29,7 @@ become float32 ones)."""
 
 _RANDOM: Final = frozenset(("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"))
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
+_DISABLE: Final = "xla_disable_hlo_passes"
 
 
 class XlaGraphCompiler(GraphCompiler):
@@ -51,9 +52,9 @@ class XlaGraphCompiler(GraphCompiler):
             with _toolkit.pinned(self._device):
                 self._xla_options.update(_toolkit.cpu_options())
         self._xla_options.update(options.extra.get("xla", {}))
-        if not options.fused:
-            # no fused loops, and dot products by XLA's own code instead of the library's
-            self._xla_options["xla_disable_hlo_passes"] = "fusion,dot-library-rewriter"
+        self._asked_off = str(self._xla_options.pop(_DISABLE, ""))
+        # unfused: no fused loops, and dot products by XLA's own code instead of the library's
+        self._disabled = [] if options.fused else ["fusion", "dot-library-rewriter"]
 
     def compile(
         self,
@@ -71,8 +72,8 @@ class XlaGraphCompiler(GraphCompiler):
             arguments = [_toolkit.abstract(s, d, sharding) for s, d in shapes]
             donated = tuple(sorted(a.input for a in aliases))
             try:
-                lowered = jax.jit(program.xrt_program, donate_argnums=donated).lower(*arguments)
-                compiled = lowered.compile(compiler_options=self._xla_options)
+                traced = jax.jit(program.xrt_program, donate_argnums=donated).trace(*arguments)
+                compiled = traced.lower().compile(compiler_options=self._options_for(traced.jaxpr))
             except XRTError:
                 raise
             except Exception as e:
@@ -80,6 +81,15 @@ class XlaGraphCompiler(GraphCompiler):
             weights = _toolkit.put_all(program.weights, self._device)
             program.weights.clear()  # JAX may keep the traced callable
         return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device)
+
+    def _options_for(self, jaxpr: Any) -> dict[str, Any]:
+        """XLA options for one program."""
+        disabled = list(self._disabled)
+        if self._kind == "cpu" and not _toolkit.has_long_reduction(jaxpr):
+            disabled.append(_toolkit.STAGED_REDUCTIONS)
+        if self._asked_off:
+            disabled.append(self._asked_off)
+        return {**self._xla_options, _DISABLE: ",".join(disabled)} if disabled else self._xla_options
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for; `blob` must come from a trusted place (it is unpickled)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -98,7 +98,7 @@ def wait_for(arrays: Iterable[Any]) -> None:
             wait()
 
 
-def owned(array: Any, held: Iterable[int]) -> Any:
+def owned(array: Any, held: Container[int]) -> Any:
     """`array` as one that shares memory with no other: views, and arrays whose `id` is held, are copied."""
     if not IN_PLACE:  # nobody can tell
         return array

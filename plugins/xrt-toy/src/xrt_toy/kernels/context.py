@@ -11,9 +11,10 @@ import numpy as np
 from xrt_core.engine.contract import Support
 from xrt_core.engine.op_kernels import op_kernel
 from xrt_core.ir.graph import Node
-from xrt_core.ir.types import TensorType, dtype_name
+from xrt_core.ir.types import dtype_name
 from xrt_core.kernels import OpContext
 from xrt_toy import _toolkit
+from xrt_toy._toolkit import Scalar
 from xrt_toy.executable import FunctionCode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,10 +65,8 @@ class ToyOpContext(OpContext):
 
     def output(self, index: int = 0) -> Buffer:
         """A new buffer for output `index`, of its type."""
-        value = self.node.outputs[index]
-        assert value is not None
-        assert isinstance(value.type, TensorType)
-        return self.temporary(value.type.shape, value.type.dtype)  # type: ignore[arg-type] - static, says `supports`
+        value: Any = self.node.outputs[index]
+        return self.temporary(value.shape, value.dtype)  # both are known, says `ToyEngine.supports`
 
     def temporary(self, shape: Sequence[int], dtype: np.dtype) -> Buffer:
         """A new buffer that no output names."""
@@ -92,12 +91,12 @@ class ToyOpContext(OpContext):
             self._codes.append(FunctionCode(name, kernel, grid, block or _toolkit.THREADS, shared, arguments))
 
 
-def compute_type(dtype: np.dtype) -> type[np.generic]:
+def compute_type(dtype: np.dtype) -> Scalar:
     """The scalar type that kernels calculate in: half precision in single."""
     return np.float32 if dtype == np.float16 else dtype.type
 
 
-def accumulator_type(dtype: np.dtype) -> type[np.generic]:
+def accumulator_type(dtype: np.dtype) -> Scalar:
     """The scalar type of long sums: integers in 64 bits, half precision in single."""
     return np.int64 if dtype.kind in "bi" else compute_type(dtype)
 

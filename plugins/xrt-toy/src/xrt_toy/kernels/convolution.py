@@ -1,5 +1,7 @@
 """Direct convolution and pooling over one or two spatial axes, and BatchNormalization of inference."""
 
+# device code states no types: numba finds them
+# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import functools
@@ -11,7 +13,7 @@ import numpy as np
 
 from xrt_core.ir.graph import Node
 from xrt_core.kernels.windows import Windows, windows_of
-from xrt_toy._toolkit import cuda, device_function, library
+from xrt_toy._toolkit import Scalar, cuda, device_function, library
 from xrt_toy.kernels.context import FLOATS, Buffer, ToyOpContext, compute_type, only_first_output, toy_kernel
 from xrt_toy.kernels.elementwise import maximum, walk
 
@@ -30,7 +32,7 @@ def _geometry(windows: Windows) -> tuple[tuple[int, ...], ...]:
 
 
 @functools.cache
-def _convolving(scalar: type[np.generic]) -> Any:
+def _convolving(scalar: Scalar) -> Any:
     """The kernel of Conv: each thread sums over the window and the channels of one output element."""
     zero = scalar(0)
 
@@ -67,7 +69,7 @@ def conv_(ctx: ToyOpContext, x: Buffer, w: Buffer, b: Buffer | None = None) -> B
 
 
 @functools.cache
-def _pooling(scalar: type[np.generic]) -> Any:
+def _pooling(scalar: Scalar) -> Any:
     """The kernel of MaxPool: each thread goes over the window of one output element."""
     larger, lowest = device_function(maximum(library(scalar))), scalar(-np.inf)
 

@@ -1,5 +1,7 @@
 """Operators that compute each element by itself, and the two kernels, flat and strided, that all of them share."""
 
+# device code states no types: numba finds them
+# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import functools
@@ -10,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.ir.graph import Node
-from xrt_toy._toolkit import cuda, device_function, library
+from xrt_toy._toolkit import Scalar, cuda, device_function, library
 from xrt_toy.kernels.context import (
     ANY,
     BOOL,
@@ -39,7 +41,7 @@ def offset(index, shape, strides):
 
 
 @functools.cache
-def _kernels(make: Make, parameters: tuple[Any, ...], types: tuple[type[np.generic], ...]) -> tuple[Any, Any]:
+def _kernels(make: Make, parameters: tuple[Any, ...], types: tuple[Scalar, ...]) -> tuple[Any, Any]:
     """The flat and the strided kernel for a function of one to three operands, calculated in `types`.
 
     Both take three operands; the compiler drops loads that the function does not use.

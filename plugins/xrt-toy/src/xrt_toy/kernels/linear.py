@@ -1,5 +1,7 @@
 """Matrix products, tile by tile in shared memory: MatMul and Gemm."""
 
+# device code states no types: numba finds them
+# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import functools
@@ -9,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.graph import Node
-from xrt_toy._toolkit import TILE, cuda, element_type
+from xrt_toy._toolkit import TILE, Scalar, cuda, element_type
 from xrt_toy.kernels.context import FLOATS, NUMBERS, Buffer, ToyOpContext, accumulator_type, toy_kernel
 from xrt_toy.kernels.elementwise import broadcast, collapse, offset, row_major
 
 
 @functools.cache
-def _tiled(scalar: type[np.generic], alpha: float, beta: float, tile: int) -> Any:
+def _tiled(scalar: Scalar, alpha: float, beta: float, tile: int) -> Any:
     """The kernel out = alpha a @ b + beta c, which sums in `scalar`; without c where beta is 0."""
     zero, area, element = scalar(0), tile * tile, element_type(scalar)
     scaled, with_c = alpha != 1, beta != 0

@@ -1,5 +1,7 @@
 """Reductions, one block for each result: sums, means, products and extrema, Softmax and LayerNormalization."""
 
+# device code states no types: numba finds them
+# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import functools
@@ -11,7 +13,7 @@ import numpy as np
 
 from xrt_core.ir.graph import Node
 from xrt_toy import _toolkit
-from xrt_toy._toolkit import cuda, device_function, element_type, library
+from xrt_toy._toolkit import Scalar, cuda, device_function, element_type, library
 from xrt_toy.kernels.context import (
     FLOATS,
     NUMBERS,
@@ -78,7 +80,7 @@ def _reducing(op_type: str, dtype: np.dtype) -> Any:
     return reduce
 
 
-def _launch_rows(ctx: ToyOpContext, kernel: Any, rows: int, scalar: type[np.generic], *arguments: Any) -> None:
+def _launch_rows(ctx: ToyOpContext, kernel: Any, rows: int, scalar: Scalar, *arguments: Any) -> None:
     """A block for each row, with shared memory for one value of each thread."""
     threads = _toolkit.THREADS
     ctx.launch(kernel, rows, *arguments, block=threads, shared=threads * np.dtype(scalar).itemsize)
@@ -121,7 +123,7 @@ def global_average_pool(ctx: ToyOpContext, x: Buffer) -> Buffer:
 
 
 @functools.cache
-def _softmax(scalar: type[np.generic], logarithm: bool) -> Any:
+def _softmax(scalar: Scalar, logarithm: bool) -> Any:
     """The kernel of Softmax and LogSoftmax: a block finds the maximum and the sum of its row, then writes it."""
     m = library(scalar)
     exp, log, zero, lowest, element = m.exp, m.log, m.T(0), m.T(-np.inf), element_type(scalar)
@@ -160,7 +162,7 @@ def softmax_(ctx: ToyOpContext, x: Buffer) -> Buffer:
 
 
 @functools.cache
-def _normalizing(scalar: type[np.generic], epsilon: float) -> Any:
+def _normalizing(scalar: Scalar, epsilon: float) -> Any:
     """The kernel of LayerNormalization: mean, then variance around it, then the row."""
     one, zero, small, sqrt = scalar(1), scalar(0), scalar(epsilon), library(scalar).sqrt
     sum_of, element = _within_block(device_function(_add)), element_type(scalar)
@@ -187,7 +189,7 @@ def _whole_rows(node: Node) -> str:
     """Scale and bias must cover the normalised axes, or be single elements."""
     x = node.inputs[0]
     shape = tuple(x.shape or ()) if x is not None else ()
-    axis = int(node.attributes.get("axis", -1)) % max(len(shape), 1)  # type: ignore[call-overload]
+    axis = int(node.attributes.get("axis", -1)) % max(len(shape), 1)  # type: ignore[arg-type]
     for v in node.inputs[1:]:
         given = tuple(v.shape or ()) if v is not None else ()
         if v is not None and given != shape[axis:] and any(d != 1 for d in given):

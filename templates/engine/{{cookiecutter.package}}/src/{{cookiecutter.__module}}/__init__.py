@@ -27,7 +27,7 @@ _INSTALL: Final = "pip install {{ cookiecutter.__root if cookiecutter.array_libr
 
 
 class {{ cookiecutter.__class }}Engine(Engine):
-    """{{ cookiecutter.__library[:1]|upper }}{{ cookiecutter.__library[1:] }} as an engine. Importing and constructing it does not import the library."""
+    """The engine over {{ cookiecutter.__library }}. Importing and constructing it does not import the library."""
 
     name = "{{ cookiecutter.engine }}"
     # YOUR ENGINE: the kinds of devices that it can drive at all; `probe` says which of them are here.

@@ -1,0 +1,90 @@
+"""The host: portable kernels first, onnx.reference behind them, and errors that name the node."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.random_graphs import F32, ints, node
+from xrt_core.errors import ExecutionError, ShapeError
+from xrt_core.host.executor import host_kernel, namespace_for, run_node
+from xrt_core.host.reference import reference_kernel
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import STRING, TensorType
+
+X = np.array([1, -2], np.float32)
+
+
+def test_a_portable_kernel_and_the_reference_agree() -> None:
+    """Several outputs, inputs left out, attributes."""
+    x, y, z = Value("x", TensorType(F32, (2,))), Value("y"), Value("z")
+    for n, arrays in (
+        (node("Clip", [x, None, Value("hi", TensorType(F32, ()))], [y]), [X, None, np.array(0, np.float32)]),
+        (node("TopK", [x, Value("k")], [y, z], largest=0), [X, np.array([1])]),
+        (node("TopK", [x, Value("k")], [None, z]), [X, np.array([1])]),
+        (node("Softmax", [x], [y], axis=0), [X]),
+    ):
+        ours, theirs = run_node(n, arrays), reference_kernel(n)(arrays)
+        assert len(ours) == len(theirs)
+        for a, b, v in zip(ours, theirs, n.outputs, strict=True):
+            if v is not None:
+                np.testing.assert_allclose(a, b, rtol=1e-6)
+                assert np.asarray(a).dtype == b.dtype
+
+
+def test_versions_are_kept() -> None:
+    """ReduceSum of opset 11 has its axes as an attribute, that of 13 as an input; both paths tell them apart."""
+    x, axes, given = Value("x", TensorType(F32, (2, 3))), Value("axes"), np.ones((2, 3), np.float32)
+    old = Node("ReduceSum", [x], [Value("y")], {"axes": (0,), "keepdims": 0}, version=11)
+    new = Node("ReduceSum", [x, axes], [Value("y")], {"keepdims": 0}, version=13)
+    for run in (lambda n, a: run_node(n, a), lambda n, a: reference_kernel(n)(a)):
+        assert run(old, [given])[0].tolist() == [2, 2, 2]
+        assert run(new, [given, np.array([1])])[0].tolist() == [3, 3]
+
+
+def test_text_goes_to_the_reference() -> None:
+    """A portable kernel never sees strings; results are object arrays."""
+    text = TensorType(STRING, (2,))
+    x, y = Value("x", text), Value("y", text)
+    (out,) = run_node(node("Concat", [x, x], [y], axis=0), [np.array(["a", "b"], dtype=object)] * 2)
+    assert (out.dtype, out.tolist()) == (STRING, ["a", "b", "a", "b"])
+
+
+def test_a_failure_names_the_node_and_its_inputs() -> None:
+    """Whatever kind of exception the kernel raises, it is the cause."""
+    n = Node("MatMul", [Value("a"), Value("b")], [Value("y")], version=13, name="product")
+    with pytest.raises(
+        ExecutionError, match=r"node 'product': MatMul\(float32\[2\], float32\[3\]\) failed on the host: .+"
+    ) as e:
+        run_node(n, [X, np.zeros(3, np.float32)])
+    assert isinstance(e.value.__cause__, ValueError)
+    n = Node("Gather", [Value("a"), None], [Value("y")], version=13, name="g")
+    with pytest.raises(ExecutionError, match=r"Gather\(float32\[2\], _\) failed"):
+        run_node(n, [X, None])
+
+
+def test_errors_of_our_own_come_through() -> None:
+    """A ShapeError of a kernel says what it says."""
+    with pytest.raises(ShapeError, match="Reshape"):
+        run_node(node("Reshape", [Value("x"), ints(3)], [Value("y")]), [X, np.array([3])])
+
+
+def test_an_operator_that_nobody_has() -> None:
+    """The message names the node, the operator and its version."""
+    n = Node("Frobnicate", [Value("x")], [Value("y")], domain="com.example", version=2, name="f")
+    with pytest.raises(
+        ExecutionError, match=r"node 'f': the host has no kernel for com.example.Frobnicate \(version 2\)"
+    ):
+        host_kernel(n)
+
+
+def test_namespaces() -> None:
+    """NumPy on the CPU; CuPy on CUDA, or the way to get it."""
+    assert namespace_for("cpu") is np
+    try:
+        import cupy
+    except ImportError:
+        with pytest.raises(ExecutionError, match="pip install cupy-cuda"):
+            namespace_for("cuda:0")
+    else:
+        assert namespace_for("cuda:0") is cupy

@@ -1,0 +1,259 @@
+"""Optimisers: how variables and their slots follow from gradients, as nodes of the graph."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xrt_core.errors import OptionError
+from xrt_core.frontends import ops
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.training.backward import where
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What all updates of a step see.
+
+    rate: learning rate, a scalar of float32. count: the number of this update from 1 on, a scalar of int64.
+    """
+
+    rate: Tensor
+    count: Tensor
+
+
+class Optimizer(ABC):
+    """How a variable follows from its gradient.
+
+    learning_rate: a number, or a function from the number of the step (from 0) to one. clip_norm: gradients are scaled
+    so that the norm over all of them is at most this (None: they are left as they are). decay: which variables weight
+    decay applies to, by name and shape; without it to all of rank 2 and more.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule,
+        *,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+        decay: Callable[[str, tuple[int, ...]], bool] | None = None,
+    ) -> None:
+        if not callable(learning_rate):
+            _within("learning_rate", learning_rate, 0.0)
+        _within("weight_decay", weight_decay, 0.0)
+        if clip_norm is not None and not clip_norm > 0:
+            raise OptionError(f"clip_norm={clip_norm!r}: it takes a number above 0, or None")
+        self.learning_rate = learning_rate
+        self.weight_decay = float(weight_decay)
+        self.clip_norm = clip_norm
+        self._decay = decay
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of step number `step` (from 0)."""
+        rate = self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
+        return float(rate)
+
+    def decay_of(self, name: str, shape: tuple[int, ...]) -> float:
+        """The weight decay of one variable."""
+        applies = self._decay(name, shape) if self._decay is not None else len(shape) >= 2
+        return self.weight_decay if applies else 0.0
+
+    def initial(self, slot: str, value: np.ndarray) -> np.ndarray:
+        """What a slot of a variable holds before the first step."""
+        return np.zeros(value.shape, value.dtype)
+
+    @abstractmethod
+    def update(
+        self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
+    ) -> Sequence[Tensor]:
+        """The new value of a variable and of its slots, in the order of `slots`."""
+
+
+def _within(name: str, value: float, low: float, high: float = float("inf")) -> None:
+    if not isinstance(value, int | float | np.number) or not low <= value < high:
+        top = "" if high == float("inf") else f" and below {high:g}"
+        raise OptionError(f"{name}={value!r}: it takes a number of at least {low:g}{top}")
+
+
+def _like(scalar: Tensor, x: Tensor) -> Tensor:
+    return scalar.astype(x.dtype)
+
+
+class SGD(Optimizer):
+    """x - rate (g + decay x)."""
+
+    def update(
+        self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
+    ) -> Sequence[Tensor]:
+        """See `Optimizer.update`."""
+        g = gradient + x * decay if decay else gradient
+        return (x - g * _like(at.rate, x),)
+
+
+class Momentum(Optimizer):
+    """Gradient descent with momentum, as the ONNX operator Momentum: standard, or Nesterov's."""
+
+    slots = ("momentum",)
+
+    def __init__(
+        self, learning_rate: float | Schedule, momentum: float = 0.9, *, nesterov: bool = False, **options: Any
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        _within("momentum", momentum, 0.0)
+        self.momentum, self.nesterov = float(momentum), bool(nesterov)
+
+    def update(
+        self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
+    ) -> Sequence[Tensor]:
+        """See `Optimizer.update`."""
+        made: Sequence[Tensor] = ops.training.Momentum(
+            at.rate, at.count, x, gradient, slots["momentum"], alpha=self.momentum, beta=1.0, norm_coefficient=decay,
+            mode="nesterov" if self.nesterov else "standard",
+        )  # fmt: skip
+        return made
+
+
+class Adagrad(Optimizer):
+    """The ONNX operator Adagrad: the rate falls with the sum of squared gradients."""
+
+    slots = ("square",)
+
+    def __init__(
+        self, learning_rate: float | Schedule, *, epsilon: float = 1e-6, decay_factor: float = 0.0, **options: Any
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        _within("epsilon", epsilon, 0.0)
+        _within("decay_factor", decay_factor, 0.0)
+        self.epsilon, self.decay_factor = float(epsilon), float(decay_factor)
+
+    def update(
+        self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
+    ) -> Sequence[Tensor]:
+        """See `Optimizer.update`."""
+        made: Sequence[Tensor] = ops.training.Adagrad(
+            at.rate, at.count - 1, x, gradient, slots["square"], epsilon=self.epsilon,
+            decay_factor=self.decay_factor, norm_coefficient=decay,
+        )  # fmt: skip
+        return made
+
+
+class _Moments(Optimizer):
+    """What has a mean of gradients and one of their squares."""
+
+    slots = ("mean", "square")
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        *,
+        epsilon: float = 1e-8,
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        _within("beta1", beta1, 0.0, 1.0)
+        _within("beta2", beta2, 0.0, 1.0)
+        _within("epsilon", epsilon, 0.0)
+        self.beta1, self.beta2, self.epsilon = float(beta1), float(beta2), float(epsilon)
+
+    def corrected(self, at: Moment, g: Tensor, slots: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(direction mean / (sqrt(square) + epsilon), both corrected for their start at zero; the new mean; square)."""
+        mean = slots["mean"] * self.beta1 + g * (1 - self.beta1)
+        square = slots["square"] * self.beta2 + g * g * (1 - self.beta2)
+        count = at.count.astype(np.float32)
+        first = _like(1.0 - ops.Pow(np.float32(self.beta1), count), g)
+        second = _like(1.0 - ops.Pow(np.float32(self.beta2), count), g)
+        return mean / first / (ops.Sqrt(square / second) + self.epsilon), mean, square
+
+
+class Adam(_Moments):
+    """The ONNX operator Adam, with its correction for the start; weight decay is a part of the gradient.
+
+    epsilon is added to the square root before that correction, as the operator says.
+    """
+
+    def update(
+        self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
+    ) -> Sequence[Tensor]:
+        """See `Optimizer.update`."""
+        made: Sequence[Tensor] = ops.training.Adam(
+            at.rate, at.count, x, gradient, slots["mean"], slots["square"], alpha=self.beta1, beta=self.beta2,
+            epsilon=self.epsilon, norm_coefficient=decay, norm_coefficient_post=0.0,
+        )  # fmt: skip
+        return made
+
+
+class AdamW(_Moments):
+    """Adam with weight decay apart from the gradient. Source: Loshchilov and Hutter, arXiv 1711.05101."""
+
+    def __init__(self, learning_rate: float | Schedule = 1e-3, *args: float, weight_decay: float = 0.01,
+                 **options: Any) -> None:  # fmt: skip
+        super().__init__(learning_rate, *args, weight_decay=weight_decay, **options)
+
+    def update(
+        self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
+    ) -> Sequence[Tensor]:
+        """See `Optimizer.update`."""
+        direction, mean, square = self.corrected(at, gradient, slots)
+        if decay:
+            direction = direction + x * decay
+        return x - direction * _like(at.rate, x), mean, square
+
+
+class LAMB(_Moments):
+    """AdamW's direction, scaled per variable by the ratio of norms. Source: You et al., arXiv 1904.00962."""
+
+    def __init__(self, learning_rate: float | Schedule = 1e-3, *args: float, weight_decay: float = 0.01,
+                 epsilon: float = 1e-6, **options: Any) -> None:  # fmt: skip
+        super().__init__(learning_rate, *args, weight_decay=weight_decay, epsilon=epsilon, **options)
+
+    def update(
+        self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
+    ) -> Sequence[Tensor]:
+        """See `Optimizer.update`."""
+        direction, mean, square = self.corrected(at, gradient, slots)
+        if decay:
+            direction = direction + x * decay
+        own, other = (ops.Sqrt((t * t).sum()) for t in (x, direction))
+        whole = (own > 0.0) & (other > 0.0)
+        ratio = where(whole, own / where(other > 0.0, other, 1.0), 1.0)
+        return x - direction * (ratio * _like(at.rate, x)), mean, square
+
+
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm over all gradients, a scalar of float32."""
+    parts = [(g.astype(np.float32) * g.astype(np.float32)).sum() for g in gradients]
+    total = parts[0] if len(parts) == 1 else ops.Sum(*parts)
+    made: Tensor = ops.Sqrt(total)
+    return made
+
+
+def clipped(gradients: Sequence[Tensor], norm: Tensor, limit: float) -> list[Tensor]:
+    """The gradients, scaled so that the norm over all of them is at most `limit`."""
+    factor = ops.Min(norm * 0.0 + 1.0, limit / (norm + 1e-6))
+    return [g * factor.astype(g.dtype) for g in gradients]
+
+
+def finite(gradients: Sequence[Tensor]) -> Tensor:
+    """Whether no gradient holds a NaN or an infinity, a scalar bool."""
+    checks = [
+        ops.ReduceMax(ops.Abs(g.astype(np.float32)), keepdims=0) <= float(np.finfo(np.float32).max)
+        for g in gradients
+        if not g._value.is_static or g.size
+    ]
+    total = checks[0]
+    for c in checks[1:]:
+        total = total & c
+    return total
+
+
+__all__ = ["LAMB", "SGD", "Adagrad", "Adam", "AdamW", "Moment", "Momentum", "Optimizer", "Schedule"]
