@@ -82,7 +82,7 @@ def test_an_author_is_one_line(author: str) -> None:
     assert f"author {author!r} is not usable" in fault(author=author)
 
 
-@pytest.mark.parametrize("namespace", ["", "jax numpy", "jax..numpy", "1st", "a.class"])
+@pytest.mark.parametrize("namespace", ["", "jax numpy", "jax..numpy", "1st", "a.class", "a." * 20 + "b"])
 def test_a_namespace_is_a_module(namespace: str) -> None:
     """What cannot be imported is refused, but only where it would be."""
     assert f"namespace {namespace!r} is not the name of a module" in fault(namespace=namespace)

@@ -55,9 +55,8 @@ def fault(answers: dict[str, str]) -> str:
     author, namespace = answers["author"], answers["namespace"]
     if not author.strip() or not author.isprintable():
         return f"author {author!r} is not usable; give a name of at least one letter, on one line"
-    if answers["array_library"] == "namespace" and not all(
-        part.isidentifier() and not keyword.iskeyword(part) for part in namespace.split(".")
-    ):
+    is_module = all(part.isidentifier() and not keyword.iskeyword(part) for part in namespace.split("."))
+    if answers["array_library"] == "namespace" and not (is_module and len(namespace) <= LONGEST_PACKAGE):
         return f"namespace {namespace!r} is not the name of a module; give one such as 'numpy', 'cupy' or 'jax.numpy'"
     return engine_fault(answers["engine"]) or package_fault(answers["package"], answers["__module"])
 

@@ -1,4 +1,4 @@
-"""The only importer of the toolkit ({{ cookiecutter.__library }}): its version, devices, dtypes, and sessions of models."""
+"""The only importer of the toolkit ({{ cookiecutter.__library }}): version, devices, dtypes, and sessions of models."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _INSTALL: Final = "pip install {{ cookiecutter.__root if cookiecutter.array_libr
 
 
 class {{ cookiecutter.__class }}Engine(Engine):
-    """The engine over {{ cookiecutter.__library }}. Importing and constructing it does not import the library."""
+    """The engine over {{ cookiecutter.__library }}; importing it does not import that."""
 
     name = "{{ cookiecutter.engine }}"
     # YOUR ENGINE: the kinds of devices that it can drive at all; `probe` says which of them are here.
