@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from xrt_core import config, errors
+    from xrt_core import config, errors, training
     from xrt_core.frontends import ops
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
@@ -27,6 +27,7 @@ __all__ = [
     "ops",
     "power_by_engine",
     "trace",
+    "training",
 ]
 
 # Nothing is imported before it is used: `import xrt_core` costs next to nothing.
@@ -38,7 +39,7 @@ _HOME: Final = {
     "power_by_engine": "frontends.tracing",
     "trace": "frontends.graph",
 }
-_MODULES: Final = {"config": "config", "errors": "errors", "ops": "frontends.ops"}
+_MODULES: Final = {"config": "config", "errors": "errors", "ops": "frontends.ops", "training": "training"}
 
 
 def __getattr__(name: str) -> Any:

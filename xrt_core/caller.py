@@ -59,7 +59,7 @@ class GraphCaller:
         plan = self.runner.plan_for(host, self.defaults)
         assert isinstance(plan, Planned)
         self.last = plan
-        call = _bound(plan, arrays)
+        call = _bound(plan, arrays, self.pipeline.xp)
         kept = {id(p) for p in self.runner.plans.values()}
         self._calls.retain(lambda entry: id(entry[1]) in kept)
         key = self._key(arrays) if key is None else key
@@ -126,7 +126,7 @@ class GraphCaller:
 _CONTAINERS = (list, tuple, dict, type(None))
 
 
-def _bound(plan: Planned, arrays: Sequence[Any]) -> Call:
+def _bound(plan: Planned, arrays: Sequence[Any], xp: Any) -> Call:
     """Bind a plan to the families of its arguments and results; this is the hot path of every later call."""
     run = plan.run
     convert = [
@@ -134,6 +134,7 @@ def _bound(plan: Planned, arrays: Sequence[Any]) -> Call:
         for i, a in enumerate(arrays)
         if (type(a) is not np.ndarray or to_numpy(a) is not a)
         and not (family_of(type(a)) == "jax" and plan.engine_inputs[i] == "xla")
+        and not (family_of(type(a)) == "cupy" and xp is not np)
     ]
     family = _family(arrays) or "numpy"
     out = from_numpy(family)

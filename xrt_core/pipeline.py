@@ -22,7 +22,7 @@ from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, EngineError, RegistrationError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
-from xrt_core.host.executor import CONTROL_FLOW, host_kernel, run_node
+from xrt_core.host.executor import CONTROL_FLOW, host_kernel, namespace_for, run_node
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import STRING, TensorType, ValueType
@@ -36,6 +36,7 @@ from xrt_core.passes.shape_inputs import MAX_ELEMENTS, shape_inputs
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
 from xrt_core.passes.specialise import specialise
 from xrt_core.passes.split import SplitLate, is_late
+from xrt_core.runtime.arrays import to_host
 from xrt_core.runtime.control import control_step
 from xrt_core.runtime.launch import Launch, operators_of
 from xrt_core.runtime.plan import HOST, Call, Lowered, Plan, make_plan
@@ -156,6 +157,7 @@ class Pipeline:
             max_batch_size=options.max_batch_size,
             threads=options.threads,
         )
+        self.xp: Any = namespace_for(options.device or (self.engines[0][1] if self.engines else "cpu"))
         self._compilers: dict[str, GraphCompiler] = {}
         disk = open_cache(options.cache, options.cache_dir, options.cache_bytes) if self.engines else None
         self._executables = ExecutableStore(disk, events)
@@ -221,10 +223,10 @@ class Pipeline:
             if node.subgraphs:
                 label = f"{node.operator} {node.name}".strip()
                 return Lowered(self._lower_parts(node, label, parts), HOST, label)
-            return Lowered(host_kernel(node), HOST, f"{node.operator} {node.name}".strip())
+            return Lowered(host_kernel(node, self.xp), HOST, f"{node.operator} {node.name}".strip())
 
         kind = partial(Planned, partitioned.explanation, parts)
-        return make_plan(partitioned.graph, lower, kind, owned=owned)
+        return make_plan(partitioned.graph, lower, kind, owned=owned, to_host=to_host(self.xp))
 
     # --- runners -------------------------------------------------------------------------------------------------
 
@@ -247,6 +249,7 @@ class Pipeline:
             max_signatures=self.options.cache_size,
             engine_signatures=MAX_VARIANTS if part else None,
             max_by_value=MAX_ELEMENTS,
+            to_host=to_host(self.xp),
         )
 
     def make_plan(

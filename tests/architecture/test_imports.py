@@ -28,6 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": GROUND | {"ir", "engine", "cache"},
     "pipeline": GROUND
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},
+    "training": GROUND
+    | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation", "pipeline"},
     "caller": GROUND | {"ir", "cache", "runtime", "explanation", "pipeline"},
     "module": GROUND | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation", "pipeline", "caller"},
     "onnx_backend": GROUND | {"ir", "engine", "module"},

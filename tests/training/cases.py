@@ -77,8 +77,7 @@ def _binary() -> Iterator[Case]:
     shapes = [((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((), (2, 2)), ((2, 0), (1,)), ((1, 1), (2, 3, 2))]
     for op in ("Add", "Sub", "Mul", "Div", "Max", "Min"):
         for a, b in shapes:
-            draw = normal if op not in ("Max", "Min") else normal
-            yield Case(f"{op}{list(a)}{list(b)}", lambda x, y, op=op: getattr(ops, op)(x, y), (draw(*a), draw(*b)))
+            yield Case(f"{op}{list(a)}{list(b)}", lambda x, y, op=op: getattr(ops, op)(x, y), (normal(*a), normal(*b)))
     for a, b in shapes:
         yield Case(f"Pow{list(a)}{list(b)}", ops.Pow, (positive(*a), normal(*b)))
     yield Case("Pow-2", lambda x: x**2, (normal(3),))
@@ -191,7 +190,8 @@ def _indexing() -> Iterator[Case]:
     yield Case("GatherND", lambda x: ops.GatherND(x, i64([0, 1], [2, 0], [0, 1])), (normal(3, 2),))
     yield Case("GatherND-rows", lambda x: ops.GatherND(x, i64([1], [1])), (normal(3, 2),))
     yield Case("GatherND-batch", lambda x: ops.GatherND(x, i64([1], [0]), batch_dims=1), (normal(2, 3),))
-    yield Case("ScatterElements", lambda x, u: ops.ScatterElements(x, i64([2, 0]), u, axis=0), (normal(3, 2), normal(1, 2)))
+    yield Case("ScatterElements", lambda x, u: ops.ScatterElements(x, i64([2, 0]), u, axis=0),
+               (normal(3, 2), normal(1, 2)))  # fmt: skip
     yield Case(
         "ScatterElements-add",
         lambda x, u: ops.ScatterElements(x, i64([2, 0], [2, 1]), u, axis=0, reduction="add"),
@@ -243,7 +243,8 @@ def _loss() -> Iterator[Case]:
     many = i64([0, 1], [2, 2])
     for reduction in ("mean", "sum", "none"):
         yield Case(f"SoftmaxCrossEntropyLoss-{reduction}",
-                   lambda x, r=reduction: ops.SoftmaxCrossEntropyLoss(x, labels, reduction=r, outputs=1), (normal(3, 3),))  # fmt: skip
+                   lambda x, r=reduction: ops.SoftmaxCrossEntropyLoss(x, labels, reduction=r, outputs=1),
+                   (normal(3, 3),))  # fmt: skip
         yield Case(f"NegativeLogLikelihoodLoss-{reduction}",
                    lambda x, r=reduction: ops.NegativeLogLikelihoodLoss(x, labels, weight.astype(x.dtype), reduction=r),
                    (normal(3, 3),))  # fmt: skip
@@ -251,9 +252,11 @@ def _loss() -> Iterator[Case]:
                    lambda x, r=reduction: ops.SoftmaxCrossEntropyLoss(
                        x, many, weight.astype(x.dtype), reduction=r, ignore_index=2, outputs=1),
                    (normal(2, 3, 2),))  # fmt: skip
-    yield Case("SoftmaxCrossEntropyLoss-log", lambda x: ops.SoftmaxCrossEntropyLoss(x, labels, outputs=2), (normal(3, 3),))
+    yield Case("SoftmaxCrossEntropyLoss-log", lambda x: ops.SoftmaxCrossEntropyLoss(x, labels, outputs=2),
+               (normal(3, 3),))  # fmt: skip
     yield Case("SoftmaxCrossEntropyLoss-ignore",
-               lambda x: ops.SoftmaxCrossEntropyLoss(x, i64(-100, 1, 0), ignore_index=-100, outputs=1), (normal(3, 3),))  # fmt: skip
+               lambda x: ops.SoftmaxCrossEntropyLoss(x, i64(-100, 1, 0), ignore_index=-100, outputs=1),
+               (normal(3, 3),))  # fmt: skip
     yield Case("mse", lambda x, y: ((x - y) ** 2).mean(), (normal(3, 2), normal(3, 2)))
 
 
@@ -301,7 +304,8 @@ def _pooling() -> Iterator[Case]:
             yield Case(f"{op}-{name}", lambda x, op=op, a=attributes: getattr(ops, op)(x, outputs=1, **a)
                        if op == "MaxPool" else getattr(ops, op)(x, **a), (distinct(*shape),))  # fmt: skip
     yield Case("AveragePool-counted",
-               lambda x: ops.AveragePool(x, kernel_shape=[3], pads=[1, 1], count_include_pad=1), (normal(1, 2, 4),))  # fmt: skip
+               lambda x: ops.AveragePool(x, kernel_shape=[3], pads=[1, 1], count_include_pad=1),
+               (normal(1, 2, 4),))  # fmt: skip
     yield Case("GlobalAveragePool", ops.GlobalAveragePool, (normal(2, 2, 2, 3),))
     yield Case("GlobalMaxPool", ops.GlobalMaxPool, (distinct(2, 2, 2, 3),))
     yield Case("GlobalLpPool", ops.GlobalLpPool, (normal(1, 2, 3),))

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 import xrt_core as xrt
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.host.executor import run_node
+from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.verifier import verify
 from xrt_core.kernels import OpContext, find_kernel
+from xrt_core.passes.specialise import specialise
 from xrt_core.training import gradients
 
 
@@ -122,6 +124,11 @@ def differences(graph: Graph, arrays: list[np.ndarray], index: int, output: int 
     return found
 
 
+def folded(graph: Graph) -> Graph:
+    """The graph with its shape arithmetic worked out, as engines of static shapes get it."""
+    return specialise(graph, [v.type for v in graph.inputs], {}, run_node)
+
+
 def nodes_of(graph: Graph) -> list[str]:
     """The operators of a graph, in order."""
     return [n.operator for n in graph.nodes]
@@ -131,6 +138,3 @@ def same_types(graph: Graph, values: Sequence[Value], gradients_: Sequence[Any])
     """Every gradient has the dtype and shape of its value."""
     for v, g in zip(values, gradients_, strict=True):
         assert (g.dtype, g.shape) == (v.dtype, v.shape), v
-
-
-__all__ = ["Case", "Node", "cast", "differences", "nodes_of", "run", "same_types", "sources", "with_gradients"]

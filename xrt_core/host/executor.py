@@ -21,20 +21,19 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
 def namespace_for(device: str) -> Any:
-    """The array namespace of the host on a device: NumPy on "cpu", CuPy on "cuda".
-
-    Raises ExecutionError where CuPy is not installed.
-    """
+    """The array namespace of the host beside engines on a device: CuPy on "cuda" where it is installed, else NumPy."""
     if device.partition(":")[0] != "cuda":
         return np
     try:
         return importlib.import_module("cupy")
-    except ImportError as e:
-        raise ExecutionError("the host on CUDA needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from e
+    except ImportError:
+        return np
 
 
 def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     """A function from a node's inputs (None for those left out) to its outputs, in the namespace `xp`.
+
+    Under CuPy, NumPy arrays among the inputs go to the device, and the long tail comes down to the CPU and back.
 
     The function raises ExecutionError, naming the node and its inputs, for whatever goes wrong inside.
     Control flow is not run here (see `runtime.control`).
@@ -44,15 +43,21 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
         return _guarded(node, _on_cpu(reference_kernel(node), xp))
     function = portable.function
     context = OpContext(node, xp)
-    static = portable.static if xp is not np else ()
 
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
-        if static:
-            arrays = [xp.asnumpy(a) if i in static and a is not None else a for i, a in enumerate(arrays)]
         result = function(context, *arrays)
         return result if type(result) is tuple else (result,)
 
-    return _guarded(node, call)
+    if xp is np:
+        return _guarded(node, call)
+    if portable.dynamic is not None:  # sequences, and kernels that need NumPy to find their shapes
+        return _guarded(node, _on_cpu(call, xp) if portable.why_dynamic(node) is not None else call)
+    static = portable.static
+
+    def on_device(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        return call([xp.asnumpy(a) if i in static and a is not None else _up(a, xp) for i, a in enumerate(arrays)])
+
+    return _guarded(node, on_device)
 
 
 def run_node(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -73,10 +78,23 @@ def _on_cpu(kernel: HostKernel, xp: Any) -> HostKernel:
         return kernel
 
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
-        results = kernel([xp.asnumpy(a) if isinstance(a, xp.ndarray) else a for a in arrays])
-        return tuple(xp.asarray(r) if isinstance(r, np.ndarray) and r.dtype != STRING else r for r in results)
+        return tuple(_up(r, xp) for r in kernel([_down(a, xp) for a in arrays]))
 
     return call
+
+
+def _up(x: Any, xp: Any) -> Any:
+    """NumPy arrays (but of strings) on the device, also within a sequence."""
+    if isinstance(x, list):
+        return [_up(e, xp) for e in x]
+    return xp.asarray(x) if type(x) is np.ndarray and x.dtype != STRING else x
+
+
+def _down(x: Any, xp: Any) -> Any:
+    """Device arrays as NumPy arrays, also within a sequence."""
+    if isinstance(x, list):
+        return [_down(e, xp) for e in x]
+    return xp.asnumpy(x) if isinstance(x, xp.ndarray) else x
 
 
 def _guarded(node: Node, kernel: HostKernel) -> HostKernel:

@@ -33,7 +33,8 @@ def _filter(node: Node) -> Types:
     group = node.attributes.get("group", 1)
     channels: Dim = None
     if x.shape is not None and isinstance(x.shape[1], int):
-        channels = x.shape[1] // int(group)  # type: ignore[call-overload]
+        assert isinstance(group, int)
+        channels = x.shape[1] // group
     if x.shape is not None and len(x.shape) != len(kernel) + 2:
         raise ShapeError(f"ConvFilterGrad {node.name!r}: kernel_shape {kernel} for an input of rank {len(x.shape)}")
     return (TensorType(x.dtype, (dy.shape[1] if dy.shape is not None else None, channels, *kernel)),)

@@ -102,6 +102,11 @@ def _numpy_of_torch(x: Any) -> np.ndarray:
     return x.view(bits).numpy().view(getattr(ml_dtypes, name))  # type: ignore[no-any-return]
 
 
+def to_host(xp: Any) -> Converter:
+    """The function that takes arrays to the host's namespace: to NumPy, or under CuPy to the device."""
+    return to_numpy if xp is np else _to_cupy
+
+
 def from_numpy(family: str) -> Converter:
     """The function that takes results (NumPy arrays or an engine's) to a family.
 

@@ -14,6 +14,7 @@ from xrt_core.errors import ExecutionError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.rewrite import closed
 from xrt_core.ir.types import TensorType, ValueType
+from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.plan import Call
 from xrt_core.runtime.runner import Runner
 
@@ -79,7 +80,7 @@ def _loop(node: Node, make_runner: MakeRunner) -> Call:
     scanned = _elements(node.outputs[states:], graph.outputs[1 + states :], ())
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
-        limit = None if inputs < 1 or arguments[0] is None else int(np.asarray(arguments[0]).reshape(-1)[0])
+        limit = None if inputs < 1 or arguments[0] is None else int(to_numpy(arguments[0]).reshape(-1)[0])
         go = True if inputs < 2 or arguments[1] is None else _truth(arguments[1])
         state = list(arguments[2 : 2 + states])
         turns: list[list[Any]] = []
@@ -193,7 +194,7 @@ def _graph(node: Node, attribute: str) -> Graph:
 
 
 def _truth(x: Any) -> bool:
-    return bool(np.asarray(x).reshape(-1)[0])
+    return bool(to_numpy(x).reshape(-1)[0])
 
 
 def _ints(node: Node, attribute: str, count: int, default: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.arrays import Converter, family_of, to_numpy
 from xrt_core.runtime.launch import Launch
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -124,14 +124,16 @@ def make_plan(
     kind: Callable[..., P] = Plan,  # type: ignore[assignment]
     *,
     owned: bool = True,
+    to_host: Converter = to_numpy,
 ) -> P:
     """The plan of a partitioned graph; `lower` says what each node becomes (a node's missing inputs come as None).
 
-    Results that an engine made are taken to NumPy once, before the first host step that reads them. owned: results
+    Results that an engine made are taken to the host's arrays (`to_host`) once, before the first host step that reads
+    them, and constants when the plan is made. owned: results
     share no memory with inputs, constants or one another, so that no side can change the other's data; a plan whose
     results go on into another plan does without. kind: makes the plan from the arguments of `Plan`.
     """
-    builder = _Builder(graph)
+    builder = _Builder(graph, to_host)
     for node in graph.nodes:
         builder.add(node, lower(node))
     return kind(*builder.parts(), owned)
@@ -169,14 +171,17 @@ def _own(results: list[Any]) -> list[Any]:
                 seen.add(id(root))
                 return x
             return np.array(x)
+        if family_of(type(x)) == "cupy":  # has no read-only arrays to tell views of inputs by
+            return x.copy()
         return [own(e) for e in x] if isinstance(x, list) else x
 
     return [own(x) for x in results]
 
 
 class _Builder:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, to_host: Converter) -> None:
         self.graph = graph
+        self.to_host = to_host
         self.registers: list[Any] = []
         self.of: dict[Value, int] = {}  # where a value was made
         self.on_host: dict[Value, int] = {}  # where its NumPy form is
@@ -193,6 +198,10 @@ class _Builder:
         self.registers.append(content)
         return len(self.registers) - 1
 
+    def all_to_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The step that takes an engine's results to the host."""
+        return [self.to_host(a) for a in arrays]
+
     def nothing(self) -> int:
         """A register that always holds None, for inputs left out."""
         if self.none < 0:
@@ -204,14 +213,14 @@ class _Builder:
         if v is None:
             return self.nothing()
         if v not in self.of:  # a constant; captured values are inputs by now
-            self.of[v] = self.on_host[v] = self.new(_aligned(_read_only(v.data)))
+            self.of[v] = self.on_host[v] = self.new(self.to_host(_aligned(_read_only(v.data))))
             self.space[v] = HOST
         self.readers.setdefault(v, set()).add(space)
         if self.space[v] == space and space != HOST:
             return self.of[v]
         if v not in self.on_host:
             self.on_host[v] = self.new()
-            self.steps.append(Step(_all_to_numpy, (self.of[v],), (self.on_host[v],), (), "to_numpy"))
+            self.steps.append(Step(self.all_to_host, (self.of[v],), (self.on_host[v],), (), "to_host"))
         return self.on_host[v]
 
     def add(self, node: Node, lowered: Lowered) -> None:
@@ -262,7 +271,3 @@ def _with_deaths(steps: Sequence[Step], outputs: Sequence[int], registers: Seque
         result.append(s._replace(dead=dead))
     result.reverse()
     return result
-
-
-def _all_to_numpy(arrays: Sequence[Any]) -> Sequence[Any]:
-    return [to_numpy(a) for a in arrays]

@@ -10,7 +10,7 @@ import numpy as np
 from xrt_core.cache.memory import LRU
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.arrays import Converter, to_numpy
 from xrt_core.runtime.plan import HOST, Plan
 
 MAX_VARIANTS = 16
@@ -48,6 +48,7 @@ class Runner:
         max_signatures: int = 64,
         engine_signatures: int | None = None,
         max_by_value: int = 64,
+        to_host: Converter = to_numpy,
     ) -> None:
         self.captured: Any = captured
         self.plans: LRU[Plan] = LRU(max_signatures)
@@ -55,12 +56,13 @@ class Runner:
         self.max_by_value = max_by_value
         self.engine_signatures = engine_signatures
         self._make = make
+        self._to_host = to_host
         self._planned = 0
         self._value_sets: LRU[set[Any]] = LRU(max_signatures)  # by shapes: values that have plans of their own
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """Results as NumPy arrays (or sequences of them) for NumPy arguments; None stands for one left out."""
-        return [to_numpy(r) for r in self.plan_for(arrays).run(arrays)]
+        """Results as the host's arrays (or sequences of them) for such arguments; None stands for one left out."""
+        return [self._to_host(r) for r in self.plan_for(arrays).run(arrays)]
 
     def plan_for(self, arrays: Sequence[Any], defaults: Mapping[int, np.ndarray] | None = None) -> Plan:
         """The plan for the signature of these arguments, made if it is new.

@@ -1,4 +1,4 @@
-"""What a gradient rule is told about its node: typed inputs and outputs, the gradients that arrive, small conversions."""
+"""What a gradient rule is told about its node: inputs, outputs, the gradients that arrive; and small conversions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrt_core.frontends.application import literal, with_axes
 from xrt_core.frontends.promotion import INT64, is_float
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import current_tracer
-from xrt_core.ir.graph import Attribute, Node, Value
+from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.schema import find_schema
 from xrt_core.ir.types import TensorType, dtype_name
 
@@ -138,7 +138,7 @@ def filled(like: Tensor, value: float = 0.0, dtype: Any = None) -> Tensor:
     """A tensor of the shape of `like`, of one value."""
     dtype = like.dtype if dtype is None else dtype
     if like._value.is_static and math.prod(like.shape) == 1:  # type: ignore[arg-type]
-        return literal(np.full(like.shape, value), dtype)  # type: ignore[arg-type]
+        return literal(np.full(like.shape, value), dtype)
     one = literal(value, dtype)
     made: Tensor = ops.Expand(one, shape_tensor(like))
     return made
@@ -192,8 +192,15 @@ def wide(x: Tensor) -> Tensor:
     return x.astype(np.float32) if is_float(x.dtype) and x.dtype.itemsize < 4 else x
 
 
-def emit(op_type: str, inputs: Sequence[Tensor | None], *, domain: str = "", opset: int = 1, outputs: int = 1,
-         **attributes: Attribute) -> Any:  # fmt: skip
+def emit(
+    op_type: str,
+    inputs: Sequence[Tensor | None],
+    *,
+    domain: str = "",
+    opset: int = 1,
+    outputs: int = 1,
+    **attributes: Any,
+) -> Any:
     """Append a node of an operator as of opset `opset` at least, whatever the graph's opset is.
 
     For the dialect, and for the few operators whose older versions cannot say what a gradient needs.
@@ -209,7 +216,7 @@ def emit(op_type: str, inputs: Sequence[Tensor | None], *, domain: str = "", ops
     return made[0] if outputs == 1 else tuple(made)
 
 
-def dialect(op_type: str, *inputs: Tensor, **attributes: Attribute) -> Tensor:
+def dialect(op_type: str, *inputs: Tensor, **attributes: Any) -> Tensor:
     """Append a node of the `xrt` dialect, of one output."""
     made: Tensor = emit(op_type, inputs, domain="xrt", **attributes)
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -239,7 +239,7 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 def clipped(gradients: Sequence[Tensor], norm: Tensor, limit: float) -> list[Tensor]:
     """The gradients, scaled so that the norm over all of them is at most `limit`."""
-    factor = ops.Min(norm * 0.0 + 1.0, limit / (norm + 1e-6))
+    factor = ops.Min(limit / (norm + 1e-6), 1.0)
     return [g * factor.astype(g.dtype) for g in gradients]
 
 
@@ -253,7 +253,7 @@ def finite(gradients: Sequence[Tensor]) -> Tensor:
     total = checks[0]
     for c in checks[1:]:
         total = total & c
-    return total
+    return cast(Tensor, total)
 
 
 __all__ = ["LAMB", "SGD", "Adagrad", "Adam", "AdamW", "Moment", "Momentum", "Optimizer", "Schedule"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from xrt_core.errors import RegistrationError
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from xrt_core.frontends.tensor import Tensor
     from xrt_core.training.backward import Backward, Forward
 
-    Rule = Callable[[Backward], Union[Tensor, None, Sequence[Tensor | None]]]
-    Composition = Callable[[Forward], Union[Tensor, None, Sequence[Tensor | None]]]
+    Results: TypeAlias = Tensor | Sequence[Tensor | None] | None
+    Rule = Callable[[Backward], Results]
+    Composition = Callable[[Forward], Results]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Key = tuple[str, str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -290,7 +291,7 @@ def _body(node: Node) -> Sequence[Tensor | None] | None:
     ]
 
 
-def _ruled(tracer: Tracer, node: Node, call: Callable[[], object]) -> object:
+def _ruled(tracer: Tracer, node: Node, call: Callable[[], Any]) -> Any:
     """Run a rule: the nodes that it appends carry the forward node's name in theirs, its line and its engine mark."""
     nodes = tracer.scope.nodes
     start = len(nodes)
@@ -355,9 +356,7 @@ def _names(graph: Graph) -> Iterable[str]:
 def _by_name(graph: Graph) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for n in reversed(graph.nodes):
-        for v in (*n.inputs, *n.outputs):
-            if v is not None and v.name:
-                found[v.name] = v
+        found.update({v.name: v for v in (*n.inputs, *n.outputs) if v is not None and v.name})
     found.update({v.name: v for v in (*graph.outputs, *graph.inputs) if v.name})
     return found
 
@@ -366,10 +365,9 @@ def _resolve(graph: Graph, table: Mapping[str, Value], which: Which, what: str) 
     if isinstance(which, Value):
         return which
     if isinstance(which, str):
-        found = table.get(which)
-        if found is None:
+        if which not in table:
             raise GradientError(f"{what}: graph {graph.name!r} has no value {which!r}")
-        return found
+        return table[which]
     if not -len(graph.outputs) <= which < len(graph.outputs):
         raise GradientError(f"{what}: graph {graph.name!r} has {len(graph.outputs)} outputs, there is no {which}")
     return graph.outputs[which]

@@ -57,7 +57,10 @@ def fault(answers: dict[str, str]) -> str:
         return f"author {author!r} is not usable; give a name of at least one letter, on one line"
     is_module = all(part.isidentifier() and not keyword.iskeyword(part) for part in namespace.split("."))
     if answers["array_library"] == "namespace" and not (is_module and len(namespace) <= LONGEST_PACKAGE):
-        return f"namespace {namespace!r} is not the name of a module; give one such as 'numpy', 'cupy' or 'jax.numpy'"
+        return (
+            f"namespace {namespace!r} is not the name of a module of up to {LONGEST_PACKAGE} letters; give one such as "
+            f"'numpy', 'cupy' or 'jax.numpy'"
+        )
     return engine_fault(answers["engine"]) or package_fault(answers["package"], answers["__module"])
 
 

@@ -14,12 +14,12 @@ from xrt_core.training.registry import composition, gradient
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _activation(*op_types: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def _activation(*op_types: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register `f(ctx, dy, x, y)`."""
 
-    def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         @gradient(*op_types)
-        def rule(ctx: Backward) -> Tensor:
+        def rule(ctx: Backward) -> Any:
             return function(ctx, ctx.grad, ctx.inputs[0], ctx.outputs[0])
 
         rule.__doc__ = function.__doc__
@@ -29,13 +29,13 @@ def _activation(*op_types: str) -> Callable[[Callable[..., Tensor]], Callable[..
 
 
 @_activation("Relu")
-def relu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def relu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """1 above zero."""
     return where(y > 0.0, dy, 0.0)
 
 
 @_activation("LeakyRelu")
-def leaky_relu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def leaky_relu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """alpha below zero, else 1."""
     return where(x < 0.0, dy * float(ctx.attr("alpha", 0.01)), dy)
 
@@ -50,76 +50,76 @@ def prelu(ctx: Backward) -> Any:
 
 
 @_activation("Elu")
-def elu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def elu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """alpha exp(x) below zero, else 1."""
     return where(x < 0.0, dy * (y + float(ctx.attr("alpha", 1.0))), dy)
 
 
 @_activation("Selu")
-def selu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def selu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """gamma alpha exp(x) up to zero, gamma above."""
     gamma = float(ctx.attr("gamma", _SELU_GAMMA))
     return where(x > 0.0, dy * gamma, dy * (y + gamma * float(ctx.attr("alpha", _SELU_ALPHA))))
 
 
 @_activation("Celu")
-def celu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def celu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """exp(x / alpha) below zero, else 1."""
     return dy * ops.Exp(where(x < 0.0, x, 0.0) / float(ctx.attr("alpha", 1.0)))
 
 
 @_activation("Sigmoid")
-def sigmoid(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def sigmoid(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """y (1 - y)."""
     return dy * y * (1.0 - y)
 
 
 @_activation("HardSigmoid")
-def hard_sigmoid(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def hard_sigmoid(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """alpha between the ends."""
     return where((y > 0.0) & (y < 1.0), dy * float(ctx.attr("alpha", 0.2)), 0.0)
 
 
 @_activation("HardSwish")
-def hard_swish(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def hard_swish(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """x / 3 + 1/2 between -3 and 3, 0 below and 1 above."""
     return where(x < -3.0, 0.0, where(x > 3.0, dy, dy * (x / 3.0 + 0.5)))
 
 
 @_activation("Softplus")
-def softplus(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def softplus(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """sigmoid(x)."""
     return dy * ops.Sigmoid(x)
 
 
 @_activation("Softsign")
-def softsign(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def softsign(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """1 / (1 + |x|)^2."""
     below = ops.Abs(x) + 1.0
     return dy / (below * below)
 
 
 @_activation("ThresholdedRelu")
-def thresholded_relu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def thresholded_relu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """1 above alpha."""
     return where(x > float(ctx.attr("alpha", 1.0)), dy, 0.0)
 
 
 @_activation("Shrink")
-def shrink(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def shrink(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """1 where |x| > lambd."""
     return where(ops.Abs(x) > float(ctx.attr("lambd", 0.5)), dy, 0.0)
 
 
 @_activation("Mish")
-def mish(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def mish(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """t + x (1 - t^2) sigmoid(x), where t = tanh(softplus(x))."""
     t = ops.Tanh(ops.Softplus(x))
     return dy * (t + x * (1.0 - t * t) * ops.Sigmoid(x))
 
 
 @_activation("Swish")
-def swish(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def swish(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """s + alpha y (1 - s), where s = sigmoid(alpha x)."""
     alpha = float(ctx.attr("alpha", 1.0))
     s = ops.Sigmoid(x * alpha)
@@ -135,7 +135,7 @@ def swiglu(ctx: Forward) -> Tensor:
 
 
 @_activation("Gelu")
-def gelu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def gelu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """Phi(x) + x phi(x), of the normal distribution; or the derivative of its tanh approximation."""
     if ctx.attr("approximate", "none") == "tanh":
         c = math.sqrt(2 / math.pi)
@@ -154,12 +154,12 @@ def softmax_axes(ctx: Forward, rank: int) -> list[int]:
 
 
 @_activation("Softmax")
-def softmax(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def softmax(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """y (dy - sum(dy y))."""
     return y * (dy - sum_over(dy * y, softmax_axes(ctx, x.ndim)))
 
 
 @_activation("LogSoftmax")
-def log_softmax(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def log_softmax(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
     """dy - softmax sum(dy)."""
     return dy - ops.Exp(y) * sum_over(dy, softmax_axes(ctx, x.ndim))

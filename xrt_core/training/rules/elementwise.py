@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-
 from xrt_core.frontends import ops
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor
@@ -22,7 +21,7 @@ def _back(ctx: Backward, index: int, make: Callable[[], Any]) -> Tensor | None:
 
 
 @gradient("Identity")
-def identity(ctx: Backward) -> Tensor:
+def identity(ctx: Backward) -> Any:
     """As it comes."""
     return ctx.grad
 
@@ -66,7 +65,7 @@ def power(ctx: Backward) -> Any:
     x, y = ctx.inputs
     exponent = ctx.data(1)
 
-    def base() -> Tensor:
+    def base() -> Any:
         if exponent is not None and exponent.size == 1:
             n = float(exponent.reshape(()))
             if n == 2:
@@ -79,7 +78,7 @@ def power(ctx: Backward) -> Any:
         slope = ctx.grad * scale * ops.Pow(x, y - 1)
         return where(scale == 0.0, 0.0, slope)
 
-    def over() -> Tensor:
+    def over() -> Any:
         positive = x > 0.0
         logarithm = ops.Log(where(positive, x, 1.0))
         return (ctx.grad * where(positive, ctx.outputs[0] * logarithm, 0.0)).astype(y.dtype)
@@ -92,7 +91,7 @@ def mod(ctx: Backward) -> Any:
     """x - y n, where n is whole and does not vary."""
     x, y = ctx.inputs
 
-    def over() -> Tensor:
+    def over() -> Any:
         return -ctx.grad * ops.Round((x - ctx.outputs[0]) / y)
 
     return _back(ctx, 0, lambda: ctx.grad), _back(ctx, 1, over)
@@ -151,7 +150,7 @@ def _unary(op_type: str, derivative: Factor) -> None:
     """Register f(x) with f'(x) as a function of x and y = f(x)."""
 
     @gradient(op_type)
-    def rule(ctx: Backward) -> Tensor:
+    def rule(ctx: Backward) -> Any:
         made: Tensor = ctx.grad * derivative(ctx.inputs[0], ctx.outputs[0])
         return made
 
@@ -159,25 +158,25 @@ def _unary(op_type: str, derivative: Factor) -> None:
 
 
 @gradient("Neg")
-def neg(ctx: Backward) -> Tensor:
+def neg(ctx: Backward) -> Any:
     """With the other sign."""
     return -ctx.grad
 
 
 @gradient("Log")
-def log(ctx: Backward) -> Tensor:
+def log(ctx: Backward) -> Any:
     """1 / x."""
     return ctx.grad / ctx.inputs[0]
 
 
 @gradient("Sqrt")
-def sqrt(ctx: Backward) -> Tensor:
+def sqrt(ctx: Backward) -> Any:
     """1 / (2 sqrt(x))."""
     return ctx.grad * 0.5 / ctx.outputs[0]
 
 
 @gradient("Tan")
-def tan(ctx: Backward) -> Tensor:
+def tan(ctx: Backward) -> Any:
     """1 + tan(x)^2."""
     y = ctx.outputs[0]
     return ctx.grad * (y * y + 1.0)

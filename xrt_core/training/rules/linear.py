@@ -12,7 +12,7 @@ from xrt_core.training.registry import gradient
 
 @gradient("MatMul")
 def matmul(ctx: Backward) -> Any:
-    """dA = dY B', dB = A' dY, summed over axes that were broadcast; vectors are rows on the left, columns on the right."""
+    """dA = dY B', dB = A' dY, summed over axes that were broadcast; vectors are rows left, columns right."""
     a, b, dy = *ctx.inputs, ctx.grad
     left = a.unsqueeze(0) if a.ndim == 1 else a
     right = b.unsqueeze(1) if b.ndim == 1 else b

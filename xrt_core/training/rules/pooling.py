@@ -18,7 +18,7 @@ def _attributes(ctx: Forward, *more: str) -> dict[str, Any]:
 
 
 @gradient("MaxPool")
-def max_pool(ctx: Backward) -> Tensor:
+def max_pool(ctx: Backward) -> Any:
     """To the first maximum of each window."""
     if len(ctx.grads) > 1 and ctx.grads[1] is not None:
         raise ctx.error("its Indices are no smooth function of its input")
@@ -38,28 +38,28 @@ def max_pool_grad(ctx: Backward) -> Any:
 
 
 @gradient("AveragePool")
-def average_pool(ctx: Backward) -> Tensor:
+def average_pool(ctx: Backward) -> Any:
     """To all of each window, by its count."""
     size = ctx.shape(ctx.inputs[0])[2:]
     return dialect("AveragePoolGrad", ctx.grad, size=size, **_attributes(ctx, "count_include_pad"))
 
 
 @gradient("AveragePoolGrad", domain="xrt")
-def average_pool_grad(ctx: Backward) -> Tensor:
+def average_pool_grad(ctx: Backward) -> Any:
     """It is linear: its own gradient is the pooling."""
     made: Tensor = ops.AveragePool(ctx.grad, **_attributes(ctx, "count_include_pad"))
     return made
 
 
 @gradient("GlobalAveragePool")
-def global_average_pool(ctx: Backward) -> Tensor:
+def global_average_pool(ctx: Backward) -> Any:
     """To every element, by their number."""
     x = ctx.inputs[0]
     return expanded(ctx.grad / float(max(math.prod(ctx.shape(x)[2:]), 1)), x)
 
 
 @gradient("GlobalMaxPool")
-def global_max_pool(ctx: Backward) -> Tensor:
+def global_max_pool(ctx: Backward) -> Any:
     """To the maxima; equal ones share it."""
     x = ctx.inputs[0]
     hit = (x == ctx.outputs[0]).astype(x.dtype)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -46,15 +47,19 @@ class XlaGraphCompiler(GraphCompiler):
         self._device = _toolkit.device_named(device)
         self._kind = _toolkit.kind_of(self._device)
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
-        # without it XLA drops the rounding of x.astype(bfloat16).astype(float32), which ONNX's types ask for
-        self._xla_options: dict[str, Any] = {"xla_allow_excess_precision": False}
-        if self._kind == "cpu":
-            with _toolkit.pinned(self._device):
-                self._xla_options.update(_toolkit.cpu_options())
-        self._xla_options.update(options.extra.get("xla", {}))
-        self._asked_off = str(self._xla_options.pop(_DISABLE, ""))
+        self._asked: Mapping[str, Any] = options.extra.get("xla", {})
         # unfused: no fused loops, and dot products by XLA's own code instead of the library's
         self._disabled = [] if options.fused else ["fusion", "dot-library-rewriter"]
+
+    @functools.cached_property
+    def _xla_options(self) -> dict[str, Any]:
+        """Found out at the first compilation: who only loads does not wait for it."""
+        # without it XLA drops the rounding of x.astype(bfloat16).astype(float32), which ONNX's types ask for
+        found: dict[str, Any] = {"xla_allow_excess_precision": False}
+        if self._kind == "cpu":
+            with _toolkit.pinned(self._device):
+                found.update(_toolkit.cpu_options())
+        return {**found, **{k: v for k, v in self._asked.items() if k != _DISABLE}}
 
     def compile(
         self,
@@ -87,8 +92,8 @@ class XlaGraphCompiler(GraphCompiler):
         disabled = list(self._disabled)
         if self._kind == "cpu" and not _toolkit.has_long_reduction(jaxpr):
             disabled.append(_toolkit.STAGED_REDUCTIONS)
-        if self._asked_off:
-            disabled.append(self._asked_off)
+        if asked := self._asked.get(_DISABLE):
+            disabled.append(str(asked))
         return {**self._xla_options, _DISABLE: ",".join(disabled)} if disabled else self._xla_options
 
     def load(self, blob: bytes) -> Executable:

@@ -1,0 +1,422 @@
+"""TrainModule: a model, a loss and an optimiser, and the steps that change the model's variables."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xrt_core.cache.memory import LRU
+from xrt_core.engine import engines as process_engines
+from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, XRTError
+from xrt_core.events import EventLog
+from xrt_core.explanation import Explanation
+from xrt_core.frontends.graph import Graph as TracedGraph
+from xrt_core.frontends.graph import layout_of, parameters_of, trace_call
+from xrt_core.host.executor import run_node
+from xrt_core.ir.graph import Graph
+from xrt_core.ir.types import TensorType, dtype_name
+from xrt_core.kernels import static_inputs
+from xrt_core.options import resolve
+from xrt_core.passes.shape_inputs import shape_inputs
+from xrt_core.passes.specialise import specialise
+from xrt_core.pipeline import Pipeline, Planned, expand
+from xrt_core.runtime.arrays import family_of, is_array, to_numpy
+from xrt_core.training import checkpoint
+from xrt_core.training.losses import loss_named
+from xrt_core.training.optimizer import Optimizer
+from xrt_core.training.step import STEP, Recipe, initial_state, loss_scale_of, training_graph
+from xrt_core.training.variables import Select, Variable, promoted, statistics, trainable
+
+_FORMAT = "xrt-training-1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The plan of one signature. direct: for each input the engine whose arrays it may take as they are, or None."""
+
+    plan: Planned
+    graph: Graph
+    direct: tuple[str | None, ...]
+
+
+class TrainModule:
+    """Trains a model: each step computes the loss, the gradients and the new variables as one graph.
+
+        t = TrainModule("model.onnx", loss="cross_entropy", optimizer=Adam(1e-3), engine="xla")
+        for x, y in batches:
+            loss = t.step(x=x, labels=y)
+        t.export("trained.onnx")
+
+    model: an ONNX file's path, its bytes, a ModelProto, an IR graph, or an `xrt.Graph`, whose arrays are its variables.
+    loss: a function of the model's outputs, in order, and of further inputs by the names of its parameters, written as
+        `Graph.build` is; or "cross_entropy" (input `labels`), "mse" (input `target`); or the name or number of an
+        output that is the loss; None for the first output.
+    optimizer: see `training.optimizer`. trainable: names of constants, or a function of name and array; without it all
+        float constants of more than one element. batch_norm, dropout: whether these work as in training, on the batch's
+        statistics and dropping by their ratio, or as the model says. seed: of Dropout: equal seeds give equal runs.
+    loss_scale: None, a number, "dynamic", or a `LossScale`. options: those of `XRTModule`.
+
+    Variables and the optimiser's slots stay on the device between steps and are updated in place where the engine can
+    (a JAX array is donated). Arrays that `state_dict` gave stay as they are. One step at a time: threads wait for each
+    other. A step that raises changes nothing.
+
+    Raises ModelLoadError, OptionError and EngineError as XRTModule does; GradientError where nothing is to be trained.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        optimizer: Optimizer,
+        loss: Callable[..., Any] | str | int | None = None,
+        engine: str | Sequence[str] | None = None,
+        trainable: Select = None,
+        loss_scale: Any = None,
+        batch_norm: bool = True,
+        dropout: bool = True,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        resolved = resolve({"engine": engine, "phase": "train", **options})
+        chosen = process_engines.select(resolved)
+        self.events = EventLog()
+        self._pipeline = Pipeline(
+            resolved, [(e, process_engines.device(e, resolved.device)) for e in chosen], self.events
+        )
+        self._source: _Model | _Written = (
+            _Written(model) if isinstance(model, TracedGraph) else _Model(model, trainable, batch_norm)
+        )
+        if isinstance(self._source, _Written) and trainable is not None:
+            self._source.select = trainable
+        self._loss = loss_named(loss)
+        self._labels = _label_names(self._loss, self._source)
+        self._optimizer = optimizer
+        self._scale = loss_scale_of(loss_scale)
+        self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
+        self._lock = threading.Lock()
+        self._steps: LRU[_Step] = LRU(resolved.cache_size)
+        self._state: list[Any] = []
+        self._types: dict[str, TensorType] = {}
+        self._recipe: Recipe | None = None
+        self._pending: Mapping[str, np.ndarray] | None = None
+        self._last: _Step | None = None
+        if isinstance(self._source, _Model):
+            self._begin(self._source.variables)
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def step(self, /, *args: Any, **inputs: Any) -> Any:
+        """Take one step on the arrays of a batch, by position (the model's inputs first) or by name; returns the loss.
+
+        Raises InputError for arrays that do not fit, GradientError where the gradient cannot be built.
+        """
+        batch = self._source.bind(args, inputs, self._labels)
+        with self._lock:
+            key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch)
+            found = self._steps.get(key)
+            fresh = found is None
+            if found is None:
+                found = self._make(batch)
+            recipe = self._recipe
+            assert recipe is not None
+            number = int(to_numpy(self._state[recipe.names.index(STEP)]))
+            rate = np.array(self._optimizer.rate_at(number), np.float32)
+            arrays = [*batch.values(), rate, *self._state]
+            # the first run of a program is the one that fails, if any: it gets NumPy arrays, which are never donated
+            results = self._run(found, [to_numpy(a) for a in arrays] if fresh else arrays)
+            self._state = list(results[1:])
+            self._steps.put(key, found)
+            self._last = found
+        return to_numpy(results[0])[()]
+
+    def _run(self, step: _Step, arrays: list[Any]) -> Sequence[Any]:
+        direct = step.direct
+        for i, a in enumerate(arrays):
+            if type(a) is not np.ndarray and not (direct[i] == "xla" and family_of(type(a)) == "jax"):
+                arrays[i] = to_numpy(a)
+        try:
+            return step.plan.run(arrays)
+        except Exception as e:
+            if any(getattr(a, "is_deleted", bool)() for a in self._state):
+                raise ExecutionError(
+                    f"the step failed after its variables had been handed to the engine, and they are gone: {e}. Load "
+                    "a checkpoint (load_state_dict, load)"
+                ) from e
+            raise
+
+    def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
+        return tuple(batch[n].tobytes() for n in self._source.by_value if n in batch)
+
+    def _make(self, batch: Mapping[str, np.ndarray]) -> _Step:
+        types = {n: TensorType(a.dtype, a.shape) for n, a in batch.items()}
+        names = self._source.names_of(types, self._labels)
+        forward, variables = self._source.forward({n: types[n] for n in names})
+        if self._recipe is None:
+            self._begin(variables)
+        recipe = self._recipe
+        assert recipe is not None
+        known = {i: batch[n] for i, n in enumerate(names) if n in self._source.by_value}
+        declared = [types[n] for n in names] + [v.type for v in recipe.variables]
+        whole = specialise(forward, declared, known, run_node, expand=expand)
+        extra = {n: t for n, t in types.items() if n not in names}
+        graph = training_graph(whole, extra, self._types, recipe)
+        runner = self._pipeline.runner(graph)
+        order = [v.name for v in graph.inputs[: len(types)]]
+        arrays = [batch[n] for n in order] + [np.zeros((), np.float32)] + [to_numpy(a) for a in self._state]
+        plan = runner.plan_for(arrays)
+        assert isinstance(plan, Planned)
+        return _Step(plan, graph, plan.engine_inputs)
+
+    def _begin(self, variables: Sequence[Variable]) -> None:
+        if not any(v.trained for v in variables):
+            raise GradientError("the model has no float constants to train; name them with trainable=[...]")
+        state = initial_state(variables, self._optimizer, self._scale)
+        self._types = {n: TensorType(a.dtype, a.shape) for n, a in state.items()}
+        self._recipe = Recipe(
+            tuple(variables), self._optimizer, self._loss, self._scale, self._seed, tuple(state), self._dropout,
+            self._batch_norm,
+        )  # fmt: skip
+        self._state = list(state.values())
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._set(pending)
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of the variables, those that are trained and the running statistics."""
+        return tuple(v.name for v in self._recipe.variables) if self._recipe is not None else ()
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Names of the engines that take part, in the order in which they are tried."""
+        return tuple(e.name for e, _ in self._pipeline.engines)
+
+    def explain(self) -> Explanation:
+        """What was decided for the last signature. Raises InputError before the first step."""
+        if self._last is None:
+            raise InputError("no step has been taken yet: there is nothing to explain")
+        return self._last.plan.explain()
+
+    def training_graph(self) -> Graph:
+        """The graph of the last signature's step, before partitioning. Raises InputError before the first step."""
+        if self._last is None:
+            raise InputError("no step has been taken yet: there is no graph of it")
+        return self._last.graph
+
+    # --- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of all that the next step depends on: variables, slots of the optimiser, the count of steps."""
+        with self._lock:
+            if self._recipe is None:
+                return dict(self._pending or {})
+            return {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Raises CheckpointError, with nothing changed, for one that does not fit."""
+        arrays = {n: np.array(to_numpy(a)) for n, a in state.items()}
+        with self._lock:
+            if self._recipe is None:  # a written graph has its variables at its first step
+                self._pending = arrays
+            else:
+                self._set(arrays)
+
+    def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
+        assert self._recipe is not None
+        names = self._recipe.names
+        missing, surplus = [n for n in names if n not in arrays], [n for n in arrays if n not in self._types]
+        if missing or surplus:
+            raise CheckpointError(
+                f"the state does not fit this model and optimiser: missing {_some(missing)}; unknown {_some(surplus)}"
+            )
+        for n in names:
+            have, want = arrays[n], self._types[n]
+            if have.dtype != want.dtype or have.shape != want.shape:
+                raise CheckpointError(f"the state's {n!r} is {dtype_name(have.dtype)}{list(have.shape)}, not {want}")
+        self._state = [arrays[n] for n in names]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state as a safetensors file, whole or not at all. Raises CheckpointError."""
+        checkpoint.save(self.state_dict(), path, {"format": _FORMAT, "seed": str(self._seed)})
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over the state of a file that `save` wrote, its seed included. Raises CheckpointError."""
+        arrays, metadata = checkpoint.load(path)
+        if metadata.get("format") != _FORMAT:
+            raise CheckpointError(f"{pathlib.Path(path)} is no training state: format {metadata.get('format')!r}")
+        if int(metadata.get("seed", self._seed)) != self._seed:
+            raise CheckpointError(
+                f"{pathlib.Path(path)} was written with seed={metadata['seed']}, this module has seed={self._seed}; "
+                "they must agree to go on in the same way"
+            )
+        self.load_state_dict(arrays)
+
+    def graph(self) -> Graph:
+        """The model with the variables' present values as its constants."""
+        state = self.state_dict()
+        return self._source.filled({n: state[n] for n in self.variables})
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained model as an ONNX file. Raises ExportError where it cannot be written."""
+        from xrt_core.frontends.onnx_export import save
+
+        save(self.graph(), path)
+
+    def __repr__(self) -> str:
+        return f"<TrainModule {self._source.name}: {len(self.variables)} variables; engines {self.engines or 'host'}>"
+
+
+def _some(names: Sequence[str]) -> str:
+    return (", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")) or "nothing"
+
+
+def _label_names(loss: Any, source: _Model | _Written) -> tuple[str, ...]:
+    """The parameters of the loss beyond the model's outputs."""
+    if not callable(loss):
+        return ()
+    import inspect
+
+    parameters = [p for p in inspect.signature(loss).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    count = source.output_count
+    if count is None:  # a written graph: what has no default and is keyword-only, or all after the first
+        return tuple(p.name for p in parameters[1:] if p.default is p.empty)
+    return tuple(p.name for p in parameters[count:] if p.default is p.empty)
+
+
+def _bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    if len(args) > len(names):
+        raise InputError(f"{len(args)} arrays given, a step takes {len(names)}: {', '.join(names)}")
+    given = dict(zip(names, args, strict=False))
+    for name, array in inputs.items():
+        if name not in names:
+            raise InputError(f"unknown input {name!r}; a step takes {', '.join(names)}")
+        if name in given:
+            raise InputError(f"input {name!r} is given twice, by position and by name")
+        given[name] = array
+    missing = [n for n in names if n not in given]
+    if missing:
+        raise InputError(f"missing input {', '.join(map(repr, missing))}; a step takes {', '.join(names)}")
+    found: dict[str, np.ndarray] = {}
+    for n in names:
+        if not is_array(given[n]):
+            raise InputError(f"input {n!r} is a {type(given[n]).__name__}, not an array")
+        found[n] = to_numpy(given[n])
+    return found
+
+
+class _Model:
+    """A model of fixed inputs and outputs, whose variables are constants."""
+
+    def __init__(self, model: Any, select: Select, batch_norm: bool) -> None:
+        if not isinstance(model, Graph):
+            from xrt_core.frontends.onnx_import import import_model
+
+            model = import_model(model)
+        self.graph: Graph = model
+        self.name = model.name
+        running = statistics(model) if batch_norm else []
+        trained = trainable(model, select, running)
+        self._constants = [*trained, *running]
+        self.variables = [
+            Variable(v.name, np.asarray(v.data), k < len(trained)) for k, v in enumerate(self._constants)
+        ]
+        self._promoted = promoted(model, self._constants)
+        self._inputs = [v for v in model.inputs if v not in model.defaults]
+        self.by_value = tuple(
+            model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs)
+        )
+        self.output_count: int | None = len(model.outputs)
+
+    def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
+        return [v.name for v in self._inputs]
+
+    def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
+        own = [v.name for v in self._inputs]
+        found = _bound([*own, *(n for n in labels if n not in own)], args, inputs)
+        for v in self._inputs:
+            t = v.type
+            if isinstance(t, TensorType) and t.dtype is not None and found[v.name].dtype != t.dtype:
+                raise InputError(f"input {v.name!r}: dtype {found[v.name].dtype} given, {t.dtype} expected")
+        return found
+
+    def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
+        graph = self._promoted
+        if graph.defaults:  # inputs that have a default are constants here
+            new = {v: type(v).constant(a, v.name) for v, a in graph.defaults.items()}
+            from xrt_core.ir.rewrite import substitute
+
+            graph = graph.replace(
+                inputs=[v for v in graph.inputs if v not in new],
+                nodes=[substitute(n, new) for n in graph.nodes],
+                outputs=[new.get(v, v) for v in graph.outputs],
+                defaults={},
+            )
+        return graph, self.variables
+
+    def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
+        from xrt_core.ir.graph import Value
+        from xrt_core.ir.rewrite import substitute
+
+        new = {v: Value.constant(arrays[v.name], v.name) for v in self._constants}
+        return self.graph.replace(
+            nodes=[substitute(n, new) for n in self.graph.nodes], outputs=[new.get(v, v) for v in self.graph.outputs]
+        )
+
+
+class _Written:
+    """An `xrt.Graph`, traced for each signature; the arrays that it keeps are the variables."""
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self._graph = graph
+        self.name = type(graph).__name__
+        self.select: Select = None
+        self.by_value: tuple[str, ...] = ()
+        self.output_count: int | None = None
+        self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
+        self._made: tuple[Graph, list[Any], list[Variable]] | None = None
+
+    def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
+        return list(self._names)
+
+    def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
+        return _bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs)
+
+    def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
+        traced = trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types)).graph
+        running = statistics(traced)
+        own = set(self._graph.named_parameters())
+        select = self.select if self.select is not None else (lambda name, array: name in own)
+        constants = [*trainable(traced, select, running), *running]
+        count = len(constants) - len(running)
+        if self._made is None:
+            variables = [Variable(v.name, np.asarray(v.data), k < count) for k, v in enumerate(constants)]
+            self._made = traced, constants, variables
+        elif [v.name for v in constants] != [v.name for v in self._made[2]]:
+            raise XRTError(
+                f"{self.name}.build uses other arrays for this signature than for the first; the variables of a "
+                "training must not depend on shapes"
+            )
+        return promoted(traced, constants), self._made[2]
+
+    def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
+        if self._made is None:
+            raise InputError(f"{self.name} has not been traced yet: take a step first")
+        from xrt_core.ir.graph import Value
+        from xrt_core.ir.rewrite import substitute
+
+        graph, constants, _ = self._made
+        new = {v: Value.constant(arrays[v.name], v.name) for v in constants}
+        return graph.replace(
+            nodes=[substitute(n, new) for n in graph.nodes], outputs=[new.get(v, v) for v in graph.outputs]
+        )
+
+
+__all__ = ["TrainModule"]

@@ -1,0 +1,272 @@
+"""The graph of one training step: forward, backward and update, for one signature of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xrt_core.errors import GradientError, OptionError
+from xrt_core.frontends import ops
+from xrt_core.frontends.application import literal
+from xrt_core.frontends.promotion import FLOAT32, INT64
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tracing import Tracer, tracing
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.passes.infra import run_passes
+from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNodes
+from xrt_core.training.backward import dialect, emit, where
+from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
+from xrt_core.training.reverse import backward
+from xrt_core.training.variables import Variable
+
+STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_steps"
+RATE = "training/learning_rate"
+Loss = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """What the loss is multiplied by before the way back, so that small gradients of narrow floats do not vanish.
+
+    initial: the scale. dynamic: halve it (times `backoff`) at a step whose gradients are not finite, and which is then
+    left out, and double it (times `growth`) after `interval` finite steps in a row.
+    """
+
+    initial: float = 2.0**15
+    dynamic: bool = True
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+
+def loss_scale_of(given: Any) -> LossScale | None:
+    """The option `loss_scale`: None, a number, "dynamic", or a LossScale. Raises OptionError for anything else."""
+    if given is None or isinstance(given, LossScale):
+        return given
+    if given == "dynamic":
+        return LossScale()
+    if isinstance(given, int | float) and not isinstance(given, bool) and given > 0:
+        return LossScale(float(given), dynamic=False)
+    raise OptionError(f"loss_scale={given!r}: it takes None, a number above 0, 'dynamic' or a LossScale")
+
+
+def initial_state(
+    variables: Sequence[Variable], optimizer: Optimizer, scale: LossScale | None
+) -> dict[str, np.ndarray]:
+    """Everything that a step reads and changes, before the first."""
+    state = {v.name: v.value for v in variables}
+    for v in variables:
+        if v.trained:
+            for slot in optimizer.slots:
+                state[slot_name(slot, v.name)] = optimizer.initial(slot, v.value)
+    state[STEP] = np.zeros((), np.int64)
+    if scale is not None and scale.dynamic:
+        state[SCALE] = np.array(scale.initial, np.float32)
+        state[STREAK] = np.zeros((), np.int64)
+    return state
+
+
+def slot_name(slot: str, variable: str) -> str:
+    """The name in the state of one slot of a variable."""
+    return f"optimizer/{slot}/{variable}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a step is made of, beside the model. losses: see `TrainModule`. names: of the state, in order."""
+
+    variables: Sequence[Variable]
+    optimizer: Optimizer
+    loss: Loss | str | int | None
+    scale: LossScale | None
+    seed: int
+    names: tuple[str, ...]
+    dropout: bool = True
+    batch_norm: bool = True
+
+
+def training_graph(
+    forward: Graph, extra: Mapping[str, TensorType], state: Mapping[str, TensorType], recipe: Recipe
+) -> Graph:
+    """The graph of a step, from a specialised forward graph whose last inputs are the variables, in order.
+
+    Its inputs: those of the model, those that only the loss reads (`extra`), the learning rate, the state. Its outputs:
+    the loss, and the state after the step, each entry by an Assign that may take the old entry's storage.
+    Raises GradientError where the loss is no scalar, or a gradient cannot be built.
+    """
+    tracer = Tracer(forward.name or "model", forward.opsets)
+    tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
+    tracer.reserve(n.name for n in forward.nodes)
+    tracer.reserve([v.name for v in forward.inputs])
+    count = len(forward.inputs) - len(recipe.variables)
+    with tracing(tracer):
+        scope = tracer.scope
+        values = {v.name: v for v in forward.inputs[count:]}
+        others = {n: Value(n, t) for n, t in state.items() if n not in values}
+        values = {**values, **others}
+        added = {n: Value(n, t) for n, t in extra.items()}
+        rate = Value(RATE, TensorType(FLOAT32, ()))
+        read = {n: Tensor(v, scope) for n, v in values.items()}
+        running = _forward(tracer, forward, read[STEP], recipe)
+        loss = _loss(tracer, forward, added, recipe.loss)
+        trained = [v for v in recipe.variables if v.trained]
+        scaled, scale = _scaled(loss, read, recipe.scale)
+        gradients = backward(scaled._value, [values[v.name] for v in trained], unused="zeros")
+        if scale is not None:
+            gradients = [g / scale.astype(g.dtype) for g in gradients]
+        sound = finite(gradients) if recipe.scale is not None and recipe.scale.dynamic else None
+        if recipe.optimizer.clip_norm is not None:
+            gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
+        start = len(scope.nodes)
+        new = _updates(read, trained, gradients, Tensor(rate, scope), recipe.optimizer)
+        new.update({name: Tensor(v, scope) for name, v in running.items()})
+        new[STEP] = read[STEP] + 1
+        if sound is not None:
+            assert recipe.scale is not None
+            new = {n: where(sound, t, read[n]) for n, t in new.items()}
+            new |= _next_scale(read, sound, recipe.scale)
+        made = [_assign(read[n], new.get(n, read[n]), n) for n in recipe.names]
+        nodes = scope.nodes[:start] + [_as_update(n) for n in scope.nodes[start:]]
+    inputs = [*forward.inputs[:count], *added.values(), rate, *(values[n] for n in recipe.names)]
+    graph = Graph(
+        inputs, [loss._value, *made], nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name,
+    )  # fmt: skip
+    return run_passes(graph, (IdentityNodes(), CommonSubexpressions(), DeadNodes()))
+
+
+def _forward(tracer: Tracer, forward: Graph, step: Tensor, recipe: Recipe) -> dict[str, Value]:
+    """Record the model as it is in training; returns the new running statistics by the variable's name."""
+    scope = tracer.scope
+    variables = {v.name for v in recipe.variables if not v.trained}
+    running: dict[str, Value] = {}
+    stream = 0
+    for node in forward.nodes:
+        if node.op_type == "BatchNormalization" and not node.domain and recipe.batch_norm:
+            _batch_norm(tracer, node, variables, running)
+        elif node.op_type == "Dropout" and not node.domain and recipe.dropout:
+            stream += 1
+            _dropout(tracer, node, step, recipe.seed, stream)
+        else:
+            scope.nodes.append(node)
+    return running
+
+
+def _batch_norm(tracer: Tracer, node: Node, variables: set[str], running: dict[str, Value]) -> None:
+    """BatchNormalization by the statistics of the batch, with the running ones where they are variables."""
+    scope = tracer.scope
+    means = node.inputs[3:5]
+    if any(v is None or v.name not in variables for v in means):  # they are computed or frozen: as the model says
+        scope.nodes.append(node)
+        return
+    old = [v for v in node.outputs[1:3] if v is not None] if node.version >= 14 else []
+    keep: dict[str, Any] = {k: a for k, a in node.attributes.items() if k in ("epsilon", "momentum")}
+    given = [None if v is None else Tensor(v, scope) for v in node.inputs]
+    y, mean, variance = emit("BatchNormalization", given, opset=15, outputs=3, **keep, training_mode=1)
+    made = scope.nodes.pop()
+    rename = {y._value: node.outputs[0]}
+    for fresh, stale in zip((mean._value, variance._value), old, strict=False):
+        rename[fresh] = stale
+    outputs = [rename.get(v, v) for v in made.outputs if v is not None]
+    scope.nodes.append(
+        Node("BatchNormalization", node.inputs, outputs, made.attributes, version=made.version, name=node.name,
+             annotations=node.annotations)
+    )  # fmt: skip
+    for variable, v in zip(means, outputs[1:], strict=True):
+        assert variable is not None
+        assert v is not None
+        running[variable.name] = v
+
+
+def _dropout(tracer: Tracer, node: Node, step: Tensor, seed: int, stream: int) -> None:
+    """Dropout by numbers that follow from the seed, the step and the node's place alone."""
+    scope = tracer.scope
+    source, result = node.inputs[0], node.outputs[0]
+    assert source is not None
+    x = Tensor(source, scope)
+    ratio: Any = node.attributes.get("ratio", 0.5)
+    if node.version >= 12:
+        second = node.inputs[1] if len(node.inputs) > 1 else None
+        data = tracer.data_of(second)
+        ratio = 0.5 if second is None else Tensor(second, scope) if data is None else float(np.reshape(data, ()))
+    if result is None or (isinstance(ratio, float) and ratio == 0.0) or not x._value.is_static:
+        scope.nodes.append(node)
+        return
+    if isinstance(ratio, Tensor):
+        ratio = ratio.astype(np.float32)
+    key = step + (seed << 32)
+    drawn = dialect("CounterUniform", key, shape=tuple(x.shape), stream=stream)
+    kept = drawn >= ratio
+    scale = 1.0 / (1.0 - ratio)
+    where(kept, x * (scale.astype(x.dtype) if isinstance(scale, Tensor) else scale), 0.0)
+    last = scope.nodes.pop()
+    scope.nodes.append(last.replace(outputs=[result]))
+    mask = node.outputs[1] if len(node.outputs) > 1 else None
+    if mask is not None:
+        scope.nodes.append(Node("Identity", [kept._value], [mask], version=tracer.schema("Identity").since_version))
+
+
+def _loss(tracer: Tracer, forward: Graph, extra: Mapping[str, Value], loss: Loss | str | int | None) -> Tensor:
+    scope = tracer.scope
+    if callable(loss):
+        outputs = [Tensor(v, scope) for v in forward.outputs]
+        found = loss(*outputs, **{n: Tensor(v, scope) for n, v in extra.items()})
+        if not isinstance(found, Tensor):
+            raise GradientError(f"the loss function returned a {type(found).__name__}, not a tensor")
+        return found
+    index = 0 if loss is None else loss
+    if isinstance(index, str):
+        names = [v.name for v in forward.outputs]
+        if index not in names:
+            raise GradientError(f"loss={index!r}: the model has the outputs {', '.join(names)}")
+        index = names.index(index)
+    if not 0 <= index < len(forward.outputs):
+        raise GradientError(f"loss={index}: the model has {len(forward.outputs)} outputs")
+    return Tensor(forward.outputs[index], scope)
+
+
+def _scaled(loss: Tensor, read: Mapping[str, Tensor], scale: LossScale | None) -> tuple[Tensor, Tensor | None]:
+    if scale is None:
+        return loss, None
+    factor = read[SCALE] if scale.dynamic else literal(scale.initial, FLOAT32)
+    return loss * factor.astype(loss.dtype), factor
+
+
+def _updates(
+    read: Mapping[str, Tensor],
+    trained: Sequence[Variable],
+    gradients: Sequence[Tensor],
+    rate: Tensor,
+    optimizer: Optimizer,
+) -> dict[str, Tensor]:
+    """Name -> new value, of the variables and their slots."""
+    at = Moment(rate, read[STEP] + 1)
+    new: dict[str, Tensor] = {}
+    for v, g in zip(trained, gradients, strict=True):
+        slots = {s: read[slot_name(s, v.name)] for s in optimizer.slots}
+        results = optimizer.update(at, read[v.name], g, slots, optimizer.decay_of(v.name, v.value.shape))
+        names = (v.name, *(slot_name(s, v.name) for s in optimizer.slots))
+        new.update(zip(names, results, strict=True))
+    return new
+
+
+def _next_scale(read: Mapping[str, Tensor], sound: Tensor, scale: LossScale) -> dict[str, Tensor]:
+    streak = where(sound, read[STREAK] + 1, literal(0, INT64))
+    full = streak >= scale.interval
+    grown = where(full, read[SCALE] * scale.growth, read[SCALE])
+    lowered = ops.Max(read[SCALE] * scale.backoff, 1.0)
+    return {SCALE: where(sound, grown, lowered), STREAK: where(full, literal(0, INT64), streak)}
+
+
+def _assign(old: Tensor, new: Tensor, name: str) -> Value:
+    made = dialect("Assign", old, new)._value
+    object.__setattr__(made, "name", f"{name}.new")  # the graph around the value is not built yet
+    return made
+
+
+def _as_update(node: Node) -> Node:
+    aliases = ((0, 0),) if node.op_type == "Assign" and node.domain == "xrt" else ()
+    return node.replace(annotations=node.annotations.replace(model_update=True, phase="train", aliases=aliases))
