@@ -1,4 +1,4 @@
-"""The only importer of the library ({{ cookiecutter.__library }}): its version, devices, dtypes and memory."""
+"""The only importer of {{ cookiecutter.__library }}: its version, devices, dtypes and memory."""
 
 from __future__ import annotations
 

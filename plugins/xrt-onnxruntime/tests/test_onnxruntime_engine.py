@@ -1,0 +1,221 @@
+"""What the engine says about itself and about nodes, and what its executables do beyond the conformance kit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import timeit
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from xrt_onnxruntime import OnnxRuntimeEngine
+
+from xrt_core.engine.contract import CompileOptions, Executable, Function
+from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError, UnsupportedError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
+
+F32, F64, I32, I64 = (np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64))
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _value(name: str, dtype: Any, *shape: int) -> Value:
+    return Value(name, TensorType(np.dtype(dtype), shape))
+
+
+def _node(op_type: str, *types: ValueType | None, version: int = 13, out: ValueType | None = None, **attributes: Any) -> Node:
+    inputs = [Value(f"x{i}", t) for i, t in enumerate(types)]
+    return Node(op_type, inputs, [Value("y", out or types[0])], attributes, version=version, name="n")
+
+
+def _compile(
+    engine: OnnxRuntimeEngine, inputs: list[Value], nodes: list[Node], outputs: list[Value], **options: Any
+) -> Executable:
+    function = Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": 21}, name="test"))
+    return engine.compiler("cpu", CompileOptions(**options)).compile(function, function.params, function.returns, ())
+
+
+def test_importing_the_engine_does_not_import_the_library() -> None:
+    """Listing engines must not pay for ONNX Runtime."""
+    code = "import sys, xrt_onnxruntime; xrt_onnxruntime.OnnxRuntimeEngine(); print('onnxruntime' in sys.modules)"
+    assert _run(code) == "False"
+
+
+def test_a_missing_library_is_said_with_the_cure() -> None:
+    """Without ONNX Runtime the engine is unavailable, says why, and does not raise."""
+    said = _run("""
+        import sys
+        sys.modules["onnxruntime"] = None
+        from xrt_onnxruntime import OnnxRuntimeEngine
+        status = OnnxRuntimeEngine().probe()
+        print(status.available, status.reason, "|", status.remedy)
+    """)
+    assert said.startswith("False ONNX Runtime is not installed | pip install")
+
+
+def test_inference_only(engine: OnnxRuntimeEngine) -> None:
+    """The training phase is refused, and ranks last."""
+    verdict = engine.supports(_node("Relu", TensorType(F32, (2,)), version=14), "cpu", "train")
+    assert not verdict
+    assert "inference only" in verdict.reason
+    assert engine.priority == {"train": 0, "inference": 30}
+
+
+def test_an_absent_device_is_refused(engine: OnnxRuntimeEngine) -> None:
+    """Only the CPU is driven."""
+    with pytest.raises(EngineUnavailableError, match="no device 'cuda'"):
+        engine.compiler("cuda", CompileOptions())
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"opset": 1}, "unknown option 'opset'; it takes inter_op_threads"),
+        ({"optimization": "most"}, "'optimization' is 'most'; it takes disable"),
+        ({"parallel": 1}, "'parallel' is 1; it takes True or False"),
+        ({"inter_op_threads": 0}, "'inter_op_threads' is 0; it takes a positive"),
+        ({"session": "x"}, "'session' is 'x'; it takes a mapping"),
+    ],
+)
+def test_wrong_options_are_errors(engine: OnnxRuntimeEngine, extra: dict[str, Any], reason: str) -> None:
+    """An option that is unknown or has a wrong value is named."""
+    with pytest.raises(OptionError, match=reason):
+        engine.compiler("cpu", CompileOptions(extra=extra))
+
+
+def _divided(divisor: np.ndarray | None) -> Node:
+    t = TensorType(I32, (2,))
+    return Node("Div", [Value("x", t), Value("d", t, divisor)], [Value("y", t)], version=14)
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (_node("Relu", TensorType(F32, ("batch", 3)), version=14), "every dimension must be known"),
+        (_node("Relu", TensorType(F32, None), version=14), "dtype and rank must be known"),
+        (_node("Identity", TensorType(STRING, (2,)), version=14), "is string"),
+        (_node("Identity", SequenceType(TensorType(F32, (2,))), version=14), "is a sequence"),
+        (_node("Identity", TensorType(np.dtype(ml_dtypes.int4), (2,)), version=21), "is int4"),
+        (_node("Conv", TensorType(F64, (1, 1, 4)), TensorType(F64, (1, 1, 3)), version=11), "Could not find an implementation for Conv"),
+        (_divided(None), "needs a known divisor"),
+        (_divided(np.array([1, -1], np.int32)), "divisor of 0 or -1"),
+        (_node("RandomUniformLike", TensorType(F32, (2,)), version=1), "draws random numbers"),
+    ],
+    ids=lambda x: x.op_type if isinstance(x, Node) else None,
+)  # fmt: skip
+def test_supports_refuses_with_the_reason(engine: OnnxRuntimeEngine, node: Node, reason: str) -> None:
+    """What the library cannot do is refused with a sentence that names it, at the second question as well."""
+    for _ in range(2):
+        verdict = engine.supports(node, "cpu", "inference")
+        assert not verdict
+        assert reason in verdict.reason
+
+
+def test_an_operator_newer_than_the_library_is_refused(engine: OnnxRuntimeEngine) -> None:
+    """The reason names the newest opset that the library knows."""
+    verdict = engine.supports(_node("Relu", TensorType(F32, (2,)), version=1000), "cpu", "inference")
+    assert "knows opsets up to" in verdict.reason
+
+
+def test_division_by_other_known_integers_is_taken(engine: OnnxRuntimeEngine) -> None:
+    """A divisor that is known and harmless is no reason to refuse."""
+    assert engine.supports(_divided(np.array([2, -3], np.int32)), "cpu", "inference")
+
+
+def test_a_repeated_question_is_quick(engine: OnnxRuntimeEngine) -> None:
+    """The trial happens once per kind of node; another node of the kind costs microseconds."""
+    engine.supports(_node("Add", TensorType(F32, (2, 3)), TensorType(F32, (2, 3))), "cpu", "inference")
+    other = _node("Add", TensorType(F32, (4, 5)), TensorType(F32, (4, 5)))
+    best = min(timeit.repeat(lambda: engine.supports(other, "cpu", "inference"), number=200, repeat=5))
+    assert best / 200 < 100e-6
+
+
+def test_large_constants_are_not_copied_into_the_model(engine: OnnxRuntimeEngine) -> None:
+    """A weight is handed over as memory: the model's bytes do not grow with it, and read-only memory will do."""
+    from xrt_onnxruntime.export import export
+
+    weight = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    weight.flags.writeable = False
+    x, y = _value("x", F32, 2, 64), _value("y", F32, 2, 64)
+    nodes = [Node("MatMul", [x, Value.constant(weight, "w")], [y], version=13)]
+    exported = export(Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="f")), 21)
+    assert len(exported.model) < 1000
+    assert exported.weights["w"] is weight
+    given = np.ones((2, 64), np.float32)
+    (got,) = _compile(engine, [x], nodes, [y]).run([given])
+    assert np.array_equal(got, given @ weight)
+
+
+def test_results_stay_as_they_are(engine: OnnxRuntimeEngine) -> None:
+    """Results of earlier runs are not overwritten by later ones, nor when the executable is gone."""
+    x, y = _value("x", F32, 1000), _value("y", F32, 1000)
+    executable = _compile(engine, [x], [Node("Neg", [x], [y], version=13)], [y])
+    runs = [executable.run([np.full(1000, i, np.float32)])[0] for i in range(5)]
+    del executable
+    assert [float(r[-1]) for r in runs] == [0.0, -1.0, -2.0, -3.0, -4.0]
+    assert all(r.flags.writeable for r in runs)
+
+
+def test_dtypes_that_numpy_lacks(engine: OnnxRuntimeEngine) -> None:
+    """bfloat16 goes in and out without a detour through another type."""
+    bf16 = np.dtype(ml_dtypes.bfloat16)
+    x, y = _value("x", bf16, 2, 3), _value("y", bf16, 3, 2)
+    executable = _compile(engine, [x], [Node("Transpose", [x], [y], version=13)], [y])
+    given = np.arange(6).reshape(2, 3).astype(bf16)
+    (got,) = executable.run([given])
+    assert got.dtype == bf16
+    assert np.array_equal(got, given.T)
+
+
+def test_wrong_inputs_are_named_and_the_executable_survives(engine: OnnxRuntimeEngine) -> None:
+    """Count, dtype and shape are checked where the library complains."""
+    x, y = _value("x", F32, 2), _value("y", F32, 2)
+    executable = _compile(engine, [x], [Node("Neg", [x], [y], version=13)], [y])
+    with pytest.raises(ExecutionError, match="takes 1 inputs, 2 were given"):
+        executable.run([np.zeros(2, np.float32)] * 2)
+    with pytest.raises(ExecutionError, match=r"'x' must be float32\[2\], float32\[3\] was given"):
+        executable.run([np.zeros(3, np.float32)])
+    with pytest.raises(ExecutionError, match="float64"):
+        executable.run([np.zeros(2)])
+    assert executable.run([np.ones(2, np.float32)])[0].tolist() == [-1, -1]
+
+
+def test_serialised_with_large_constants(engine: OnnxRuntimeEngine) -> None:
+    """The optimised model and its constants go through bytes; cut or foreign bytes are refused."""
+    weight = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    x, y = _value("x", F32, 2, 64), _value("y", F32, 2, 64)
+    executable = _compile(engine, [x], [Node("MatMul", [x, Value.constant(weight, "w")], [y], version=13)], [y])
+    blob = executable.serialize()
+    compiler = engine.compiler("cpu", CompileOptions())
+    given = np.ones((2, 64), np.float32)
+    again = compiler.load(blob)
+    assert np.array_equal(again.run([given])[0], executable.run([given])[0])
+    assert again.serialize() == blob
+    for damaged in (blob[:-1], b"nothing", blob[:40]):
+        with pytest.raises(CompileError):
+            compiler.load(damaged)
+    with pytest.raises(UnsupportedError, match="as quickly"):
+        executable.serialize_code()
+
+
+def test_nodes_of_one_name_are_told_apart(engine: OnnxRuntimeEngine) -> None:
+    """The library refuses two nodes of one name; a graph may have them."""
+    x, y, z = (_value(n, F32, 2) for n in "xyz")
+    nodes = [Node("Neg", [x], [y], version=13, name="same"), Node("Abs", [y], [z], version=13, name="same")]
+    assert _compile(engine, [x], nodes, [z]).run([np.array([1, -2], np.float32)])[0].tolist() == [1, 2]
+
+
+def test_nodes_of_two_opsets_do_not_compile(engine: OnnxRuntimeEngine) -> None:
+    """Where no one opset fits all nodes the library would misread some, so it is an error that says so."""
+    x, y, z = (_value(n, F32, 2, 3) for n in "xyz")
+    nodes = [Node("Softmax", [x], [y], version=11), Node("Softmax", [y], [z], version=13)]
+    with pytest.raises(CompileError, match="no one opset"):
+        _compile(engine, [x], nodes, [z])
