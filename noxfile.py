@@ -48,6 +48,13 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def template(session: nox.Session) -> None:
+    """Bake every variant of the engine template, install each in an environment of its own, and run its tests."""
+    install(session, "test")
+    session.run("python", "-m", "pytest", "-m", "", "tests/template", *session.posargs)
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks, or those that are named; the README in benchmarks/ says what each one measures."""
     install(session, "test")

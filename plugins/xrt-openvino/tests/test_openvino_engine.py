@@ -1,0 +1,231 @@
+"""What the engine says about itself and about nodes, and what its executables do beyond the conformance kit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import timeit
+from typing import Any
+
+import numpy as np
+import pytest
+from xrt_openvino import OpenVinoEngine
+
+from xrt_core.engine.contract import CompileOptions, Executable, Function
+from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import SequenceType, TensorType, ValueType
+
+BOOL, F16, F32, F64, I32, I64, U8 = (
+    np.dtype(t) for t in (np.bool_, np.float16, np.float32, np.float64, np.int32, np.int64, np.uint8)
+)
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _value(name: str, dtype: Any, *shape: int) -> Value:
+    return Value(name, TensorType(np.dtype(dtype), shape))
+
+
+def _node(op_type: str, *types: ValueType | None, version: int = 13, out: ValueType | None = None) -> Node:
+    inputs = [Value(f"x{i}", t) for i, t in enumerate(types)]
+    return Node(op_type, inputs, [Value("y", out or types[0])], version=version, name="n")
+
+
+def _compile(
+    engine: OpenVinoEngine, inputs: list[Value], nodes: list[Node], outputs: list[Value], **options: Any
+) -> Executable:
+    function = Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": 21}, name="test"))
+    return engine.compiler("cpu", CompileOptions(**options)).compile(function, function.params, function.returns, ())
+
+
+def test_importing_the_engine_does_not_import_the_library() -> None:
+    """Listing engines must not pay for OpenVINO."""
+    code = "import sys, xrt_openvino; xrt_openvino.OpenVinoEngine(); print('openvino' in sys.modules)"
+    assert _run(code) == "False"
+
+
+def test_a_missing_library_is_said_with_the_cure() -> None:
+    """Without OpenVINO the engine is unavailable, says why, and does not raise."""
+    said = _run("""
+        import sys
+        sys.modules["openvino"] = None
+        from xrt_openvino import OpenVinoEngine
+        status = OpenVinoEngine().probe()
+        print(status.available, status.reason, "|", status.remedy)
+    """)
+    assert said.startswith("False OpenVINO is not installed | pip install")
+
+
+def test_inference_only(engine: OpenVinoEngine) -> None:
+    """The training phase is refused, and ranks last."""
+    verdict = engine.supports(_node("Relu", TensorType(F32, (2,)), version=14), "cpu", "train")
+    assert not verdict
+    assert "inference only" in verdict.reason
+    assert engine.priority == {"train": 0, "inference": 20}
+
+
+def test_an_absent_device_is_refused(engine: OpenVinoEngine) -> None:
+    """Only the CPU is driven."""
+    with pytest.raises(EngineUnavailableError, match="no device 'cuda'"):
+        engine.compiler("cuda", CompileOptions())
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"session": {}}, "unknown option 'session'; it takes config, streams"),
+        ({"streams": 0}, "'streams' is 0; it takes a positive integer"),
+        ({"config": "x"}, "'config' is 'x'; it takes a mapping"),
+    ],
+)
+def test_wrong_options_are_errors(engine: OpenVinoEngine, extra: dict[str, Any], reason: str) -> None:
+    """An option that is unknown or has a wrong value is named."""
+    with pytest.raises(OptionError, match=reason):
+        engine.compiler("cpu", CompileOptions(extra=extra))
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (_node("Relu", TensorType(F32, ("batch", 3)), version=14), "every dimension must be known"),
+        (_node("Relu", TensorType(F32, (0, 3)), version=14), "empty tensor"),
+        (_node("Identity", SequenceType(TensorType(F32, (2,))), version=14), "is a sequence"),
+        (_node("Add", TensorType(F64, (2,)), TensorType(F64, (2,))), "computes in float32; 'x0' of Add is float64"),
+        (_node("Add", TensorType(F16, (2,)), TensorType(F16, (2,))), "float16"),
+        (_node("Add", TensorType(I32, (2,)), TensorType(I32, (2,))), "not exact on int32"),
+        (_node("Add", TensorType(U8, (2,)), TensorType(U8, (2,))), "not exact on uint8"),
+        (_node("Identity", TensorType(I64, (2,)), version=14), "not exact on int64"),
+        (_node("Equal", TensorType(I32, (2,)), TensorType(I32, (2,)), out=TensorType(BOOL, (2,))), "not exact on int32"),
+        (_node("SpaceToDepth", TensorType(F32, (1, 1, 2, 2)), version=28), "ignores what is new"),
+    ],
+    ids=lambda x: x.op_type if isinstance(x, Node) else None,
+)
+def test_supports_refuses_with_the_reason(engine: OpenVinoEngine, node: Node, reason: str) -> None:
+    """What the library cannot do, or does otherwise, is refused with a sentence that names it."""
+    verdict = engine.supports(node, "cpu", "inference")
+    assert not verdict
+    assert reason in verdict.reason
+
+
+def test_the_library_is_quoted(engine: OpenVinoEngine) -> None:
+    """An operator that its reader does not know is refused in its own words, at the second question as well."""
+    node = _node("DeformConv", TensorType(F32, (1, 1, 3, 3)), version=19)
+    for _ in range(2):
+        verdict = engine.supports(node, "cpu", "inference")
+        assert not verdict
+        assert verdict.reason.startswith("openvino does not take DeformConv-19 so: ")
+
+
+def test_a_repeated_question_is_quick(engine: OpenVinoEngine) -> None:
+    """The trial happens once per kind of node; another node of the kind costs microseconds."""
+    engine.supports(_node("Add", TensorType(F32, (2, 3)), TensorType(F32, (2, 3))), "cpu", "inference")
+    other = _node("Add", TensorType(F32, (4, 5)), TensorType(F32, (4, 5)))
+    best = min(timeit.repeat(lambda: engine.supports(other, "cpu", "inference"), number=200, repeat=5))
+    assert best / 200 < 100e-6
+
+
+def test_large_constants_are_handed_over_as_memory(engine: OpenVinoEngine) -> None:
+    """A weight does not go through the model's bytes, read-only memory will do, and it lives as long as it is used."""
+    from xrt_openvino.export import export
+
+    weight = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    weight.flags.writeable = False
+    x, y = _value("x", F32, 2, 64), _value("y", F32, 2, 64)
+    nodes = [Node("MatMul", [x, Value.constant(weight, "w")], [y], version=13)]
+    exported = export(Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="f")))
+    assert len(exported.model) < 1000
+    assert exported.weights["w"] is weight
+    executable = _compile(engine, [x], nodes, [y])
+    given = np.ones((2, 64), np.float32)
+    want = given @ weight
+    del weight, nodes, exported
+    assert np.allclose(executable.run([given])[0], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [4, 100_000])
+def test_any_memory_is_read(engine: OpenVinoEngine, count: int) -> None:
+    """Read-only and strided inputs, small and large, give the same and stay as they are."""
+    x, y = _value("x", F32, count), _value("y", F32, count)
+    executable = _compile(engine, [x], [Node("Neg", [x], [y], version=13)], [y])
+    whole = np.arange(2 * count, dtype=np.float32)
+    frozen = whole[:count].copy()
+    frozen.flags.writeable = False
+    for given in (whole[:count], whole[::2], whole[count - 1 :: -1], frozen):
+        before = given.copy()
+        assert np.array_equal(executable.run([given])[0], -before)
+        assert np.array_equal(given, before)
+
+
+def test_an_input_that_is_handed_through(engine: OpenVinoEngine) -> None:
+    """A Dropout outside of training vanishes with its input's name: the input is still read."""
+    x, y = _value("x", F32, 3), _value("y", F32, 3)
+    executable = _compile(engine, [x], [Node("Dropout", [x], [y], version=13)], [y])
+    given = np.array([1, 2, 3], np.float32)
+    (got,) = executable.run([given])
+    assert got.tolist() == [1, 2, 3]
+    assert not np.shares_memory(got, given)
+
+
+def test_many_threads_get_their_own_results(engine: OpenVinoEngine) -> None:
+    """Calls at the same time use requests of their own."""
+    x, y = _value("x", F32, 50_000), _value("y", F32, 50_000)
+    executable = _compile(engine, [x], [Node("Neg", [x], [y], version=13)], [y], threads=1)
+    wrong: list[int] = []
+
+    def call(number: int) -> None:
+        for _ in range(20):
+            (got,) = executable.run([np.full(50_000, number, np.float32)])
+            if not (got == -number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_wrong_inputs_are_named_and_the_executable_survives(engine: OpenVinoEngine) -> None:
+    """Count, dtype and shape are checked, since the library would read past the end."""
+    x, y = _value("x", F32, 2), _value("y", F32, 2)
+    executable = _compile(engine, [x], [Node("Neg", [x], [y], version=13)], [y])
+    with pytest.raises(ExecutionError, match="takes 1 inputs, 2 were given"):
+        executable.run([np.zeros(2, np.float32)] * 2)
+    with pytest.raises(ExecutionError, match=r"'x' must be float32\[2\], float32\[3\] was given"):
+        executable.run([np.zeros(3, np.float32)])
+    with pytest.raises(ExecutionError, match=r"float64\[2\] was given"):
+        executable.run([np.zeros(2)])
+    assert executable.run([np.ones(2, np.float32)])[0].tolist() == [-1, -1]
+
+
+def test_serialised_with_large_constants(engine: OpenVinoEngine) -> None:
+    """The compiled model goes through bytes; cut or foreign bytes are refused."""
+    weight = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    x, y = _value("x", F32, 2, 64), _value("y", F32, 2, 64)
+    executable = _compile(engine, [x], [Node("MatMul", [x, Value.constant(weight, "w")], [y], version=13)], [y])
+    blob = executable.serialize()
+    compiler = engine.compiler("cpu", CompileOptions())
+    given = np.ones((2, 64), np.float32)
+    assert np.array_equal(compiler.load(blob).run([given])[0], executable.run([given])[0])
+    for damaged in (blob[:-1], b"nothing", blob[:40]):
+        with pytest.raises(CompileError):
+            compiler.load(damaged)
+
+
+def test_float32_stays_float32(engine: OpenVinoEngine) -> None:
+    """No product is computed in bfloat16 or int8, even where the processor has those."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((256, 256), dtype=np.float32)
+    x, y = _value("x", F32, 4, 256), _value("y", F32, 4, 256)
+    executable = _compile(engine, [x], [Node("MatMul", [x, Value.constant(weight, "w")], [y], version=13)], [y])
+    given = rng.standard_normal((4, 256), dtype=np.float32)
+    want = given.astype(np.float64) @ weight
+    assert np.abs(executable.run([given])[0] - want).max() < 1e-4
