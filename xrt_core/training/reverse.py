@@ -342,13 +342,10 @@ def _way(node: Node, consumers: Mapping[Value, list[Node]], targets: Collection[
 
 
 def _names(graph: Graph) -> Iterable[str]:
-    for v in (*graph.inputs, *graph.outputs):
-        yield v.name
+    yield from (v.name for v in (*graph.inputs, *graph.outputs))
     for n in graph.nodes:
         yield n.name
-        for v in (*n.inputs, *n.outputs):
-            if v is not None:
-                yield v.name
+        yield from (v.name for v in (*n.inputs, *n.outputs) if v is not None)
         for g in n.subgraphs:
             yield from _names(g)
 
