@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import shutil
 import subprocess
 import sys
@@ -100,15 +101,15 @@ def process(kind: str, name: str, folder: pathlib.Path) -> dict[str, float]:
     """Run a process, with its total in seconds and what it said about its parts."""
     environment = {**os.environ, "XRT_CACHE_DIR": str(folder / "xrt"), "JAX_CACHE": str(folder / "jax")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # Python's own cache is part of what a second process finds
-    start = time.perf_counter()
+    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, __file__, "--child", kind, name], env=environment, capture_output=True, text=True, check=False
     )
-    total = time.perf_counter() - start
+    total, now = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(f"{kind} on {name} failed:\n{done.stderr}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return {**found, "total": total}
+    return {**found, "total": total, "cpu": now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime}
 
 
 def best(runs: list[dict[str, float]], key: str) -> float:
@@ -148,16 +149,20 @@ def main() -> None:
         kind, name = arguments.child
         print(json.dumps(KINDS[kind](name)))
         return
-    print("| model | XRT first (s) | second (s) | ratio | compile (ms) | store (ms) | load (ms) | entry (kB) "
-          "| JAX first (s) | second (s) | ratio | ORT (s) | session (ms) |")  # fmt: skip
-    print("|---" * 13 + "|")
+    print(
+        "| model | XRT first (s) | second (s) | ratio | its CPU (s) | its CPU (s) | ratio | compile (ms) | store (ms) "
+        "| load (ms) | entry (kB) | JAX first (s) | second (s) | ratio | ORT (s) | session (ms) |"
+    )
+    print("|---" * 16 + "|")
     for name in arguments.names:
         found = measure(name, arguments.rounds)
         r = found["runs"]
         first, second = best(r["first"], "total"), best(r["second"], "total")
+        cpu = best(r["first"], "cpu"), best(r["second"], "cpu")
         jax_first, jax_second = best(r["jax first"], "total"), best(r["jax second"], "total")
         print(
-            f"| {name} | {first:.2f} | {second:.2f} | {second / first:.2f} | {best(r['first'], 'compile'):.0f} "
+            f"| {name} | {first:.2f} | {second:.2f} | {second / first:.2f} "
+            f"| {cpu[0]:.2f} | {cpu[1]:.2f} | {cpu[1] / cpu[0]:.2f} | {best(r['first'], 'compile'):.0f} "
             f"| {best(r['first'], 'cache.stored'):.0f} | {best(r['second'], 'cache.hit'):.0f} "
             f"| {found['bytes'] / 1e3:.0f} | {jax_first:.2f} | {jax_second:.2f} | {jax_second / jax_first:.2f} "
             f"| {best(r['ort'], 'total'):.2f} | {best(r['ort'], 'compile'):.0f} |",

@@ -16,6 +16,7 @@ from xrt_core.cache.disk import NOTHING, DiskCache, Hit, Miss
 from xrt_core.cache.folder import distrust
 from xrt_core.errors import CacheError
 
+ROOT = pathlib.Path(__file__).parents[2]
 F = shifted(1.0)
 KEY, TEXT, BLOB = key_of(F), text_of(F), b"an executable, as far as the cache knows" * 5
 
@@ -219,15 +220,16 @@ def test_a_folder_of_root_serves_other_users() -> None:
         path = stored(disk)
         for p, mode in ((disk.folder, 0o755), (disk.entries, 0o755), (path, 0o644)):
             p.chmod(mode)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.setuid(65534)
-                good = isinstance(disk.read(KEY, TEXT), Hit) and disk.write(KEY, {}, TEXT, BLOB) != ""
-                os._exit(0 if good else 1)
-            finally:
-                os._exit(2)
-        assert os.waitpid(pid, 0)[1] == 0
+        code = (
+            "import os, sys, pathlib\n"
+            "from tests.cache.test_disk_entries import DiskCache, KEY, TEXT, BLOB\n"
+            "os.setuid(65534)\n"
+            "disk = DiskCache(pathlib.Path(sys.argv[1]), 1 << 20)\n"
+            "print(type(disk.read(KEY, TEXT)).__name__, '/', disk.write(KEY, {}, TEXT, BLOB))\n"
+        )
+        command = [sys.executable, "-c", code, str(disk.folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+        assert done.stdout == "Hit / the folder cannot be written to\n", done.stderr
         os.chown(path, 65534, 65534)
         found = disk.read(KEY, TEXT)
         assert isinstance(found, Miss)
@@ -254,7 +256,8 @@ def test_a_full_disk_leaves_nothing_behind(disk: DiskCache) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "print(DiskCache(pathlib.Path(sys.argv[1]), 1 << 20).write(KEY, {}, TEXT, bytes(100_000)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(disk.folder)], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", code, str(disk.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
 
     assert "File too large" in done.stdout, done.stderr
     assert [p.name for p in disk.entries.iterdir() if p.is_file() and p.name != ".lock"] == [disk.path_of(KEY).name]

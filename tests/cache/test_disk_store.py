@@ -18,8 +18,9 @@ from xrt_core.cache.disk import DiskCache, Hit, Mode, open_cache
 from xrt_core.cache.executables import ExecutableStore, forget_all
 from xrt_core.cache.key import IGNORED_OPTIONS
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler
-from xrt_core.errors import CompileError
+from xrt_core.errors import CompileError, OptionError
 from xrt_core.events import EventLog
+from xrt_core.options import resolve
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -280,3 +281,39 @@ def test_a_hit_is_a_hit_on_the_disk(tmp_path: pathlib.Path) -> None:
 
     assert isinstance(found, Hit)
     assert found.blob == made.serialize()
+
+
+def test_the_options_of_the_cache() -> None:
+    """Modes may be given as True and False, sizes with a unit; a relative folder is refused."""
+    assert [resolve({"cache": c}, {}).cache for c in (True, False, "read")] == ["readwrite", "off", "read"]
+    assert resolve({}, {"XRT_CACHE_MODE": "Verify"}).cache == "verify"
+    assert resolve({}, {"XRT_CACHE_MODE": "0"}).cache == "off"
+    sizes = {"500": 500, "500M": 500 << 20, "4g": 4 << 30, "1.5 GiB": 3 << 29}
+    assert {t: resolve({}, {"XRT_CACHE_SIZE": t}).cache_bytes for t in sizes} == sizes
+    assert resolve({"cache_dir": pathlib.Path("/somewhere")}, {}).cache_dir == "/somewhere"
+    for bad in ({"cache": "sometimes"}, {"cache_bytes": "4X"}, {"cache_bytes": -1}, {"cache_dir": "here"}):
+        with pytest.raises(OptionError, match=next(iter(bad))):
+            resolve(bad, {})
+
+
+def test_a_module_uses_the_cache_of_its_options(tmp_path: pathlib.Path) -> None:
+    """What one module compiled, another one loads; with `cache=False` nothing is stored."""
+    from xrt_core.engine import engines
+    from xrt_core.module import XRTModule
+
+    if "cache_counting" not in engines.names():
+        engines.register(type("CacheCounting", (CountingEngine,), {"name": "cache_counting"}))
+    counts = []
+    for folder, on in (("a", True), ("a", True), ("b", False), ("b", False)):
+        gc.collect()
+        forget_all()
+        module = XRTModule(
+            shifted(1.0).body, engine="cache_counting", cache=on, cache_dir=str(tmp_path / folder), minimum_nodes=1
+        )
+        np.testing.assert_array_equal(np.asarray(module(X)), X + 1)
+        names = {e.name for e in module.events}
+        counts.append(("compile" in names, "cache.hit" in names))
+        del module
+
+    assert counts == [(True, False), (False, True), (True, False), (True, False)]
+    assert not (tmp_path / "b").exists()

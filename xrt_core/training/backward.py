@@ -119,19 +119,26 @@ def shape_tensor(x: Tensor) -> Tensor:
     return known if isinstance(known, Tensor) else literal(list(known), INT64)
 
 
+def known_as(x: Tensor, like: Tensor) -> Tensor:
+    """`x`, of which only the trace knows too little, with the shape that `like` is known to have."""
+    value, shape = x._value, like._value.shape
+    if value.data is None and not value.is_static and shape is not None:
+        object.__setattr__(value, "type", TensorType(value.dtype, shape))  # no graph holds the value yet
+    return x
+
+
 def reshaped(x: Tensor, like: Tensor) -> Tensor:
     """`x` in the shape of `like`, which has as many elements."""
     if x._value.is_static and x.shape == like.shape:
         return x
-    return x.reshape(dims(like))
+    return known_as(x.reshape(dims(like)), like)
 
 
 def expanded(x: Tensor, like: Tensor) -> Tensor:
     """`x` broadcast to the shape of `like`."""
     if x._value.is_static and x.shape == like.shape:
         return x
-    made: Tensor = ops.Expand(x, shape_tensor(like))
-    return made
+    return known_as(ops.Expand(x, shape_tensor(like)), like)
 
 
 def filled(like: Tensor, value: float = 0.0, dtype: Any = None) -> Tensor:
@@ -140,8 +147,7 @@ def filled(like: Tensor, value: float = 0.0, dtype: Any = None) -> Tensor:
     if like._value.is_static and math.prod(like.shape) == 1:  # type: ignore[arg-type]
         return literal(np.full(like.shape, value), dtype)
     one = literal(value, dtype)
-    made: Tensor = ops.Expand(one, shape_tensor(like))
-    return made
+    return known_as(ops.Expand(one, shape_tensor(like)), like)
 
 
 def reduced(x: Tensor, like: Tensor, node: Node | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.simplify import DeadNodes
-from xrt_core.training.backward import Backward, Forward, check, describe, dialect, filled
+from xrt_core.training.backward import Backward, Forward, check, describe, dialect, filled, known_as
 from xrt_core.training.registry import find_composition, find_rule, is_constant
 
 Which = Value | str | int
@@ -119,6 +119,7 @@ def reverse(cotangents: Mapping[Value, Tensor], wrt: Collection[Value]) -> dict[
         if found is None and v in parts:
             terms = parts.pop(v)
             found = terms[0] if len(terms) == 1 else ops.Sum(*terms) if len(terms) > 2 else terms[0] + terms[1]
+            found = known_as(found, Tensor(v, scope))
             done[v] = found
         return found
 

@@ -98,7 +98,7 @@ def training_graph(
     the loss, and the state after the step, each entry by an Assign that may take the old entry's storage.
     Raises GradientError where the loss is no scalar, or a gradient cannot be built.
     """
-    tracer = Tracer(forward.name or "model", forward.opsets)
+    tracer = Tracer(forward.name or "model", {})  # the newest opsets: the model's own nodes keep their versions
     tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
     tracer.reserve(n.name for n in forward.nodes)
     tracer.reserve([v.name for v in forward.inputs])

@@ -8,5 +8,5 @@ from xrt_core.testing import Capabilities, ConformanceSuite
 class TestOnnxRuntime(ConformanceSuite):
     """It takes what the library has a CPU kernel for; where its results differ from ONNX's, `supports` refuses."""
 
-    engine = "xrt_onnxruntime:OnnxRuntimeEngine"
+    engine = "onnxruntime"
     capabilities = Capabilities(serialisation=True, in_place=False)
