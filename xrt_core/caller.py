@@ -21,7 +21,7 @@ Call = Callable[[Sequence[Any]], list[Any]]
 
 
 class GraphCaller:
-    """Calls a graph with one array per input (None for one left out that has a default).
+    """Calls a graph with one array per input (None for an optional one that is left out).
 
     The first call of a signature checks the arguments, specialises, partitions and compiles; later ones look up the
     bound call by the types, shapes and dtypes of the arguments (and the values of those that determine shapes) and
@@ -31,7 +31,6 @@ class GraphCaller:
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
-        self.defaults = {i: graph.defaults[v] for i, v in enumerate(graph.inputs) if v in graph.defaults}
         self.runner: Runner = pipeline.runner(graph)
         self.graph: Graph = self.runner.captured.graph  # and not the given one, whose folded weights may then go
         self.last: Planned | None = None
@@ -56,7 +55,7 @@ class GraphCaller:
         """The call bound to the signature and the families of these arguments."""
         host = self.checked(arrays)
         self.runner.keep(plan for _, plan in self._calls.values())  # it has not seen the calls that went past it
-        plan = self.runner.plan_for(host, self.defaults)
+        plan = self.runner.plan_for(host)
         assert isinstance(plan, Planned)
         self.last = plan
         call = _bound(plan, arrays, self.pipeline.xp)
@@ -78,9 +77,6 @@ class GraphCaller:
         """The arguments as NumPy arrays. Raises InputError for one that does not fit its input."""
         host: list[Any] = []
         for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True)):
-            if a is None and i in self.defaults:
-                host.append(None)
-                continue
             if isinstance(v.type, TensorType) and isinstance(a, _CONTAINERS):
                 raise InputError(
                     f"input {self.names[i]!r} takes a tensor {v.type}, not a {type(a).__name__}; give an array"
@@ -93,23 +89,20 @@ class GraphCaller:
         return host
 
     def example(self) -> list[Any]:
-        """Zeros for every input, None for those with a default. Raises InputError where a shape is not declared."""
+        """Zeros for every input. Raises InputError where a shape is not declared."""
         arrays: list[Any] = []
         for i, v in enumerate(self.graph.inputs):
-            if i in self.defaults:
-                arrays.append(None)
-            elif not isinstance(v.type, TensorType) or not v.type.is_static:
+            if not isinstance(v.type, TensorType) or not v.type.is_static:
                 raise InputError(
                     f"input {self.names[i]!r} is declared as {v.type or '?'}: give inputs, so that its shape is known"
                 )
-            else:
-                shape = [d for d in v.type.shape or () if isinstance(d, int)]
-                arrays.append(np.zeros(shape, v.type.dtype))
+            shape = [d for d in v.type.shape or () if isinstance(d, int)]
+            arrays.append(np.zeros(shape, v.type.dtype))
         return arrays
 
     def partition(self, arrays: Sequence[Any]) -> Partitioned:
         """The partitioned graph for the signature of these arguments; nothing is compiled."""
-        types, known = self.runner.signature(self.checked(arrays), self.defaults)
+        types, known = self.runner.signature(self.checked(arrays))
         optimised: Optimised = self.runner.captured.optimise(types, known)
         return optimised.partition()
 

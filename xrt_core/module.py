@@ -13,6 +13,7 @@ from xrt_core.errors import InputError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.rewrite import bind_defaults
 from xrt_core.ir.types import OptionalType, TensorType, ValueType
 from xrt_core.options import Options, resolve
 from xrt_core.pipeline import Pipeline
@@ -58,16 +59,12 @@ class XRTModule:
 
         The types of a traced graph are those of its last new signature; before the first there are none.
         """
-        caller = self._source.caller
-        return MappingProxyType(
-            dict(zip(caller.names, (v.type for v in caller.graph.inputs), strict=True)) if caller else {}
-        )
+        return MappingProxyType(self._source.input_types)
 
     @property
     def optional_inputs(self) -> tuple[str, ...]:
         """Names of the inputs that may be left out, because the model holds a default for them."""
-        caller = self._source.caller
-        return tuple(caller.names[i] for i in caller.defaults) if caller else ()
+        return self._source.optional
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -128,26 +125,51 @@ class XRTModule:
 
 
 class _Imported:
-    """A model of fixed inputs and outputs: an ONNX model or an IR graph."""
+    """A model of fixed inputs and outputs: an ONNX model or an IR graph.
+
+    Inputs that are left out and have a default are constants: there is a caller for each set of them that is given.
+    caller: the one that was used last, at first the one for no such input.
+    """
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
-        self.caller = GraphCaller(graph, pipeline)
         self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
+        self.caller = self._plain = GraphCaller(bind_defaults(graph), pipeline)
+        self._graph = graph
         self._inputs = graph.inputs
-        self._index = {name: i for i, name in enumerate(self.caller.names)}
+        self._pipeline = pipeline
+        self._callers: LRU[GraphCaller] = LRU(pipeline.options.cache_size)
+        self._defaults = frozenset(i for i, v in enumerate(graph.inputs) if v in graph.defaults)
+        self._names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
+        self._index = {name: i for i, name in enumerate(self._names)}
         self._single = len(graph.outputs) == 1
+        required = len(self._inputs) - len(self._defaults)
+        # so many arguments by position are those of the plain caller, and need no binding
+        self._plain_count = -1 if any(i < required for i in self._defaults) else required
+
+    @property
+    def input_types(self) -> dict[str, ValueType | None]:
+        """Declared type by name, of optional inputs too."""
+        return dict(zip(self._names, (v.type for v in self._inputs), strict=True))
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Names of the inputs that have a default, in order."""
+        return tuple(self._names[i] for i in sorted(self._defaults))
 
     def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        if named or len(args) != len(self._inputs):
-            args = self.bind(args, named)[1]
-        results = self.caller(args)
+        if named or len(args) != self._plain_count:
+            caller, args = self.bind(args, named)
+        else:
+            caller = self.caller = self._plain
+        results = caller(args)
         return results[0] if self._single else tuple(results)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(zip(self.output_names, self.caller(self.bind((), inputs)[1]), strict=True))
+        caller, arrays = self.bind((), inputs)
+        return dict(zip(self.output_names, caller(arrays), strict=True))
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[GraphCaller, list[Any]]:
-        """One argument per input, in order; None for those left out that have a default."""
+        """The caller for the inputs that are given, and an argument for each of its inputs (None: left out)."""
         count = len(self._inputs)
         if len(args) > count:
             raise InputError(f"{len(args)} inputs given, the model takes {count}: {_names(self._inputs)}")
@@ -160,15 +182,23 @@ class _Imported:
                 raise InputError(f"input {name!r} is given twice, by position and by name")
             arrays[i] = array
         missing = [
-            self.caller.names[i]
+            self._names[i]
             for i, (v, a) in enumerate(zip(self._inputs, arrays, strict=True))
-            if a is _MISSING and i not in self.caller.defaults and not isinstance(v.type, OptionalType)
+            if a is _MISSING and i not in self._defaults and not isinstance(v.type, OptionalType)
         ]
         if missing:
             raise InputError(
                 f"missing input {', '.join(map(repr, missing))}; the model takes {_names(self._inputs)}"
             )
-        return self.caller, [None if a is _MISSING else a for a in arrays]
+        given = frozenset(i for i in self._defaults if arrays[i] is not _MISSING and arrays[i] is not None)
+        self.caller = caller = self._caller(given)
+        taken = [a for i, a in enumerate(arrays) if i not in self._defaults or i in given]
+        return caller, [None if a is _MISSING else a for a in taken]
+
+    def _caller(self, given: frozenset[int]) -> GraphCaller:
+        if not given:
+            return self._plain
+        return self._callers.get_or_make(given, lambda: GraphCaller(bind_defaults(self._graph, given), self._pipeline))
 
 
 class _Traced:
@@ -179,10 +209,17 @@ class _Traced:
 
         self.caller: GraphCaller | None = None
         self.output_names: tuple[str, ...] = ()
+        self.optional: tuple[str, ...] = ()
         self._graph = graph
         self._binder = Binder(graph)
         self._pipeline = pipeline
         self._traced: LRU[tuple[GraphCaller, Any]] = LRU(pipeline.options.cache_size)
+
+    @property
+    def input_types(self) -> dict[str, ValueType | None]:
+        """Types by name, of the last new signature."""
+        caller = self.caller
+        return dict(zip(caller.names, (v.type for v in caller.graph.inputs), strict=True)) if caller else {}
 
     def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         (caller, traced), arrays = self._bind(args, named)

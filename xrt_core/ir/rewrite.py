@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from xrt_core.ir.graph import Attribute, Graph, Node, Value
@@ -40,6 +40,23 @@ def _substitute_attribute(a: Attribute, new: Substitution) -> Attribute:
     if type(a) is tuple and a and isinstance(a[0], Graph):
         return tuple(substitute_graph(g, new) for g in a)
     return a
+
+
+def bind_defaults(graph: Graph, given: Collection[int] = ()) -> Graph:
+    """The graph with the defaults of its inputs made constants, except those of the inputs in `given` (by index).
+
+    The bound inputs are gone; inputs in `given` are plain inputs, without a default.
+    """
+    if not graph.defaults:
+        return graph
+    bound = {
+        v: Value.constant(graph.defaults[v], v.name)
+        for i, v in enumerate(graph.inputs)
+        if v in graph.defaults and i not in given
+    }
+    nodes = [substitute(n, bound) for n in graph.nodes]
+    outputs = [bound.get(v, v) for v in graph.outputs]
+    return graph.replace(inputs=[v for v in graph.inputs if v not in bound], outputs=outputs, nodes=nodes, defaults={})
 
 
 def closed(graph: Graph) -> Graph:

@@ -64,11 +64,8 @@ class Runner:
         """Results as the host's arrays (or sequences of them) for such arguments; None stands for one left out."""
         return [self._to_host(r) for r in self.plan_for(arrays).run(arrays)]
 
-    def plan_for(self, arrays: Sequence[Any], defaults: Mapping[int, np.ndarray] | None = None) -> Plan:
-        """The plan for the signature of these arguments, made if it is new.
-
-        defaults: values of arguments that were left out (None in `arrays`) and are constants therefore.
-        """
+    def plan_for(self, arrays: Sequence[Any]) -> Plan:
+        """The plan for the signature of these arguments, made if it is new."""
         shapes = tuple([_part(a) for a in arrays])
         values = self.values(arrays)
         key: Any = (shapes, values) if values is not None else shapes
@@ -85,7 +82,7 @@ class Runner:
                     key, values = shapes, None
                 else:
                     seen.add(values)
-        return self.plans.get_or_make(key, lambda: self._new_plan(arrays, values is not None, defaults or {}))
+        return self.plans.get_or_make(key, lambda: self._new_plan(arrays, values is not None))
 
     def keep(self, plans: Iterable[Plan]) -> None:
         """Count these plans as used, the last as the latest; those that are gone are passed over."""
@@ -113,30 +110,29 @@ class Runner:
         return tuple(a.reshape(-1)) if a.dtype == object else a.tobytes()
 
     def signature(
-        self, arrays: Sequence[Any], defaults: Mapping[int, np.ndarray], by_value: bool = True
+        self, arrays: Sequence[Any], by_value: bool = True
     ) -> tuple[list[ValueType | None], dict[int, np.ndarray]]:
-        """Types of the arguments, and the values that are known: of defaults and of shape-determining inputs."""
-        known = {i: d for i, d in defaults.items() if arrays[i] is None}
+        """Types of the arguments, and the values that are known: of shape-determining inputs."""
+        known: dict[int, np.ndarray] = {}
         if by_value:
             for i in self.by_value:
                 a = arrays[i]
                 if isinstance(a, np.ndarray) and a.size <= self.max_by_value:
                     known[i] = a.copy()
         types = [
-            type_of(known[i] if a is None and i in known else a, v.type)
-            for i, (a, v) in enumerate(zip(arrays, self.captured.graph.inputs, strict=True))
+            type_of(a, v.type) for a, v in zip(arrays, self.captured.graph.inputs, strict=True)
         ]
         return types, known
 
-    def _new_plan(self, arrays: Sequence[Any], with_values: bool, defaults: Mapping[int, np.ndarray]) -> Plan:
-        types, known = self.signature(arrays, defaults, with_values)
+    def _new_plan(self, arrays: Sequence[Any], with_values: bool) -> Plan:
+        types, known = self.signature(arrays, with_values)
         self._planned += 1
         return self._make(types, known, True)
 
     def _host_plan(self, arrays: Sequence[Any]) -> Plan:
         types = [
             TensorType(t.dtype, (None,) * len(t.shape or ())) if isinstance(t, TensorType) else t
-            for t in self.signature(arrays, {}, by_value=False)[0]
+            for t in self.signature(arrays, by_value=False)[0]
         ]
         return self._make(types, {}, False)
 

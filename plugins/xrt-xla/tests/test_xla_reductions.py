@@ -110,3 +110,17 @@ def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch: pytes
     options: Mapping[str, Any] = {"xla_no_such_option": "1", "xla_cpu_experimental_ynn_fusion_type": "NONE", **known}
     monkeypatch.setattr(_toolkit, "_CPU_OPTIONS", options)
     assert dict(_toolkit.cpu_options.__wrapped__()) == known
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+def test_softmax_of_huge_logits_is_finite(engine: XlaEngine, operator: str) -> None:
+    """Equal logits around 1e10, computed by a product that may join the subtraction, share the probability."""
+    kind = np.dtype(np.float32)
+    x = np.broadcast_to(RNG.random((200, 1), dtype=np.float32), (200, 64)) * np.float32(1e10)
+    entry, scaled, out = (Value(n, TensorType(kind, x.shape)) for n in "xsy")
+    nodes = [
+        Node("Mul", [entry, Value.constant(np.float32(1 / 169), "c")], [scaled], version=14),
+        Node(operator, [scaled], [out], {"axis": -1}, version=13),
+    ]
+    got = np.asarray(compile_nodes(engine, [entry], nodes, [out]).run([np.ascontiguousarray(x)])[0])
+    np.testing.assert_allclose(got, 1 / 64 if operator == "Softmax" else np.log(1 / 64), rtol=1e-5)
