@@ -329,11 +329,36 @@ def _composed() -> Iterator[Case]:
     yield Case("mlp", lambda x, w, b: ops.Softmax(ops.Relu(x @ w + b) @ w.T), (normal(2, 3), normal(3, 4), normal(4)))
 
 
+def _recurrent() -> Iterator[Case]:
+    steps, n, size, hidden = 3, 2, 2, 2
+    for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
+        for direction in ("forward", "reverse", "bidirectional"):
+            d = 2 if direction == "bidirectional" else 1
+            given = (normal(steps, n, size), inner(d, gates * hidden, size), inner(d, gates * hidden, hidden),
+                     inner(d, 2 * gates * hidden))  # fmt: skip
+            attributes: dict[str, Any] = {"hidden_size": hidden, "direction": direction}
+            if op == "GRU" and direction != "reverse":
+                attributes["linear_before_reset"] = 1
+            yield Case(
+                f"{op}-{direction}",
+                lambda x, w, r, b, op=op, a=attributes: getattr(ops, op)(
+                    x, w, r, b, outputs=3 if op == "LSTM" else 2, **a),
+                given, again=False, tolerance=1e-5,
+            )  # fmt: skip
+        yield Case(
+            f"{op}-lengths",
+            lambda x, w, r, h, op=op: getattr(ops, op)(
+                x, w, r, None, np.array([3, 1], np.int32), h, hidden_size=2, direction="reverse", outputs=2),
+            (normal(3, 2, 2), inner(1, gates * 2, 2), inner(1, gates * 2, 2), normal(1, 2, 2)),
+            again=False, tolerance=1e-5,
+        )  # fmt: skip
+
+
 CASES: list[Case] = [
     case
     for family in (
         _unary, _binary, _linear, _reduction, _movement, _indexing, _normalization, _loss, _convolution, _pooling,
-        _random, _composed,
+        _random, _composed, _recurrent,
     )
     for case in family()
 ]  # fmt: skip

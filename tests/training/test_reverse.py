@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,11 @@ from xrt_core.training import registry as rules
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules that a test registers are gone after it."""
     rules.rules()  # the package's own stay
     for table in ("_RULES", "_COMPOSITIONS", "_CONSTANT"):
         monkeypatch.setattr(rules, table, dict(getattr(rules, table)))
-    yield
 
 
 def test_only_what_is_needed_is_computed() -> None:
@@ -263,7 +261,8 @@ def test_bfloat16() -> None:
 
     def f(x: Any, w: Any) -> Any:
         h = ops.Gelu(x @ w)
-        return ops.ReduceMean(ops.LayerNormalization(h, np.ones(4, np.float32).astype(h.dtype), outputs=1) * h, keepdims=0)
+        normal = ops.LayerNormalization(h, np.ones(4, np.float32).astype(h.dtype), outputs=1)
+        return ops.ReduceMean(normal * h, keepdims=0)
 
     rng = np.random.default_rng(2)
     given = [rng.standard_normal(s).astype(np.float32) for s in ((5, 3), (3, 4))]

@@ -75,20 +75,30 @@ class Backward(Forward):
     """A node on the way back from the loss.
 
     inputs, outputs: of the node, None where left out. grads: gradient of the loss by each output, of its type; None
-    where the loss does not depend on it.
+    where the loss does not depend on it. captures: of a node with subgraphs, the values of the graph around it whose
+    gradients are needed; the rule gives them after those of the inputs. wanted: indices for which `wants` is True.
     """
 
-    __slots__ = ("_wanted", "grads", "outputs")
+    __slots__ = ("captures", "grads", "outputs", "wanted")
 
-    def __init__(self, node: Node, inputs: Tensors, outputs: Tensors, grads: Tensors, wanted: frozenset[int]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        inputs: Tensors,
+        outputs: Tensors,
+        grads: Tensors,
+        wanted: frozenset[int],
+        captures: tuple[Value, ...] = (),
+    ) -> None:
         super().__init__(node, inputs)
+        self.captures = captures
         self.outputs: tuple[Any, ...] = outputs
         self.grads = grads
-        self._wanted = wanted
+        self.wanted = wanted
 
     def wants(self, index: int) -> bool:
         """Whether the gradient by input `index` is needed."""
-        return index in self._wanted
+        return index in self.wanted
 
     @property
     def grad(self) -> Tensor:

@@ -19,7 +19,7 @@ from xrt_core.explanation import Explanation
 from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.frontends.graph import layout_of, parameters_of, trace_call
 from xrt_core.host.executor import run_node
-from xrt_core.ir.graph import Graph
+from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 from xrt_core.options import resolve
@@ -31,7 +31,7 @@ from xrt_core.training import checkpoint
 from xrt_core.training.losses import loss_named
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.step import STEP, Recipe, initial_state, loss_scale_of, training_graph
-from xrt_core.training.variables import Select, Variable, promoted, statistics, trainable
+from xrt_core.training.variables import Select, Variable, promoted, replaced, statistics, trainable
 
 _FORMAT = "xrt-training-1"
 
@@ -350,25 +350,12 @@ class _Model:
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
         graph = self._promoted
         if graph.defaults:  # inputs that have a default are constants here
-            new = {v: type(v).constant(a, v.name) for v, a in graph.defaults.items()}
-            from xrt_core.ir.rewrite import substitute
-
-            graph = graph.replace(
-                inputs=[v for v in graph.inputs if v not in new],
-                nodes=[substitute(n, new) for n in graph.nodes],
-                outputs=[new.get(v, v) for v in graph.outputs],
-                defaults={},
-            )
+            new = {v: Value.constant(a, v.name) for v, a in graph.defaults.items()}
+            graph = replaced(graph, new).replace(inputs=[v for v in graph.inputs if v not in new], defaults={})
         return graph, self.variables
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
-        from xrt_core.ir.graph import Value
-        from xrt_core.ir.rewrite import substitute
-
-        new = {v: Value.constant(arrays[v.name], v.name) for v in self._constants}
-        return self.graph.replace(
-            nodes=[substitute(n, new) for n in self.graph.nodes], outputs=[new.get(v, v) for v in self.graph.outputs]
-        )
+        return replaced(self.graph, {v: Value.constant(arrays[v.name], v.name) for v in self._constants})
 
 
 class _Written:
@@ -409,14 +396,8 @@ class _Written:
     def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
         if self._made is None:
             raise InputError(f"{self.name} has not been traced yet: take a step first")
-        from xrt_core.ir.graph import Value
-        from xrt_core.ir.rewrite import substitute
-
         graph, constants, _ = self._made
-        new = {v: Value.constant(arrays[v.name], v.name) for v in constants}
-        return graph.replace(
-            nodes=[substitute(n, new) for n in graph.nodes], outputs=[new.get(v, v) for v in graph.outputs]
-        )
+        return replaced(graph, {v: Value.constant(arrays[v.name], v.name) for v in constants})
 
 
 __all__ = ["TrainModule"]

@@ -92,10 +92,11 @@ def stop_gradient(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Active:
-    """A node that a gradient may go through, and the inputs through which it would go on."""
+    """A node that a gradient may go through, and the inputs, or the captured values, through which it would go on."""
 
     node: Node
     wanted: frozenset[int]
+    captures: tuple[Value, ...] = ()
 
 
 def reverse(cotangents: Mapping[Value, Tensor], wrt: Collection[Value]) -> dict[Value, Tensor]:
@@ -123,7 +124,8 @@ def reverse(cotangents: Mapping[Value, Tensor], wrt: Collection[Value]) -> dict[
             done[v] = found
         return found
 
-    for node, wanted in reversed([(a.node, a.wanted) for a in active]):
+    for a in reversed(active):
+        node, wanted = a.node, a.wanted
         grads = tuple(total(v) for v in node.outputs)
         if all(g is None for g in grads):
             continue
@@ -142,12 +144,12 @@ def reverse(cotangents: Mapping[Value, Tensor], wrt: Collection[Value]) -> dict[
             tuple(None if v is None else Tensor(v, scope) for v in node.outputs),
             grads,
             wanted,
+            a.captures,
         )
         results = _ruled(tracer, node, lambda rule=rule, ctx=ctx: rule(ctx))  # type: ignore[misc]
         if isinstance(results, Tensor) or results is None:
             results = (results,)
-        captured = results[len(node.inputs) :]  # of nodes with subgraphs: gradients by what these capture
-        for v, g in zip(node.captures, captured, strict=False) if captured else ():
+        for v, g in zip(a.captures, results[len(node.inputs) :], strict=False):
             if g is not None:
                 parts.setdefault(v, []).append(g)
         for i, g in enumerate(results[: len(node.inputs)]):
@@ -170,14 +172,14 @@ def _active(nodes: Iterable[Node], wrt: Collection[Value]) -> list[_Active]:
     found = []
     for n in nodes:
         wanted = frozenset(i for i, v in enumerate(n.inputs) if v in depends)
-        captures = n.captures if n.attributes else ()
-        if not wanted and not any(v in depends for v in captures):
+        captures = tuple(v for v in n.captures if v in depends) if n.attributes else ()
+        if not wanted and not captures:
             continue
         if is_constant(n.domain, n.op_type):
             continue
         outputs = [v for v in n.outputs if v is not None and differentiable(v)]
         if outputs:
-            found.append(_Active(n, wanted))
+            found.append(_Active(n, wanted, captures))
             depends.update(outputs)
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends.promotion import is_float
-from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.rewrite import substitute
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 
 Select = Collection[str] | Callable[[str, np.ndarray], bool] | None
@@ -35,6 +34,35 @@ class Variable:
         return TensorType(self.value.dtype, self.value.shape)
 
 
+def _constants(graph: Graph) -> Iterator[Value]:
+    """The constants of a graph and of its subgraphs, in order of first use; one may come more than once."""
+    for n in graph.nodes:
+        yield from (v for v in n.inputs if v is not None and v.data is not None)
+        for g in n.subgraphs:
+            yield from _constants(g)
+    yield from (v for v in graph.outputs if v.data is not None)
+
+
+def replaced(graph: Graph, new: Mapping[Value, Value]) -> Graph:
+    """The graph, its subgraphs included, reading `new[v]` where it read the constant (or the input) `v`."""
+    return graph.replace(nodes=[_node(n, new) for n in graph.nodes], outputs=[new.get(v, v) for v in graph.outputs])
+
+
+def _node(node: Node, new: Mapping[Value, Value]) -> Node:
+    inputs = [v if v is None else new.get(v, v) for v in node.inputs]
+    if not node.subgraphs:
+        return node.replace(inputs=inputs) if any(v in new for v in node.inputs) else node
+    attributes = {
+        k: replaced(a, new)
+        if isinstance(a, Graph)
+        else tuple(replaced(g, new) for g in a)
+        if isinstance(a, tuple) and a and isinstance(a[0], Graph)
+        else a
+        for k, a in node.attributes.items()
+    }
+    return node.replace(inputs=inputs, attributes=attributes)
+
+
 def statistics(graph: Graph) -> list[Value]:
     """The constants that hold running statistics: mean and variance of each BatchNormalization."""
     found: dict[Value, None] = {}
@@ -54,7 +82,8 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
     Raises GradientError for a name that no float constant has.
     """
     stats = set(running) | set(statistics(graph))
-    floats = [v for v in graph.constants if v.name and v.dtype is not None and is_float(v.dtype) and v not in stats]
+    known = dict.fromkeys(_constants(graph))
+    floats = [v for v in known if v.name and v.dtype is not None and is_float(v.dtype) and v not in stats]
     if callable(select):
         return [v for v in floats if v.data is not None and select(v.name, v.data)]
     if select is not None:
@@ -77,8 +106,4 @@ def promoted(graph: Graph, constants: Iterable[Value]) -> Graph:
         if v.name in used:
             raise GradientError(f"two values of the model are named {v.name!r}; variables need names of their own")
         used[v.name] = v
-    return graph.replace(
-        inputs=(*graph.inputs, *new.values()),
-        nodes=[substitute(n, new) for n in graph.nodes],
-        outputs=[new.get(v, v) for v in graph.outputs],
-    )
+    return replaced(graph, new).replace(inputs=(*graph.inputs, *new.values()))

@@ -8,12 +8,22 @@ import hashlib
 import io
 import platform
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import openvino as ov  # type: ignore[import-untyped]
-from openvino.utils.data_helpers.wrappers import InferRequestBase as _Request  # type: ignore[import-untyped]
+
+# openvino's converter reports its use over the network, out of a forked process; where its telemetry package does not
+# import, it takes a stub of its own instead
+_silenced = sys.modules.setdefault("openvino_telemetry", None) is None  # type: ignore[arg-type]
+import openvino as ov  # type: ignore[import-untyped]  # noqa: E402
+
+if _silenced:
+    del sys.modules["openvino_telemetry"]
+from openvino.utils.data_helpers.wrappers import (  # type: ignore[import-untyped]  # noqa: E402
+    InferRequestBase as _Request,
+)
 
 _DEVICE: Final = "CPU"
 _LOCATION: Final = "*/_ORT_MEM_ADDR_/*"  # where OpenVINO's ONNX reader takes an external tensor's offset as an address

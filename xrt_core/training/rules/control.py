@@ -1,0 +1,252 @@
+"""Gradients of If, Scan and Loop: their bodies run again, and then backwards, in bodies of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.frontends import ops
+from xrt_core.frontends.application import literal
+from xrt_core.frontends.promotion import BOOL, INT64
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tracing import Tracer, current_tracer
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.rewrite import substitute
+from xrt_core.ir.types import TensorType, ValueType
+from xrt_core.training.backward import Backward, Forward, filled
+from xrt_core.training.registry import composition, gradient
+from xrt_core.training.reverse import differentiable, reverse
+
+_SAVED = "xrt.training.saved"
+"""Metadata of a Scan or Loop whose last outputs are the states with which each turn began."""
+
+
+def _copy(tracer: Tracer, body: Graph, given: Mapping[Value, Value]) -> dict[Value, Value]:
+    """Record the nodes of a body again, with values of their own; returns what each old value became."""
+    new = dict(given)
+    for n in body.nodes:
+        n = substitute(n, new)
+        made = [None if v is None else Value(tracer.fresh(v.name) if v.name else "", v.type) for v in n.outputs]
+        new.update({old: v for old, v in zip(n.outputs, made, strict=True) if old is not None and v is not None})
+        tracer.scope.nodes.append(n.replace(outputs=made))
+    return new
+
+
+def _backwards(
+    tracer: Tracer, body: Graph, given: Mapping[Value, Value], cotangents: Sequence[tuple[Value, Tensor | None]],
+    wrt: Sequence[Value],
+) -> list[Tensor]:  # fmt: skip
+    """In a body under construction: the forward body again, then the gradients by `wrt` (zeros where there is none)."""
+    new = _copy(tracer, body, given)
+    arriving: dict[Value, Tensor] = {}
+    for out, g in cotangents:
+        v = new.get(out, out)
+        if g is not None and v.data is None and differentiable(v):
+            arriving[v] = arriving[v] + g if v in arriving else g
+    targets = [new.get(v, v) for v in wrt]
+    found = reverse(arriving, targets)
+    results = []
+    for v in targets:
+        g = found.get(v)
+        results.append(filled(Tensor(v, tracer.scope)) if g is None else g)
+    return results
+
+
+def _graph(tracer: Tracer, name: str, inputs: Sequence[Value], outputs: Sequence[Tensor | Value]) -> Graph:
+    """The recorded nodes as a body; what it gives is made by nodes of its own."""
+    ends = []
+    for x in outputs:
+        own = x._value if isinstance(x, Tensor) else x
+        made: Tensor = ops.Identity(Tensor(own, tracer.scope))
+        ends.append(made._value)
+    return Graph(inputs, ends, tracer.scope.nodes, opsets=dict(tracer.opsets), name=name)
+
+
+def _floats(values: Sequence[Value | None]) -> list[Value]:
+    return [v for v in values if v is not None and v.data is None and differentiable(v)]
+
+
+@gradient("If")
+def if_(ctx: Backward) -> Any:
+    """The way back of the branch that was taken."""
+    tracer = current_tracer("If")
+    bodies: dict[str, Graph] = {}
+    for name in ("then_branch", "else_branch"):
+        body = ctx.node.attributes[name]
+        assert isinstance(body, Graph)
+        with tracer.nested(f"{name} of {ctx.node.name}"):
+            found = _backwards(
+                tracer, body, {}, list(zip(body.outputs, ctx.grads, strict=True)), ctx.captures
+            )
+            bodies[name] = _graph(tracer, name, (), found)
+    types = [v.type for v in ctx.captures]
+    made = tracer.emit(tracer.schema("If"), [ctx.inputs[0]._value], bodies, len(types), types)
+    return (None, *(Tensor(v, tracer.scope) for v in made))
+
+
+def _with_saved(ctx: Forward, body: Graph, states: Sequence[Value], attributes: dict[str, Any]) -> Any:
+    """The node again, with the states that each turn begins with as further outputs."""
+    node, tracer = ctx.node, current_tracer("a loop")
+    if _SAVED in node.annotations.metadata:
+        return None
+    identity = tracer.schema("Identity").since_version
+    extra = [Value(tracer.fresh("state"), v.type) for v in states]
+    more = [Node("Identity", (v,), (e,), version=identity) for v, e in zip(states, extra, strict=True)]
+    whole = body.replace(nodes=(*body.nodes, *more), outputs=(*body.outputs, *extra))
+    outputs = [Value(tracer.fresh(v.name) if v else tracer.fresh("left_out"), v.type if v else None)
+               for v in node.outputs]  # fmt: skip
+    saved = [Value(tracer.fresh("states"), _stacked(v.type)) for v in states]
+    metadata = {**node.annotations.metadata, _SAVED: str(len(states))}
+    tracer.scope.nodes.append(
+        Node(
+            node.op_type, node.inputs, [*outputs, *saved], {**node.attributes, **attributes, "body": whole},
+            version=node.version, name=node.name, annotations=node.annotations.replace(metadata=metadata),
+        )
+    )  # fmt: skip
+    return [Tensor(v, tracer.scope) if old is not None else None for old, v in zip(node.outputs, outputs, strict=True)]
+
+
+def _stacked(t: ValueType | None) -> ValueType | None:
+    if not isinstance(t, TensorType) or t.shape is None:
+        return TensorType(t.dtype) if isinstance(t, TensorType) else None
+    return TensorType(t.dtype, (None, *t.shape))
+
+
+def _body_of(ctx: Forward) -> Graph:
+    body = ctx.node.attributes["body"]
+    assert isinstance(body, Graph)
+    return body
+
+
+@composition("Scan")
+def scan_with_states(ctx: Forward) -> Any:
+    """The Scan that keeps its states."""
+    if ctx.version < 9:
+        raise ctx.error("the gradient covers Scan of opset 9 and newer")
+    body, count = _body_of(ctx), int(ctx.attr("num_scan_inputs"))
+    states = body.inputs[: len(ctx.node.inputs) - count]
+    outs = len(body.outputs) - len(states)
+    attributes = {
+        k: (*(ctx.attr(k) or (0,) * outs), *[0] * len(states))
+        for k in ("scan_output_axes", "scan_output_directions")
+    }
+    return _with_saved(ctx, body, states, attributes)
+
+
+@gradient("Scan")
+def scan(ctx: Backward) -> Any:
+    """A Scan from the last turn to the first; what is captured is added up over the turns."""
+    tracer, body = current_tracer("Scan"), _body_of(ctx)
+    m = int(ctx.attr("num_scan_inputs"))
+    n = len(ctx.node.inputs) - m
+    k = len(body.outputs) - 2 * n
+    in_axes, in_ways = (ctx.attr(a) or (0,) * m for a in ("scan_input_axes", "scan_input_directions"))
+    out_axes, out_ways = (ctx.attr(a) or (0,) * (k + n) for a in ("scan_output_axes", "scan_output_directions"))
+    moving = [i for i in range(n) if differentiable(body.inputs[i])]
+    sliced = [i for i in range(n, n + m) if i in ctx.wanted and differentiable(body.inputs[i])]
+    arriving = [j for j in range(n, n + k) if ctx.grads[j] is not None]
+    first = [_arriving(ctx, i, ctx.inputs[i]) for i in moving]
+    scope = tracer.scope
+    sums = [filled(Tensor(v, scope)) for v in ctx.captures]
+    read = [*ctx.outputs[n + k :], *ctx.inputs[n:], *(ctx.grads[j] for j in arriving)]
+    axes = [*[0] * n, *in_axes, *(out_axes[j - n] for j in arriving)]
+    ways = [*[1] * n, *(1 - w for w in in_ways), *(1 - out_ways[j - n] for j in arriving)]
+    with tracer.nested(f"gradient of {ctx.node.name}"):
+        carried = [Value(tracer.fresh("d_state"), body.inputs[i].type) for i in moving]
+        totals = [Value(tracer.fresh("d_captured"), v.type) for v in ctx.captures]
+        own = [Value(tracer.fresh(v.name or "in"), v.type) for v in body.inputs]
+        slices = [Value(tracer.fresh("d_out"), body.outputs[j].type) for j in arriving]
+        inner = tracer.scope
+        cotangents: list[tuple[Value, Tensor | None]] = [
+            *((body.outputs[i], Tensor(c, inner)) for i, c in zip(moving, carried, strict=True)),
+            *((body.outputs[j], Tensor(s, inner)) for j, s in zip(arriving, slices, strict=True)),
+        ]
+        wrt = [*(body.inputs[i] for i in moving), *ctx.captures, *(body.inputs[i] for i in sliced)]
+        found = _backwards(tracer, body, dict(zip(body.inputs, own, strict=True)), cotangents, wrt)
+        added = [Tensor(t, inner) + g for t, g in zip(totals, found[len(moving) :], strict=False)]
+        results = [*found[: len(moving)], *added, *found[len(moving) + len(totals) :]]
+        graph = _graph(tracer, "body", [*carried, *totals, *own, *slices], results)
+    attributes: dict[str, Any] = {
+        "body": graph,
+        "num_scan_inputs": len(read),
+        "scan_input_axes": tuple(int(a) for a in axes),
+        "scan_input_directions": tuple(int(w) for w in ways),
+        "scan_output_axes": tuple(int(in_axes[i - n]) for i in sliced),
+        "scan_output_directions": tuple(1 - int(in_ways[i - n]) for i in sliced),
+    }
+    given = [*first, *sums, *read]
+    types = [*(x.type for x in (*first, *sums)), *(ctx.inputs[i].type for i in sliced)]
+    if not sliced:
+        del attributes["scan_output_axes"], attributes["scan_output_directions"]
+    made = tracer.emit(tracer.schema("Scan"), [x._value for x in given], attributes, len(types), types)
+    back = [Tensor(v, scope) for v in made]
+    by_input: dict[int, Tensor] = dict(zip(moving, back, strict=False))
+    by_input.update(zip(sliced, back[len(moving) + len(sums) :], strict=True))
+    return (*(by_input.get(i) for i in range(n + m)), *back[len(moving) : len(moving) + len(sums)])
+
+
+def _arriving(ctx: Backward, output: int, like: Tensor) -> Tensor:
+    """The gradient by an output, zeros where the loss does not depend on it."""
+    found = ctx.grads[output]
+    return filled(like) if found is None else found
+
+
+@composition("Loop")
+def loop_with_states(ctx: Forward) -> Any:
+    """The Loop that keeps its states, and the number of each turn."""
+    body = _body_of(ctx)
+    return _with_saved(ctx, body, [body.inputs[0], *body.inputs[2:]], {})
+
+
+@gradient("Loop")
+def loop(ctx: Backward) -> Any:
+    """A Loop over as many turns as there were, from the last to the first."""
+    tracer, body = current_tracer("Loop"), _body_of(ctx)
+    n = len(body.inputs) - 2
+    k = len(body.outputs) - 1 - n - (n + 1)
+    scope = tracer.scope
+    saved = ctx.outputs[n + k :]
+    moving = [i for i in range(n) if differentiable(body.inputs[2 + i])]
+    arriving = [j for j in range(n, n + k) if ctx.grads[j] is not None]
+    first = [_arriving(ctx, i, ctx.inputs[2 + i]) for i in moving]
+    sums = [filled(Tensor(v, scope)) for v in ctx.captures]
+    turns: Tensor = ops.Size(saved[0])
+    with tracer.nested(f"gradient of {ctx.node.name}"):
+        number = Value(tracer.fresh("turn"), TensorType(INT64, ()))
+        condition = Value(tracer.fresh("goes_on"), TensorType(BOOL, ()))
+        carried = [Value(tracer.fresh("d_state"), body.inputs[2 + i].type) for i in moving]
+        totals = [Value(tracer.fresh("d_captured"), v.type) for v in ctx.captures]
+        inner = tracer.scope
+        at = turns - 1 - Tensor(number, inner)
+        states = [_turn(x, at, v) for x, v in zip(saved, (body.inputs[0], *body.inputs[2:]), strict=True)]
+        given = {body.inputs[0]: states[0], **dict(zip(body.inputs[2:], states[1:], strict=True))}
+        given[body.inputs[1]] = literal(np.array(True), BOOL)._value
+        cotangents: list[tuple[Value, Tensor | None]] = [
+            (body.outputs[1 + i], Tensor(c, inner)) for i, c in zip(moving, carried, strict=True)
+        ]
+        for j in arriving:
+            out, grad = body.outputs[1 + j], ctx.grads[j]
+            assert grad is not None
+            cotangents.append((out, Tensor(_turn(grad, at, out), inner)))
+        wrt = [*(body.inputs[2 + i] for i in moving), *ctx.captures]
+        found = _backwards(tracer, body, given, cotangents, wrt)
+        added = [Tensor(t, inner) + g for t, g in zip(totals, found[len(moving) :], strict=True)]
+        graph = _graph(tracer, "body", [number, condition, *carried, *totals],
+                       [condition, *found[: len(moving)], *added])  # fmt: skip
+    start = [turns, literal(np.array(True), BOOL), *first, *sums]
+    types = [x.type for x in (*first, *sums)]
+    made = tracer.emit(tracer.schema("Loop"), [x._value for x in start], {"body": graph}, len(types), types)
+    back = [Tensor(v, scope) for v in made]
+    by_state = dict(zip(moving, back, strict=False))
+    return (None, None, *(by_state.get(i) for i in range(n)), *back[len(moving) :])[: len(ctx.node.inputs) + len(sums)]
+
+
+def _turn(x: Tensor, at: Tensor, like: Value) -> Value:
+    """What `x` holds for one turn, of the type that the body gives it."""
+    made: Tensor = ops.Gather(x, at, axis=0)
+    value = made._value
+    if not value.is_static and like.type is not None:
+        object.__setattr__(value, "type", like.type)  # no graph holds the value yet
+    return value
