@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from xrt_core.frontends.tracing import power_by_engine
     from xrt_core.ir.types import TensorType
     from xrt_core.module import XRTModule
+    from xrt_core.training import optimizer as optim
 
 __all__ = [
     "Graph",
@@ -25,6 +26,7 @@ __all__ = [
     "errors",
     "import_model",
     "ops",
+    "optim",
     "power_by_engine",
     "trace",
     "training",
@@ -39,7 +41,13 @@ _HOME: Final = {
     "power_by_engine": "frontends.tracing",
     "trace": "frontends.graph",
 }
-_MODULES: Final = {"config": "config", "errors": "errors", "ops": "frontends.ops", "training": "training"}
+_MODULES: Final = {
+    "config": "config",
+    "errors": "errors",
+    "ops": "frontends.ops",
+    "optim": "training.optimizer",
+    "training": "training",
+}
 
 
 def __getattr__(name: str) -> Any:

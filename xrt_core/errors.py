@@ -31,7 +31,7 @@ class ShapeError(GraphError):
 
 
 class GradientError(GraphError):
-    """A gradient cannot be built: no rule for a node on the way to the loss, no way at all, a loss that is no scalar."""
+    """A gradient cannot be built: a node without a rule, no way to the loss, a loss that is no scalar."""
 
 
 class CheckpointError(XRTError):

@@ -30,7 +30,8 @@ def page(outcomes: list[Outcome]) -> str:
         "`python -m tests.conformance.table`.",
         "",
         f"- {sum(o.passed for o in outcomes)} of {len(outcomes)} pass.",
-        f"- Of the {len(static)} tests with static numeric tensors only, {len(clean)} ({len(clean) / len(static):.1%}) run",
+        f"- Of the {len(static)} tests with static numeric tensors only, {len(clean)} "
+        f"({len(clean) / len(static):.1%}) run",
         "  with no node on the host.",
         "",
         "Given up:",

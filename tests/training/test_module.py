@@ -447,3 +447,43 @@ def test_mixed_plans() -> None:
     np.testing.assert_allclose(losses(mixed, 20), losses(host, 20), rtol=1e-4)
     assert len(mixed._last.plan.launches) > 0  # type: ignore[union-attr]
     assert "host" in str(mixed.explain())
+
+
+def test_a_graph_says_its_own_loss_and_optimizer() -> None:
+    """`backward` in `build` and `add_optimizer` are all that a training needs; a plain run is not changed by them."""
+
+    class Own(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_optimizer(xrt.optim.Adam(1e-2))
+
+        def build(self, x: Any, labels: Any) -> Any:
+            scores = super().build(x)
+            ops.SoftmaxCrossEntropyLoss(scores, labels, outputs=1).backward()
+            return scores
+
+    t = TrainModule(Own(), engine="host")
+    expected = losses(TrainModule(Classifier(), loss="cross_entropy", optimizer=Adam(1e-2), engine="host"), 5)
+    assert losses(t, 5) == expected
+    data = batch()
+    assert xrt.XRTModule(Own(), engine="host")(**data).shape == (32, 3)
+    assert xrt.XRTModule(t.graph(), engine="host")(**data).shape == (32, 3)
+    with pytest.raises(xrt.errors.TraceError, match="Own has an optimizer already: Adam"):
+        Own().add_optimizer(SGD(0.1))
+    with pytest.raises(OptionError, match="optimizer=None: it takes one of xrt.optim"):
+        TrainModule(Classifier(), engine="host")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda x: x.backward(), "a loss is a float scalar"),
+        (lambda x: (x.sum().backward(), x.mean().backward()), "called twice"),
+        (lambda x: ops.If(x.sum() > 0.0, then_branch=lambda: [x.sum(), x.sum().backward()][0],
+                          else_branch=lambda: x.sum()), "call it in build itself"),
+    ],
+)  # fmt: skip
+def test_backward_is_called_once_on_a_scalar(build: Any, message: str) -> None:
+    """Anything else points at the user's line."""
+    with pytest.raises(xrt.errors.TraceError, match=message):
+        xrt.trace(build, "float32[3]")

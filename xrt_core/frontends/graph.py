@@ -63,6 +63,16 @@ class Graph:
         with tracer.inside(path):
             return self.build(*args, **kwargs)
 
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Say how the parameters follow from the gradients of the loss on which `build` calls `backward`.
+
+        optimizer: one of `xrt.optim`; `training.TrainModule` of this graph takes it. Raises TraceError the second time.
+        """
+        known = getattr(self, "_optimizer", None)
+        if known is not None:
+            raise TraceError(f"{type(self).__name__} has an optimizer already: {type(known).__name__}")
+        self._optimizer: Any = optimizer
+
     def named_parameters(self) -> dict[str, Any]:
         """The arrays kept as attributes, those of nested graphs included: 'layers.0.w' -> array."""
         paths = attribute_paths(self, "")
@@ -233,12 +243,13 @@ class Traced:
     """A traced graph, and how its outputs make up what `build` returned.
 
     output_names: a unique name per output: 'output' for a single tensor, 'output_0', ... for a tuple, keys for a dict.
-    structure: rebuilds the nested result from the arrays of the outputs.
+    structure: rebuilds the nested result from the arrays of the outputs. loss: what `backward` was called on, or None.
     """
 
     graph: ir.Graph
     output_names: tuple[str, ...]
     structure: Structure
+    loss: ir.Value | None = None
 
 
 def pinned_opsets(graph: Buildable) -> dict[str, int]:
@@ -284,7 +295,7 @@ def trace_call(
             raise TraceError(f"{label}.build returned no tensor, but {result!r}: return what it computes")
         output_names = _name_outputs(tracer, structure, outputs, inputs)
     made = ir.Graph(inputs, outputs, tracer.scope.nodes, opsets=dict(tracer.opsets), name=label)
-    return Traced(made, tuple(output_names), structure)
+    return Traced(made, tuple(output_names), structure, tracer.loss)
 
 
 def _positional_names(graph: Buildable, count: int) -> list[str]:

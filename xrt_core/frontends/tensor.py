@@ -122,6 +122,23 @@ class Tensor:
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise trace_error("tensors cannot be written to: use xrt.ops.Where, ScatterND or ScatterElements")
 
+    # training
+
+    def backward(self) -> None:
+        """Make this the loss that `training.TrainModule` minimises. Only marks it: a plain run is not changed.
+
+        Raises TraceError for a tensor that is no float scalar, inside a body of a loop or branch, and the second time.
+        """
+        tracer = current_tracer("backward()")
+        value = make.value_of(self)
+        if value.dtype is None or not is_float(value.dtype) or value.shape is None or any(d != 1 for d in value.shape):
+            raise trace_error(f"backward() of {self!r}: a loss is a float scalar; reduce it with .mean() or .sum()")
+        if tracer.scope.parent is not None:
+            raise trace_error(f"backward() inside {tracer.scope.label}: call it in build itself")
+        if tracer.loss is not None:
+            raise trace_error("backward() is called twice: add the losses, and call it on their sum")
+        tracer.loss = value
+
     # arithmetic
 
     def __add__(self, other: Any) -> Tensor:

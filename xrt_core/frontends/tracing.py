@@ -101,7 +101,7 @@ class Tracer:
 
     pinned: domain -> opset that the graph asks for; other domains are traced at the newest that `onnx` knows.
     opsets: domain -> opset for the domains used so far.
-    known: values of shape arithmetic that are known although a node makes them.
+    known: values of shape arithmetic that are known although a node makes them. loss: what `backward` was called on.
     """
 
     def __init__(self, label: str, pinned: Mapping[str, int]) -> None:
@@ -109,6 +109,7 @@ class Tracer:
         self.pinned = pinned
         self.opsets: dict[str, int] = {"": pinned.get("", 0) or latest_opset("")}
         self.known: dict[Value, np.ndarray] = {}
+        self.loss: Value | None = None
         self.prefix = ""
         self.scope = Scope(self, None, label)
         self._used: dict[str, int] = {}

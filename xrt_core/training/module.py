@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt_core.cache.memory import LRU
 from xrt_core.engine import engines as process_engines
-from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, XRTError
+from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, OptionError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.graph import Graph as TracedGraph
@@ -57,7 +57,8 @@ class TrainModule:
     loss: a function of the model's outputs, in order, and of further inputs by the names of its parameters, written as
         `Graph.build` is; or "cross_entropy" (input `labels`), "mse" (input `target`); or the name or number of an
         output that is the loss; None for the first output.
-    optimizer: see `training.optimizer`. trainable: names of constants, or a function of name and array; without it all
+    optimizer: one of `training.optimizer`; that of an `xrt.Graph` may come from its `add_optimizer`, and its loss from
+        `backward()` in its `build`. trainable: names of constants, or a function of name and array; without it all
         float constants of more than one element. batch_norm, dropout: whether these work as in training, on the batch's
         statistics and dropping by their ratio, or as the model says. seed: of Dropout: equal seeds give equal runs.
     loss_scale: None, a number, "dynamic", or a `LossScale`. options: those of `XRTModule`.
@@ -73,7 +74,7 @@ class TrainModule:
         self,
         model: Any,
         *,
-        optimizer: Optimizer,
+        optimizer: Optimizer | None = None,
         loss: Callable[..., Any] | str | int | None = None,
         engine: str | Sequence[str] | None = None,
         trainable: Select = None,
@@ -96,7 +97,7 @@ class TrainModule:
             self._source.select = trainable
         self._loss = loss_named(loss)
         self._labels = _label_names(self._loss, self._source)
-        self._optimizer = optimizer
+        self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         self._scale = loss_scale_of(loss_scale)
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
         self._lock = threading.Lock()
@@ -274,6 +275,17 @@ class TrainModule:
         return f"<TrainModule {self._source.name}: {len(self.variables)} variables; engines {self.engines or 'host'}>"
 
 
+def _optimizer_of(given: Any, model: Any) -> Optimizer:
+    own = getattr(model, "_optimizer", None) if isinstance(model, TracedGraph) else None
+    found = own if given is None else given
+    if not isinstance(found, Optimizer):
+        raise OptionError(
+            f"optimizer={found!r}: it takes one of xrt.optim (SGD, Momentum, Adagrad, Adam, AdamW, LAMB), or another "
+            "Optimizer"
+        )
+    return found
+
+
 def _some(names: Sequence[str]) -> str:
     return (", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")) or "nothing"
 
@@ -377,7 +389,8 @@ class _Written:
         return _bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs)
 
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
-        traced = trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types)).graph
+        recorded = trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types))
+        traced = recorded.graph
         running = statistics(traced)
         own = set(self._graph.named_parameters())
         select = self.select if self.select is not None else (lambda name, array: name in own)
@@ -391,7 +404,10 @@ class _Written:
                 f"{self.name}.build uses other arrays for this signature than for the first; the variables of a "
                 "training must not depend on shapes"
             )
-        return promoted(traced, constants), self._made[2]
+        whole = promoted(traced, constants)
+        if recorded.loss is not None:  # loss=None stands for the first output; `filled` has the outputs of `build`
+            whole = whole.replace(outputs=(recorded.loss, *whole.outputs))
+        return whole, self._made[2]
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
         if self._made is None:

@@ -127,3 +127,30 @@ def test_softmax_of_huge_logits_is_finite(engine: XlaEngine, operator: str) -> N
         x = np.repeat(RNG.random((1, 1, 13, 13), dtype=np.float32) * np.float32(1e10), 1000, 1)
         got = np.asarray(executable.run([x])[0])
         np.testing.assert_allclose(got, 1e-3 if operator == "Softmax" else np.log(1e-3), rtol=1e-5)
+
+
+@pytest.mark.parametrize("operator", ["LayerNormalization", "RMSNormalization"])
+def test_a_residual_sum_is_computed_once(engine: XlaEngine, operator: str) -> None:
+    """Normalisations of one residual stream do not compute the earlier ones again, and agree with float64."""
+    layers, shape, kind = 8, (1, 128, 256), np.dtype(np.float32)
+    weights = [RNG.standard_normal((256, 256), dtype=np.float32) / 16 for _ in range(layers)]
+    scale = RNG.standard_normal(256, dtype=np.float32)
+    x = RNG.standard_normal(shape, dtype=np.float32)
+    entry = stream = Value("x", TensorType(kind, shape))
+    want, nodes = x.astype(np.float64), []
+    version = 17 if operator == "LayerNormalization" else 23
+    for i, w in enumerate(weights):
+        normal, product, total = (Value(f"{n}{i}", TensorType(kind, shape)) for n in "npt")
+        nodes += [
+            Node(operator, [stream, Value.constant(scale, "s")], [normal], version=version),
+            Node("MatMul", [normal, Value.constant(w, f"w{i}")], [product], version=13),
+            Node("Add", [normal, product], [total], version=14),
+        ]
+        centred = want - want.mean(-1, keepdims=True) if operator == "LayerNormalization" else want
+        normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale
+        want, stream = normed + normed @ w, total
+    executable = compile_nodes(engine, [entry], nodes, [stream])
+    np.testing.assert_allclose(np.asarray(executable.run([x])[0]), want, rtol=1e-4, atol=1e-4)
+    assert executable.as_text().count("rsqrt(") + executable.as_text().count(" divide(") <= 2 * layers
+    largest = max(line.count("param_") for line in executable.as_text().splitlines() if line.startswith("%fused"))
+    assert largest <= 6  # a fusion that reaches back through the stream takes something from every layer

@@ -62,7 +62,7 @@ _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY
 # XLA's own reductions in stages of 32 take twice the time of its plain ones (LayerNorm, Softmax), except for long
 # ones across rows, which are 20 times slower without the stages.
 STAGED_REDUCTIONS = "tree_reduction_rewriter"
-_LONG = 1024
+_LONG = 256
 
 
 def has_long_reduction(jaxpr: Any) -> bool:

@@ -20,7 +20,7 @@ _EPSILON = 1e-5
 
 
 def _rows(ctx: XlaContext, x: Any) -> tuple[Any, int, tuple[int, ...]]:
-    """x in the type to compute in, as a matrix with a row for each normalised part; the row's length; the means' shape."""
+    """x in the type to compute in, a row for each normalised part; the row's length; the shape of the means."""
     axis = ctx.attr("axis", -1)
     axis += x.ndim if axis < 0 else 0
     length = math.prod(x.shape[axis:])
@@ -59,5 +59,10 @@ def layer_normalization(ctx: XlaContext, x: Any, scale: Any, bias: Any = None) -
 def rms_normalization(ctx: XlaContext, x: Any, scale: Any) -> Any:
     """x over its root mean square over the axes from `axis` on, times the scale, in the scale's dtype."""
     rows, length, _ = _rows(ctx, x)
-    inverse = 1 / ctx.xp.sqrt(_mean(ctx, rows * rows, length) + ctx.attr("epsilon", _EPSILON))
+    if ctx.kind == "cpu":  # the rows themselves must be the operand that is kept, not their squares
+        mean = _mean(ctx, rows, length)
+        square = ctx.xp.mean((rows - mean) ** 2, axis=1, keepdims=True) + mean * mean
+    else:
+        square = ctx.xp.mean(rows * rows, axis=1, keepdims=True)
+    inverse = 1 / ctx.xp.sqrt(square + ctx.attr("epsilon", _EPSILON))
     return narrow(ctx.xp.reshape(rows * inverse, x.shape) * scale.astype(rows.dtype), scale.dtype)
