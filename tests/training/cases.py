@@ -312,6 +312,17 @@ def _pooling() -> Iterator[Case]:
     yield Case("LpPool", lambda x: ops.LpPool(x, kernel_shape=[2], p=3), (normal(1, 2, 4),))
 
 
+def _resize() -> Iterator[Case]:
+    for mode in ("nearest", "linear", "cubic"):
+        for name, scales in (("up", [1, 1, 2, 1.5]), ("down", [1, 1, 0.5, 0.6])):
+            yield Case(f"Resize-{mode}-{name}", lambda x, m=mode, s=scales: ops.Resize(
+                x, None, np.array(s, np.float32), mode=m), (normal(1, 2, 4, 5),))  # fmt: skip
+    yield Case("Resize-sizes", lambda x: ops.Resize(x, None, None, i64(3, 7), mode="linear", axes=[2, 3], antialias=1),
+               (normal(1, 1, 5, 4),))  # fmt: skip
+    yield Case("Upsample", lambda x: ops.Upsample(x, np.array([1, 1, 2, 3], np.float32)), (normal(1, 1, 2, 2),),
+               opset=9)  # fmt: skip
+
+
 def _random() -> Iterator[Case]:
     true = np.array(True)
     yield Case("Dropout", lambda x: ops.Dropout(x, 0.25, true, seed=3, outputs=1), (normal(4, 3),))
@@ -358,7 +369,7 @@ CASES: list[Case] = [
     case
     for family in (
         _unary, _binary, _linear, _reduction, _movement, _indexing, _normalization, _loss, _convolution, _pooling,
-        _random, _composed, _recurrent,
+        _resize, _random, _composed, _recurrent,
     )
     for case in family()
 ]  # fmt: skip

@@ -39,7 +39,10 @@ class Case:
 
 
 def run(graph: Graph, arrays: Sequence[Any], xp: Any = np) -> list[Any]:
-    """The outputs of a graph, node by node, by the portable kernels over an array namespace."""
+    """The outputs of a graph, node by node, by the portable kernels over an array namespace.
+
+    Every result is held against the type that inference gave it.
+    """
     values: dict[Value, Any] = dict(zip(graph.inputs, arrays, strict=True))
 
     def read(v: Value | None) -> Any:
@@ -54,6 +57,7 @@ def run(graph: Graph, arrays: Sequence[Any], xp: Any = np) -> list[Any]:
         results = found.function(OpContext(n, xp), *given)
         for v, r in zip(n.outputs, results if isinstance(results, tuple) else (results,), strict=False):
             if v is not None:
+                assert not v.is_static or (r.dtype, r.shape) == (v.dtype, v.shape), (n, r.dtype, r.shape, v.type)
                 values[v] = r
     return [read(v) for v in graph.outputs]
 

@@ -487,3 +487,74 @@ def test_backward_is_called_once_on_a_scalar(build: Any, message: str) -> None:
     """Anything else points at the user's line."""
     with pytest.raises(xrt.errors.TraceError, match=message):
         xrt.trace(build, "float32[3]")
+
+
+def test_a_loss_that_is_not_finite_is_traced_back() -> None:
+    """The opt-in check names the node that made the first NaN or infinity, and leaves the state alone."""
+
+    class Log(xrt.Graph):
+        def __init__(self) -> None:
+            self.w = np.array([1.0, 2.0], F)
+
+        def build(self, x: Any) -> Any:
+            return (ops.Log(x * self.w) * 0.1).sum()
+
+    t = TrainModule(Log(), optimizer=SGD(0.1), engine="host", check_finite=True)
+    t.step(np.ones(2, F))
+    before = t.state_dict()
+    with pytest.raises(xrt.errors.ExecutionError, match=r"not finite: it comes from node 'Log' .*in \[-2.0?, "):
+        t.step(np.array([1.0, -1.0], F) / before["w"] * 2)
+    with pytest.raises(xrt.errors.ExecutionError, match="'x' holds one already"):
+        t.step(np.array([1.0, np.nan], F))
+    after = t.state_dict()
+    assert all(np.array_equal(before[n], after[n]) for n in before)
+
+
+def test_a_failed_launch_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine fails before it takes the variables, the host takes the step; after it, the error says so."""
+    engine = xla()
+    t = TrainModule(Classifier(), loss="cross_entropy", optimizer=Momentum(0.1), engine=engine)
+    reference = TrainModule(Classifier(), loss="cross_entropy", optimizer=Momentum(0.1), engine="host")
+    assert losses(t, 2) == pytest.approx(losses(reference, 2), rel=1e-4)
+    update = t._last.plan.launches[1]  # type: ignore[union-attr]
+    run = type(update.executable).run
+
+    def fail(self: Any, inputs: Any, *args: Any) -> Any:
+        if len(inputs) == len(update.function.params):
+            raise xrt.errors.ExecutionError("the device is full")
+        return run(self, inputs, *args)
+
+    monkeypatch.setattr(type(update.executable), "run", fail)
+    assert losses(t, 1) == pytest.approx(losses(reference, 1), rel=1e-4)
+    monkeypatch.undo()
+    assert losses(t, 2) == pytest.approx(losses(reference, 2), rel=1e-4)
+
+    def fail_late(self: Any, inputs: Any, *args: Any) -> Any:
+        run(self, inputs, *args)
+        if len(inputs) == len(update.function.params):
+            raise xrt.errors.ExecutionError("the device is full")
+        return run(self, inputs, *args)
+
+    saved = t.state_dict()
+    monkeypatch.setattr(type(update.executable), "run", fail_late)
+    with pytest.raises(xrt.errors.ExecutionError, match="they are gone: .* Load a checkpoint"):
+        losses(t, 1)
+    monkeypatch.undo()
+    t.load_state_dict(saved)
+    assert losses(t, 2) == pytest.approx(losses(reference, 2), rel=1e-4)
+
+
+def test_what_decides_shapes_is_not_trained() -> None:
+    """The scales of a Resize are floats of several elements, and no variables all the same."""
+    scales, w = np.array([1, 1, 2, 2], F), np.ones((1, 1, 2, 2), F)
+
+    class Up(xrt.Graph):
+        def __init__(self) -> None:
+            self.w, self.scales = w, scales
+
+        def build(self, x: Any) -> Any:
+            return (ops.Resize(x * self.w, None, self.scales) ** 2.0).mean()
+
+    t = TrainModule(Up(), optimizer=SGD(0.1), engine="host")
+    losses(t, 2, x=np.ones((1, 1, 2, 2), F))
+    assert t.variables == ("w",)

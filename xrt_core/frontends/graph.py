@@ -333,7 +333,7 @@ def as_type(spec: Any) -> ValueType:
         return TensorType(STRING if dtype.kind in "UST" else dtype, tuple(spec.shape))
     if isinstance(spec, str):
         spec = type_from_text(spec) or spec
-    if isinstance(spec, ValueType.__args__):  # type: ignore[attr-defined]
+    if isinstance(spec, ValueType.__args__):
         return spec  # type: ignore[no-any-return]
     raise TraceError(located(f"{spec!r} is no type: give a TensorType, its text ('float32[2, 3]'), or an array"))
 

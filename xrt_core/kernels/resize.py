@@ -220,14 +220,20 @@ def _crop(roi: Any, i: int, count: int) -> tuple[float, float]:
     return (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[count + i]))
 
 
-@kernel("Resize", static=(1, 2, 3))
-def resize(ctx: OpContext, x: Any, *rest: Any) -> Any:
-    """Resize: version 10 is (X, scales) with asymmetric coordinates; later ones are (X, roi, scales, sizes)."""
+def resize_steps(ctx: OpContext, shape: Sequence[int], *rest: Any) -> tuple[list[AxisResize], Sampling]:
+    """What a Resize or an Upsample does along each axis of an input of `shape`, and how; `rest`: its further inputs."""
+    rank = len(shape)
+    if ctx.node.op_type == "Upsample":
+        scales = rest[0] if rest else None
+        factors = np.asarray(ctx.attr("scales") if scales is None else scales, np.float32)
+        mode = ctx.attr("mode", "nearest")
+        sampling = Sampling("linear" if mode == "bilinear" else mode, nearest="floor")
+        return _steps_of_scales(shape, range(rank), factors, None), sampling
     mode = ctx.attr("mode", "nearest")
     if ctx.version < 11:
-        return resample(ctx.xp, x, _steps_of_scales(x.shape, range(x.ndim), rest[0], None), Sampling(mode))
+        return _steps_of_scales(shape, range(rank), rest[0], None), Sampling(mode)
     roi, scales, sizes = (np.asarray(r) if r is not None and r.size else None for r in (*rest, None, None, None)[:3])
-    axes = [a % x.ndim for a in ctx.attr("axes") or range(x.ndim)]
+    axes = [a % rank for a in ctx.attr("axes") or range(rank)]
     sampling = Sampling(
         mode,
         ctx.attr("coordinate_transformation_mode", "half_pixel"),
@@ -246,16 +252,19 @@ def resize(ctx: OpContext, x: Any, *rest: Any) -> Any:
             f"sizes {None if sizes is None else sizes.tolist()}"
         )
     if sizes is not None:
-        steps = _steps_of_sizes(x.shape, axes, sizes, ctx.attr("keep_aspect_ratio_policy", "stretch"), crop)
+        steps = _steps_of_sizes(shape, axes, sizes, ctx.attr("keep_aspect_ratio_policy", "stretch"), crop)
     else:
-        steps = _steps_of_scales(x.shape, axes, given, crop)
-    return resample(ctx.xp, x, steps, sampling)
+        steps = _steps_of_scales(shape, axes, given, crop)
+    return steps, sampling
+
+
+@kernel("Resize", static=(1, 2, 3))
+def resize(ctx: OpContext, x: Any, *rest: Any) -> Any:
+    """Resize: version 10 is (X, scales) with asymmetric coordinates; later ones are (X, roi, scales, sizes)."""
+    return resample(ctx.xp, x, *resize_steps(ctx, x.shape, *rest))
 
 
 @kernel("Upsample", static=(1,))
 def upsample(ctx: OpContext, x: Any, scales: Any = None) -> Any:
     """Upsample: scales are an attribute before version 9; asymmetric coordinates, nearest rounds down."""
-    factors = np.asarray(ctx.attr("scales") if scales is None else scales, np.float32)
-    mode = ctx.attr("mode", "nearest")
-    steps = _steps_of_scales(x.shape, range(x.ndim), factors, None)
-    return resample(ctx.xp, x, steps, Sampling("linear" if mode == "bilinear" else mode, nearest="floor"))
+    return resample(ctx.xp, x, *resize_steps(ctx, x.shape, scales))

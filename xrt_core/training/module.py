@@ -28,6 +28,7 @@ from xrt_core.passes.specialise import specialise
 from xrt_core.pipeline import Pipeline, Planned, expand
 from xrt_core.runtime.arrays import family_of, is_array, to_numpy
 from xrt_core.training import checkpoint
+from xrt_core.training.finite import not_finite
 from xrt_core.training.losses import loss_named
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.step import STEP, Recipe, initial_state, loss_scale_of, training_graph
@@ -57,11 +58,15 @@ class TrainModule:
     loss: a function of the model's outputs, in order, and of further inputs by the names of its parameters, written as
         `Graph.build` is; or "cross_entropy" (input `labels`), "mse" (input `target`); or the name or number of an
         output that is the loss; None for the first output.
-    optimizer: one of `training.optimizer`; that of an `xrt.Graph` may come from its `add_optimizer`, and its loss from
-        `backward()` in its `build`. trainable: names of constants, or a function of name and array; without it all
-        float constants of more than one element. batch_norm, dropout: whether these work as in training, on the batch's
-        statistics and dropping by their ratio, or as the model says. seed: of Dropout: equal seeds give equal runs.
-    loss_scale: None, a number, "dynamic", or a `LossScale`. options: those of `XRTModule`.
+    optimizer: one of `xrt.optim`; that of an `xrt.Graph` may come from its `add_optimizer`, and its loss from
+        `backward()` in its `build`.
+    trainable: names of constants, or a function of name and array; without it all float constants of more than one
+        element (of an `xrt.Graph`, the arrays that it keeps).
+    batch_norm, dropout: whether these work as in training, on the batch's statistics and dropping by their ratio, or
+        as the model says. seed: of Dropout: equal seeds give equal runs.
+    loss_scale: None, a number, "dynamic", or a `LossScale`. check_finite: a loss that is not finite is an
+        ExecutionError that names the first node whose result is not; the state, copied for that, stays as it was.
+    options: those of `XRTModule`.
 
     Variables and the optimiser's slots stay on the device between steps and are updated in place where the engine can
     (a JAX array is donated). Arrays that `state_dict` gave stay as they are. One step at a time: threads wait for each
@@ -82,6 +87,7 @@ class TrainModule:
         batch_norm: bool = True,
         dropout: bool = True,
         seed: int = 0,
+        check_finite: bool = False,
         **options: Any,
     ) -> None:
         resolved = resolve({"engine": engine, "phase": "train", **options})
@@ -100,6 +106,7 @@ class TrainModule:
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         self._scale = loss_scale_of(loss_scale)
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
+        self._check = bool(check_finite)
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
         self._state: list[Any] = []
@@ -129,8 +136,12 @@ class TrainModule:
             number = int(to_numpy(self._state[recipe.names.index(STEP)]))
             rate = np.array(self._optimizer.rate_at(number), np.float32)
             arrays = [*batch.values(), rate, *self._state]
-            # the first run of a program is the one that fails, if any: it gets NumPy arrays, which are never donated
-            results = self._run(found, [to_numpy(a) for a in arrays] if fresh else arrays)
+            if fresh or self._check:
+                # the first run of a program is the one that fails, if any: NumPy arrays are never donated
+                arrays = [to_numpy(a) for a in arrays]
+            results = self._run(found, list(arrays))
+            if self._check and not np.isfinite(to_numpy(results[0]).astype(np.float64)).all():
+                raise not_finite(found.graph, arrays)
             self._state = list(results[1:])
             self._steps.put(key, found)
             self._last = found

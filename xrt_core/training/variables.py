@@ -12,6 +12,7 @@ from xrt_core.errors import GradientError
 from xrt_core.frontends.promotion import is_float
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
+from xrt_core.kernels import static_inputs
 
 Select = Collection[str] | Callable[[str, np.ndarray], bool] | None
 
@@ -74,14 +75,23 @@ def statistics(graph: Graph) -> list[Value]:
     return list(found)
 
 
+def _shaping(graph: Graph) -> Iterator[Value]:
+    """The constants that decide shapes: scales of a Resize, say."""
+    for n in graph.nodes:
+        yield from (v for i in static_inputs(n) if (v := n.inputs[i]) is not None)
+        for g in n.subgraphs:
+            yield from _shaping(g)
+
+
 def trainable(graph: Graph, select: Select = None, running: Collection[Value] = ()) -> list[Value]:
     """The constants to train: floats of nodes' inputs, running statistics aside.
 
     select: names, or a function of name and array. Without it, all named ones of more than one element: single
-    numbers (a scale, an epsilon, an exponent) belong to the formula, not to what is learnt.
+    numbers (a scale, an epsilon, an exponent) belong to the formula, not to what is learnt, and so does what decides
+    shapes.
     Raises GradientError for a name that no float constant has.
     """
-    stats = set(running) | set(statistics(graph))
+    stats = {*running, *statistics(graph), *_shaping(graph)}
     known = dict.fromkeys(_constants(graph))
     floats = [v for v in known if v.name and v.dtype is not None and is_float(v.dtype) and v not in stats]
     if callable(select):

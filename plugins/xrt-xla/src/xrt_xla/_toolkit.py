@@ -61,8 +61,38 @@ _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY
 
 # XLA's own reductions in stages of 32 take twice the time of its plain ones (LayerNorm, Softmax), except for long
 # ones across rows, which are 20 times slower without the stages.
-STAGED_REDUCTIONS = "tree_reduction_rewriter"
+_STAGED_REDUCTIONS = "tree_reduction_rewriter"
 _LONG = 256
+
+
+# XLA takes optimisation barriers out before it fuses loops, where ours are to stop it (see kernels/normalization.py).
+_BARRIERS_OUT = "cse_barrier_expander"
+
+
+def cpu_passes_off(jaxpr: Any) -> list[str]:
+    """Names of XLA's passes that make this program slower on the CPU."""
+    off = [] if has_long_reduction(jaxpr) else [_STAGED_REDUCTIONS]
+    if has_barrier(jaxpr) and _compiles_barriers():
+        off.append(_BARRIERS_OUT)
+    return off
+
+
+@functools.cache
+def _compiles_barriers() -> bool:
+    """Whether this compiler makes code for a barrier that is left in."""
+    lowered = jax.jit(lambda x: lax.optimization_barrier(x + 1) * 2).lower(np.float32(0))  # type: ignore[no-untyped-call]
+    try:
+        lowered.compile(compiler_options={"xla_disable_hlo_passes": _BARRIERS_OUT})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def has_barrier(jaxpr: Any) -> bool:
+    """Whether a program has an optimisation barrier."""
+    return any(
+        e.primitive.name == "optimization_barrier" or any(has_barrier(inner) for inner in _inner(e)) for e in jaxpr.eqns
+    )
 
 
 def has_long_reduction(jaxpr: Any) -> bool:

@@ -90,8 +90,8 @@ class XlaGraphCompiler(GraphCompiler):
     def _options_for(self, jaxpr: Any) -> dict[str, Any]:
         """XLA options for one program."""
         disabled = list(self._disabled)
-        if self._kind == "cpu" and not _toolkit.has_long_reduction(jaxpr):
-            disabled.append(_toolkit.STAGED_REDUCTIONS)
+        if self._kind == "cpu":
+            disabled += _toolkit.cpu_passes_off(jaxpr)
         if asked := self._asked.get(_DISABLE):
             disabled.append(str(asked))
         return {**self._xla_options, _DISABLE: ",".join(disabled)} if disabled else self._xla_options

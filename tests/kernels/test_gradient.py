@@ -1,0 +1,108 @@
+"""Kernels of the dialect for training: random numbers by counters, and gradients over windows, against plain loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.inference import infer_types
+from xrt_core.ir.types import TensorType
+from xrt_core.kernels import OpContext, find_kernel
+from xrt_core.kernels.gradient import _threefry
+
+RNG = np.random.default_rng(9)
+
+
+def run(op: str, *arrays: np.ndarray, xp: Any = np, **attributes: Any) -> Any:
+    """One node of the dialect, its result held against the inferred type."""
+    inputs = [Value(f"i{k}", TensorType(a.dtype, a.shape)) for k, a in enumerate(arrays)]
+    node = Node(op, inputs, [Value("o")], attributes, domain="xrt", version=1)
+    found = find_kernel("xrt", op)
+    assert found is not None
+    result = found.function(OpContext(node, xp), *arrays)
+    assert infer_types(node) == (TensorType(np.dtype(result.dtype), tuple(result.shape)),)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),
+    [
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry(key: tuple[int, int], counter: tuple[int, int], expected: tuple[int, int]) -> None:
+    """The known answers of Random123 for threefry2x32 with 20 rounds."""
+    words = [np.array([w], np.uint32) for w in (*key, *counter)]
+    a, b = _threefry(np, (words[0], words[1]), (words[2], words[3]))
+
+    assert (int(a[0]), int(b[0])) == expected
+
+
+def test_counter_uniform() -> None:
+    """Numbers in [0, 1) that are spread evenly; key and stream both change all of them, and nothing else does."""
+    x = run("CounterUniform", np.array(5, np.int64), shape=(200, 250), stream=1)
+
+    assert x.dtype == np.float32
+    assert 0 <= x.min() < 1e-3 < 0.999 < x.max() < 1
+    counts = np.histogram(x, bins=20, range=(0, 1))[0]
+    assert abs(counts - 2500).max() < 250
+    assert abs(np.corrcoef(x[:-1].ravel(), x[1:].ravel())[0, 1]) < 0.02
+    np.testing.assert_array_equal(x, run("CounterUniform", np.array(5, np.int64), shape=(200, 250), stream=1))
+    for key, stream in ((6, 1), (5, 2), (5 + (1 << 32), 1)):
+        other = run("CounterUniform", np.array(key, np.int64), shape=(200, 250), stream=stream)
+        assert np.mean(other == x) < 0.001
+        assert abs(np.corrcoef(other.ravel(), x.ravel())[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (7,), (2, 3, 5)])
+def test_counter_uniform_is_the_same_everywhere(shape: tuple[int, ...]) -> None:
+    """JAX gives the numbers that NumPy gives, of odd and empty shapes too."""
+    jax = pytest.importorskip("jax")
+    key = np.array(-3 + (7 << 32), np.int64)
+    with jax.enable_x64(True):
+        there = run("CounterUniform", key, xp=jax.numpy, shape=shape, stream=3)
+    np.testing.assert_array_equal(np.asarray(there), run("CounterUniform", key, shape=shape, stream=3))
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_conv_filter_grad(group: int) -> None:
+    """Every element of the filter gathers input times gradient over all images and positions."""
+    x, dy = RNG.standard_normal((2, 4, 6, 5)), RNG.standard_normal((2, 2, 3, 3))
+    found = run("ConvFilterGrad", x, dy, kernel_shape=(3, 2), strides=(2, 2), pads=(1, 1, 0, 1), group=group)
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 0), (1, 1)))
+    expected = np.zeros((2, 4 // group, 3, 2))
+    for m, c, i, j in np.ndindex(*expected.shape):
+        channel = c + (m * group // 2) * (4 // group)
+        for r, s in np.ndindex(3, 3):
+            expected[m, c, i, j] += (padded[:, channel, 2 * r + i, 2 * s + j] * dy[:, m, r, s]).sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_max_pool_grad_counts_each_window_once() -> None:
+    """Of equal maxima the first gets the share; overlapping windows add up."""
+    x = np.array([[[1.0, 3.0, 3.0, 2.0]]])
+    y = np.array([[[3.0, 3.0, 3.0]]])
+    dy = np.array([[[1.0, 10.0, 100.0]]])
+
+    np.testing.assert_array_equal(run("MaxPoolGrad", dy, x, y, kernel_shape=(2,)), [[[0, 11, 100, 0]]])
+
+
+def test_average_pool_grad() -> None:
+    """Each element gets its share of every window over it; padding counts where the attribute says so."""
+    dy = np.array([[[1.0, 10.0, 100.0]]])
+    found = run("AveragePoolGrad", dy, kernel_shape=(3,), pads=(1, 1), size=(3,))
+    np.testing.assert_allclose(found, [[[1 / 2 + 10 / 3, 1 / 2 + 10 / 3 + 50, 10 / 3 + 50]]])
+    counted = run("AveragePoolGrad", dy, kernel_shape=(3,), pads=(1, 1), size=(3,), count_include_pad=1)
+    np.testing.assert_allclose(counted, [[[11 / 3, 111 / 3, 110 / 3]]])
+
+
+def test_assign_and_stop_gradient() -> None:
+    """An assignment gives the new value, of the variable's type; a stop gives what it gets."""
+    old, new = np.zeros(3, np.float32), np.ones(3, np.float32)
+    assert run("Assign", old, new) is new
+    assert run("StopGradient", old) is old
