@@ -13,26 +13,24 @@ import numpy as np
 
 from xrt_core.cache.memory import LRU
 from xrt_core.engine import engines as process_engines
-from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, OptionError, XRTError
+from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, OptionError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.graph import Graph as TracedGraph
-from xrt_core.frontends.graph import layout_of, parameters_of, trace_call
 from xrt_core.host.executor import run_node
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
-from xrt_core.kernels import static_inputs
 from xrt_core.options import resolve
-from xrt_core.passes.shape_inputs import shape_inputs
 from xrt_core.passes.specialise import specialise
 from xrt_core.pipeline import Pipeline, Planned, expand
-from xrt_core.runtime.arrays import family_of, is_array, to_numpy
+from xrt_core.runtime.arrays import family_of, to_numpy
 from xrt_core.training import checkpoint
 from xrt_core.training.finite import not_finite
 from xrt_core.training.losses import loss_named
 from xrt_core.training.optimizer import Optimizer
+from xrt_core.training.sources import FixedModel, WrittenGraph, label_names
 from xrt_core.training.step import STEP, Recipe, initial_state, loss_scale_of, training_graph
-from xrt_core.training.variables import Select, Variable, promoted, replaced, statistics, trainable
+from xrt_core.training.variables import Select, Variable
 
 _FORMAT = "xrt-training-1"
 
@@ -96,13 +94,13 @@ class TrainModule:
         self._pipeline = Pipeline(
             resolved, [(e, process_engines.device(e, resolved.device)) for e in chosen], self.events
         )
-        self._source: _Model | _Written = (
-            _Written(model) if isinstance(model, TracedGraph) else _Model(model, trainable, batch_norm)
+        self._source: FixedModel | WrittenGraph = (
+            WrittenGraph(model) if isinstance(model, TracedGraph) else FixedModel(model, trainable, batch_norm)
         )
-        if isinstance(self._source, _Written) and trainable is not None:
+        if isinstance(self._source, WrittenGraph) and trainable is not None:
             self._source.select = trainable
         self._loss = loss_named(loss)
-        self._labels = _label_names(self._loss, self._source)
+        self._labels = label_names(self._loss, self._source)
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         self._scale = loss_scale_of(loss_scale)
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
@@ -114,7 +112,7 @@ class TrainModule:
         self._recipe: Recipe | None = None
         self._pending: Mapping[str, np.ndarray] | None = None
         self._last: _Step | None = None
-        if isinstance(self._source, _Model):
+        if isinstance(self._source, FixedModel):
             self._begin(self._source.variables)
 
     # --- steps --------------------------------------------------------------------------------------------------
@@ -299,132 +297,3 @@ def _optimizer_of(given: Any, model: Any) -> Optimizer:
 
 def _some(names: Sequence[str]) -> str:
     return (", ".join(map(repr, names[:4])) + (", ..." if len(names) > 4 else "")) or "nothing"
-
-
-def _label_names(loss: Any, source: _Model | _Written) -> tuple[str, ...]:
-    """The parameters of the loss beyond the model's outputs."""
-    if not callable(loss):
-        return ()
-    import inspect
-
-    parameters = [p for p in inspect.signature(loss).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-    count = source.output_count
-    if count is None:  # a written graph: what has no default and is keyword-only, or all after the first
-        return tuple(p.name for p in parameters[1:] if p.default is p.empty)
-    return tuple(p.name for p in parameters[count:] if p.default is p.empty)
-
-
-def _bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    if len(args) > len(names):
-        raise InputError(f"{len(args)} arrays given, a step takes {len(names)}: {', '.join(names)}")
-    given = dict(zip(names, args, strict=False))
-    for name, array in inputs.items():
-        if name not in names:
-            raise InputError(f"unknown input {name!r}; a step takes {', '.join(names)}")
-        if name in given:
-            raise InputError(f"input {name!r} is given twice, by position and by name")
-        given[name] = array
-    missing = [n for n in names if n not in given]
-    if missing:
-        raise InputError(f"missing input {', '.join(map(repr, missing))}; a step takes {', '.join(names)}")
-    found: dict[str, np.ndarray] = {}
-    for n in names:
-        if not is_array(given[n]):
-            raise InputError(f"input {n!r} is a {type(given[n]).__name__}, not an array")
-        found[n] = to_numpy(given[n])
-    return found
-
-
-class _Model:
-    """A model of fixed inputs and outputs, whose variables are constants."""
-
-    def __init__(self, model: Any, select: Select, batch_norm: bool) -> None:
-        if not isinstance(model, Graph):
-            from xrt_core.frontends.onnx_import import import_model
-
-            model = import_model(model)
-        self.graph: Graph = model
-        self.name = model.name
-        running = statistics(model) if batch_norm else []
-        trained = trainable(model, select, running)
-        self._constants = [*trained, *running]
-        self.variables = [
-            Variable(v.name, np.asarray(v.data), k < len(trained)) for k, v in enumerate(self._constants)
-        ]
-        self._promoted = promoted(model, self._constants)
-        self._inputs = [v for v in model.inputs if v not in model.defaults]
-        self.by_value = tuple(
-            model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs)
-        )
-        self.output_count: int | None = len(model.outputs)
-
-    def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
-        return [v.name for v in self._inputs]
-
-    def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
-        own = [v.name for v in self._inputs]
-        found = _bound([*own, *(n for n in labels if n not in own)], args, inputs)
-        for v in self._inputs:
-            t = v.type
-            if isinstance(t, TensorType) and t.dtype is not None and found[v.name].dtype != t.dtype:
-                raise InputError(f"input {v.name!r}: dtype {found[v.name].dtype} given, {t.dtype} expected")
-        return found
-
-    def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
-        graph = self._promoted
-        if graph.defaults:  # inputs that have a default are constants here
-            new = {v: Value.constant(a, v.name) for v, a in graph.defaults.items()}
-            graph = replaced(graph, new).replace(inputs=[v for v in graph.inputs if v not in new], defaults={})
-        return graph, self.variables
-
-    def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
-        return replaced(self.graph, {v: Value.constant(arrays[v.name], v.name) for v in self._constants})
-
-
-class _Written:
-    """An `xrt.Graph`, traced for each signature; the arrays that it keeps are the variables."""
-
-    def __init__(self, graph: TracedGraph) -> None:
-        self._graph = graph
-        self.name = type(graph).__name__
-        self.select: Select = None
-        self.by_value: tuple[str, ...] = ()
-        self.output_count: int | None = None
-        self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
-        self._made: tuple[Graph, list[Any], list[Variable]] | None = None
-
-    def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
-        return list(self._names)
-
-    def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
-        return _bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs)
-
-    def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
-        recorded = trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types))
-        traced = recorded.graph
-        running = statistics(traced)
-        own = set(self._graph.named_parameters())
-        select = self.select if self.select is not None else (lambda name, array: name in own)
-        constants = [*trainable(traced, select, running), *running]
-        count = len(constants) - len(running)
-        if self._made is None:
-            variables = [Variable(v.name, np.asarray(v.data), k < count) for k, v in enumerate(constants)]
-            self._made = traced, constants, variables
-        elif [v.name for v in constants] != [v.name for v in self._made[2]]:
-            raise XRTError(
-                f"{self.name}.build uses other arrays for this signature than for the first; the variables of a "
-                "training must not depend on shapes"
-            )
-        whole = promoted(traced, constants)
-        if recorded.loss is not None:  # loss=None stands for the first output; `filled` has the outputs of `build`
-            whole = whole.replace(outputs=(recorded.loss, *whole.outputs))
-        return whole, self._made[2]
-
-    def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
-        if self._made is None:
-            raise InputError(f"{self.name} has not been traced yet: take a step first")
-        graph, constants, _ = self._made
-        return replaced(graph, {v: Value.constant(arrays[v.name], v.name) for v in constants})
-
-
-__all__ = ["TrainModule"]
