@@ -29,9 +29,11 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": GROUND
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},
     "training": GROUND
-    | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation", "pipeline"},
+    | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"}
+    | {"pipeline"},
     "caller": GROUND | {"ir", "cache", "runtime", "explanation", "pipeline"},
-    "module": GROUND | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation", "pipeline", "caller"},
+    "module": GROUND
+    | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation", "pipeline", "caller"},
     "onnx_backend": GROUND | {"ir", "engine", "module"},
     "testing": GROUND | {"ir", "kernels", "host", "frontends", "engine", "runtime", "module"},
     "cli": GROUND | {"ir", "frontends", "engine", "engines", "cache", "options", "module"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ DeviceArray.__module__ = "cupy"
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A module `cupy` whose functions are NumPy's."""
     module = types.ModuleType("cupy")
     module.ndarray = DeviceArray  # type: ignore[attr-defined]
@@ -45,7 +44,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     module.asnumpy = lambda x: np.array(x).view(np.ndarray)  # type: ignore[attr-defined]
     module.__getattr__ = lambda name: getattr(np, name)  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, "cupy", module)
-    yield module
+    return module
 
 
 def _graph() -> tuple[Graph, np.ndarray]:
@@ -102,9 +101,8 @@ def test_loops_run_on_the_device(cupy: Any) -> None:
         opsets={"": 21},
     )
     x, last, scans = Value("x", TensorType(F32, (2,))), Value("last"), Value("scans")
-    loop = Node(
-        "Loop", [Value.constant(np.array(3)), Value.constant(np.array(True)), x], [last, scans], {"body": body}, version=21
-    )
+    limit, go = Value.constant(np.array(3)), Value.constant(np.array(True))
+    loop = Node("Loop", [limit, go, x], [last, scans], {"body": body}, version=21)
     module = XRTModule(Graph([x], [last, scans], [loop], opsets={"": 21}), engine="host", device="cuda")
 
     final, all_turns = module(np.array([1.0, 2.0], np.float32))

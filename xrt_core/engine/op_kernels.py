@@ -101,12 +101,17 @@ class OpKernelRegistry:
             raise RegistrationError("\n".join(faults))
 
     def strays(self, package: str, known: Collection[str]) -> list[str]:
-        """A sentence for each kernel that the top-level module `package` registered for an engine that is not known."""
+        """A sentence for each kernel that the top-level module `package` registered for an engine that is not known.
+
+        Portable kernels do not count: engines of any package take them over.
+        """
         return [
             f"{_where(k)}, by {_origin(k.function)}: there is no engine {k.engine!r}; expected one of "
             f"{', '.join(sorted(known))}"
             for k in self._kernels.values()
-            if k.engine not in known and str(getattr(k.function, "__module__", "")).partition(".")[0] == package
+            if k.engine not in known
+            and str(getattr(k.function, "__module__", "")).partition(".")[0] == package
+            and ((portable := find_kernel(k.domain, k.op_type)) is None or portable.function is not k.function)
         ]
 
     def supports(self, engine: str, node: Node, device: str, phase: Phase) -> Support:
