@@ -1,4 +1,4 @@
-"""The host on CUDA, with a stand-in for CuPy that refuses implicit conversion as CuPy does; the real one needs a GPU."""
+"""The host on CUDA, with a stand-in for CuPy that refuses implicit conversion as CuPy does (CuPy needs a GPU)."""
 
 from __future__ import annotations
 
