@@ -251,6 +251,7 @@ class _Traced:
 
 
 _MISSING: Any = object()
+_SHOWN = 12  # inputs named in a message
 
 
 def _is_traced(model: Any) -> bool:
@@ -276,4 +277,6 @@ def _mapping(inputs: Any) -> Mapping[str, Any]:
 
 
 def _names(inputs: Sequence[Value]) -> str:
-    return ", ".join(f"{v.name or f'input_{i}'} ({v.type or '?'})" for i, v in enumerate(inputs)) or "no inputs"
+    shown = [f"{v.name or f'input_{i}'} ({v.type or '?'})" for i, v in enumerate(inputs[:_SHOWN])]
+    more = [f"... {len(inputs)} in all"] if len(inputs) > _SHOWN else []
+    return ", ".join(shown + more) or "no inputs"

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from xrt_core.engine import op_kernel
 from xrt_core.ir.graph import Node
 from xrt_toy._toolkit import cuda
 from xrt_toy.kernels.context import ANY, Buffer, ToyOpContext, toy_kernel
@@ -19,6 +20,21 @@ from xrt_toy.kernels.elementwise import row_major, same, walk
 def view(ctx: ToyOpContext, x: Buffer, _: np.ndarray | None = None) -> Buffer:
     """The same memory in the shape that inference found: no kernel runs."""
     return ctx.view(x, ctx.output().shape)
+
+
+@op_kernel(
+    "Assign",
+    domain="xrt",
+    engine="toy",
+    devices=("cuda",),
+    dtypes=ANY,
+    train=True,
+    mutable_variables=(0,),
+    model_update=True,
+)
+def assign(ctx: ToyOpContext, variable: Buffer, value: Buffer) -> Buffer:
+    """The new value of a variable; the function's alias says that it takes the variable's storage."""
+    return ctx.view(value, value.shape)
 
 
 @toy_kernel("Transpose", dtypes=ANY)
