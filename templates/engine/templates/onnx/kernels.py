@@ -35,6 +35,7 @@ GAPS: Final[Mapping[str, Gap]] = MappingProxyType(
         "GroupNormalization": _SINGLE,
         "HardSigmoid": _SINGLE,
         "HardSwish": _SINGLE,
+        "ImageDecoder": Gap("needs Pillow, which is not among the requirements"),
         "LeakyRelu": _SINGLE,
         "Mean": Gap("does not broadcast"),
         "OneHot": Gap("is not computed", ("bool",)),
