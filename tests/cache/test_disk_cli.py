@@ -6,8 +6,7 @@ import json
 import pathlib
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from tests.cache.cached import CountingEngine, key_of, shifted, text_of
 from xrt_core.cache.disk import DiskCache, Hit

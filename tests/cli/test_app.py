@@ -11,8 +11,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from tests.cli.fake_module import FakeModule
 from xrt_core import __version__

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from click.testing import Result
 from onnx import TensorProto, helper
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from xrt_core.cli.app import app
 
