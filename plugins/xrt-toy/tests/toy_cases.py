@@ -33,6 +33,7 @@ class Case:
     inputs: tuple[Any, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
     opset: int = 21
+    domain: str = ""
 
     def __repr__(self) -> str:
         first = next(x for x in self.inputs if x is not None)
@@ -41,28 +42,30 @@ class Case:
 
     def expected(self) -> list[np.ndarray]:
         """The results of the core's portable kernel."""
-        found = find_kernel("", self.op_type)
+        found = find_kernel(self.domain, self.op_type)
         assert found is not None
         with np.errstate(all="ignore"):
             results = found.function(OpContext(self._node([None]), np), *self.inputs)
         return [np.asarray(r) for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
 
     def _node(self, outputs: Sequence[Value | None]) -> Node:
-        entry = op_kernels.find("toy", "", self.op_type)
+        entry = op_kernels.find("toy", self.domain, self.op_type)
         static = entry.static if entry is not None else ()
         inputs = [
             None if x is None else Value.constant(x, f"x{i}") if i in static else value(f"x{i}", x.dtype, *x.shape)
             for i, x in enumerate(self.inputs)
         ]
-        version = since_version(self.op_type, "", self.opset)
-        return Node(self.op_type, inputs, outputs, self.attributes, version=version, name="n")
+        version = since_version(self.op_type, self.domain, self.opset)
+        return Node(
+            self.op_type, inputs, outputs, self.attributes, domain=self.domain, version=version, name="n"
+        )
 
     def function(self) -> tuple[Function, list[np.ndarray]]:
         """The case as a Function, and the arrays to call it with."""
         outputs = [value(f"y{i}", y.dtype, *y.shape) for i, y in enumerate(self.expected())]
         node = self._node(outputs)
         given = [(v, x) for v, x in zip(node.inputs, self.inputs, strict=True) if v is not None and v.data is None]
-        graph = Graph([v for v, _ in given], outputs, [node], opsets={"": self.opset}, name=self.op_type)
+        graph = Graph([v for v, _ in given], outputs, [node], opsets={"": self.opset, "xrt": 1}, name=self.op_type)
         return Function.from_graph(graph), [x for _, x in given]
 
 
@@ -145,6 +148,7 @@ def _movement() -> Iterator[Case]:
         yield Case("Gather", (x, np.array(1, np.int32)), {"axis": -1})
         yield Case("Expand", (data(dtype, 3, 1), np.array([2, 3, 2])))
         yield Case("Identity", (x,))
+        yield Case("Assign", (x, x[::-1].copy()), domain="xrt")
     yield Case("Reshape", (data("float32", 2, 6), np.array([3, -1])))
     yield Case("Flatten", (data("float32", 2, 3, 2),), {"axis": 2})
     yield Case("Squeeze", (data("float32", 1, 3, 1), np.array([0])))
