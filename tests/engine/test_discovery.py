@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -40,19 +39,16 @@ def line(manager: EngineManager, name: str) -> object:
 
 
 def test_names_import_nothing(folder: pathlib.Path, manager: EngineManager) -> None:
-    """Fifty engines are listed in under 50 ms, and none of their modules is imported."""
+    """Fifty engines are listed, and none of their modules is imported (benchmarks/sdk.py measures the time)."""
     modules = [
         add_package(folder, f"xrt-many{i}", "raise SystemExit('imported')", engine=f"many{i:02}") for i in range(50)
     ]
-    start = time.perf_counter()
     names = manager.names()
     listing = manager.listing(probe=False)
-    seconds = time.perf_counter() - start
 
     assert names == tuple(f"many{i:02}" for i in range(50))
     assert [e.status for e in listing] == ["installed"] * 50
     assert not any(m in sys.modules for m in modules)
-    assert seconds < 0.05, f"listing took {seconds * 1e3:.0f} ms"
 
 
 def test_an_engine_is_made_once(folder: pathlib.Path, manager: EngineManager) -> None:

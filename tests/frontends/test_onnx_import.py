@@ -267,15 +267,11 @@ def test_an_onnx_ir_model_is_recognised_without_importing_onnx_ir(monkeypatch: p
     assert [n.op_type for n in import_model(Model()).nodes] == ["Relu"]
 
 
-def test_a_hundred_thousand_nodes_take_about_a_second() -> None:
-    """Import is linear and quick: 20 000 nodes well within the time that 100 000 may take."""
-    import time
-
+def test_long_chains_are_imported() -> None:
+    """Depth costs no recursion: a chain of 20 000 nodes is imported in order (benchmarks/ir.py measures the time)."""
     names = ["x", *(f"v{i}" for i in range(20_000))]
     nodes = [N("Relu", [a], [b]) for a, b in pairwise(names)]
     proto = model(nodes, outputs=[names[-1]])
-    start = time.perf_counter()
     graph = import_model(proto)
 
-    assert time.perf_counter() - start < 1
     assert len(graph.nodes) == 20_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from typing import Any
 
 import numpy as np
@@ -303,21 +302,15 @@ def test_group_normalization_has_a_shape_although_onnx_infers_none() -> None:
     assert str(graph.outputs[0].type) == "float32[1, 4, 4]"
 
 
-def test_a_thousand_nodes_are_traced_fast() -> None:
-    """Tracing 1000 nodes takes well under 0.3 s (best of three)."""
+def test_a_thousand_nodes_are_traced() -> None:
+    """Every operation of a long build is recorded once (benchmarks/sdk.py measures the time)."""
 
     def f(x: Any) -> Any:
         for _ in range(500):
             x = ops.Relu(x) + 1
         return x
 
-    best = 9.0
-    for _ in range(3):
-        start = time.perf_counter()
-        graph = trace(f, X)
-        best = min(best, time.perf_counter() - start)
-    assert len(graph.nodes) == 1000
-    assert best < 0.3
+    assert len(trace(f, X).nodes) == 1000
 
 
 def test_operators_work_only_while_tracing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,18 +138,10 @@ def test_random_good_graphs_pass(graph: Graph) -> None:
     verify(graph, "captured")
 
 
-def test_time_is_linear() -> None:
-    """Four times the nodes take far less than sixteen times as long."""
-
-    def seconds(count: int) -> float:
-        values = [X, *(Value(f"v{i}") for i in range(count))]
-        nodes = [node("Relu", [values[i]], [values[i + 1]]) for i in range(count)]
-        graph = Graph([X], [values[-1]], nodes, opsets=OPSETS)
-        best = float("inf")
-        for _ in range(3):
-            start = time.perf_counter()
-            verify(graph, "captured")
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    assert seconds(8000) < 10 * seconds(2000)
+def test_long_chains_are_verified() -> None:
+    """Depth costs no recursion: a chain of 20 000 nodes passes (benchmarks/ir.py measures the time)."""
+    values = [X, *(Value(f"v{i}") for i in range(20_000))]
+    nodes = [node("Relu", [a], [b]) for a, b in pairwise(values)]
+    verify(Graph([X], [values[-1]], nodes, opsets=OPSETS), "captured")
+    with pytest.raises(GraphError):
+        verify(Graph([X], [values[-1]], nodes[::-1], opsets=OPSETS), "captured")
