@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import xrt_core as xrt
 from tests.frontends.tracing_runs import traced_run
 from xrt_core import Graph, ops, trace
 from xrt_core.errors import InputError, TraceError
@@ -331,3 +332,60 @@ def test_a_traced_graph_can_be_imported_without_onnx() -> None:
     """Defining a Graph imports no onnx; only tracing does."""
     code = "import sys, xrt_core\nclass G(xrt_core.Graph): pass\nxrt_core.ops; assert 'onnx' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_parameters_are_loaded_wherever_they_stand() -> None:
+    """In attributes, lists, dicts, tuples and nested graphs, and in each place where one array stands twice."""
+
+    class Inner(xrt.Graph):
+        def __init__(self, w: np.ndarray) -> None:
+            self.w = w
+
+        def build(self, x: Any) -> Any:
+            return x * self.w
+
+    class Outer(xrt.Graph):
+        def __init__(self) -> None:
+            shared = np.ones(2, np.float32)
+            self.parts = [Inner(shared), Inner(np.zeros(2, np.float32))]
+            self.bias = {"b": np.zeros(2, np.float32)}
+            self.pair = (np.ones(2, np.float32), 3)
+            self.again = shared
+
+        def build(self, x: Any) -> Any:
+            for part in self.parts:
+                x = part(x) + self.bias["b"]
+            return x * self.again + self.pair[0] * float(self.pair[1])
+
+    graph = Outer()
+    given = {n: np.full(2, i + 2, np.float32) for i, n in enumerate(graph.named_parameters())}
+    graph.load_parameters(given)
+    assert all(np.array_equal(a, given[n]) for n, a in graph.named_parameters().items())
+    assert graph.again is graph.parts[0].w
+    s, z, b, p = (given[n][0] for n in ("parts.0.w", "parts.1.w", "bias.b", "pair.0"))
+    x = np.array([1, 2], np.float32)
+    np.testing.assert_array_equal(xrt.XRTModule(graph, engine="host")(x), ((x * s + b) * z + b) * s + p * 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"v": np.zeros(2, np.float32)}, "has no parameter 'v'; it has w"),
+        ({"w": np.zeros(3, np.float32)}, r"parameter 'w' of Held is float32\[2\], given is float32\[3\]"),
+        ({"w": np.zeros(2)}, r"given is float64\[2\]"),
+    ],
+)
+def test_parameters_that_do_not_fit_change_nothing(change: dict[str, np.ndarray], message: str) -> None:
+    class Held(xrt.Graph):
+        def __init__(self) -> None:
+            self.w = np.ones(2, np.float32)
+
+        def build(self, x: Any) -> Any:
+            return x * self.w
+
+    graph = Held()
+    with pytest.raises(InputError, match=message):
+        graph.load_parameters({"w": np.zeros(2, np.float32), **change})
+    assert graph.w.tolist() == [1, 1]
+    with pytest.raises(InputError, match="also has the parameter 'w'"):
+        graph.load_parameters({})

@@ -1,4 +1,4 @@
-"""Where executables come from: this process's memory, the disk, or the compiler, in this order."""
+"""Where executables come from: this process's memory, a model file, the disk, or the compiler, in this order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from xrt_core.cache.digests import FileDigests
 from xrt_core.cache.disk import NOTHING, DiskCache, Hit, Miss
 from xrt_core.cache.entry import NOT_STORED
 from xrt_core.cache.key import CacheKey, cache_key
+from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
 from xrt_core.errors import CacheError, UnsupportedError
 from xrt_core.events import EventLog, logger
@@ -41,9 +42,15 @@ class ExecutableStore:
     disk: None keeps executables in memory only. In its mode "read" nothing is stored; in "verify" what the disk has is
     compiled again and both must give the same results on the same random inputs, or the stored one is replaced.
     Nothing that goes wrong with the disk reaches the caller: it is a miss, with its reason in an event.
+    saved: the file that the model was loaded from, if it was. While `sealed` is set nothing is compiled that this file
+    should hold: `obtain` raises CacheError with the reason, which is kept in `missed` too.
     """
 
-    def __init__(self, disk: DiskCache | None, events: EventLog) -> None:
+    def __init__(self, disk: DiskCache | None, events: EventLog, saved: ModelFile | None = None) -> None:
+        self.sealed = False
+        self.missed: list[str] = []
+        self._saved = saved
+        self._obtained: weakref.WeakKeyDictionary[Executable, tuple[CacheKey, Function]] = weakref.WeakKeyDictionary()
         self._disk = disk
         self._events = events
         self._digests = None if disk is None else FileDigests(disk.folder, disk.mode != "read")
@@ -60,17 +67,82 @@ class ExecutableStore:
         """The executable of `function`. compiler, compile: make what is needed only where it is."""
         disk = self._usable()
         key = self._key(function, engine, device, options, disk)
-        found = _memory.get(key.digest)
-        if found is not None:
+        made = _memory.get(key.digest)
+        if made is not None:
             self._events.emit("compile.cached", engine=engine.name, cluster=function.name)
-            return found
-        graph_compiler = compiler()
-        if disk is None or not _loads(graph_compiler):
-            made = compile(graph_compiler)
         else:
-            made = self._through_disk(disk, key, function, graph_compiler, compile)
-        _memory[key.digest] = made
+            graph_compiler = compiler()
+            made = None if self._saved is None else self._from_saved(self._saved, key, function, graph_compiler)
+            if made is None and (disk is None or not _loads(graph_compiler)):
+                made = compile(graph_compiler)
+            elif made is None:
+                assert disk is not None
+                made = self._through_disk(disk, key, function, graph_compiler, compile)
+            _memory[key.digest] = made
+        self._obtained[made] = key, function
         return made
+
+    def load(
+        self,
+        function: Function,
+        engine: Engine,
+        device: str,
+        options: CompileOptions,
+        compiler: Callable[[], GraphCompiler],
+    ) -> Executable | None:
+        """What the disk holds for `function`, loaded anew; None where there is nothing that loads."""
+        disk = self._usable()
+        if disk is None or not _loads(graph_compiler := compiler()):
+            return None
+        key = self._key(function, engine, device, options, disk)
+        text = "\n".join(function_lines(function)).encode("utf-8", "surrogatepass")
+        found = self._load(disk, key, text, function, graph_compiler)
+        return None if isinstance(found, Miss) else found
+
+    def stored(self) -> list[StoredExecutable]:
+        """Every executable that came from here and is in use, serialised.
+
+        Raises UnsupportedError, naming engine and cluster, where one cannot be.
+        """
+        found = []
+        for executable, (key, function) in list(self._obtained.items()):
+            whole = False
+            try:
+                try:
+                    blob = executable.serialize_code()
+                except UnsupportedError:
+                    blob, whole = executable.serialize(), True
+            except UnsupportedError as e:
+                raise UnsupportedError(
+                    f"{function.name} on engine {key.row('engine')!r} cannot be saved: {e}; leave the engine out, or "
+                    "save the model alone (xrt_core.frontends.onnx_export.save)"
+                ) from e
+            found.append(StoredExecutable(key, whole, function.name, len(function.body.nodes), blob))
+        return found
+
+    def _from_saved(
+        self, saved: ModelFile, key: CacheKey, function: Function, compiler: GraphCompiler
+    ) -> Executable | None:
+        """The executable of the model file; None where it has none that can be used."""
+        start = time.perf_counter()
+        try:
+            stored = saved.executable(key)
+            if stored is None:
+                rows = "; ".join(saved.nearest(key)) or "it holds no executables"
+                reason = f"{saved.path} holds no executable for {function.name}; the nearest differs in {rows}"
+            else:
+                load = compiler.load if stored.whole else lambda blob: compiler.load_code(blob, function)
+                executable = load(stored.blob)
+                seconds = time.perf_counter() - start
+                self._events.emit("saved.loaded", seconds=seconds, engine=key.row("engine"), cluster=function.name)
+                return executable
+        except Exception as e:  # whatever an engine raises about bytes that it does not take
+            reason = f"{saved.path}: the executable of {function.name} does not load: {e}"
+        self.missed.append(reason)
+        self._events.emit("saved.missed", cluster=function.name, reason=reason)
+        if self.sealed:
+            raise CacheError(reason)
+        return None
 
     def _usable(self) -> DiskCache | None:
         """The disk, if its folder may be used; where not, the reason is said once in this process."""

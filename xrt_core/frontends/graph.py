@@ -79,6 +79,50 @@ class Graph:
         return {path: obj for obj, path in paths.values() if not isinstance(obj, Graph)}
 
 
+    def load_parameters(self, arrays: Mapping[str, Any]) -> None:
+        """Put arrays, of any family, in the place of those that `named_parameters` gives, all or none.
+
+            graph.load_parameters(trainer.parameters())     # and XRTModule(graph) runs what was trained
+
+        Raises InputError for an unknown or missing name, and for an array of another dtype or shape.
+        """
+        own = self.named_parameters()
+        new = {name: np.asarray(a) for name, a in arrays.items()}
+        if missing := [n for n in own if n not in new]:
+            raise InputError(f"{type(self).__name__} also has the parameter {missing[0]!r}, which is not given")
+        for name, a in new.items():
+            if name not in own:
+                raise InputError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(own) or 'none'}")
+            old = np.asarray(own[name])
+            if (a.dtype, a.shape) != (old.dtype, old.shape):
+                raise InputError(
+                    f"parameter {name!r} of {type(self).__name__} is {old.dtype}{list(old.shape)}, given is "
+                    f"{a.dtype}{list(a.shape)}"
+                )
+        by_id = {id(own[name]): a for name, a in new.items()}  # an array in several places is replaced in all of them
+        _exchange(self, by_id, set())
+
+
+def _exchange(holder: Any, new: Mapping[int, np.ndarray], seen: set[int]) -> Any:
+    """`holder` with the arrays that `new` has by id exchanged, in place where that can be; tuples are made anew."""
+    if id(holder) in new:
+        return new[id(holder)]
+    if not isinstance(holder, Graph | list | tuple | dict) or id(holder) in seen:
+        return holder
+    seen.add(id(holder))
+    changed = {name: made for name, part in _parts(holder) if (made := _exchange(part, new, seen)) is not part}
+    if isinstance(holder, Graph):
+        for name, made in changed.items():
+            setattr(holder, name, made)
+    elif isinstance(holder, tuple):
+        parts = [changed.get(i, part) for i, part in enumerate(holder)]
+        return (type(holder)(*parts) if hasattr(holder, "_fields") else tuple(parts)) if changed else holder
+    else:
+        for name, made in changed.items():
+            holder[name] = made
+    return holder
+
+
 def attribute_paths(root: Graph, prefix: str) -> dict[int, tuple[Any, str]]:
     """id -> (object, path) for the arrays and graphs reachable through attributes, lists, tuples and dicts.
 

@@ -7,7 +7,7 @@ import os
 import pathlib
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -69,10 +69,17 @@ class ExternalData:
     """The files beside a model that hold its weights, each mapped once and shared by all the views over it.
 
     A location is relative and stays inside the model's folder, symbolic links followed; where the model file is
-    itself a link (as in download caches), the folder it leads to counts as well.
+    itself a link (as in download caches), the folder it leads to counts as well. mapped: what is mapped already, by
+    location; no file is looked for then.
     """
 
-    def __init__(self, folder: pathlib.Path | None, model: pathlib.Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path | None,
+        model: pathlib.Path | None = None,
+        mapped: Mapping[str, memoryview] | None = None,
+    ) -> None:
+        self._mapped = {k: np.frombuffer(v, np.uint8) for k, v in (mapped or {}).items()}
         self._folder = folder
         self._roots = [] if folder is None else [folder.resolve()]
         if model is not None:
@@ -97,6 +104,8 @@ class ExternalData:
         return data[offset : offset + length]
 
     def _file(self, location: str, where: str) -> np.ndarray:
+        if location in self._mapped:
+            return self._mapped[location]
         if self._folder is None:
             raise ModelLoadError(
                 f"{where} lies in external data {location!r}, but the model came without a file; "

@@ -7,7 +7,7 @@ import gc
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from xrt_core.errors import GraphError, ModelLoadError
@@ -29,11 +29,17 @@ ALIASES: Final = "xrt.aliases"
 """Key of the model's metadata that keeps a Function's aliases, as 'output:input output:input'."""
 
 
-def import_model(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Graph:
+def import_model(
+    source: ModelSource,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    mapped: Mapping[str, memoryview] | None = None,
+) -> Graph:
     """The graph of an ONNX model, its local functions inlined, its weights in place where they lie.
 
     source: a path, bytes, a `ModelProto`, or an `onnx_ir.Model`.
-    folder: where external data lies; by default the folder of the path.
+    folder: where external data lies; by default the folder of the path. mapped: external data that is mapped already,
+    by its location; given with bytes.
 
     Weights of a path or of bytes are read-only views over the mapped file or over the bytes, which protobuf never
     sees. They start wherever the file has them: an array may be unaligned (`array.flags.aligned`).
@@ -41,7 +47,7 @@ def import_model(source: ModelSource, *, folder: str | os.PathLike[str] | None =
     Raises ModelLoadError, naming node and value, for anything that is not a valid model of opset 7 or newer. A model
     of an older opset is taken where each of its operators is the same at opset 7.
     """
-    return _import(source, folder)[0]
+    return _import(source, folder, mapped)[0]
 
 
 def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Function:
@@ -76,12 +82,14 @@ def _parameter(value: Value, declared: Any) -> Parameter:
     return Parameter(value.name, declared.dtype, tuple(d for d in declared.shape or () if isinstance(d, int)))
 
 
-def _import(source: ModelSource, folder: str | os.PathLike[str] | None) -> tuple[Graph, ModelProto]:
+def _import(
+    source: ModelSource, folder: str | os.PathLike[str] | None, mapped: Mapping[str, memoryview] | None = None
+) -> tuple[Graph, ModelProto]:
     import onnx
 
     base = None if folder is None else pathlib.Path(folder)
     weights: Weights | None = None
-    external = ExternalData(base)
+    external = ExternalData(base, mapped=mapped)
     origin = "the model"
     if isinstance(source, str | os.PathLike):
         path = pathlib.Path(source)

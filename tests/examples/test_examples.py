@@ -1,0 +1,57 @@
+"""The examples learn what they say they learn."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("sklearn")
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("kind", "share"), [("mlp", 0.95), ("cnn", 0.97)])
+def test_digits_are_read(kind: str, share: float) -> None:
+    digits = example("digits")
+    losses, right = digits.run(kind, digits.STEPS[kind], "xla")
+    assert len(losses) == digits.STEPS[kind]
+    assert np.mean(losses[-20:]) < 0.1 < losses[0]
+    assert right >= share
+
+
+@pytest.mark.slow
+def test_a_gpt_learns_characters() -> None:
+    gpt = example("char_gpt")
+    losses, held, model, corpus = gpt.run(gpt.STEPS, "xla")
+    assert losses[0] == pytest.approx(np.log(len(corpus.alphabet)), rel=0.05)
+    assert held < 2.2
+    assert gpt.write(model, corpus, "The ", 20).startswith("The ")
+
+
+def test_a_gpt_begins_to_learn() -> None:
+    gpt = example("char_gpt")
+    losses, held, _, _ = gpt.run(60, "xla", length=32, size=8)
+    assert held < 3.4 < 4 < losses[0]
+
+
+def test_host_and_engine_learn_the_same() -> None:
+    digits = example("digits")
+    host, _ = digits.run("mlp", 20, "host")
+    engine, _ = digits.run("mlp", 20, "xla")
+    np.testing.assert_allclose(engine, host, rtol=1e-4)

@@ -1,0 +1,212 @@
+"""Pictures, differences and the assertion about partitions."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reports.partitions import explained
+from xrt_core.errors import InputError
+from xrt_core.explanation import Explanation
+from xrt_core.reports import assert_offloaded, difference
+from xrt_core.reports.diagram import HOST, Box, Diagram, Edge, diagram, node_count, transfers
+from xrt_core.reports.layout import HEIGHT, place
+
+EXP_ON_HOST = frozenset(("Exp",))
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Explanation:
+    return explained(EXP_ON_HOST, frozenset(("Abs", "Sign")))
+
+
+# --- diagrams -----------------------------------------------------------------------------------------------------
+
+
+def test_every_node_is_a_box_in_its_space(mixed: Explanation) -> None:
+    assert mixed.partitioned is not None
+    drawn = diagram(mixed.partitioned, mixed.report, expanded=True)
+    spaces = {b.label: b.space for b in drawn.boxes if b.kind == "node"}
+    assert spaces == {"Relu": "fake", "Neg": "fake", "Exp": HOST, "Add": "fake", "Abs": "second", "Sign": "second"}
+    assert node_count(mixed.partitioned) == 6
+    (exp,) = (b for b in drawn.boxes if b.label == "Exp")
+    assert "fake: not wanted" in exp.tip
+
+
+def test_edges_go_where_values_go(mixed: Explanation) -> None:
+    assert mixed.partitioned is not None
+    drawn = diagram(mixed.partitioned, mixed.report, expanded=True)
+    seen = {(drawn.boxes[e.source].label, drawn.boxes[e.target].label) for e in drawn.edges}
+    assert seen == {
+        ("x", "Relu"), ("Relu", "Neg"), ("Neg", "Exp"), ("Exp", "Add"), ("Add", "Abs"), ("Abs", "y"),
+        ("Relu", "Sign"), ("Sign", "z"),
+    }  # fmt: skip
+
+
+def test_clusters_as_single_boxes(mixed: Explanation) -> None:
+    assert mixed.partitioned is not None
+    drawn = diagram(mixed.partitioned, mixed.report, expanded=False)
+    clusters = [b for b in drawn.boxes if b.kind == "cluster"]
+    assert {b.cluster for b in clusters} == {c.name for c in mixed.report.clusters}
+    assert sum(b.kind == "node" for b in drawn.boxes) == 1
+
+
+def test_transfers_are_the_values_that_cross(mixed: Explanation) -> None:
+    assert mixed.partitioned is not None
+    found = list(transfers(mixed.partitioned))
+    ways = {(t.value, t.source.partition(" ")[2] or HOST, t.target.partition(" ")[2] or HOST) for t in found}
+    fake, second = "(fake)", "(second)"
+    assert ways == {
+        ("x", HOST, fake), ("b", fake, HOST), ("c", HOST, fake), ("d", fake, second), ("a", fake, second),
+        ("y", second, HOST), ("z", second, HOST),
+    }  # fmt: skip
+    assert {t.bytes for t in found} == {24}
+
+
+# --- layout -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def diagrams(draw: st.DrawFn) -> Diagram:
+    count = draw(st.integers(1, 25))
+    boxes = tuple(Box("node", f"n{i}", "x" * draw(st.integers(0, 30)), HOST, "", "") for i in range(count))
+    edges = [
+        Edge(source, target, "")
+        for target in range(count)
+        for source in draw(st.lists(st.integers(0, max(target - 1, 0)), max_size=3, unique=True))
+        if source < target
+    ]
+    return Diagram(boxes, tuple(edges))
+
+
+@settings(max_examples=150, deadline=None)
+@given(diagrams())
+def test_boxes_do_not_overlap_and_lines_lead_down(drawn: Diagram) -> None:
+    placed = place(drawn)
+    for i, (x, y, w) in enumerate(placed.boxes):
+        assert x >= 0
+        assert x + w <= placed.width
+        assert y + HEIGHT <= placed.height
+        for x2, y2, w2 in placed.boxes[i + 1 :]:
+            assert y != y2 or x + w <= x2 + 1e-6 or x2 + w2 <= x + 1e-6
+    for e, points in zip(drawn.edges, placed.lines, strict=True):
+        assert [p[1] for p in points] == sorted(p[1] for p in points)
+        assert points[0][1] == placed.boxes[e.source][1] + HEIGHT
+        assert points[-1][1] == placed.boxes[e.target][1]
+    assert place(drawn) == placed
+
+
+def test_a_long_chain_is_quick_to_lay_out() -> None:
+    boxes = tuple(Box("node", f"n{i}", "", HOST, "", "") for i in range(3000))
+    edges = tuple(Edge(i - 1, i, "") for i in range(1, 3000))
+    placed = place(Diagram(boxes, edges))
+    assert len({x + w / 2 for x, _, w in placed.boxes}) < 10  # a straight line, up to the widths of labels
+
+
+# --- pages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_whole_and_needs_no_network(mixed: Explanation) -> None:
+    page = mixed.to_html()
+    assert not re.search(r"(src|href)=|@import|url\(|<script", page)
+    body = page.partition("<body>")[2].partition("</body>")[0]
+    root = ElementTree.fromstring(f"<body>{body}</body>")  # well-formed, every name escaped
+    titles = [t.text or "" for t in root.iter("title")]
+    assert any("on the host" in t and "not wanted" in t for t in titles)
+    assert any('relu "<first>"' in t for t in titles)
+    heads = [h.text for h in root.iter("h2")]
+    assert heads == ["Partition", "Clusters", "Boundary transfers", "On the host"]
+    rows = ["|".join("".join(c.itertext()) for c in r) for r in root.iter("tr")]
+    assert any(r.startswith("c|float32[2, 3]|24|host|") for r in rows), rows
+    assert "#90caf9" not in page  # no colour of an engine that takes no part
+
+
+def test_a_graph_too_large_to_draw_still_has_its_tables(mixed: Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt_core.reports.html.DRAWN_NODES", 3)
+    page = mixed.to_html()
+    assert "<svg" not in page
+    assert page.count("Not drawn") == 2
+    assert "not wanted" in page
+
+
+def test_dot_has_a_frame_for_each_cluster(mixed: Explanation) -> None:
+    text = mixed.to_dot()
+    assert text.count("subgraph cluster_") == len(mixed.report.clusters)
+    assert r"relu \"<first>\"" in text
+    assert text.count("{") == text.count("}")
+    assert len(re.findall(r"^ +n\d+ \[", text, re.M)) == 6 + 1 + 2
+    assert len(re.findall(r"n\d+ -> n\d+", text)) == 8
+
+
+def test_an_explanation_without_its_graph_says_so(mixed: Explanation) -> None:
+    bare = Explanation(mixed.name, mixed.signature, mixed.report, mixed.flops, mixed.engine_flops)
+    with pytest.raises(InputError, match="came without its graph"):
+        bare.to_html()
+
+
+# --- difference ---------------------------------------------------------------------------------------------------
+
+
+def test_no_difference(mixed: Explanation) -> None:
+    report = json.loads(json.dumps(mixed.to_json()))
+    found = difference(report, report)
+    assert not found
+    assert found.as_text() == "no difference"
+
+
+def test_what_moved_is_said() -> None:
+    before = explained(EXP_ON_HOST).to_json()
+    after = explained(frozenset(("Exp", "Sign")), frozenset(("Abs",))).to_json()
+    found = difference(before, after)
+    assert set(found.moved) == {"abs: fake -> second", "sign: fake -> host"}
+    assert any(line.startswith("exp: ") for line in found.reasons) == (
+        before["host_nodes"][0]["reason"] != after["host_nodes"][0]["reason"]
+    )
+    assert any(line.startswith("gone: ") for line in found.clusters)
+    assert any(line.startswith("node_share: ") for line in found.figures)
+    assert "moved:\n" in found.as_text()
+
+
+def test_nodes_that_only_one_has(mixed: Explanation) -> None:
+    report = json.loads(json.dumps(mixed.to_json()))
+    other = json.loads(json.dumps(report))
+    other["host_nodes"][0]["name"] = "renamed"
+    assert set(difference(report, other).nodes) == {"exp: only before (host)", "renamed: only after (host)"}
+
+
+@pytest.mark.parametrize("bad", [{}, {"clusters": 3}, {"clusters": [{"nodes": ["a"]}]}, []])
+def test_other_json_is_refused(mixed: Explanation, bad: object) -> None:
+    with pytest.raises(InputError, match="the second is no report of a partition.*xrt partition MODEL --json"):
+        difference(mixed.to_json(), bad)  # type: ignore[arg-type]
+
+
+# --- assertion ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_offloaded_passes(mixed: Explanation) -> None:
+    assert_offloaded(mixed, ["Relu", "Neg", "Add"], engine="fake")
+    assert_offloaded(mixed.report, ["Abs"])
+    assert_offloaded(mixed, share=0.8)
+
+
+def test_what_is_not_is_listed_with_its_reason(mixed: Explanation) -> None:
+    with pytest.raises(AssertionError, match=r"Exp exp runs on the host: fake: not wanted"):
+        assert_offloaded(mixed, ["Exp", "Relu"])
+    with pytest.raises(AssertionError, match="Exp exp runs on the host"):
+        assert_offloaded(mixed)
+    with pytest.raises(AssertionError, match=r"Abs.* run on second, not on fake"):
+        assert_offloaded(mixed, ["Abs"], engine="fake")
+    with pytest.raises(AssertionError, match=r"83\.3% of the nodes run on engines, not 90\.0%"):
+        assert_offloaded(mixed, share=0.9)
+
+
+def test_an_operator_that_is_not_there_would_mean_nothing(mixed: Explanation) -> None:
+    with pytest.raises(InputError, match=r"the model has no Conv; its operators are Abs"):
+        assert_offloaded(mixed, ["Conv"])
+    with pytest.raises(InputError, match="names of operators"):
+        assert_offloaded(mixed, [3])  # type: ignore[list-item]

@@ -1,0 +1,8 @@
+"""Partitions for people: pictures (HTML, DOT), the difference of two, and an assertion for users' tests."""
+
+from xrt_core.reports.difference import Difference, difference
+from xrt_core.reports.dot import to_dot
+from xrt_core.reports.html import to_html
+from xrt_core.reports.offloaded import assert_offloaded
+
+__all__ = ["Difference", "assert_offloaded", "difference", "to_dot", "to_html"]

@@ -1,0 +1,176 @@
+"""A partitioned graph as boxes and edges, and the values that cross between its spaces."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.passes.clustering.report import PartitionReport
+
+HOST: Final = "host"
+_CONVERTERS: Final = frozenset(("EngineInputConvert", "EngineOutputConvert"))
+_SHOWN: Final = 4  # operators named on a cluster's box
+
+Kind = Literal["input", "output", "node", "cluster"]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Something to draw. label, detail: its two lines. space: "host" or an engine. cluster: the name of the cluster
+    that it is, or is part of, "" for none. tip: what a reader sees who points at it."""
+
+    kind: Kind
+    label: str
+    detail: str
+    space: str
+    cluster: str
+    tip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A value on its way. source, target: indices of boxes. text: its name and type."""
+
+    source: int
+    target: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagram:
+    """Boxes in topological order, and edges between them."""
+
+    boxes: tuple[Box, ...]
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A value that crosses: from whom to whom ("host", or a cluster and its engine). bytes: None if unknown."""
+
+    value: str
+    type: str
+    bytes: int | None
+    source: str
+    target: str
+
+
+def diagram(graph: Graph, report: PartitionReport, *, expanded: bool) -> Diagram:
+    """Draw `graph`, a partitioned one that `report` is about.
+
+    expanded: each node of a cluster is a box of its own; else a cluster is one box. Constants are left out.
+    """
+    reasons = _Reasons(report)
+    boxes: list[Box] = []
+    edges: list[Edge] = []
+    made: dict[Value, int] = {}
+
+    def add(box: Box, inputs: Sequence[Value | None], outputs: Sequence[Value | None]) -> None:
+        index = len(boxes)
+        boxes.append(box)
+        for v in dict.fromkeys(inputs):
+            if v is not None and v in made:
+                edges.append(Edge(made[v], index, _described(v)))
+        made.update({v: index for v in outputs if v is not None})
+
+    for v in graph.inputs:
+        add(Box("input", v.name or "input", str(v.type or "?"), HOST, "", _described(v)), (), (v,))
+    for n in graph.nodes:
+        function = n.attributes.get("function") if _is(n, "Launch") else None
+        if n.domain == "xrt" and n.op_type in _CONVERTERS:
+            made.update({o: made[i] for i, o in zip(n.inputs, n.outputs, strict=False) if i in made and o is not None})
+        elif not isinstance(function, Function):
+            tip = f"{n.operator} {n.name}\non the host: {reasons.of(n)}"
+            add(Box("node", n.operator, n.name, HOST, "", tip), [*n.inputs, *n.captures], n.outputs)
+        elif not expanded:
+            add(_cluster_box(function, str(n.attributes["engine"])), n.inputs, n.outputs)
+        else:
+            body, engine = function.body, str(n.attributes["engine"])
+            made.update({b: made[o] for b, o in zip(body.inputs, n.inputs, strict=False) if o in made})
+            for inner in body.nodes:
+                tip = f"{inner.operator} {inner.name}\n{function.name} on {engine}"
+                add(Box("node", inner.operator, inner.name, engine, function.name, tip), inner.inputs, inner.outputs)
+            made.update({o: made[b] for b, o in zip(body.outputs, n.outputs, strict=False) if b in made and o})
+    for v in graph.outputs:
+        add(Box("output", v.name or "output", str(v.type or "?"), HOST, "", _described(v)), (v,), ())
+    return Diagram(tuple(boxes), tuple(edges))
+
+
+def node_count(graph: Graph) -> int:
+    """Nodes of a partitioned graph, those within clusters each by itself."""
+    return sum(
+        len(f.body.nodes) if isinstance(f := n.attributes.get("function"), Function) else 1
+        for n in graph.nodes
+        if not (n.domain == "xrt" and n.op_type in _CONVERTERS)
+    )
+
+
+def transfers(graph: Graph) -> Iterator[Transfer]:
+    """Every value that goes into a cluster or comes out of one for someone else, in the order of its readers."""
+    where: dict[Value, str] = dict.fromkeys(graph.inputs, HOST)
+    made: dict[Value, Value] = {}  # what a converter gives -> what it was made of
+
+    def crossing(v: Value, target: str) -> Iterator[Transfer]:
+        v = made.get(v, v)
+        if v.data is None and (source := where.get(v, HOST)) != target:
+            yield Transfer(v.name, str(v.type or "?"), _bytes(v), source, target)
+
+    for n in graph.nodes:
+        if n.domain == "xrt" and n.op_type in _CONVERTERS:
+            made.update({o: made.get(i, i) for i, o in zip(n.inputs, n.outputs, strict=False) if i and o})
+            continue
+        place = _place(n)
+        for v in dict.fromkeys(n.inputs):
+            if v is not None:
+                yield from crossing(v, place)
+        where.update({v: place for v in n.outputs if v is not None})
+    for v in graph.outputs:
+        yield from crossing(v, HOST)
+
+
+def _place(node: Node) -> str:
+    function = node.attributes.get("function") if _is(node, "Launch") else None
+    return f"{function.name} ({node.attributes['engine']!s})" if isinstance(function, Function) else HOST
+
+
+def _cluster_box(function: Function, engine: str) -> Box:
+    nodes = function.body.nodes
+    counted = Counter(n.operator for n in nodes).most_common()
+    said = [f"{o} x{k}" if k > 1 else o for o, k in counted]
+    short = ", ".join(said[:_SHOWN]) + (", ..." if len(said) > _SHOWN else "")
+    tip = f"{function.name} on {engine}: {len(nodes)} nodes\n{', '.join(said)}"
+    return Box("cluster", f"{function.name} on {engine}: {len(nodes)} nodes", short, engine, function.name, tip)
+
+
+class _Reasons:
+    """The reasons of host nodes, found by name and operator, in the order of the report."""
+
+    def __init__(self, report: PartitionReport) -> None:
+        self._found: dict[tuple[str, str], deque[str]] = {}
+        for h in report.host_nodes:
+            self._found.setdefault((h.name, h.operator), deque()).append(h.reason)
+
+    def of(self, node: Node) -> str:
+        waiting = self._found.get((node.name, node.operator))
+        return waiting.popleft() if waiting else "it is no node of the model"
+
+
+def _is(node: Node, operator: str) -> bool:
+    return node.domain == "xrt" and node.op_type == operator
+
+
+def _described(v: Value) -> str:
+    return f"{v.name}: {v.type or '?'}"
+
+
+def _bytes(v: Value) -> int | None:
+    t = v.type
+    if not isinstance(t, TensorType) or t.dtype is None or not t.is_static:
+        return None
+    return math.prod(d for d in t.shape or () if isinstance(d, int)) * t.dtype.itemsize

@@ -1,0 +1,81 @@
+"""What differs between two partitions of a model, from the JSON that `xrt partition --json` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xrt_core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Lines for people, by subject; all empty where the partitions are the same.
+
+    moved: nodes that another engine runs, or the host. reasons: host nodes whose reason changed. clusters: clusters
+    that came, went, or have other nodes. nodes: nodes that only one of the two has. figures: shares and counts.
+    """
+
+    moved: tuple[str, ...]
+    reasons: tuple[str, ...]
+    clusters: tuple[str, ...]
+    nodes: tuple[str, ...]
+    figures: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return any((self.moved, self.reasons, self.clusters, self.nodes, self.figures))
+
+    def as_text(self) -> str:
+        """All of it, a line each."""
+        titles = ("moved", "reasons", "clusters", "nodes", "figures")
+        lines = [
+            f"{title}:\n" + "\n".join(f"  {x}" for x in found) for title in titles if (found := getattr(self, title))
+        ]
+        return "\n".join(lines) or "no difference"
+
+
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Difference:
+    """Compare two partitions, `Explanation.to_json()` each. Raises InputError for what is no such thing."""
+    old, new = _Partition(before, "the first"), _Partition(after, "the second")
+    both = [n for n in old.where if n in new.where]
+    moved = [f"{n}: {old.where[n]} -> {new.where[n]}" for n in both if old.where[n] != new.where[n]]
+    reasons = [
+        f"{n}: {old.reasons[n]} -> {new.reasons[n]}"
+        for n in both
+        if n in old.reasons and n in new.reasons and old.reasons[n] != new.reasons[n]
+    ]
+    nodes = [f"{n}: only before ({old.where[n]})" for n in old.where if n not in new.where]
+    nodes += [f"{n}: only after ({new.where[n]})" for n in new.where if n not in old.where]
+    gone = [f"gone: {name} ({len(c)} nodes)" for c, name in old.clusters.items() if c not in new.clusters]
+    come = [f"new: {name} ({len(c)} nodes)" for c, name in new.clusters.items() if c not in old.clusters]
+    figures = [
+        f"{key}: {before[key]} -> {after[key]}"
+        for key in ("nodes", "node_share", "flop_share")
+        if before.get(key) != after.get(key) and key in before and key in after
+    ]
+    return Difference(tuple(moved), tuple(reasons), tuple(gone + come), tuple(nodes), tuple(figures))
+
+
+class _Partition:
+    """where: node -> engine or "host". reasons: host node -> reason. clusters: node names -> name and engine."""
+
+    def __init__(self, report: Mapping[str, Any], which: str) -> None:
+        self.where: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        self.clusters: dict[tuple[str, ...], str] = {}
+        try:
+            for c in report["clusters"]:
+                names = tuple(str(n) for n in c["nodes"])
+                self.clusters[names] = f"{c['name']} on {c['engine']}"
+                for i, n in enumerate(names):
+                    self.where[n or f"{c['name']} node {i}"] = str(c["engine"])
+            for h in report["host_nodes"]:
+                name = str(h["name"]) or f"{h['operator']} #{h['index']}"
+                self.where[name] = "host"
+                self.reasons[name] = str(h["reason"])
+        except (KeyError, TypeError, AttributeError) as e:
+            raise InputError(
+                f"{which} is no report of a partition ({type(e).__name__}: {e}); "
+                "`xrt partition MODEL --json FILE` writes such reports"
+            ) from None

@@ -1,0 +1,104 @@
+"""The loop around a `TrainModule`: batches in, losses out, with a progress bar, and the losses as a picture."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt_core.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from xrt_core.training.module import TrainModule
+
+
+def batches(
+    data: Mapping[str, np.ndarray], size: int, *, seed: int = 0, start: int = 0
+) -> Iterator[dict[str, np.ndarray]]:
+    """Batches without end: every epoch in another order, which follows from `seed`; samples that fill none are left.
+
+    data: arrays by the names that a step takes, one row per sample. start: how many batches to pass over, so that a
+    run that is resumed goes on where it stopped.
+
+    Raises InputError for arrays of different lengths or fewer samples than a batch.
+    """
+    counts = {name: len(a) if np.ndim(a) else 0 for name, a in data.items()}
+    count = next(iter(counts.values()), 0)
+    if len(set(counts.values())) > 1:
+        raise InputError(f"the arrays hold different numbers of samples: {_listed(counts)}")
+    if not 1 <= size <= count:
+        raise InputError(f"a batch of {size} needs as many samples, the data has {count} ({_listed(counts)})")
+
+    def made() -> Iterator[dict[str, np.ndarray]]:
+        per_epoch = count // size
+        for epoch in itertools.count(start // per_epoch):
+            order = np.random.default_rng((seed, epoch)).permutation(count)
+            first = start % per_epoch if epoch == start // per_epoch else 0
+            for k in range(first, per_epoch):
+                chosen = order[k * size : (k + 1) * size]
+                yield {name: a[chosen] for name, a in data.items()}
+
+    return made()
+
+
+def fit(
+    trainer: TrainModule,
+    data: Iterable[Mapping[str, Any]],
+    steps: int,
+    *,
+    label: str = "training",
+    progress: bool = True,
+) -> list[float]:
+    """Take up to `steps` steps on the batches of `data`; returns their losses.
+
+    progress: show a bar with the loss where stderr is a terminal. An error of a step is raised as it is; the module
+    then stands where the last good step left it.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    losses: list[float] = []
+    with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as bar:
+        task = bar.add_task(label, total=steps, loss="")
+        for batch in itertools.islice(data, steps):
+            losses.append(float(trainer.step(**batch)))
+            bar.update(task, advance=1, loss=f"{losses[-1]:.4f}")
+    return losses
+
+
+def save_curve(losses: Sequence[float], path: str | os.PathLike[str], title: str = "") -> None:
+    """Draw the losses, and their running mean, as a picture; the suffix of `path` says which kind (PNG, SVG, ...).
+
+    Raises OptionError where matplotlib is not installed, InputError for a path that cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise OptionError("a picture of the losses needs matplotlib: pip install 'xrt-core[training]'") from None
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(losses, linewidth=0.8, alpha=0.5, label="each step")
+    window = max(len(losses) // 20, 1)
+    if window > 1:
+        mean = np.convolve(losses, np.full(window, 1 / window), "valid")
+        axes.plot(np.arange(window - 1, len(losses)), mean, label=f"mean of {window}")
+        axes.legend()
+    axes.set(xlabel="step", ylabel="loss", title=title)
+    axes.grid(alpha=0.3)
+    try:
+        figure.savefig(pathlib.Path(path))
+    except (OSError, ValueError) as e:  # no such folder, a suffix that stands for no picture
+        raise InputError(f"the losses cannot be drawn to {os.fspath(path)!r}: {e}") from e
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in counts.items()) or "no arrays"
