@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 os.environ.setdefault("XRT_VERIFY", "1")  # the graph is held against the IR's rules after every stage
+os.environ.setdefault("XRT_PRUNE", "0")  # tensors of tests are so small that hardly any cluster of theirs would pay
 for _name in [n for n in os.environ if n.startswith("FLAGS_") or n == "XRT_DISABLE_PLUGINS"]:
     del os.environ[_name]  # a developer's own switches must not decide what the tests see
 

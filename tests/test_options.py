@@ -68,7 +68,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ("minimum_nodes", np.int64(4), 4),
         ("strict", np.bool_(False), False),
         ("device", "cuda:1", "cuda:1"),
-        ("guard", False, False),
+        ("guard", False, False), ("guard", True, True), ("guard_memory", "2G", 2 << 30),
         ("constant_fold_limit", 0, 0),
     ],
 )
@@ -83,7 +83,7 @@ def test_values_are_cleaned(name: str, value: Any, clean: Any) -> None:
         ("engine", []), ("engine", ["xla", "xla"]), ("engine", ["host", "xla"]), ("engine", 3), ("engine", [3]),
         ("phase", "test"), ("phase", ["train"]), ("device", "gpu"), ("device", "cuda:x"), ("device", 0),
         ("use_xla_jit", "yes"), ("use_tensorrt", 1), ("strict", None), ("minimum_nodes", 0), ("minimum_nodes", True),
-        ("minimum_nodes", 2.0), ("maximum_nodes", 1 << 70), ("cache_size", 0), ("threads", -1), ("guard", True),
+        ("minimum_nodes", 2.0), ("maximum_nodes", 1 << 70), ("cache_size", 0), ("threads", -1), ("guard", 1),
         ("constant_fold_limit", -1), ("max_batch_size", "8"), ("verify", "1"),
     ],
 )  # fmt: skip

@@ -17,7 +17,8 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.options import resolve
-from xrt_core.pipeline import STEPS, Pipeline
+from xrt_core.pipeline import Pipeline
+from xrt_core.steps import STEPS
 
 
 def chain(*ops: str, shape: Any = (2,)) -> Graph:

@@ -9,37 +9,62 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from xrt_core import config, errors, training
+    from xrt_core.events import subscribe
+    from xrt_core.config import init_subblock_optimizer
+    from xrt_core.engine.converters import register_array_type, register_converter
     from xrt_core.frontends import ops
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
     from xrt_core.frontends.tracing import power_by_engine
     from xrt_core.ir.types import TensorType
     from xrt_core.module import XRTModule
+    from xrt_core.quantization.calibration import ptq_calibration_mode
+    from xrt_core.reports import assert_offloaded
+    from xrt_core.steps import register_pass, unregister_pass
     from xrt_core.training import optimizer as optim
+    from xrt_core.training.variables import Variable
 
 __all__ = [
     "Graph",
     "TensorType",
+    "Variable",
     "XRTModule",
     "__version__",
+    "assert_offloaded",
     "config",
     "errors",
     "import_model",
+    "init_subblock_optimizer",
     "ops",
     "optim",
     "power_by_engine",
+    "ptq_calibration_mode",
+    "register_array_type",
+    "register_converter",
+    "register_pass",
+    "subscribe",
     "trace",
     "training",
+    "unregister_pass",
 ]
 
 # Nothing is imported before it is used: `import xrt_core` costs next to nothing.
 _HOME: Final = {
     "Graph": "frontends.graph",
     "TensorType": "ir.types",
+    "Variable": "training.variables",
     "XRTModule": "module",
+    "assert_offloaded": "reports",
     "import_model": "frontends.onnx_import",
+    "init_subblock_optimizer": "config",
     "power_by_engine": "frontends.tracing",
+    "ptq_calibration_mode": "quantization.calibration",
+    "register_array_type": "engine.converters",
+    "register_converter": "engine.converters",
+    "register_pass": "steps",
+    "subscribe": "events",
     "trace": "frontends.graph",
+    "unregister_pass": "steps",
 }
 _MODULES: Final = {
     "config": "config",

@@ -14,6 +14,8 @@ from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.pipeline import Optimised, Partitioned, Pipeline, Planned
 from xrt_core.runtime.arrays import family_of, from_numpy, is_array, to_numpy
+from xrt_core.runtime.converters import plain_arrays
+from xrt_core.runtime.parallel import Span
 from xrt_core.runtime.plan import HOST
 from xrt_core.runtime.runner import Runner
 
@@ -45,14 +47,31 @@ class GraphCaller:
                 key = key, self.runner.values(arrays)
             found = self._calls.get(key)
         except (AttributeError, TypeError, InputError):  # something left out, a sequence, or no array at all
+            key = found = None
+        return self._unbound(arrays, key) if found is None else found[0](arrays)
+
+    def _unbound(self, arrays: Sequence[Any], key: Any) -> list[Any]:
+        """A call that is not bound yet, or that is not found by the types and shapes of its arguments alone."""
+        plain, back = plain_arrays(arrays)
+        if plain is not arrays:  # what users bring is converted at every call, and only then looked at
+            results = self(plain)
+            return results if back is None else back(results)
+        if key is None:
             key = self._key(arrays)
             found = self._calls.get(key)
-        if found is None:
-            return self.prepare(arrays, key)(arrays)
-        return found[0](arrays)
+            if found is not None:
+                return found[0](arrays)
+        return self.prepare(arrays, key)(arrays)
+
+    def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Span]]:
+        """The results as NumPy arrays, and when each step of the plan ran. Raises InputError as a call does."""
+        host = self.checked(arrays)
+        results, spans = self.runner.plan_for(host).run_timed(host)
+        return [to_numpy(r) for r in results], spans
 
     def prepare(self, arrays: Sequence[Any], key: Any = None) -> Call:
         """The call bound to the signature and the families of these arguments."""
+        arrays, _ = plain_arrays(arrays)
         host = self.checked(arrays)
         self.runner.keep(plan for _, plan in self._calls.values())  # it has not seen the calls that went past it
         plan = self.runner.plan_for(host)
@@ -76,6 +95,7 @@ class GraphCaller:
     def checked(self, arrays: Sequence[Any]) -> list[Any]:
         """The arguments as NumPy arrays. Raises InputError for one that does not fit its input."""
         host: list[Any] = []
+        arrays, _ = plain_arrays(arrays)
         for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True)):
             if isinstance(v.type, TensorType) and isinstance(a, _CONTAINERS):
                 raise InputError(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from xrt_core.errors import OptionError
 
-_values: dict[str, bool] = {}
+_values: dict[str, Any] = {}
 
 
 def use_xla_jit(value: bool | None) -> None:
@@ -23,7 +24,30 @@ def use_tensorrt(value: bool | None) -> None:
     _set("use_tensorrt", value)
 
 
-def values() -> Mapping[str, bool]:
+def init_subblock_optimizer(min_ops: int | None = 2) -> None:
+    """Offer nodes without a mark to engines, in clusters of at least `min_ops`, also in graphs that have marks.
+
+    Without it only marked nodes are offloaded in a graph where any is marked for an engine. It holds for modules made
+    from now on, and their options `automatic` and `minimum_nodes` win over it. None: undefined again.
+    Raises OptionError for less than 1.
+    """
+    if min_ops is None:
+        _values.pop("automatic", None)
+        _values.pop("minimum_nodes", None)
+    elif isinstance(min_ops, int) and not isinstance(min_ops, bool) and min_ops >= 1:
+        _values["automatic"], _values["minimum_nodes"] = True, min_ops
+    else:
+        raise OptionError(
+            f"init_subblock_optimizer(min_ops={min_ops!r}): it takes an integer of at least 1, or None for undefined"
+        )
+
+
+def source(name: str) -> str:
+    """What a user called to configure option `name`."""
+    return "xrt.init_subblock_optimizer" if name in ("automatic", "minimum_nodes") else f"xrt.config.{name}"
+
+
+def values() -> Mapping[str, Any]:
     """What has been configured, by option; read-only."""
     return MappingProxyType(_values)
 

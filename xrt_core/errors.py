@@ -30,12 +30,20 @@ class ShapeError(GraphError):
     """Types or shapes of a node's inputs do not fit its operator."""
 
 
+class PassError(GraphError):
+    """A pass that a user registered failed, or gave a bad graph; names the pass and its owner."""
+
+
 class GradientError(GraphError):
     """A gradient cannot be built: a node without a rule, no way to the loss, a loss that is no scalar."""
 
 
 class CheckpointError(XRTError):
     """A training state cannot be loaded: truncated, of another model, a tensor of another dtype or shape."""
+
+
+class QuantizationError(XRTError):
+    """A model cannot be quantised: no ranges, those of another model, a missing library, a folder that is not writable."""
 
 
 class InputError(XRTError):
@@ -76,6 +84,14 @@ class CompileError(EngineError):
 
 class ExecutionError(XRTError):
     """A node or an executable failed while running; names the node and its operator."""
+
+
+class ConverterError(XRTError):
+    """A value cannot go from one space to another: no converter takes it, or one gave the wrong dtype or shape."""
+
+
+class TrainingError(ExecutionError):
+    """A step failed after its variables had been handed to the engine, and they are gone until a state is loaded."""
 
 
 class CacheError(XRTError):

@@ -7,7 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from xrt_core.errors import InputError
+from xrt_core.ir.graph import Graph
 from xrt_core.passes.clustering.report import PartitionReport
+from xrt_core.passes.precision import PrecisionReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,9 @@ class Explanation:
     report: clusters and host nodes. flops, engine_flops: estimated, in all and on engines.
     errors: cluster -> what failed about it. lost: clusters that the host runs therefore.
     nested: parts planned by themselves (bodies of control flow, what waits for shapes), as far as they have run.
+    partitioned: the graph with a Launch node per cluster, for pictures.
+    precision: what was lowered to a narrow float and what was not; None where nothing was asked for.
+    memory, peak_bytes: what a run needs, in words and in bytes; "" and None for what has not been planned.
     """
 
     name: str
@@ -28,6 +34,10 @@ class Explanation:
     errors: Mapping[str, str] = field(default_factory=dict)
     lost: Collection[str] = ()
     nested: Mapping[str, tuple[Explanation, ...]] = field(default_factory=dict)
+    partitioned: Graph | None = field(default=None, repr=False, compare=False)
+    precision: PrecisionReport | None = None
+    memory: str = ""
+    peak_bytes: int | None = None
 
     @property
     def node_count(self) -> int:
@@ -68,11 +78,17 @@ class Explanation:
         """The whole, readable."""
         signature = ", ".join(f"{n}: {t}" for n, t in self.signature.items())
         lines = [f"{self.name or 'graph'}({signature})", f"  {self.summary()}"]
+        if self.memory:
+            lines.append(f"  memory: {self.memory}")
         for c in self.report.clusters:
             operators = ", ".join(f"{o} x{n}" if n > 1 else o for o, n in c.operators)
             lines.append(f"  {c.name}: {c.node_count} nodes on {c.engine} ({c.device}): {operators}")
             lines.append(f"    in:  {', '.join(f'{t.name}: {t.type}' for t in c.inputs) or 'nothing'}")
             lines.append(f"    out: {', '.join(f'{t.name}: {t.type}' for t in c.outputs)}")
+            if c.region:
+                lines.append(f"    marked: {c.region}")
+            if c.estimate is not None:
+                lines.append(f"    {c.estimate}")
             if c.note:
                 lines.append(f"    note: {c.note}")
             if c.name in self.errors:
@@ -85,6 +101,8 @@ class Explanation:
         for (operator, reason), names in by_reason.items():
             shown = ", ".join(names[:3]) + (f", ... {len(names)} in all" if len(names) > 3 else "")
             lines.append(f"    {operator} ({shown}): {reason}")
+        if self.precision is not None:
+            lines.extend(f"  {line}" for line in self.precision.lines())
         text = "\n".join(indent + line for line in lines)
         for label, parts in self.nested.items():
             for part in parts:
@@ -100,11 +118,30 @@ class Explanation:
             "node_share": self.node_share,
             "flops": self.flops,
             "flop_share": self.flop_share,
+            "peak_bytes": self.peak_bytes,
             **self.report.to_json(),
             "errors": dict(self.errors),
             "lost": list(self.lost),
+            "precision": None if self.precision is None else self.precision.to_json(),
             "nested": {label: [e.to_json() for e in parts] for label, parts in self.nested.items()},
         }
+
+    def to_html(self) -> str:
+        """A page with the partition as a picture and as tables; it needs no network (see `reports.html`)."""
+        from xrt_core.reports import to_html
+
+        return to_html(self._graph(), self.report, self.name or "graph", self.summary())
+
+    def to_dot(self) -> str:
+        """The partition in Graphviz's language."""
+        from xrt_core.reports import to_dot
+
+        return to_dot(self._graph(), self.report)
+
+    def _graph(self) -> Graph:
+        if self.partitioned is None:
+            raise InputError("this explanation came without its graph; take the one that XRTModule.explain gives")
+        return self.partitioned
 
     def __str__(self) -> str:
         return self.as_text()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xrt_core.cache.memory import LRU
 from xrt_core.caller import GraphCaller
 from xrt_core.engine import engines as process_engines
-from xrt_core.errors import InputError
+from xrt_core.errors import CacheError, InputError, QuantizationError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph, Value
@@ -17,7 +18,13 @@ from xrt_core.ir.rewrite import bind_defaults
 from xrt_core.ir.types import OptionalType, TensorType, ValueType
 from xrt_core.options import Options, resolve
 from xrt_core.pipeline import Pipeline
+from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array
+from xrt_core.runtime.converters import plain_arguments
+from xrt_core.saved import SavedModel, open_saved, save_module
+
+if TYPE_CHECKING:
+    from xrt_core.guard.report import GuardReport
 
 
 class XRTModule:
@@ -46,12 +53,57 @@ class XRTModule:
         self.events = EventLog()
         chosen = process_engines.select(self.options)
         devices = [(e, process_engines.device(e, self.options.device)) for e in chosen]
-        self._pipeline = Pipeline(self.options, devices, self.events)
+        saved = model if isinstance(model, SavedModel) else None
+        self._pipeline = Pipeline(self.options, devices, self.events, saved.file if saved else None)
         self._source: _Imported | _Traced
         if _is_traced(model):
             self._source = _Traced(model, self._pipeline)
         else:
-            self._source = _Imported(_read(model), self._pipeline)
+            graph = _read(model)
+            self._source = _Imported(graph if saved else _quantised(graph, self._pipeline), self._pipeline)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model and the executables of every signature that has been run or prepared into one file.
+
+        `XRTModule.load` runs them without a compiler, on machines with the same engines and kind of device. The file
+        replaces what was there only once it is whole.
+
+        Raises UnsupportedError where an engine's executables cannot be serialised, InputError for a traced graph that
+        has more than one signature, or none yet (a file holds one graph), CacheError where the file cannot be written.
+        """
+        graph, callers = self._source.saved()
+        save_module(path, graph, callers, self._pipeline)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        engine: str | Sequence[str] | None = None,
+        recompile: bool = False,
+        **options: Any,
+    ) -> XRTModule:
+        """The module that `save` wrote, with the options it had; those given here win.
+
+        Its saved signatures are ready when this returns; nothing is compiled for them. Others are compiled when they
+        come, as in any module. recompile: on a machine that the executables do not fit, compile anew instead of
+        refusing. Load only files that you trust: executables are code, and their digests show damage, not intent.
+
+        Raises CacheError, with the reason, for a damaged file or one that was made for other engines or another kind
+        of device, ModelLoadError where the file cannot be read, and what making a module raises.
+        """
+        saved = open_saved(path)
+        module = cls(saved, engine=engine or saved.engine_names(), **{**saved.options, **options})
+        if not recompile:
+            saved.check(module._pipeline.engines)
+        executables = module._pipeline.executables
+        executables.sealed = not recompile
+        for inputs in saved.signatures():
+            module.prepare(inputs)
+        executables.sealed = False
+        if executables.missed and not recompile:
+            raise CacheError(f"{executables.missed[0]}. XRTModule.load(..., recompile=True) compiles the model anew")
+        return module
 
     @property
     def input_types(self) -> Mapping[str, ValueType | None]:
@@ -81,16 +133,50 @@ class XRTModule:
 
         Raises InputError for arguments that do not fit; nothing is changed then.
         """
+        if calibration.active is not None:
+            self._record(calibration.active, args, named)
         return self._source(args, named)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model on {input name: array}; returns {output name: array}. Raises InputError as a call does."""
+        if calibration.active is not None:
+            self._record(calibration.active, (), _mapping(inputs))
         return self._source.run(_mapping(inputs))
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        """Specialise and compile for the signature of these inputs, without running."""
+        """Specialise and compile for the signature of these inputs, without running. With the asynchronous guard on,
+        compilation begins beside the caller; `wait` waits for it."""
         caller, arrays = self._source.bind((), _mapping(inputs))
         caller.prepare(arrays)
+        if self._pipeline.guard is not None:
+            self._pipeline.guard.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the guard is done with what was set going, by calls or `prepare`: every cluster is live, or was
+        given to the host. Returns False after `timeout` seconds; True at once where nothing is guarded."""
+        return self._pipeline.guard is None or self._pipeline.guard.wait(timeout)
+
+    def report(self) -> GuardReport:
+        """What the guard did with every cluster, with timings, failures and totals; empty where it is off."""
+        if self._pipeline.guard is None:
+            from xrt_core.guard.report import GuardReport
+
+            return GuardReport.of((), 0.0)
+        return self._pipeline.guard.report()
+
+    def close(self) -> None:
+        """Compile nothing any more, and end what compiles for this module, without waiting. Calls go on as they are.
+
+        Leaving the interpreter does the same. `with XRTModule(...) as m:` closes it at its end.
+        """
+        if self._pipeline.guard is not None:
+            self._pipeline.guard.close()
+
+    def __enter__(self) -> XRTModule:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def explain(self, inputs: Mapping[str, Any] | None = None) -> Explanation:
         """What was decided for the signature of `inputs`; without them, for the last new signature.
@@ -110,6 +196,12 @@ class XRTModule:
             return caller.partition(caller.example()).graph
         caller, arrays = self._source.bind((), _mapping(inputs))
         return caller.partition(arrays).graph
+
+    def _record(self, recorder: calibration.Recorder, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+        if self.options.use_int8:
+            raise QuantizationError("a module with use_int8 is quantised already: calibrate one without it")
+        caller, arrays = self._source.bind(args, named)
+        recorder.record(caller.graph, arrays, lambda graph: GraphCaller(graph, self._pipeline))
 
     def _known_caller(self) -> GraphCaller:
         caller = self._source.caller
@@ -142,7 +234,8 @@ class _Imported:
         self._names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         self._index = {name: i for i, name in enumerate(self._names)}
         self._single = len(graph.outputs) == 1
-        required = len(self._inputs) - len(self._defaults)
+        self._required = tuple(name for i, name in enumerate(self._names) if i not in self._defaults)
+        required = len(self._required)
         # so many arguments by position are those of the plain caller, and need no binding
         self._plain_count = -1 if any(i < required for i in self._defaults) else required
 
@@ -170,6 +263,9 @@ class _Imported:
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[GraphCaller, list[Any]]:
         """The caller for the inputs that are given, and an argument for each of its inputs (None: left out)."""
+        if not args and len(named) == len(self._required) and all(name in named for name in self._required):
+            self.caller = self._plain  # without a look at the others: a model may list each of its weights as an input
+            return self._plain, [named[name] for name in self._required]
         count = len(self._inputs)
         if len(args) > count:
             raise InputError(f"{len(args)} inputs given, the model takes {count}: {_names(self._inputs)}")
@@ -194,6 +290,10 @@ class _Imported:
         self.caller = caller = self._caller(given)
         taken = [a for i, a in enumerate(arrays) if i not in self._defaults or i in given]
         return caller, [None if a is _MISSING else a for a in taken]
+
+    def saved(self) -> tuple[Graph, list[GraphCaller]]:
+        """What a model file holds: the graph, and the callers whose signatures it knows."""
+        return self._graph, [self._plain, *self._callers.values()]
 
     def _caller(self, given: frozenset[int]) -> GraphCaller:
         if not given:
@@ -222,17 +322,32 @@ class _Traced:
         return dict(zip(caller.names, (v.type for v in caller.graph.inputs), strict=True)) if caller else {}
 
     def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        args, named, back = plain_arguments(args, named)
         (caller, traced), arrays = self._bind(args, named)
-        return traced.structure.rebuild(caller(arrays))
+        results = caller(arrays)
+        return traced.structure.rebuild(results if back is None else back(results))
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        _, inputs, back = plain_arguments((), inputs)
         (caller, traced), arrays = self._bind((), inputs)
-        return dict(zip(traced.output_names, caller(arrays), strict=True))
+        results = caller(arrays)
+        return dict(zip(traced.output_names, results if back is None else back(results), strict=True))
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[GraphCaller, list[Any]]:
         """The caller of the traced graph for these arguments, and its arrays."""
-        (caller, _), arrays = self._bind(args, named)
+        (caller, _), arrays = self._bind(*plain_arguments(args, named)[:2])
         return caller, arrays
+
+    def saved(self) -> tuple[Graph, list[GraphCaller]]:
+        """What a model file holds. Raises InputError where there is not exactly one traced graph."""
+        traced = self._traced.values()
+        if len(traced) != 1:
+            raise InputError(
+                f"a traced graph is saved after it ran with one signature, and this one has {len(traced)}: make a "
+                "module for each signature"
+            )
+        caller = traced[0][0]
+        return caller.graph, [caller]
 
     def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[tuple[GraphCaller, Any], list[Any]]:
         call = self._binder(args, named)
@@ -245,7 +360,7 @@ class _Traced:
 
         types = [TensorType(x.dtype, x.shape) for x in map(to_numpy, call.arrays)]
         traced = trace_call(self._graph, types, call.layout, call.names)
-        self.caller = GraphCaller(traced.graph, self._pipeline)
+        self.caller = GraphCaller(_quantised(traced.graph, self._pipeline), self._pipeline)
         self.output_names = tuple(traced.output_names)
         return self.caller, traced
 
@@ -265,9 +380,24 @@ def _is_traced(model: Any) -> bool:
 def _read(model: Any) -> Graph:
     if isinstance(model, Graph):
         return model
+    if isinstance(model, SavedModel):
+        return model.graph
     from xrt_core.frontends.onnx_import import import_model
 
     return import_model(model)
+
+
+def _quantised(graph: Graph, pipeline: Pipeline) -> Graph:
+    """The graph with Q/DQ nodes where `use_int8` asks for them. Raises QuantizationError."""
+    if not pipeline.options.use_int8:
+        return graph
+    from xrt_core.quantization.qdq import quantise
+    from xrt_core.quantization.ranges import identity, load_ranges
+
+    graph = pipeline.capture(bind_defaults(graph)).graph  # as it was when its ranges were recorded
+    folder = pipeline.options.int8_calibration
+    assert folder is not None
+    return quantise(graph, load_ranges(folder, identity(graph), graph.name))
 
 
 def _mapping(inputs: Any) -> Mapping[str, Any]:

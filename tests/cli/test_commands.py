@@ -71,16 +71,37 @@ def test_partition_on_the_host(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.
     assert again.exit_code == 0, again.output
 
 
+def test_pictures_and_the_difference_of_two(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A page, a DOT file; equal reports have no difference and exit code 0, others are compared, with exit code 1."""
+    files = ["--html", tmp_path / "p.html", "--dot", tmp_path / "p.dot", "--json", tmp_path / "a.json"]
+    done = xrt("partition", model, "-e", "host", *files)
+
+    assert done.exit_code == 0, done.output
+    assert "<svg" in (tmp_path / "p.html").read_text()
+    assert (tmp_path / "p.dot").read_text().startswith("digraph")
+    same = xrt("partition", "--diff", tmp_path / "a.json", tmp_path / "a.json")
+    assert (same.exit_code, same.stdout.strip()) == (0, "no difference")
+    report = json.loads((tmp_path / "a.json").read_text())
+    report["host_nodes"][0]["reason"] = "another"
+    (tmp_path / "b.json").write_text(json.dumps(report))
+    other = xrt("partition", "--diff", tmp_path / "a.json", tmp_path / "b.json")
+    assert other.exit_code == 1
+    assert "-> another" in other.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["partition"], "give a model, or two reports with --diff"),
+        (["partition", "MODEL", "--diff", "WRONG", "WRONG"], "it takes no model beside them"),
+        (["partition", "--diff", "RANDOM", "RANDOM"], "is no JSON"),
         (["run", "/no/such/model.onnx"], "/no/such/model.onnx"),
         (["run", "FOLDER"], "FOLDER"),
         (["run", "RANDOM"], "RANDOM"),
         (["run", "MODEL", "-e", "nonsense"], "there is no engine 'nonsense'"),
         (["run", "MODEL", "-e", "host", "-i", "WRONG"], "unknown input 'z'"),
         (["run", "MODEL", "-e", "host", "--shape", "x=4"], "shape [4] given"),
-        (["partition", "MODEL", "-o", "guard=true"], "this version has no guard"),
+        (["partition", "MODEL", "-o", "guard_timeout=0"], "a number of seconds above 0"),
     ],
 )
 def test_bad_input(

@@ -102,8 +102,8 @@ def test_results_are_looked_at_once(registered: object, monkeypatch: pytest.Monk
     executable.run = lambda arrays: result  # type: ignore[method-assign,assignment,misc]
     launch = Launch(function, "it", executable, lambda: executable.run)
     looks = []
-    look = launch_module._misfit
-    monkeypatch.setattr(launch_module, "_misfit", lambda *args: (looks.append(args), look(*args))[1])
+    look = launch_module.misfit
+    monkeypatch.setattr(launch_module, "misfit", lambda *args: (looks.append(args), look(*args))[1])
     for _ in range(3):
         launch([x])
     assert len(looks) == 1

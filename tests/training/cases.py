@@ -323,6 +323,51 @@ def _resize() -> Iterator[Case]:
                opset=9)  # fmt: skip
 
 
+def _vision() -> Iterator[Case]:
+    for mode, padding, corners in (
+        ("linear", "zeros", 0), ("linear", "border", 1), ("linear", "reflection", 0), ("nearest", "zeros", 0),
+        ("cubic", "zeros", 1), ("cubic", "reflection", 0),
+    ):  # fmt: skip
+        yield Case(
+            f"GridSample-{mode}-{padding}",
+            lambda x, g, m=mode, p=padding, c=corners: ops.GridSample(x, g, mode=m, padding_mode=p, align_corners=c),
+            (normal(2, 2, 3, 4), inner(2, 2, 3, 2) * 1.4), again=mode == "linear", jax=mode != "cubic",
+            tolerance=1e-5,
+        )  # fmt: skip
+    yield Case("GridSample-3d", lambda x, g: ops.GridSample(x, g), (normal(1, 1, 2, 3, 2), inner(1, 1, 2, 1, 3)))
+    regions = np.array([[0.3, 0.6, 4.2, 3.1], [-0.7, 1.1, 2.9, 6.3]])
+    for mode in ("avg", "max"):
+        yield Case(
+            f"RoiAlign-{mode}",
+            lambda x, r, m=mode: ops.RoiAlign(
+                x, r, i64(0, 1), mode=m, output_height=2, output_width=3, sampling_ratio=2, spatial_scale=0.9),
+            (distinct(2, 2, 5, 6), regions), wrt=(0,) if mode == "max" else (0, 1), again=mode == "avg", tolerance=1e-5,
+        )  # fmt: skip
+    yield Case(
+        "RoiAlign-whole",
+        lambda x, r: ops.RoiAlign(x, r, i64(0, 0), output_height=2, output_width=2, sampling_ratio=1,
+                                  coordinate_transformation_mode="output_half_pixel"),
+        (normal(1, 1, 7, 8), np.array([[0.3, 0.6, 4.1, 3.1], [1.7, 1.1, 2.9, 5.2]])),
+    )  # fmt: skip
+    yield Case("Col2Im", lambda x: ops.Col2Im(x, i64(4, 5), i64(2, 3), pads=[1, 0, 0, 1], strides=[1, 2]),
+               (normal(2, 12, 8),))  # fmt: skip
+    yield Case("Col2Im-dilated", lambda x: ops.Col2Im(x, i64(6), i64(2), dilations=[3]), (normal(1, 4, 3),))
+    yield Case("MaxUnpool", lambda x: ops.MaxUnpool(x, i64(1, 7, 10, 12).reshape(1, 1, 2, 2), kernel_shape=[2, 2],
+                                                    strides=[2, 2]), (normal(1, 1, 2, 2),))  # fmt: skip
+    flags = np.array([True, False, True])
+    yield Case("Compress", lambda x: ops.Exp(ops.Compress(x, flags, axis=1)).sum(), (normal(2, 4, 2),), jax=False)
+    yield Case("Compress-flat", lambda x: ops.Sin(ops.Compress(x, flags)).sum(), (normal(2, 3),), jax=False)
+    for name, attributes in (("plain", {}), ("reverse", {"reverse": 1}), ("exclusive", {"exclusive": 1})):
+        yield Case(f"CumProd-{name}", lambda x, a=attributes: ops.CumProd(x, 1, **a), (normal(2, 4, 2),))
+    yield Case("CumProd-zero", lambda x: ops.CumProd(x, 0), (np.array([1.5, 0.0, -0.7, 2.0]),), again=False, jax=False)
+    whole = np.array([[3, -2, 5], [0, 7, -1]], np.int8)
+    yield Case("DequantizeLinear", lambda s: ops.DequantizeLinear(
+        whole, s.astype(np.float32), np.array([1, 0, 2], np.int8), axis=1).astype(s.dtype), (positive(3),),
+        tolerance=1e-2, jax=False)  # fmt: skip
+    yield Case("Det", ops.Det, (normal(2, 3, 3),), tolerance=1e-5)
+    yield Case("Det-singular", ops.Det, (np.array([[1.0, 2.0], [2.0, 4.0]]),), again=False, jax=False)
+
+
 def _random() -> Iterator[Case]:
     true = np.array(True)
     yield Case("Dropout", lambda x: ops.Dropout(x, 0.25, true, seed=3, outputs=1), (normal(4, 3),))
@@ -369,7 +414,7 @@ CASES: list[Case] = [
     case
     for family in (
         _unary, _binary, _linear, _reduction, _movement, _indexing, _normalization, _loss, _convolution, _pooling,
-        _resize, _random, _composed, _recurrent,
+        _resize, _vision, _random, _composed, _recurrent,
     )
     for case in family()
 ]  # fmt: skip

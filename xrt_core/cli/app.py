@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 from xrt_core import __version__
+from xrt_core.cli.bisect import bisect
 from xrt_core.cli.cache import cache
+from xrt_core.cli.compile import compile
 from xrt_core.cli.display import say
 from xrt_core.cli.doctor import doctor
 from xrt_core.cli.engines import engines
 from xrt_core.cli.partition import partition
+from xrt_core.cli.passes import passes
+from xrt_core.cli.replay import replay
+from xrt_core.cli.report import report
 from xrt_core.cli.run import run
+from xrt_core.cli.train import train
 
 app = typer.Typer(
     name="xrt",
@@ -44,7 +50,7 @@ def _common(
         logging.getLogger("xrt").setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
 
 
-for _command in (run, partition, engines, doctor):
+for _command in (run, train, partition, compile, engines, doctor, passes, report, bisect, replay):
     app.command()(_command)
 app.add_typer(cache, name="cache")
 

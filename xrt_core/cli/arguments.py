@@ -33,8 +33,8 @@ Option = Annotated[
 ]
 
 
-def load_module(model: pathlib.Path, engine: Sequence[str] | None, option: Sequence[str] | None) -> XRTModule:
-    """The module of a model file, with `--engine` and `--option` applied. Raises XRTError."""
+def keywords_of(engine: Sequence[str] | None, option: Sequence[str] | None) -> dict[str, Any]:
+    """Keyword arguments from `--engine` and `--option`. Raises OptionError."""
     keywords: dict[str, Any] = {}
     for text in option or ():
         name, equals, value = text.partition("=")
@@ -43,6 +43,12 @@ def load_module(model: pathlib.Path, engine: Sequence[str] | None, option: Seque
         keywords[name] = options.from_text(name, value, f"--option {text}")
     if engine:
         keywords["engine"] = list(engine)
+    return keywords
+
+
+def load_module(model: pathlib.Path, engine: Sequence[str] | None, option: Sequence[str] | None) -> XRTModule:
+    """The module of a model file, with `--engine` and `--option` applied. Raises XRTError."""
+    keywords = keywords_of(engine, option)
     options.resolve(keywords)  # bad options are said before a large file is read
     with working(f"loading {model.name}"):
         from xrt_core.module import XRTModule

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import pathlib
-from json import dumps
-from typing import Annotated
+from json import dumps, loads
+from typing import Annotated, Any
 
 import typer
 
 from xrt_core.cli import arguments
 from xrt_core.cli.display import command, say, working
+from xrt_core.errors import InputError
+from xrt_core.frontends.onnx_file import replace_file
 
 
 @command
 def partition(
-    model: arguments.Model,
+    model: Annotated[pathlib.Path | None, typer.Argument(help="An ONNX file.", show_default=False)] = None,
     engine: arguments.Engine = None,
     inputs: arguments.Inputs = None,
     json: Annotated[
@@ -24,10 +26,23 @@ def partition(
         pathlib.Path | None,
         typer.Option("--onnx", help="Write the partitioned model, each cluster a local function (see it in Netron)."),
     ] = None,
+    html: Annotated[pathlib.Path | None, typer.Option("--html", help="Write pictures and tables as one page.")] = None,
+    dot: Annotated[pathlib.Path | None, typer.Option("--dot", help="Write the picture for Graphviz.")] = None,
+    diff: Annotated[
+        tuple[pathlib.Path, pathlib.Path] | None,
+        typer.Option("--diff", help="Instead of a model: compare two reports that --json wrote; exit code 1 if any."),
+    ] = None,
     shape: arguments.Shape = None,
     option: arguments.Option = None,
 ) -> None:
     """Show the clusters of a model, their engines, and the reason for every node that stays on the host."""
+    if diff is not None:
+        if model is not None:
+            raise InputError("--diff compares two reports; it takes no model beside them")
+        _compare(*diff)
+        return
+    if model is None:
+        raise InputError("give a model, or two reports with --diff")
     module = arguments.load_module(model, engine, option)
     arrays = arguments.module_inputs(module, inputs, False, shape, 0)
     with working("partitioning"):
@@ -42,6 +57,28 @@ def partition(
     if json is not None and not to_stdout:
         json.write_text(as_json + "\n", encoding="utf-8")
     say(as_json if to_stdout else explanation.as_text())
-    for path in (None if to_stdout else json, onnx):
+    if html is not None:
+        replace_file(html, lambda f: f.write(explanation.to_html().encode()))
+    if dot is not None:
+        replace_file(dot, lambda f: f.write(explanation.to_dot().encode()))
+    for path in (None if to_stdout else json, onnx, html, dot):
         if path is not None:
             say(f"wrote {path}", stderr=to_stdout)
+
+
+def _compare(before: pathlib.Path, after: pathlib.Path) -> None:
+    """Say what differs between two reports; exit code 1 where something does."""
+    from xrt_core.reports import difference
+
+    found = difference(_read(before), _read(after))
+    say(found.as_text())
+    if found:
+        raise typer.Exit(1)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise InputError(f"{path} is no JSON: {e}") from None
+    return report

@@ -17,6 +17,7 @@ from xrt_core.engine.contract import (
     Phase,
     RunOptions,
     Support,
+    Tolerance,
 )
 from xrt_core.engine.op_kernels import OpKernel, OpKernelRegistry, op_kernel, op_kernels, register_portable_kernels
 
@@ -41,6 +42,7 @@ __all__ = [
     "Phase",
     "RunOptions",
     "Support",
+    "Tolerance",
     "engines",
     "hookimpl",
     "op_kernel",

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from xrt_core.errors import UnsupportedError
+from xrt_core.errors import EngineUnavailableError, UnsupportedError
 from xrt_core.ir.annotations import Phase
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
 from xrt_core.ir.graph import Node
@@ -40,6 +40,7 @@ __all__ = [
     "Phase",
     "RunOptions",
     "Support",
+    "Tolerance",
 ]
 
 API_VERSION: Final = 1
@@ -90,6 +91,21 @@ class RunOptions:
 
 
 DEFAULT_RUN_OPTIONS: Final = RunOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far results of one dtype may be off.
+
+    An element is within bounds when it is at most `relative` of itself plus `absolute` of the largest element of its
+    result away from what it should be. share: the part of the elements (0 to 1) that may be out of bounds.
+    reason: for people; an engine that declares a tolerance of its own says why it needs it.
+    """
+
+    absolute: float
+    relative: float
+    share: float = 0.0
+    reason: str = ""
 
 
 class Executable(ABC):
@@ -168,6 +184,9 @@ class Engine(ABC):
         inference TensorRT 100, XLA 50.
     automatic: optional; whether the engine takes part where nobody names one. False suits an engine that is there to
         learn from or to debug with, and would slow a model down.
+    tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
+        XRT (`guard/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
+        when it checks a compiled cluster.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
     """
@@ -177,6 +196,7 @@ class Engine(ABC):
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 0})
     automatic: ClassVar[bool] = True
+    tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 
     @abstractmethod
@@ -198,6 +218,14 @@ class Engine(ABC):
     @abstractmethod
     def fingerprint(self, device: str) -> str:
         """Library version and device (CPU features, compute capability): executables of another one don't fit."""
+
+    def targeting(self, target: str) -> Engine:
+        """This engine, compiling for a kind of device that need not be here, under the fingerprint it has there. Optional.
+
+        What comes back is usable (`probe`) as far as compiling goes; its executables can be saved, and need not run.
+        Raises EngineUnavailableError for a target that it cannot compile for, saying which it can.
+        """
+        raise EngineUnavailableError(f"engine {self.name!r} compiles for the devices that are here, not for {target!r}")
 
     def prepare(self) -> None:  # noqa: B027 - optional by contract
         """Load the library now rather than at first use. Optional; called before time-critical work."""

@@ -12,11 +12,13 @@ of the core passes more. Before you add a hook here: it needs a caller in the co
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pluggy
 
 from xrt_core import events
+from xrt_core.engine.converters import add_rows, converters
 from xrt_core.errors import PluginError
 
 PROJECT: Final = "xrt"
@@ -36,6 +38,14 @@ class Specification:
         Called in the thread in which it happened; should be quick. An exception is logged and changes nothing.
         """
 
+    @hookspec
+    def xrt_converters(self) -> Iterable[tuple[str, str, Any]]:  # type: ignore[empty-body]
+        """Converters of arrays: rows (source, target, function), see `xrt_core.engine.converters.Converter`.
+
+        Called once, when the plugin is added: an engine at its first use, a plugin of the group `xrt.converters`
+        before the first look-up of a converter.
+        """
+
 
 class Hooks:
     """The plugins that implement hooks, checked when they are added."""
@@ -44,20 +54,29 @@ class Hooks:
         self.manager = pluggy.PluginManager(PROJECT)
         self.manager.add_hookspecs(Specification)
         self._listening = False
+        self._pairs: dict[str, list[tuple[str, str]]] = {}  # plugin -> converters that it brought
 
     def add(self, plugin: object, name: str, package: str) -> None:
         """Register the hook implementations of `plugin`, if it has any.
 
-        Raises PluginError, naming `package`, for an unknown hook, or an argument that the hook does not have.
+        Raises PluginError, naming `package`, for an unknown hook, an argument that the hook does not have, or
+        converters that are none or whose pair is taken; nothing of the plugin is registered then.
         """
         try:
             self.manager.register(plugin, name)
             self.manager.check_pending()
+            implemented = [i for i in self.manager.hook.xrt_converters.get_hookimpls() if i.plugin is plugin]
+            rows: list[Any] = [row for i in implemented for row in i.function()]  # type: ignore[attr-defined]
         except Exception as e:  # pluggy's own, and whatever a property of the plugin raises when pluggy looks at it
             if self.manager.has_plugin(name):
                 self.manager.unregister(plugin)
             why = " ".join(str(e).split())
             raise PluginError(f"{package}: plugin {name!r} implements a hook wrongly: {why}") from e
+        try:
+            self._pairs[name] = add_rows(converters, rows, package)
+        except PluginError:
+            self.manager.unregister(plugin)
+            raise
         if not self._listening and self.manager.hook.xrt_event.get_hookimpls():
             events.subscribe(self._forward)
             self._listening = True
@@ -66,6 +85,8 @@ class Hooks:
         """Forget the plugin of this name, if there is one."""
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
+        for pair in self._pairs.pop(name, ()):
+            converters.unregister(*pair)
 
     def _forward(self, event: Any) -> None:
         self.manager.hook.xrt_event(event=event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import threading
 from collections.abc import Mapping
@@ -19,12 +20,13 @@ from xrt_core.errors import (
     EngineError,
     EngineNotFoundError,
     EngineUnavailableError,
+    OptionError,
     PluginError,
     RegistrationError,
 )
 from xrt_core.events import process_events
 from xrt_core.ir.annotations import Phase
-from xrt_core.options import Options
+from xrt_core.options import AUTO, Options
 
 HOST: Final = "host"
 KNOWN_PACKAGES: Final[Mapping[str, str]] = MappingProxyType(
@@ -115,7 +117,8 @@ class EngineManager:
 
         Raises EngineUnavailableError where the engine cannot drive `wanted`.
         """
-        devices = self.status(engine.name).devices or engine.devices
+        own = self._engines.get(engine.name) in (engine, None)  # not one that compiles for a device elsewhere
+        devices = (self.status(engine.name) if own else engine.probe()).devices or engine.devices
         if wanted is None:
             return devices[0]
         kind, _, index = wanted.partition(":")
@@ -146,11 +149,14 @@ class EngineManager:
         return sorted(found, key=lambda e: (-e.priority.get(phase, 0), e.name))
 
     def select(self, options: Options) -> list[Engine]:
-        """The engines that `options` mean, in the order to try them; none for engine="host".
+        """The engines that `options` mean, in the order to try them; none for engine="host", `ready` for "auto".
 
         Raises as `usable` for each engine asked for by name, EngineUnavailableError for a device it cannot use.
         """
-        if options.engine is None:
+        self._check_options(options)
+        if options.target is not None:
+            return self._targeting(options.target, options)
+        if options.engine is None or options.engine == (AUTO,):
             return self.ready(options.phase, options.device, options)
         found = [self.usable(n) for n in options.engine if n != HOST]
         if options.device is not None:
@@ -194,6 +200,38 @@ class EngineManager:
             for name in list(self._engines):
                 self._forget(name)
             self._status.clear()
+
+    def load_converters(self) -> Mapping[str, PluginError]:
+        """Load what the group `xrt.converters` names and let its hooks register; plugin -> why it could not be."""
+        failed: dict[str, PluginError] = {}
+        for name, plugins in self._discovery.plugins("xrt.converters").items():
+            plugin = plugins[0]
+            if plugin.is_disabled:
+                continue
+            try:
+                problem = self._discovery.problem(plugins)
+                if problem is not None:
+                    raise PluginError(f"{problem[0]}; {problem[1]}")
+                self._hooks.add(self._discovery.load(plugin), f"converters:{name}", plugin.owner)
+            except PluginError as e:
+                failed[name] = e
+        return failed
+
+    def load_passes(self) -> list[tuple[str, str, Any]]:
+        """Load what the group `xrt.passes` names: rows (name, owner, what it names or the PluginError of loading it)."""
+        found: list[tuple[str, str, Any]] = []
+        for name, plugins in self._discovery.plugins("xrt.passes").items():
+            plugin = plugins[0]
+            if plugin.is_disabled:
+                continue
+            try:
+                problem = self._discovery.problem(plugins)
+                if problem is not None:
+                    raise PluginError(f"{problem[0]}; {problem[1]}")
+                found.append((name, plugin.owner, self._discovery.load(plugin)))
+            except PluginError as e:
+                found.append((name, plugin.owner, e))
+        return found
 
     # --- within -------------------------------------------------------------------------------------------------
 
@@ -242,6 +280,24 @@ class EngineManager:
         for stray in op_kernels.strays(package, {name, *self._plugins(), *self._registered}):
             process_events.emit("kernels.stray", level=logging.WARNING, package=owner, error=stray)
         return engine
+
+    def _targeting(self, target: str, options: Options) -> list[Engine]:
+        """The named engines, compiling for a device that need not be here."""
+        if options.engine is None or options.engine == (AUTO,):
+            raise OptionError(
+                f"target={target!r} ({options.source('target')}) is in the words of an engine, and none is named: give "
+                "engine="
+            )
+        return [self.get(n).targeting(target) for n in options.engine if n != HOST]
+
+    def _check_options(self, options: Options) -> None:
+        """Raises OptionError where `engine_options` names an engine that there is not."""
+        for name in json.loads(options.engine_options) if options.engine_options else ():
+            if name not in self.names():
+                raise OptionError(
+                    f"option 'engine_options' ({options.source('engine_options')}) speaks of engine {name!r}; there are "
+                    f"{', '.join(self.names()) or 'none'}"
+                )
 
     def _not_found(self, name: str) -> str:
         package = KNOWN_PACKAGES.get(name)
@@ -302,8 +358,8 @@ def _fault(engine: Any, name: str | None = None) -> str:
     if missing:
         return f"{engine.__qualname__} does not implement {', '.join(missing)}"
     own = getattr(engine, "name", None)
-    if not (isinstance(own, str) and own.isidentifier() and own == own.lower()) or own == HOST:
-        return f"its name is {own!r}; it must be a lower-case identifier other than {HOST!r}"
+    if not (isinstance(own, str) and own.isidentifier() and own == own.lower()) or own in (HOST, AUTO):
+        return f"its name is {own!r}; it must be a lower-case identifier other than {HOST!r} and {AUTO!r}"
     if name is not None and own != name:
         return f"it calls itself {own!r}; the entry point and the class must agree"
     if engine.api_version != API_VERSION:

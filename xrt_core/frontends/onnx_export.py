@@ -16,6 +16,7 @@ from xrt_core.frontends.onnx_file import DataFile, replace_file, serialised
 from xrt_core.frontends.onnx_import import ALIASES
 from xrt_core.frontends.onnx_reader import DECLARED, SAME
 from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
+from xrt_core.ir.annotations import MARK, REGION
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
@@ -370,7 +371,12 @@ def _declared(value: Value, metadata: Mapping[str, str]) -> ValueType | None:
 def _annotate(p: NodeProto, n: Node) -> None:
     if n.annotations.doc:
         p.doc_string = n.annotations.doc
-    for key, value in n.annotations.metadata.items():
+    metadata = dict(n.annotations.metadata)
+    if n.annotations.engine is not None:
+        metadata[MARK] = n.annotations.engine
+        if n.annotations.region:
+            metadata[REGION] = n.annotations.region
+    for key, value in metadata.items():
         p.metadata_props.add(key=key, value=value)
 
 

@@ -28,7 +28,7 @@ from xrt_core.frontends.onnx_scope import (
     wrong_arity,
 )
 from xrt_core.frontends.onnx_wire import Weights
-from xrt_core.ir.annotations import Annotations
+from xrt_core.ir.annotations import MARK, REGION, Annotations
 from xrt_core.ir.graph import Attribute, Graph, Node, Value
 from xrt_core.ir.onnx_proto import type_from_proto
 from xrt_core.ir.schema import MINIMUM_OPSET, find_schema, normal_domain, why_unknown
@@ -199,7 +199,8 @@ class Reader:
             annotations = inherited
             doc, properties = p.doc_string, p.metadata_props
             if doc or properties:
-                metadata = {**{text(e.key): text(e.value) for e in properties}, **inherited.metadata}
+                own = {text(e.key): text(e.value) for e in properties}
+                metadata = {**own, **inherited.metadata, **(_marks(p) or context.marks)}
                 if SAME in metadata and op_type == "Identity" and operator.schema.domain == "":
                     names[p.output[0]] = inputs[0]
                     continue
@@ -292,8 +293,9 @@ class Reader:
                 renames.setdefault(inner, final)
         prefix = context.prefix if key[0] == OPSET_DOMAIN else f"{context.prefix}{p.name or f.name}/"
         inside = Context(
-            opsets, operators, prefix=prefix, calls=(*context.calls, key), references=references, renames=renames
-        )
+            opsets, operators, prefix=prefix, calls=(*context.calls, key), references=references, renames=renames,
+            marks=_marks(p) or context.marks,
+        )  # fmt: skip
         body = Scope({"": None}, None)
         for name, value in zip(f.input, given, strict=True):
             if name in body.names:
@@ -373,6 +375,11 @@ class Reader:
             candidate = f"{label}_{n}"
         self._taken.add(candidate)
         return candidate
+
+
+def _marks(p: NodeProto) -> dict[str, str]:
+    """The metadata that marks a node or a call for an engine; the innermost that has any holds."""
+    return {text(e.key): text(e.value) for e in p.metadata_props if e.key in (MARK, REGION)}
 
 
 def _hint(p: Any) -> ValueType | None:

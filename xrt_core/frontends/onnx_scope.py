@@ -65,7 +65,7 @@ class Scope:
 class Context:
     """Where nodes are read from: the model itself, or one call of a function."""
 
-    __slots__ = ("annotations", "calls", "inlined", "operators", "opsets", "prefix", "references", "renames")
+    __slots__ = ("annotations", "calls", "inlined", "marks", "operators", "opsets", "prefix", "references", "renames")
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Context:
         calls: tuple[FunctionKey, ...] = (),
         references: Mapping[str, tuple[int, Attribute]] | None = None,
         renames: Mapping[str, str] = MappingProxyType({}),
+        marks: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.opsets = opsets
         self.operators = operators
@@ -85,7 +86,9 @@ class Context:
         self.renames = renames
         self.inlined = bool(calls)
         trail = "/".join(f"{d}::{n}" for d, n, _ in calls if d != OPSET_DOMAIN)
-        self.annotations = Annotations(metadata={FUNCTION: trail}) if trail else NO_ANNOTATIONS
+        own = {**marks, FUNCTION: trail} if trail else marks
+        self.annotations = Annotations(metadata=own) if own else NO_ANNOTATIONS
+        self.marks = marks
 
 
 def text(found: str | bytes) -> str:

@@ -23,7 +23,7 @@ _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _ours: dict[str, bool] = {}  # file name -> whether it belongs to this package
 
 _tracer: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("xrt_tracer", default=None)
-_engine: contextvars.ContextVar[str | None] = contextvars.ContextVar("xrt_engine", default=None)
+_mark: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("xrt_mark", default=None)
 
 _LITERAL_SIZE = 64  # elements up to which equal literals share one constant
 _KNOWN_SIZE = 1024  # elements up to which values computed from shapes are followed while tracing
@@ -75,12 +75,25 @@ def located(message: str) -> str:
 
 @contextlib.contextmanager
 def power_by_engine(name: str | None) -> Iterator[None]:
-    """Pin the nodes that are built inside to the engine `name`; None keeps them on the host. The innermost wins."""
-    token = _engine.set("host" if name is None else name)
+    """Mark the nodes that are built inside for the engine `name`; None keeps them on the host.
+
+    Every block is a region of its own, which becomes one launch where that is possible. Of nested blocks the innermost
+    holds; one that names the engine of the block around it changes nothing. Raises TraceError for what is no name.
+    """
+    if name is not None and not (isinstance(name, str) and name):
+        raise trace_error(f"power_by_engine({name!r}): it takes the name of an engine, or None for the host")
+    engine, outer, tracer = name or "host", _mark.get(), _tracer.get()
+    if outer is None or outer[0] != engine:
+        region = ""
+        if tracer is not None and engine != "host":
+            tracer.blocks += 1
+            region = f"block {tracer.blocks}"
+        outer = (engine, region)
+    token = _mark.set(outer)
     try:
         yield
     finally:
-        _engine.reset(token)
+        _mark.reset(token)
 
 
 class Scope:
@@ -102,6 +115,7 @@ class Tracer:
     pinned: domain -> opset that the graph asks for; other domains are traced at the newest that `onnx` knows.
     opsets: domain -> opset for the domains used so far.
     known: values of shape arithmetic that are known although a node makes them. loss: what `backward` was called on.
+    blocks: how many blocks of `power_by_engine` were entered.
     """
 
     def __init__(self, label: str, pinned: Mapping[str, int]) -> None:
@@ -110,6 +124,7 @@ class Tracer:
         self.opsets: dict[str, int] = {"": pinned.get("", 0) or latest_opset("")}
         self.known: dict[Value, np.ndarray] = {}
         self.loss: Value | None = None
+        self.blocks = 0
         self.prefix = ""
         self.scope = Scope(self, None, label)
         self._used: dict[str, int] = {}
@@ -191,13 +206,16 @@ class Tracer:
             return found[1]
         array = as_array(obj)
         wanted = array.dtype if dtype is None else dtype
+        found = self._constants.get((id(obj), wanted))  # asked for by its own dtype, and without one, it is the same
+        if found is not None:
+            return found[1]
         path = self.path_of(obj)
         if path is None and array.size <= _LITERAL_SIZE:
             return self.literal(array, wanted)
         if wanted != array.dtype:
             array = array.astype(wanted)
         value = Value.constant(array, self.fresh(path or f"{self.prefix}constant"))
-        self._constants[key] = (obj, value)  # holds the object, so that its id stays taken
+        self._constants[key] = self._constants[id(obj), wanted] = (obj, value)  # holds the object: its id stays taken
         return value
 
     def literal(self, data: Any, dtype: np.dtype) -> Value:
@@ -263,8 +281,8 @@ class Tracer:
             made = (Value(label, types[0]),)
         else:
             made = tuple(Value(self.fresh(f"{label}.{i}"), t) for i, t in enumerate(types))  # type: ignore[assignment]
-        engine = _engine.get()
-        annotations = Annotations(engine=engine, source=where) if where or engine else NO_ANNOTATIONS
+        engine, region = _mark.get() or (None, "")
+        annotations = Annotations(engine=engine, region=region, source=where) if where or engine else NO_ANNOTATIONS
         node = Node(op[0], inputs, made, attributes, domain=op[1], version=op[2], name=label, annotations=annotations)
         self.scope.nodes.append(node)
         if schema.op_type in _SHAPE_OPERATORS and not schema.domain:
@@ -400,12 +418,12 @@ def current_tracer(what: str) -> Tracer:
 @contextlib.contextmanager
 def tracing(tracer: Tracer) -> Iterator[Tracer]:
     """Make `tracer` the one that records in this context; the engine marks of the surroundings do not reach in."""
-    token, mark = _tracer.set(tracer), _engine.set(None)
+    token, mark = _tracer.set(tracer), _mark.set(None)
     try:
         yield tracer
     finally:
         tracer.scope.closed = True
-        _engine.reset(mark)
+        _mark.reset(mark)
         _tracer.reset(token)
 
 

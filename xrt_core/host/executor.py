@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from xrt_core.host.reference import reference_kernel
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.kernels import OpContext, find_kernel
+from xrt_core.kernels.namespace import wide
 
 HostKernel = Callable[[Sequence[Any]], tuple[Any, ...]]
 
@@ -58,6 +61,70 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
         return call([xp.asnumpy(a) if i in static and a is not None else _up(a, xp) for i, a in enumerate(arrays)])
 
     return _guarded(node, on_device)
+
+
+MINIMUM_REUSED = 1 << 15
+"""Bytes from which writing a result into the memory of an input pays; below, NumPy's own cache is as quick."""
+
+
+def reusable_inputs(node: Node, xp: Any = np) -> tuple[int, ...]:
+    """Indices of the inputs into whose memory `reusing_kernel` could write the result, by the kernel and the types."""
+    portable = find_kernel(node.domain, node.op_type)
+    if portable is None or not portable.ufunc or xp is not np or len(node.outputs) != 1 or node.outputs[0] is None:
+        return ()
+    t = node.outputs[0].type
+    if not isinstance(t, TensorType) or not t.is_static or t.dtype is None or t.shape is None:
+        return ()
+    if math.prod(d for d in t.shape if isinstance(d, int)) * t.dtype.itemsize < MINIMUM_REUSED:
+        return ()
+    ufunc = getattr(np, portable.ufunc)
+    if len(node.inputs) != ufunc.nin or any(v is None or v.dtype != t.dtype for v in node.inputs):
+        return ()
+    if wide(t.dtype) != t.dtype or ufunc.resolve_dtypes((t.dtype,) * ufunc.nin + (None,))[-1] != t.dtype:
+        return ()
+    return tuple(i for i, v in enumerate(node.inputs) if v is not None and v.data is None and v.type == t)
+
+
+def reusing_kernel(node: Node, candidates: Sequence[int]) -> HostKernel:
+    """The host kernel of a node, writing its result over one of the inputs in `candidates` where that is nobody else's.
+
+    candidates: indices, of those that `reusable_inputs` gave, of inputs that nothing reads after this node. Whether the
+    memory is theirs alone is seen when it runs: an array that owns its memory, and to which there is no reference but
+    those of the plan, has no views and no other readers. Results are the same bit for bit, and lie in memory in the
+    same order.
+    """
+    portable, out = find_kernel(node.domain, node.op_type), node.outputs[0]
+    assert portable is not None
+    assert out is not None
+    plain, ufunc = host_kernel(node), getattr(np, portable.ufunc)
+    dtype, shape = out.dtype, out.shape
+
+    def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        for i in candidates:
+            if sys.getrefcount(arrays[i]) == _SOLE:
+                x = arrays[i]
+                flags = x.flags
+                if flags.owndata and flags.carray and x.dtype == dtype and x.shape == shape:
+                    return (ufunc(*arrays, out=x),)
+        return plain(arrays)
+
+    return _guarded(node, call)
+
+
+def _sole_references() -> int:
+    """What `getrefcount` says of an array that a register and the arguments of a step hold, and nothing else."""
+    found = []
+
+    def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        found.append(sys.getrefcount(arrays[0]))
+        return ()
+
+    registers = [np.empty(1)]
+    call([registers[i] for i in (0,)])
+    return found[0]
+
+
+_SOLE = _sole_references()
 
 
 def run_node(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+MARK: Final = "xrt.mark"
+"""Key of an ONNX node's `metadata_props` that names the engine the node is marked for, or "host"."""
+REGION: Final = "xrt.region"
+"""Key beside MARK that tells regions of one engine apart; nodes of one label are one region."""
 
 Phase = Literal["train", "inference"]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -27,7 +32,8 @@ class SourceLocation:
 class Annotations:
     """Typed annotations of a node. None of them changes what the node computes.
 
-    engine: name of the engine the node is pinned to ("host" keeps it on the host; None: no mark).
+    engine: name of the engine the node is marked for ("host" keeps it on the host; None: no mark).
+    region: which marked region of that engine the node belongs to; nodes of one label are one region.
     device: device the node is placed on, such as "cpu" or "cuda:0".
     sbp, placement: SBP signature per output ("split(0)", "broadcast", "partial_sum") and the devices it spans.
     phase: training or inference, where a node belongs to only one.
@@ -38,6 +44,7 @@ class Annotations:
     """
 
     engine: str | None = None
+    region: str = ""
     device: str | None = None
     sbp: tuple[str, ...] | None = None
     placement: tuple[str, ...] | None = None

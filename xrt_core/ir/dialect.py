@@ -11,6 +11,7 @@ from xrt_core.ir.schema import DIALECT, DIALECT_VERSION, AttributeKind, Attribut
 from xrt_core.ir.types import Dim, TensorType, ValueType
 
 Types = tuple[ValueType | None, ...]
+_MANY: Final = 2**31 - 1
 
 
 def _tensor(node: Node, index: int) -> TensorType:
@@ -38,6 +39,11 @@ def _filter(node: Node) -> Types:
     if x.shape is not None and len(x.shape) != len(kernel) + 2:
         raise ShapeError(f"ConvFilterGrad {node.name!r}: kernel_shape {kernel} for an input of rank {len(x.shape)}")
     return (TensorType(x.dtype, (dy.shape[1] if dy.shape is not None else None, channels, *kernel)),)
+
+
+def _same(node: Node) -> Types:
+    """Barrier: each output is the input of its number."""
+    return tuple(None if v is None else v.type for v in node.inputs[: len(node.outputs)])
 
 
 def _input_shape(node: Node) -> Types:
@@ -72,6 +78,8 @@ def _own(name: str, inputs: int, infer: object, required: tuple[str, ...] = (), 
 
 _own("StopGradient", 1, _like(0))
 _own("Assign", 2, _like(0))
+register_schema(Schema(DIALECT, "Barrier", DIALECT_VERSION, 1, _MANY, 1, _MANY, infer=_same))
+_own("Cofactors", 1, _like(0))
 _own("ConvFilterGrad", 2, _filter, ("kernel_shape",), **_WINDOW, group="int")
 _own("MaxPoolGrad", 3, _like(1), ("kernel_shape",), **_POOL)
 _own("AveragePoolGrad", 1, _input_shape, ("kernel_shape", "size"), **_POOL, count_include_pad="int", size="ints")

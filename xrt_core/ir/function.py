@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from xrt_core.ir.graph import Graph, Node, Value, _Frozen, _set
 from xrt_core.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, TensorProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,14 @@ class Function(_Frozen):
 
         return function_text(self)
 
-    def to_onnx(self) -> ModelProto:
-        """The function as a standalone ONNX model; importing it gives the same fingerprint."""
+    def to_onnx(self, *, tensor: Callable[[np.ndarray, str], TensorProto] | None = None) -> ModelProto:
+        """The function as a standalone ONNX model; importing it gives the same fingerprint.
+
+        `tensor` writes a constant of a name, by default with its data. Raises ExportError for what ONNX cannot express.
+        """
         from xrt_core.frontends.onnx_export import export_function
 
-        return export_function(self)
+        return export_function(self) if tensor is None else export_function(self, tensor=tensor)
 
     def __str__(self) -> str:
         return self.as_text()

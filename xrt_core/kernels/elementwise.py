@@ -21,7 +21,7 @@ _UNARY = {
 
 
 def _register_unary(op_type: str, function: str) -> None:
-    @kernel(op_type)
+    @kernel(op_type, ufunc=function)
     def unary(ctx: OpContext, x: Any) -> Any:
         xp = ctx.xp
         return result(xp, getattr(xp, function)(widen(x)), x.dtype)
@@ -36,6 +36,12 @@ for _op_type, _function in _UNARY.items():
 @kernel("Identity")
 def identity(ctx: OpContext, x: Any) -> Any:
     """The input itself, of any type (sequences and optionals too)."""
+    return x
+
+
+@kernel("EngineInputConvert", "EngineOutputConvert", domain="xrt")
+def convert(ctx: OpContext, x: Any) -> Any:
+    """The input itself: where all arrays are of one namespace there is nothing to convert (`runtime.converters`)."""
     return x
 
 
@@ -59,25 +65,25 @@ def _arithmetic(ctx: OpContext, function: Any, a: Any, b: Any) -> Any:
     return result(ctx.xp, function(widen(a), widen(b)), a.dtype)
 
 
-@kernel("Add")
+@kernel("Add", ufunc="add")
 def add(ctx: OpContext, a: Any, b: Any) -> Any:
     """a + b with broadcasting; integers wrap."""
     return _arithmetic(ctx, ctx.xp.add, a, b)
 
 
-@kernel("Sub")
+@kernel("Sub", ufunc="subtract")
 def sub(ctx: OpContext, a: Any, b: Any) -> Any:
     """a - b with broadcasting; integers wrap."""
     return _arithmetic(ctx, ctx.xp.subtract, a, b)
 
 
-@kernel("Mul")
+@kernel("Mul", ufunc="multiply")
 def mul(ctx: OpContext, a: Any, b: Any) -> Any:
     """a * b with broadcasting; integers wrap."""
     return _arithmetic(ctx, ctx.xp.multiply, a, b)
 
 
-@kernel("Div")
+@kernel("Div", ufunc="true_divide")
 def div(ctx: OpContext, a: Any, b: Any) -> Any:
     """a / b with broadcasting; the quotient of integers is truncated toward zero."""
     if float_like(a.dtype):
@@ -128,19 +134,19 @@ def pow_(ctx: OpContext, x: Any, y: Any) -> Any:
     return result(xp, xp.power(wx.astype(work), wy.astype(work)), x.dtype)
 
 
-@kernel("Max")
+@kernel("Max", ufunc="maximum")
 def max_(ctx: OpContext, *inputs: Any) -> Any:
     """Largest of any number of arrays, with broadcasting; NaN wins."""
     return result(ctx.xp, functools.reduce(ctx.xp.maximum, [widen(x) for x in inputs]), inputs[0].dtype)
 
 
-@kernel("Min")
+@kernel("Min", ufunc="minimum")
 def min_(ctx: OpContext, *inputs: Any) -> Any:
     """Smallest of any number of arrays, with broadcasting; NaN wins."""
     return result(ctx.xp, functools.reduce(ctx.xp.minimum, [widen(x) for x in inputs]), inputs[0].dtype)
 
 
-@kernel("Sum")
+@kernel("Sum", ufunc="add")
 def sum_(ctx: OpContext, *inputs: Any) -> Any:
     """Sum of any number of arrays, with broadcasting."""
     return result(ctx.xp, functools.reduce(ctx.xp.add, [widen(x) for x in inputs]), inputs[0].dtype)

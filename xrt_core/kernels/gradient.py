@@ -25,6 +25,12 @@ def assign(ctx: OpContext, variable: Any, value: Any) -> Any:
     return value
 
 
+@kernel("Barrier", domain="xrt")
+def barrier(ctx: OpContext, *values: Any) -> Any:
+    """The inputs themselves, as many as there are outputs, once all inputs are there."""
+    return values[: ctx.num_outputs]
+
+
 @kernel("ConvFilterGrad", domain="xrt")
 def conv_filter_grad(ctx: OpContext, x: Any, dy: Any) -> Any:
     """Gradient of Conv(x[N, C, ...], w) by w[M, C / group, *kernel_shape], for dy[N, M, ...]: one product a tap."""
@@ -104,6 +110,21 @@ def average_pool_grad(ctx: OpContext, dy: Any) -> Any:
     for tap in windows.taps():
         total = accumulate(xp, total, (..., *tap), share)
     return narrow(_cropped(total, windows), dtype)
+
+
+@kernel("Cofactors", domain="xrt")
+def cofactors(ctx: OpContext, x: Any) -> Any:
+    """The gradient of the determinant of the matrices in the last two axes, by their singular values:
+    det(U) det(V) U diag(products of all singular values but one) V'."""
+    xp = ctx.xp
+    n = x.shape[-1]
+    if 0 in x.shape:
+        return x
+    u, s, v = xp.linalg.svd(widen(x))
+    others = xp.where(xp.asarray(np.eye(n, dtype=np.bool_)), xp.ones((), s.dtype), s[..., None, :])
+    scaled = u * xp.prod(others, axis=-1)[..., None, :]
+    sign = xp.linalg.det(u) * xp.linalg.det(v)
+    return narrow(xp.matmul(scaled, v) * sign[..., None, None], x.dtype)
 
 
 # Threefry-2x32 with 20 rounds: J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11.

@@ -40,6 +40,8 @@ class PortableKernel:
     dynamic: None, or why an engine of static shapes cannot run it: a sentence, or a function from the node to a
         sentence or None ("output shape depends on the data").
     train: whether the kernel may be used in training (its gradient exists).
+    ufunc: the NumPy ufunc of which the kernel is a plain call where it is given as many arrays as that takes, of one
+        dtype which needs no widening and is also the result's: a result can then take an input's memory. "" for none.
     """
 
     domain: str
@@ -48,6 +50,7 @@ class PortableKernel:
     static: tuple[int, ...] = ()
     dynamic: str | Callable[[Node], str | None] | None = None
     train: bool = True
+    ufunc: str = ""
 
     def why_dynamic(self, node: Node) -> str | None:
         """Why `node` cannot run with static shapes, or None if it can."""
@@ -64,6 +67,7 @@ def kernel(
     static: tuple[int, ...] = (),
     dynamic: str | Callable[[Node], str | None] | None = None,
     train: bool = True,
+    ufunc: str = "",
 ) -> Callable[[F], F]:
     """Register the decorated function as the portable kernel of these operators. See `PortableKernel`."""
 
@@ -76,7 +80,7 @@ def kernel(
                     f"{taken.function.__module__}.{taken.function.__qualname__} and by "
                     f"{function.__module__}.{function.__qualname__}"
                 )
-            _KERNELS[domain, op_type] = PortableKernel(domain, op_type, function, static, dynamic, train)
+            _KERNELS[domain, op_type] = PortableKernel(domain, op_type, function, static, dynamic, train, ufunc)
         return function
 
     return register

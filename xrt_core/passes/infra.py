@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from xrt_core.errors import InternalError
+from xrt_core.errors import InternalError, ShapeError
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.inference import infer_types
 from xrt_core.ir.rewrite import substitute
 
 
@@ -29,6 +30,11 @@ class Pass(ABC):
         result = self.rewrite(graph)
         if result is graph:
             return graph
+        if not isinstance(result, Graph):
+            raise InternalError(
+                f"pass {self.name!r} returned a {type(result).__name__} instead of a graph. "
+                "Pass author: return the graph you were given where there is nothing to change"
+            )
         if result.inputs != graph.inputs:
             raise InternalError(
                 f"pass {self.name!r} changed the graph's inputs, {_names(graph.inputs)}, to {_names(result.inputs)}. "
@@ -47,6 +53,25 @@ def run_passes(graph: Graph, passes: Sequence[Pass]) -> Graph:
     for p in passes:
         graph = p(graph)
     return graph
+
+
+def typed(graph: Graph) -> Graph:
+    """`graph` with a type for every output that has none, as far as it follows from its node's inputs."""
+    new: dict[Value, Value] = {}
+    nodes = []
+    for old in graph.nodes:
+        node = substitute(old, new) if new else old
+        if not node.subgraphs and any(v is not None and v.type is None for v in node.outputs):
+            try:
+                types = infer_types(node)
+            except ShapeError:  # the host says what is wrong when it runs the node
+                types = ()
+            for v, t in zip(node.outputs, types, strict=False):
+                if v is not None and v.type is None and t is not None:
+                    new[v] = v.with_type(t)
+            node = node.replace(outputs=[v if v is None else new.get(v, v) for v in node.outputs])
+        nodes.append(node)
+    return graph.replace(nodes=nodes, outputs=[new.get(v, v) for v in graph.outputs]) if new else graph
 
 
 def rebuild(graph: Graph, nodes: Iterable[Node], new: dict[Value, Value]) -> Graph:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from xrt_core.errors import ShapeError
+from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types, merged
 from xrt_core.ir.rewrite import closed, substitute
@@ -69,6 +70,7 @@ class _Walk:
         self.expand = expand
         self.fold_limit = fold_limit
         self.prefix = ""  # of names, inside a graph that takes a node's place: it may do so more than once
+        self.inherited: Annotations | None = None  # of the operator whose body takes its place
         self.new: dict[Value, Value] = {}
         self.made: list[Node] = []
 
@@ -93,13 +95,17 @@ class _Walk:
                 new[result] = new.get(source, source)
                 return
         node = substitute(node, new)
+        if self.inherited is not None:
+            node = node.replace(annotations=self.inherited)
         if self.shape_of(node):
             return
         body = self.expand(node)
         if body is not None:
             given = [v for v in node.inputs if v is not None]
             self.new.update(zip(body.inputs, given, strict=True))
+            outer, self.inherited = self.inherited, node.annotations.replace(sbp=None, aliases=(), doc="")
             self.inline(node, body, [v for v in node.outputs if v is not None])
+            self.inherited = outer
             return
         types = self.types(node)
         if is_known(node):

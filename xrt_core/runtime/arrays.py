@@ -53,7 +53,8 @@ def to_numpy(x: Any) -> Any:
         raise InputError(f"this {_type_name(x)} cannot be read as a NumPy array: {reason}") from e
     if found is None:
         raise InputError(
-            f"{_type_name(x)} is not an array; give NumPy, JAX, CuPy or torch arrays (np.asarray(x) makes one)"
+            f"{_type_name(x)} is not an array; give NumPy, JAX, CuPy or torch arrays (np.asarray(x) makes one), or "
+            "tell XRT about the type: xrt.register_array_type"
         )
     return found if found.dtype.isnative and found.dtype.kind not in "UST" else to_numpy(found)
 

@@ -76,7 +76,7 @@ class Launch:
 
     def _prove(self, results: Sequence[Any]) -> None:
         """Hold the first results against what was promised. Raises ExecutionError where they differ."""
-        fault = _misfit(results, self.function)
+        fault = misfit(results, self.function)
         if fault:
             raise ExecutionError(
                 f"engine {self.engine!r}, {self.function.name} ({operators_of(self.function)}): {fault}; "
@@ -118,7 +118,7 @@ def operators_of(function: Function) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
-def _misfit(results: Any, function: Function) -> str:
+def misfit(results: Any, function: Function) -> str:
     """What is wrong with an executable's results, and what was expected, or ""."""
     returns = function.returns
     try:

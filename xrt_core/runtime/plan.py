@@ -2,95 +2,127 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from xrt_core.errors import InternalError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy
 from xrt_core.runtime.launch import Launch
+from xrt_core.runtime.memory import Buffers, Memory
+from xrt_core.runtime.parallel import Execute, SideBySide, Span, Step, Trial, timed
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 
 HOST = "host"
 
 
-class Step(NamedTuple):
-    """One step: `call` reads the registers `inputs`, its results go to `outputs` (-1: nobody wants it), and the
-    registers `dead` are cleared after it."""
+class Program(NamedTuple):
+    """What a plan is made of.
 
-    call: Call
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    dead: tuple[int, ...]
-    label: str
-
-
-class Plan:
-    """Steps over numbered registers. Safe to run from many threads: each run has its own registers.
-
-    The first registers are the inputs, then come the constants that host steps and outputs read.
-    outputs: registers of the results. spaces: for each output who made it, "host" or an engine's name.
+    inputs: how many; the first registers are theirs, then come the constants that host steps and outputs read.
+    registers: as a run begins. outputs: registers of the results. spaces: for each output who made it, "host" or an
+        engine's name.
     engine_inputs: for each input, the one engine that alone reads it (it may be an array of that engine), or None.
     guarded: inputs that host steps or outputs read. Their arrays go in as read-only views, as constants do, so that
         whatever comes out writable shares no memory with them. owned: whether results must be the caller's own (see
         `_own`); parts of a graph do without, their results go on into steps.
     """
 
+    inputs: int
+    registers: list[Any]
+    steps: Sequence[Step]
+    outputs: Sequence[int]
+    spaces: Sequence[str]
+    engine_inputs: Sequence[str | None]
+    launches: Sequence[Launch]
+    guarded: Sequence[int]
+    owned: bool
+    memory: Memory
+
+
+class Plan:
+    """Steps over numbered registers. Safe to run from many threads: each run has its own registers.
+
+    outputs, spaces, engine_inputs: see `Program`. memory: what a run needs.
+    run: results for arrays of the inputs. side_by_side: whether launches of different engines may run at the same time;
+    it is decided by the first calls where `run_side_by_side` was told to try.
+    """
+
     __slots__ = (
-        "_guarded", "_has_host_steps", "_owned", "_template",
-        "engine_inputs", "launches", "outputs", "run", "spaces", "steps",
+        "_execute", "_guarded", "_has_host_steps", "_owned", "_parallel", "_template",
+        "engine_inputs", "launches", "memory", "outputs", "run", "spaces", "steps",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        inputs: int,
-        registers: list[Any],
-        steps: Sequence[Step],
-        outputs: Sequence[int],
-        spaces: Sequence[str],
-        engine_inputs: Sequence[str | None],
-        launches: Sequence[Launch],
-        guarded: Sequence[int],
-        owned: bool,
-    ) -> None:
-        self._template = registers
-        self._guarded = tuple(guarded)
-        self._owned = owned and HOST in spaces
-        self.steps = tuple(steps)
-        self.outputs = tuple(outputs)
-        self.spaces = tuple(spaces)
-        self.engine_inputs = tuple(engine_inputs)
-        self.launches = tuple(launches)
-        self._has_host_steps = any(not isinstance(s.call, Launch) for s in steps)
+    def __init__(self, program: Program) -> None:
+        self._template = program.registers
+        self._guarded = tuple(program.guarded)
+        self._owned = program.owned and HOST in program.spaces
+        self.steps = tuple(program.steps)
+        self.outputs = tuple(program.outputs)
+        self.spaces = tuple(program.spaces)
+        self.engine_inputs = tuple(program.engine_inputs)
+        self.launches = tuple(program.launches)
+        self.memory = program.memory
+        self._has_host_steps = any(not isinstance(s.call, Launch) for s in self.steps)
+        self._parallel: SideBySide | None = None
+        self._execute: Execute = self._in_order
         self.run: Call = self._run
-        if len(steps) == 1 and isinstance(steps[0].call, Launch):
-            step = steps[0]
-            if step.inputs == tuple(range(inputs)) and step.outputs == self.outputs:
+        if len(self.steps) == 1 and isinstance(self.steps[0].call, Launch):
+            step = self.steps[0]
+            if step.inputs == tuple(range(program.inputs)) and step.outputs == self.outputs:
                 self.run = step.call  # the whole graph is one Launch: nothing of ours on the way
 
+    def run_side_by_side(self, always: bool) -> None:
+        """Let launches of different lanes run at the same time: always, or where the first calls are faster so."""
+        kept = [*self.outputs, *(i for i, r in enumerate(self._template) if r is not None)]
+        alone = [i for i, s in enumerate(self.steps) if isinstance(s.call, Launch) and s.call.function.aliases]
+        self._parallel = SideBySide(self.steps, kept, alone)
+        self._execute = self._parallel if always else Trial(self._in_order, self._parallel, self._settle)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether launches of different lanes run at the same time; False while that is being tried."""
+        return self._parallel is not None and self._execute is self._parallel
+
+    def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Span]]:
+        """Results as of `run`, and when each step ran, in the order in which they ended."""
+        spans: list[Span] = []
+        begin = time.perf_counter()
+        steps = [timed(s, spans, begin) for s in self.steps]
+
+        def execute(registers: list[Any]) -> None:
+            if self._parallel is not None and self._execute is not self._in_order:
+                self._parallel(registers, steps)
+            else:
+                _run_in_order(steps, registers)
+
+        return self._run_by(execute, arrays), spans
+
     def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return self._run_by(self._execute, arrays)
+
+    def _run_by(self, execute: Execute, arrays: Sequence[Any]) -> list[Any]:
         registers = self._template.copy()
         registers[: len(arrays)] = arrays
         for i in self._guarded:
             registers[i] = _read_only(registers[i])
         if self._has_host_steps:
             with np.errstate(all="ignore"):  # NaN and infinities are results, not warnings
-                self._execute(registers)
+                execute(registers)
         else:
-            self._execute(registers)
+            execute(registers)
         results = [registers[i] for i in self.outputs]
         return _own(results) if self._owned else results
 
-    def _execute(self, registers: list[Any]) -> None:
-        for call, inputs, outputs, dead, _ in self.steps:
-            results = call([registers[i] for i in inputs])
-            for i, result in zip(outputs, results, strict=False):
-                if i >= 0:
-                    registers[i] = result
-            for i in dead:
-                registers[i] = None
+    def _in_order(self, registers: list[Any]) -> None:
+        _run_in_order(self.steps, registers)
+
+    def _settle(self, execute: Execute) -> None:
+        self._execute = execute
 
     def as_text(self) -> str:
         """The program, a step a line."""
@@ -107,12 +139,40 @@ class Plan:
         return self.as_text()
 
 
-class Lowered(NamedTuple):
-    """What a node becomes: the function that computes it, where its results live, and a label."""
+def _run_in_order(steps: Sequence[Step], registers: list[Any]) -> None:
+    """One step after another. No name of this frame keeps an array alive beyond the step that made it."""
+    results: Any
+    for call, inputs, outputs, dead, _, _ in steps:
+        results = call([registers[i] for i in inputs])
+        if len(outputs) == 1:
+            if outputs[0] >= 0:
+                registers[outputs[0]] = results[0]
+        else:
+            for i, result in zip(outputs, results, strict=False):
+                if i >= 0:
+                    registers[i] = result
+        result = results = None
+        for i in dead:
+            registers[i] = None
 
-    call: Call
+
+class Lowered(NamedTuple):
+    """What a node becomes.
+
+    call: the function that computes it; None where its output is its input as it is. space: where its results live.
+    label: for people. reads: the space of its inputs, where that is another. lane: for a launch, its engine and device.
+    shares: whether results are the memory of the first input. reusable: indices of inputs whose memory a result may
+    take; reusing: the function that does so, given those of them that nothing reads after the node.
+    """
+
+    call: Call | None
     space: str
     label: str
+    reads: str = ""
+    lane: str = ""
+    shares: bool = False
+    reusable: tuple[int, ...] = ()
+    reusing: Callable[[Sequence[int]], Call] | None = None
 
 
 P = TypeVar("P", bound=Plan)
@@ -121,22 +181,35 @@ P = TypeVar("P", bound=Plan)
 def make_plan(
     graph: Graph,
     lower: Callable[[Node], Lowered],
-    kind: Callable[..., P] = Plan,  # type: ignore[assignment]
+    kind: Callable[[Program], P] = Plan,  # type: ignore[assignment]
     *,
     owned: bool = True,
     to_host: Converter = to_numpy,
 ) -> P:
     """The plan of a partitioned graph; `lower` says what each node becomes (a node's missing inputs come as None).
 
-    Results that an engine made are taken to the host's arrays (`to_host`) once, before the first host step that reads
-    them, and constants when the plan is made. owned: results
-    share no memory with inputs, constants or one another, so that no side can change the other's data; a plan whose
-    results go on into another plan does without. kind: makes the plan from the arguments of `Plan`.
+    Values cross between spaces by the converters that stand in the graph (`passes.clustering.convert`); constants are
+    taken to the host's arrays (`to_host`) when the plan is made. Nodes run in the order of the graph, or in one that
+    needs less memory. owned: results share no memory with inputs, constants or one another, so that no side can change
+    the other's data; a plan whose results go on into another plan does without. kind: makes the plan from a `Program`.
+
+    Raises InternalError where a node reads a value of another space.
     """
+    lowered = [lower(n) for n in graph.nodes]
+    own = [owned and _space(graph, v, lowered) == HOST for v in graph.outputs]
+    buffers = Buffers(graph, [x.shares or x.call is None for x in lowered], [x.reusable for x in lowered], own)
+    writes = any(isinstance(x.call, Launch) and x.call.function.aliases for x in lowered)
+    # what writes into its inputs stays behind those that read them
+    order = list(range(len(lowered))) if writes else buffers.better_order()
     builder = _Builder(graph, to_host)
-    for node in graph.nodes:
-        builder.add(node, lower(node))
-    return kind(*builder.parts(), owned)
+    for i in order:
+        builder.add(graph.nodes[i], lowered[i])
+    return kind(builder.program(owned, buffers.memory(order, [x.label for x in lowered])))
+
+
+def _space(graph: Graph, v: Value, lowered: Sequence[Lowered]) -> str:
+    i = graph.producers.get(v)
+    return HOST if i is None else lowered[i].space
 
 
 def _read_only(x: Any) -> Any:
@@ -183,24 +256,19 @@ class _Builder:
         self.graph = graph
         self.to_host = to_host
         self.registers: list[Any] = []
-        self.of: dict[Value, int] = {}  # where a value was made
-        self.on_host: dict[Value, int] = {}  # where its NumPy form is
-        self.space: dict[Value, str] = {}
+        self.of: dict[Value, int] = {}
+        self.space: dict[Value, str] = {}  # of values that are not the host's
         self.steps: list[Step] = []
-        self.readers: dict[Value, set[str]] = {}
+        self.reusing: dict[int, Lowered] = {}  # steps that can write over an input
+        self.readers: dict[int, set[str]] = {}  # register -> spaces
         self.launches: list[Launch] = []
         self.none = -1
         for v in graph.inputs:
-            self.of[v] = self.on_host[v] = self.new()
-            self.space[v] = HOST
+            self.of[v] = self.new()
 
     def new(self, content: Any = None) -> int:
         self.registers.append(content)
         return len(self.registers) - 1
-
-    def all_to_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The step that takes an engine's results to the host."""
-        return [self.to_host(a) for a in arrays]
 
     def nothing(self) -> int:
         """A register that always holds None, for inputs left out."""
@@ -208,25 +276,34 @@ class _Builder:
             self.none = self.new()
         return self.none
 
-    def register(self, v: Value | None, space: str) -> int:
-        """The register from which a step in `space` reads `v`."""
+    def register(self, v: Value | None) -> int:
+        """The register that holds `v`."""
         if v is None:
             return self.nothing()
         if v not in self.of:  # a constant; captured values are inputs by now
-            self.of[v] = self.on_host[v] = self.new(self.to_host(_aligned(_read_only(v.data))))
-            self.space[v] = HOST
-        self.readers.setdefault(v, set()).add(space)
-        if self.space[v] == space and space != HOST:
-            return self.of[v]
-        if v not in self.on_host:
-            self.on_host[v] = self.new()
-            self.steps.append(Step(self.all_to_host, (self.of[v],), (self.on_host[v],), (), "to_host"))
-        return self.on_host[v]
+            self.of[v] = self.new(self.to_host(_aligned(_read_only(v.data))))
+        return self.of[v]
+
+    def read(self, v: Value | None, space: str, label: str) -> int:
+        """The register from which a step in `space` reads `v`."""
+        r = self.register(v)
+        home = HOST if v is None else self.space.get(v, HOST)
+        if v is not None and home != space:
+            raise InternalError(f"{label} reads {v.name!r} on {space}, which is on {home}: a converter is missing")
+        self.readers.setdefault(r, set()).add(space)
+        return r
 
     def add(self, node: Node, lowered: Lowered) -> None:
-        call, space, label = lowered
+        call, space, label = lowered.call, lowered.space, lowered.label
+        first, made = node.inputs[0] if node.inputs else None, node.outputs[0] if node.outputs else None
+        if call is None:
+            assert first is not None
+            assert made is not None
+            self.of[made] = self.register(first)
+            self.space[made] = space
+            return
         given = [*node.inputs, *node.captures] if node.subgraphs else node.inputs
-        inputs = tuple(self.register(v, space) for v in given)
+        inputs = tuple(self.read(v, lowered.reads or space, label) for v in given)
         outputs = []
         for v in node.outputs:
             if v is None:
@@ -235,30 +312,33 @@ class _Builder:
             r = self.of[v] = self.new()
             outputs.append(r)
             self.space[v] = space
-            if space == HOST:
-                self.on_host[v] = r
         if isinstance(call, Launch):
             self.launches.append(call)
-        self.steps.append(Step(call, inputs, tuple(outputs), (), label))
+        if lowered.reusable:
+            self.reusing[len(self.steps)] = lowered
+        self.steps.append(Step(call, inputs, tuple(outputs), (), label, lowered.lane))
 
-    def parts(self) -> tuple[Any, ...]:
-        """The arguments of `Plan`, all but the last."""
+    def program(self, owned: bool, memory: Memory) -> Program:
+        """What the plan is made of."""
         graph = self.graph
-        outputs, spaces = [], []
-        for v in graph.outputs:
-            space = self.space.get(v, HOST)
-            register = self.register(v, space)
-            if space != HOST and register in outputs:  # returned twice: the second is the host's, and so copied
-                space, register = HOST, self.register(v, HOST)
-            outputs.append(register)
-            spaces.append(space)
+        outputs = [self.register(v) for v in graph.outputs]
+        spaces = [self.space.get(v, HOST) for v in graph.outputs]
+        for r, space in zip(outputs, spaces, strict=True):
+            self.readers.setdefault(r, set()).add(space)
         engine_inputs: list[str | None] = []
-        for v in graph.inputs:
-            readers = self.readers.get(v, set())
+        for i in range(len(graph.inputs)):
+            readers = self.readers.get(i, set())
             engine_inputs.append(next(iter(readers)) if len(readers) == 1 and HOST not in readers else None)
-        guarded = [i for i, v in enumerate(graph.inputs) if HOST in self.readers.get(v, ())]
+        guarded = [i for i in range(len(graph.inputs)) if HOST in self.readers.get(i, ())]
         steps = _with_deaths(self.steps, outputs, self.registers)
-        return len(graph.inputs), self.registers, steps, outputs, spaces, engine_inputs, self.launches, guarded
+        for i, lowered in self.reusing.items():
+            dying = [k for k in lowered.reusable if steps[i].inputs[k] in steps[i].dead]
+            if dying and lowered.reusing is not None:
+                steps[i] = steps[i]._replace(call=lowered.reusing(dying))
+        return Program(
+            len(graph.inputs), self.registers, steps, outputs, spaces, engine_inputs, self.launches, guarded, owned,
+            memory,
+        )  # fmt: skip
 
 
 def _with_deaths(steps: Sequence[Step], outputs: Sequence[int], registers: Sequence[Any]) -> list[Step]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from xrt_core.training.module import TrainModule
     from xrt_core.training.optimizer import LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Optimizer
+    from xrt_core.training.recomputation import recompute
     from xrt_core.training.registry import composition, gradient, no_gradient
     from xrt_core.training.reverse import gradients, stop_gradient
     from xrt_core.training.step import LossScale
@@ -28,6 +29,7 @@ _HOME: Final = {
     "gradient": "registry",
     "gradients": "reverse",
     "no_gradient": "registry",
+    "recompute": "recomputation",
     "stop_gradient": "reverse",
 }
 
@@ -46,6 +48,7 @@ __all__ = [
     "gradient",
     "gradients",
     "no_gradient",
+    "recompute",
     "stop_gradient",
 ]
 

@@ -6,14 +6,14 @@ import os
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from xrt_core.cache.memory import LRU
 from xrt_core.engine import engines as process_engines
-from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, OptionError
+from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError, TrainingError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.graph import Graph as TracedGraph
@@ -21,15 +21,19 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.options import resolve
+from xrt_core.passes.precision import PrecisionReport
+from xrt_core.passes.recompute import Recompute
 from xrt_core.passes.specialise import specialise
-from xrt_core.pipeline import Pipeline, Planned, expand
+from xrt_core.pipeline import Pipeline, Planned
 from xrt_core.runtime.arrays import family_of, to_numpy
+from xrt_core.steps import expand, lowering
 from xrt_core.training import checkpoint
 from xrt_core.training.finite import not_finite
 from xrt_core.training.losses import loss_named
 from xrt_core.training.optimizer import Optimizer
+from xrt_core.training.recomputation import labels
 from xrt_core.training.sources import FixedModel, WrittenGraph, label_names
-from xrt_core.training.step import STEP, Recipe, initial_state, loss_scale_of, training_graph
+from xrt_core.training.step import MICRO, STEP, Recipe, initial_state, loss_scale_of, training_graph
 from xrt_core.training.variables import Select, Variable
 
 _FORMAT = "xrt-training-1"
@@ -37,15 +41,22 @@ _FORMAT = "xrt-training-1"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The plan of one signature. direct: for each input the engine whose arrays it may take as they are, or None."""
+    """The plan of one signature.
+
+    direct: for each input the engine whose arrays it may take as they are, or None. reads, writes: indices into the
+    state of what the plan takes last, and gives after the loss. precision: what was lowered in the forward graph.
+    """
 
     plan: Planned
     graph: Graph
     direct: tuple[str | None, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    precision: PrecisionReport | None = None
 
 
 class TrainModule:
-    """Trains a model: each step computes the loss, the gradients and the new variables as one graph.
+    r"""Trains a model: each step computes the loss, the gradients and the new variables as one graph.
 
         t = TrainModule("model.onnx", loss="cross_entropy", optimizer=Adam(1e-3), engine="xla")
         for x, y in batches:
@@ -62,13 +73,25 @@ class TrainModule:
         element (of an `xrt.Graph`, the arrays that it keeps).
     batch_norm, dropout: whether these work as in training, on the batch's statistics and dropping by their ratio, or
         as the model says. seed: of Dropout: equal seeds give equal runs.
-    loss_scale: None, a number, "dynamic", or a `LossScale`. check_finite: a loss that is not finite is an
-        ExecutionError that names the first node whose result is not; the state, copied for that, stays as it was.
+    loss_scale: None, a number, "dynamic", or a `LossScale`; with float16 (precision="fp16") None means "dynamic", and
+        1 is none. Where `precision` lowers the model, variables, optimiser and gradients stay in float32.
+    check_finite: a loss that is not finite is an ExecutionError that names the first node whose result is not; the
+        state, copied for that, stays as it was.
+    accumulate: how many calls of `step`, each with a micro-batch, make one update by the mean of their gradients; with
+        a mean as its loss and micro-batches of one size that is the update of all of them as one batch.
+    donate: see below.
+    recompute: a regular expression on the names of nodes: those in whose names it finds the same text are a region
+        that is computed again on the way back, instead of kept for it (r"layer\.\d+" makes one of every layer). So
+        are the blocks of `training.recompute()` in an `xrt.Graph`. recompute_budget: how many bytes the intermediate
+        results of a step may take; regions are cut so that they do.
     options: those of `XRTModule`.
 
     Variables and the optimiser's slots stay on the device between steps and are updated in place where the engine can
     (a JAX array is donated). Arrays that `state_dict` gave stay as they are. One step at a time: threads wait for each
-    other. A step that raises changes nothing.
+    other. A step that raises changes nothing, with one exception: where an engine fails after it has taken the storage
+    of the variables (never in a program's first step, which runs on copies), they are gone. The step then raises
+    TrainingError, and so does everything after it until a state is loaded. With donate=False no failure loses the
+    state; each step then holds a second copy of it.
 
     Raises ModelLoadError, OptionError and EngineError as XRTModule does; GradientError where nothing is to be trained.
     """
@@ -86,13 +109,23 @@ class TrainModule:
         dropout: bool = True,
         seed: int = 0,
         check_finite: bool = False,
+        accumulate: int = 1,
+        donate: bool = True,
+        recompute: str | None = None,
+        recompute_budget: int | None = None,
         **options: Any,
     ) -> None:
         resolved = resolve({"engine": engine, "phase": "train", **options})
         chosen = process_engines.select(resolved)
         self.events = EventLog()
+        if resolved.use_int8:
+            source = resolved.source("use_int8")
+            raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
+        self._lowering = lowering(resolved, training=True)
         self._pipeline = Pipeline(
-            resolved, [(e, process_engines.device(e, resolved.device)) for e in chosen], self.events
+            resolved.without_lowering(),  # it is the forward graph that is lowered
+            [(e, process_engines.device(e, resolved.device)) for e in chosen],
+            self.events,
         )
         self._source: FixedModel | WrittenGraph = (
             WrittenGraph(model) if isinstance(model, TracedGraph) else FixedModel(model, trainable, batch_norm)
@@ -102,9 +135,14 @@ class TrainModule:
         self._loss = loss_named(loss)
         self._labels = label_names(self._loss, self._source)
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
+        if loss_scale is None and resolved.narrow == "float16":
+            loss_scale = "dynamic"
         self._scale = loss_scale_of(loss_scale)
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
         self._check = bool(check_finite)
+        self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
+        self._recompute = Recompute(labels(recompute), recompute_budget)
+        self._lost: str | None = None  # why the state is gone
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
         self._state: list[Any] = []
@@ -120,30 +158,41 @@ class TrainModule:
     def step(self, /, *args: Any, **inputs: Any) -> Any:
         """Take one step on the arrays of a batch, by position (the model's inputs first) or by name; returns the loss.
 
-        Raises InputError for arrays that do not fit, GradientError where the gradient cannot be built.
+        Raises InputError for arrays that do not fit, GradientError where the gradient cannot be built, TrainingError
+        where the state is gone (see the class).
         """
         batch = self._source.bind(args, inputs, self._labels)
         with self._lock:
-            key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch)
+            self._refuse_lost()
+            update = self._accumulate == 1 or self._count_of(MICRO) + 1 >= self._accumulate
+            key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch), update
             found = self._steps.get(key)
             fresh = found is None
             if found is None:
-                found = self._make(batch)
-            recipe = self._recipe
-            assert recipe is not None
-            number = int(to_numpy(self._state[recipe.names.index(STEP)]))
-            rate = np.array(self._optimizer.rate_at(number), np.float32)
-            arrays = [*batch.values(), rate, *self._state]
+                found = self._make(batch, update)
+            rate = np.array(self._optimizer.rate_at(self._count_of(STEP)), np.float32)
+            arrays = [*batch.values(), rate, *(self._state[i] for i in found.reads)]
             if fresh or self._check:
                 # the first run of a program is the one that fails, if any: NumPy arrays are never donated
                 arrays = [to_numpy(a) for a in arrays]
             results = self._run(found, list(arrays))
             if self._check and not np.isfinite(to_numpy(results[0]).astype(np.float64)).all():
                 raise not_finite(found.graph, arrays)
-            self._state = list(results[1:])
+            for i, new in zip(found.writes, results[1:], strict=True):
+                self._state[i] = new
             self._steps.put(key, found)
             self._last = found
         return to_numpy(results[0])[()]
+
+    def _count_of(self, name: str) -> int:
+        """A counter of the state; 0 before there is one."""
+        if self._recipe is None:
+            return int((self._pending or {}).get(name, 0))
+        return int(to_numpy(self._state[self._recipe.names.index(name)]))
+
+    def _refuse_lost(self) -> None:
+        if self._lost is not None:
+            raise TrainingError(self._lost)
 
     def _run(self, step: _Step, arrays: list[Any]) -> Sequence[Any]:
         direct = step.direct
@@ -154,16 +203,17 @@ class TrainModule:
             return step.plan.run(arrays)
         except Exception as e:
             if any(getattr(a, "is_deleted", bool)() for a in self._state):
-                raise ExecutionError(
-                    f"the step failed after its variables had been handed to the engine, and they are gone: {e}. Load "
-                    "a checkpoint (load_state_dict, load)"
-                ) from e
+                self._lost = (
+                    "the step failed after its variables had been handed to the engine, and they are gone: "
+                    f"{_first(e)}. Load a state (load_state_dict, load); with donate=False no failure takes it away"
+                )
+                raise TrainingError(self._lost) from e
             raise
 
     def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
         return tuple(batch[n].tobytes() for n in self._source.by_value if n in batch)
 
-    def _make(self, batch: Mapping[str, np.ndarray]) -> _Step:
+    def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
         types = {n: TensorType(a.dtype, a.shape) for n, a in batch.items()}
         names = self._source.names_of(types, self._labels)
         forward, variables = self._source.forward({n: types[n] for n in names})
@@ -174,23 +224,29 @@ class TrainModule:
         known = {i: batch[n] for i, n in enumerate(names) if n in self._source.by_value}
         declared = [types[n] for n in names] + [v.type for v in recipe.variables]
         whole = specialise(forward, declared, known, run_node, expand=expand)
+        report = None
+        if self._lowering is not None:
+            self._lowering.check_names(forward)
+            whole, report = self._lowering.apply(whole)
         extra = {n: t for n, t in types.items() if n not in names}
-        graph = training_graph(whole, extra, self._types, recipe)
+        made = training_graph(whole, extra, self._types, recipe, update)
+        graph = made.graph
         runner = self._pipeline.runner(graph)
         order = [v.name for v in graph.inputs[: len(types)]]
-        arrays = [batch[n] for n in order] + [np.zeros((), np.float32)] + [to_numpy(a) for a in self._state]
-        plan = runner.plan_for(arrays)
+        reads, writes = (tuple(recipe.names.index(n) for n in names) for names in (made.reads, made.writes))
+        state = [to_numpy(self._state[i]) for i in reads]
+        plan = runner.plan_for([*(batch[n] for n in order), np.zeros((), np.float32), *state])
         assert isinstance(plan, Planned)
-        return _Step(plan, graph, plan.engine_inputs)
+        return _Step(plan, graph, plan.engine_inputs, reads, writes, report)
 
     def _begin(self, variables: Sequence[Variable]) -> None:
         if not any(v.trained for v in variables):
             raise GradientError("the model has no float constants to train; name them with trainable=[...]")
-        state = initial_state(variables, self._optimizer, self._scale)
+        state = initial_state(variables, self._optimizer, self._scale, self._accumulate)
         self._types = {n: TensorType(a.dtype, a.shape) for n, a in state.items()}
         self._recipe = Recipe(
             tuple(variables), self._optimizer, self._loss, self._scale, self._seed, tuple(state), self._dropout,
-            self._batch_norm,
+            self._batch_norm, self._accumulate, self._donate, self._recompute,
         )  # fmt: skip
         self._state = list(state.values())
         if self._pending is not None:
@@ -209,11 +265,19 @@ class TrainModule:
         """Names of the engines that take part, in the order in which they are tried."""
         return tuple(e.name for e, _ in self._pipeline.engines)
 
+    @property
+    def step_count(self) -> int:
+        """How many updates the state has seen, those before a checkpoint that was loaded included."""
+        with self._lock:
+            if self._recipe is None:
+                return int((self._pending or {}).get(STEP, 0))
+            return int(to_numpy(self._state[self._recipe.names.index(STEP)]))
+
     def explain(self) -> Explanation:
         """What was decided for the last signature. Raises InputError before the first step."""
         if self._last is None:
             raise InputError("no step has been taken yet: there is nothing to explain")
-        return self._last.plan.explain()
+        return replace(self._last.plan.explain(), precision=self._last.precision)
 
     def training_graph(self) -> Graph:
         """The graph of the last signature's step, before partitioning. Raises InputError before the first step."""
@@ -226,6 +290,7 @@ class TrainModule:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all that the next step depends on: variables, slots of the optimiser, the count of steps."""
         with self._lock:
+            self._refuse_lost()
             if self._recipe is None:
                 return dict(self._pending or {})
             return {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
@@ -251,7 +316,13 @@ class TrainModule:
             have, want = arrays[n], self._types[n]
             if have.dtype != want.dtype or have.shape != want.shape:
                 raise CheckpointError(f"the state's {n!r} is {dtype_name(have.dtype)}{list(have.shape)}, not {want}")
+        if MICRO in names and not 0 <= arrays[MICRO] < self._accumulate:
+            raise CheckpointError(
+                f"the state stands after micro-batch {arrays[MICRO]} of an update, this module has "
+                f"accumulate={self._accumulate}"
+            )
         self._state = [arrays[n] for n in names]
+        self._lost = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as a safetensors file, whole or not at all. Raises CheckpointError."""
@@ -269,10 +340,15 @@ class TrainModule:
             )
         self.load_state_dict(arrays)
 
-    def graph(self) -> Graph:
-        """The model with the variables' present values as its constants."""
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the variables, by name; `xrt.Graph.load_parameters` takes them. Raises TrainingError as step does."""
         state = self.state_dict()
-        return self._source.filled({n: state[n] for n in self.variables})
+        return {n: state[n] for n in self.variables}
+
+    def graph(self) -> Graph:
+        """The model with the variables' present values as its constants. That of an `xrt.Graph` has the shapes of the
+        first step; for others, `load_parameters` of the graph takes `parameters()`."""
+        return self._source.filled(self.parameters())
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the trained model as an ONNX file. Raises ExportError where it cannot be written."""
@@ -293,6 +369,19 @@ def _optimizer_of(given: Any, model: Any) -> Optimizer:
             "Optimizer"
         )
     return found
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that all others followed from: what the host, which could not stand in, says is of no use."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def _count(name: str, given: Any) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise OptionError(f"{name}={given!r}: it takes a whole number of at least 1")
+    return given
 
 
 def _some(names: Sequence[str]) -> str:

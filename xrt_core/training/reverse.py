@@ -18,6 +18,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.simplify import DeadNodes
 from xrt_core.training.backward import Backward, Forward, check, describe, dialect, filled, known_as
+from xrt_core.training.recomputation import keep_mark
 from xrt_core.training.registry import find_composition, find_rule, is_constant
 
 Which = Value | str | int
@@ -237,6 +238,7 @@ def _replacement(tracer: Tracer, node: Node) -> list[Node] | None:
     else:
         given = tuple(None if v is None else Tensor(v, scope) for v in node.inputs)
         results = _ruled(tracer, node, lambda: compose(Forward(node, given)))
+    keep_mark(tracer, start, node)
     made = scope.nodes[start:]
     del scope.nodes[start:]
     if results is None:
@@ -309,7 +311,7 @@ def _ruled(tracer: Tracer, node: Node, call: Callable[[], Any]) -> Any:
     for i in range(start, len(nodes)):
         n = nodes[i]
         nodes[i] = n.replace(
-            annotations=n.annotations.replace(source=a.source, engine=a.engine, device=a.device)
+            annotations=n.annotations.replace(source=a.source, engine=a.engine, region=a.region, device=a.device)
         )
     return result
 

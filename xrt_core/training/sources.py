@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 from xrt_core.errors import InputError, XRTError
 from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.frontends.graph import layout_of, parameters_of, trace_call
+from xrt_core.frontends.promotion import is_float
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import static_inputs
 from xrt_core.passes.shape_inputs import shape_inputs
 from xrt_core.runtime.arrays import is_array, to_numpy
 from xrt_core.training.variables import Select, Variable, promoted, replaced, statistics, trainable
+
+log = logging.getLogger("xrt")
 
 
 def label_names(loss: Any, source: FixedModel | WrittenGraph) -> tuple[str, ...]:
@@ -66,7 +70,7 @@ class FixedModel:
         trained = trainable(model, select, running)
         self._constants = [*trained, *running]
         self.variables = [
-            Variable(v.name, np.asarray(v.data), k < len(trained)) for k, v in enumerate(self._constants)
+            Variable(np.asarray(v.data), k < len(trained), v.name) for k, v in enumerate(self._constants)
         ]
         self._promoted = promoted(model, self._constants)
         self._inputs = [v for v in model.inputs if v not in model.defaults]
@@ -127,13 +131,20 @@ class WrittenGraph:
         recorded = trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types))
         traced = recorded.graph
         running = statistics(traced)
-        own = set(self._graph.named_parameters())
+        kept = self._graph.named_parameters()
+        own = {n for n, p in kept.items() if not isinstance(p, Variable) or p.trained}
         select = self.select if self.select is not None else (lambda name, array: name in own)
         constants = [*trainable(traced, select, running), *running]
         count = len(constants) - len(running)
         if self._made is None:
-            variables = [Variable(v.name, np.asarray(v.data), k < count) for k, v in enumerate(constants)]
+            variables = [Variable(np.asarray(v.data), k < count, v.name) for k, v in enumerate(constants)]
             self._made = traced, constants, variables
+            used = {v.name for v in constants}
+            for name in sorted(n for n in own - used if is_float(kept[n].dtype)):
+                log.warning(
+                    "%s.%s is not trained: `build` reads it through NumPy (a slice, .T, arithmetic of arrays alone), "
+                    "or not at all; keep it as an xrt.Variable, whose operations are traced", self.name, name
+                )  # fmt: skip
         elif [v.name for v in constants] != [v.name for v in self._made[2]]:
             raise XRTError(
                 f"{self.name}.build uses other arrays for this signature than for the first; the variables of a "

@@ -17,13 +17,16 @@ from xrt_core.frontends.tracing import Tracer, tracing
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.infra import run_passes
+from xrt_core.passes.recompute import Recompute, way_forward
 from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNodes
-from xrt_core.training.backward import dialect, emit, where
+from xrt_core.training.backward import dialect, emit, filled, where
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
+from xrt_core.training.recomputation import keep_mark
 from xrt_core.training.reverse import backward
 from xrt_core.training.variables import Variable
 
 STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_steps"
+MICRO = "training/micro_step"
 RATE = "training/learning_rate"
 Loss = Callable[..., Tensor]
 
@@ -55,7 +58,7 @@ def loss_scale_of(given: Any) -> LossScale | None:
 
 
 def initial_state(
-    variables: Sequence[Variable], optimizer: Optimizer, scale: LossScale | None
+    variables: Sequence[Variable], optimizer: Optimizer, scale: LossScale | None, accumulate: int = 1
 ) -> dict[str, np.ndarray]:
     """Everything that a step reads and changes, before the first."""
     state = {v.name: v.value for v in variables}
@@ -63,6 +66,9 @@ def initial_state(
         if v.trained:
             for slot in optimizer.slots:
                 state[slot_name(slot, v.name)] = optimizer.initial(slot, v.value)
+    if accumulate > 1:
+        state |= {sum_name(v.name): np.zeros(v.value.shape, v.value.dtype) for v in variables if v.trained}
+        state[MICRO] = np.zeros((), np.int64)
     state[STEP] = np.zeros((), np.int64)
     if scale is not None and scale.dynamic:
         state[SCALE] = np.array(scale.initial, np.float32)
@@ -75,9 +81,17 @@ def slot_name(slot: str, variable: str) -> str:
     return f"optimizer/{slot}/{variable}"
 
 
+def sum_name(variable: str) -> str:
+    """The name in the state of the sum of a variable's gradients over the micro-batches so far."""
+    return f"optimizer/sum/{variable}"
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a step is made of, beside the model. losses: see `TrainModule`. names: of the state, in order."""
+    """What a step is made of, beside the model.
+
+    losses, accumulate, donate: see `TrainModule`. names: of the state, in order. recompute: the pass that does so.
+    """
 
     variables: Sequence[Variable]
     optimizer: Optimizer
@@ -87,15 +101,32 @@ class Recipe:
     names: tuple[str, ...]
     dropout: bool = True
     batch_norm: bool = True
+    accumulate: int = 1
+    donate: bool = True
+    recompute: Recompute | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """The graph of a step. reads, writes: names of the state among its last inputs, and its outputs after the loss."""
+
+    graph: Graph
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
 
 
 def training_graph(
-    forward: Graph, extra: Mapping[str, TensorType], state: Mapping[str, TensorType], recipe: Recipe
-) -> Graph:
+    forward: Graph,
+    extra: Mapping[str, TensorType],
+    state: Mapping[str, TensorType],
+    recipe: Recipe,
+    update: bool = True,
+) -> StepGraph:
     """The graph of a step, from a specialised forward graph whose last inputs are the variables, in order.
 
     Its inputs: those of the model, those that only the loss reads (`extra`), the learning rate, the state. Its outputs:
     the loss, and the state after the step, each entry by an Assign that may take the old entry's storage.
+    update: whether gradients end in an update of the variables, or only in the sums over micro-batches.
     Raises GradientError where the loss is no scalar, or a gradient cannot be built.
     """
     tracer = Tracer(forward.name or "model", {})  # the newest opsets: the model's own nodes keep their versions
@@ -111,31 +142,54 @@ def training_graph(
         added = {n: Value(n, t) for n, t in extra.items()}
         rate = Value(RATE, TensorType(FLOAT32, ()))
         read = {n: Tensor(v, scope) for n, v in values.items()}
-        running = _forward(tracer, forward, read[STEP], recipe)
+        turn = read[STEP] if recipe.accumulate == 1 else read[STEP] * recipe.accumulate + read[MICRO]
+        running = _forward(tracer, forward, turn, recipe)
         loss = _loss(tracer, forward, added, recipe.loss)
         trained = [v for v in recipe.variables if v.trained]
         scaled, scale = _scaled(loss, read, recipe.scale)
         gradients = backward(scaled._value, [values[v.name] for v in trained], unused="zeros")
         if scale is not None:
             gradients = [g / scale.astype(g.dtype) for g in gradients]
-        sound = finite(gradients) if recipe.scale is not None and recipe.scale.dynamic else None
-        if recipe.optimizer.clip_norm is not None:
-            gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
-        start = len(scope.nodes)
-        new = _updates(read, trained, gradients, Tensor(rate, scope), recipe.optimizer)
-        new.update({name: Tensor(v, scope) for name, v in running.items()})
-        new[STEP] = read[STEP] + 1
-        if sound is not None:
-            assert recipe.scale is not None
-            new = {n: where(sound, t, read[n]) for n, t in new.items()}
-            new |= _next_scale(read, sound, recipe.scale)
-        made = [_assign(read[n], new.get(n, read[n]), n) for n in recipe.names]
-        nodes = scope.nodes[:start] + [_as_update(n) for n in scope.nodes[start:]]
-    inputs = [*forward.inputs[:count], *added.values(), rate, *(values[n] for n in recipe.names)]
+        start = len(scope.nodes) if recipe.accumulate > 1 else None  # sums belong to the updates: they are in place
+        new: dict[str, Tensor] = {}
+        if recipe.accumulate > 1:
+            sums = {v.name: read[sum_name(v.name)] + g for v, g in zip(trained, gradients, strict=True)}
+            gradients = [s / float(recipe.accumulate) for s in sums.values()]
+            if not update:
+                new = {sum_name(n): s for n, s in sums.items()} | {MICRO: read[MICRO] + 1}
+        if update:
+            sound = finite(gradients) if recipe.scale is not None and recipe.scale.dynamic else None
+            if recipe.optimizer.clip_norm is not None:
+                gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
+            start = len(scope.nodes) if start is None else start
+            new = _updates(read, trained, gradients, Tensor(rate, scope), recipe.optimizer)
+            new[STEP] = read[STEP] + 1
+            if sound is not None:
+                assert recipe.scale is not None
+                new = {n: where(sound, t, read[n]) for n, t in new.items()}
+                new |= _next_scale(read, sound, recipe.scale)
+            if recipe.accumulate > 1:
+                new |= {sum_name(v.name): filled(read[sum_name(v.name)]) for v in trained}
+                new[MICRO] = literal(0, INT64)
+        for name, v in running.items():
+            fresh = Tensor(v, scope)
+            kept = recipe.scale is not None and recipe.scale.dynamic  # an overflow leaves the statistics alone as well
+            new[name] = where(finite([fresh]), fresh, read[name]) if kept else fresh
+        writes = [n for n in recipe.names if n in new]
+        made = [_assign(read[n], new[n], n) for n in writes]
+        nodes = scope.nodes[:start] + [_as_update(n, recipe.donate) for n in scope.nodes[start:]]
+    used = {v for n in nodes for v in n.uses()}
+    reads = [n for n in recipe.names if values[n] in used]
+    inputs = [*forward.inputs[:count], *added.values(), rate, *(values[n] for n in reads)]
     graph = Graph(
         inputs, [loss._value, *made], nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name,
     )  # fmt: skip
-    return run_passes(graph, (IdentityNodes(), CommonSubexpressions(), DeadNodes()))
+    graph = run_passes(graph, (IdentityNodes(), CommonSubexpressions(), DeadNodes()))
+    ahead = set(way_forward(graph))  # the rest belongs to training alone, which not every engine takes part in
+    graph = graph.replace(nodes=[n if i in ahead else _of_training(n) for i, n in enumerate(graph.nodes)])
+    if recipe.recompute is not None:
+        graph = run_passes(graph, (recipe.recompute, DeadNodes()))
+    return StepGraph(graph, tuple(reads), tuple(writes))
 
 
 def _forward(tracer: Tracer, forward: Graph, step: Tensor, recipe: Recipe) -> dict[str, Value]:
@@ -145,11 +199,13 @@ def _forward(tracer: Tracer, forward: Graph, step: Tensor, recipe: Recipe) -> di
     running: dict[str, Value] = {}
     stream = 0
     for node in forward.nodes:
+        start = len(scope.nodes)
         if node.op_type == "BatchNormalization" and not node.domain and recipe.batch_norm:
             _batch_norm(tracer, node, variables, running)
         elif node.op_type == "Dropout" and not node.domain and recipe.dropout:
             stream += 1
             _dropout(tracer, node, step, recipe.seed, stream)
+            keep_mark(tracer, start, node)
         else:
             scope.nodes.append(node)
     return running
@@ -267,6 +323,10 @@ def _assign(old: Tensor, new: Tensor, name: str) -> Value:
     return made
 
 
-def _as_update(node: Node) -> Node:
-    aliases = ((0, 0),) if node.op_type == "Assign" and node.domain == "xrt" else ()
+def _of_training(node: Node) -> Node:
+    return node.replace(annotations=node.annotations.replace(phase="train"))
+
+
+def _as_update(node: Node, donate: bool) -> Node:
+    aliases = ((0, 0),) if donate and node.op_type == "Assign" and node.domain == "xrt" else ()
     return node.replace(annotations=node.annotations.replace(model_update=True, phase="train", aliases=aliases))

@@ -3,36 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from xrt_core.errors import GradientError
+from xrt_core.frontends.application import constant
 from xrt_core.frontends.promotion import is_float
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tracing import active_tracer, as_array
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.types import TensorType
+from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 
 Select = Collection[str] | Callable[[str, np.ndarray], bool] | None
 
 
-@dataclass(frozen=True, slots=True)
 class Variable:
-    """A named array that steps change.
+    """An array that steps of training change.
 
-    name: as in the model. value: what it holds before the first step. trained: it is updated by its gradient; otherwise
-    by the model itself (the running statistics of a BatchNormalization).
+        class Dense(xrt.Graph):
+            def __init__(self):
+                self.w = xrt.Variable(np.zeros((3, 2), np.float32))
+                self.scale = xrt.Variable(0.5, trained=False)
+
+            def build(self, x):
+                return x @ self.w * self.scale
+
+    Plain arrays that a graph keeps are variables too. A Variable is one that says so: arithmetic on it alone is traced
+    (`self.w ** 2`, `self.w.sum()`), a single number is trained as well, and `trained=False` keeps one as it is.
+
+    value: what it holds before the first step (numbers and lists become float32). trained: it is updated by its
+    gradient; where False it is a constant, or (running statistics of a BatchNormalization) the model's own to update.
+    name: given by where it stands in the model.
+    Raises GradientError for a trained one that is no float, TraceError for what is no array.
     """
 
-    name: str
-    value: np.ndarray
-    trained: bool = True
+    __slots__ = ("__weakref__", "name", "trained", "value")
+    __array_ufunc__ = None  # so that `array * variable` asks the variable
+
+    def __init__(self, value: Any, trained: bool = True, name: str = "") -> None:
+        plain = isinstance(value, int | float | list | tuple) and not isinstance(value, np.generic)
+        self.value: np.ndarray = np.asarray(value, np.float32) if plain else as_array(value)
+        self.trained, self.name = bool(trained), name
+        if self.trained and not is_float(self.value.dtype):
+            raise GradientError(
+                f"the variable {name or self.value.shape} is {dtype_name(self.value.dtype)}: only floats are trained; "
+                "give it trained=False"
+            )
 
     @property
     def type(self) -> TensorType:
         """The type, which no step changes."""
         return TensorType(self.value.dtype, self.value.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The element dtype."""
+        return self.value.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions."""
+        return self.value.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self.value.ndim
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.value, dtype, copy=copy)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(Tensor, name) and active_tracer() is not None:
+            return getattr(constant(self), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<Variable {self.name or '(unnamed)'}: {self.type}{'' if self.trained else ', not trained'}>"
+
+
+def _traced(name: str) -> Callable[..., Any]:
+    def method(self: Variable, *args: Any) -> Any:
+        return getattr(constant(self), name)(*args)
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    setattr(Variable, f"__{_name}__", _traced(f"__{_name}__"))
+    setattr(Variable, f"__r{_name}__", _traced(f"__r{_name}__"))
+for _name in ("neg", "pos", "abs", "lt", "le", "gt", "ge", "getitem"):
+    setattr(Variable, f"__{_name}__", _traced(f"__{_name}__"))
 
 
 def _constants(graph: Graph) -> Iterator[Value]:
@@ -99,6 +163,9 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
     if select is not None:
         names = set(select)
         missing = names - {v.name for v in floats}
+        whole = next((v for v in known if v.name in missing and v.dtype is not None and not is_float(v.dtype)), None)
+        if whole is not None and whole.dtype is not None:
+            raise GradientError(f"{whole.name!r} is {dtype_name(whole.dtype)}: only floats are trained")
         if missing:
             some = ", ".join(v.name for v in floats[:8])
             raise GradientError(f"the model has no float constant {sorted(missing)[0]!r} to train; it has {some}, ...")

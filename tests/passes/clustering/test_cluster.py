@@ -218,12 +218,17 @@ def test_a_marked_region_is_whole_and_does_not_grow() -> None:
 
 
 def test_a_marked_region_is_cut_where_a_path_comes_back() -> None:
-    """And says so."""
-    pin = Annotations(engine="toy")
-    g = graph("a = A(x); h = H(a); b = A(a, h)", a=pin, b=pin)
+    """And says so, naming the path."""
+    pin = Annotations(engine="toy", region="block 1")
+    g = graph("a = A(x); h = H(a); i = H(h); b = A(a, i); k = H(b); c = A(k)", a=pin, b=pin, c=pin)
     found = cluster(g, mark(g, TOY))
-    assert names(g, found) == ["toy: a", "toy: b"]
-    assert [c.note for c in found.clusters] == ["part of a marked region that a path leaves and re-enters"] * 2
+    assert names(g, found) == ["toy: a", "toy: b", "toy: c"]
+    of = "of the region 'block 1' marked for toy: a path leaves it and comes back"
+    assert [c.note for c in found.clusters] == [
+        f"part 1 of 3 {of}: a -> h -> i -> b",
+        f"part 2 of 3 {of}: a -> h -> i -> b",
+        f"part 3 of 3 {of}: b -> k -> c",
+    ]
 
 
 def test_what_a_subgraph_captures_is_an_edge() -> None:

@@ -188,6 +188,8 @@ def test_the_report_names_every_cluster_and_every_host_node() -> None:
                 "pinned": False,
                 "model_update": False,
                 "note": "",
+                "region": "",
+                "estimate": None,
             }
         ],
         "host_nodes": [{"index": 3, "name": "h", "operator": "H", "reason": "toy: no kernel for H"}],

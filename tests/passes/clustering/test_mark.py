@@ -73,7 +73,9 @@ def test_without_automatic_clustering_only_pinned_nodes_are_taken() -> None:
     g = graph("a = A(x); b = A(a)", a=Annotations(engine="one"))
     found = cluster(g, mark(g, [engine("one", "A")], automatic=False))
     assert [c.nodes for c in found.clusters] == [(0,)]
-    assert found.reasons == {1: "one: it carries no mark, and automatic clustering is off"}
+    assert found.reasons == {
+        1: "one: it carries no mark, and automatic clustering is off (automatic=True switches it on)"
+    }
 
 
 def test_a_launch_is_never_taken_again() -> None:

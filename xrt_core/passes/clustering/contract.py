@@ -38,6 +38,33 @@ class Contraction:
             raise InternalError("clustering was given a graph whose nodes are not in topological order")
         return cls([1] * len(graph.nodes), (source, target))
 
+    def on_cycles(self, label: Sequence[int]) -> set[int]:
+        """The labels that `merge` could not make units of, as they would wait for each other, and those between them.
+
+        Linear: what waits for nothing is peeled off again and again, from both ends.
+        """
+        group = np.asarray(label, np.int64)
+        source, target = group[self.edges[0]], group[self.edges[1]]
+        across = source != target
+        pairs = set(zip(source[across].tolist(), target[across].tolist(), strict=True))
+        left = {end for pair in pairs for end in pair}
+        for forward in (True, False):
+            waiting = dict.fromkeys(left, 0)
+            after: dict[int, list[int]] = {}
+            for a, b in pairs:
+                if a in left and b in left:
+                    first, then = (a, b) if forward else (b, a)
+                    waiting[then] += 1
+                    after.setdefault(first, []).append(then)
+            ready = [u for u, n in waiting.items() if n == 0]
+            for u in ready:  # grows while it is walked
+                for then in after.get(u, ()):
+                    waiting[then] -= 1
+                    if waiting[then] == 0:
+                        ready.append(then)
+            left.difference_update(ready)
+        return left
+
     def merge(self, label: Sequence[int]) -> tuple[Contraction, list[int]]:
         """The contraction in which units of one label are one unit, and old unit -> new unit.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xrt_core.errors import GraphError
-from xrt_core.ir.annotations import Phase
+from xrt_core.ir.annotations import NO_ANNOTATIONS, Phase
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.verdict import Support
 
@@ -14,6 +14,7 @@ HOST = "host"
 """The name that a node pinned to the host carries as its engine."""
 
 _LAUNCH = Support.no("it is a launch already")
+_CONTROL = Support.no("the host runs control flow; its bodies are planned by themselves")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,14 @@ class Marks:
     engines: names of the candidates, in the order in which they are to be tried.
     verdicts: engine -> one verdict per node; None where the engine was not asked.
     pins: per node the engine it is pinned to, "host", or None.
+    regions: per node the label of the marked region it belongs to, "" for none.
     phase, device: what the verdicts hold for; `device` is where a node without a device annotation runs.
     """
 
     engines: tuple[str, ...]
     verdicts: Mapping[str, Sequence[Support | None]]
     pins: Sequence[str | None]
+    regions: Sequence[str]
     phase: Phase
     device: str
 
@@ -64,12 +67,17 @@ def mark(
     device: str = "cpu",
     *,
     automatic: bool = True,
+    obey: bool = True,
+    absent: Callable[[str], str] = lambda name: "",
 ) -> Marks:
     """Ask each engine about each node that it may have.
 
     A pinned node (`annotations.engine`) is asked of that engine alone, one pinned to "host" of none, and a Launch is
-    never taken again. A node annotated with the other phase is refused. With `automatic` off only pinned nodes are
-    asked about.
+    never taken again. A node with bodies stays on the host whatever its mark, which is one on what is in them. A node
+    annotated with the other phase is refused. With `automatic` off only pinned nodes are asked about.
+
+    obey: False lets pins to engines be, which is for runs that were told to use none.
+    absent: engine -> why it does not take part and what to do about it, "" where nothing is known.
 
     Raises GraphError for a pinned node whose engine does not take part or does not take the node (names the node, its
     operator and the reason), and for two candidates of one name.
@@ -78,20 +86,38 @@ def mark(
     if len(set(names)) != len(names) or HOST in names:
         raise GraphError(f"candidate engines {names!r}: each name must stand once, and {HOST!r} is not an engine")
     nodes = graph.nodes
-    pins = [n.annotations.engine for n in nodes]
-    apart = {i: _LAUNCH for i, n in enumerate(nodes) if n.op_type == "Launch" and n.domain == "xrt"}
+    pinned: dict[int, str] = {}
+    apart: dict[int, Support] = {}
     for i, n in enumerate(nodes):
-        own = n.annotations.phase
-        if own is not None and own != phase and i not in apart:
-            apart[i] = Support.no(f"it belongs to the phase {own!r}, and this is {phase!r}")
-    pinned = {i: p for i, p in enumerate(pins) if p is not None and apart.get(i) is not _LAUNCH}
-    unmarked = Support.no("it carries no mark, and automatic clustering is off")
+        if n.op_type == "Launch" and n.domain == "xrt":
+            apart[i] = _LAUNCH
+            continue
+        a = n.annotations
+        if a is NO_ANNOTATIONS:
+            continue
+        if a.phase is not None and a.phase != phase:
+            apart[i] = Support.no(f"it belongs to the phase {a.phase!r}, and this is {phase!r}")
+        if a.engine is not None and (obey or a.engine == HOST):
+            if a.engine != HOST and n.attributes and n.subgraphs:
+                apart.setdefault(i, _CONTROL)
+            else:
+                pinned[i] = a.engine
+    for i, p in pinned.items():
+        if p != HOST and p not in names:
+            why = absent(p) or "add it with engine=[...] or take the mark off"
+            raise GraphError(
+                f"{_describe(nodes[i], i)} is pinned to engine {p!r}, which does not take part here "
+                f"({', '.join(names) or 'no engine does'}); {why}"
+            )
+    unmarked = Support.no("it carries no mark, and automatic clustering is off (automatic=True switches it on)")
     verdicts: dict[str, Sequence[Support | None]] = {}
     for c in engines:
         supports = c.supports
         found: list[Support | None]
         if not automatic:
             found = [unmarked] * len(nodes)
+            for i, verdict in apart.items():
+                found[i] = verdict
         elif pinned or apart:
             found = [None if i in pinned else apart[i] if i in apart else supports(n) for i, n in enumerate(nodes)]
         else:
@@ -102,19 +128,26 @@ def mark(
             if p == c.name:
                 verdict = apart[i] if i in apart else supports(nodes[i])
                 if not verdict.ok:
-                    raise GraphError(
-                        f"{_describe(nodes[i], i)} is pinned to engine {p!r}, which cannot take it: "
-                        f"{verdict.reason or 'no reason given'}; unpin the node or pin it to another engine"
-                    )
+                    raise GraphError(_refused(nodes[i], i, p, verdict, engines, apart.get(i)))
                 found[i] = verdict
+    pins: list[str | None] = [None] * len(nodes)
+    regions = [""] * len(nodes)
     for i, p in pinned.items():
-        if p != HOST and p not in verdicts:
-            raise GraphError(
-                f"{_describe(nodes[i], i)} is pinned to engine {p!r}, which does not take part here "
-                f"({', '.join(names) or 'no engine does'}); add it with engine=[...] or unpin the node"
-            )
-    clean: list[str | None] = [pinned.get(i) for i in range(len(nodes))] if pinned else [None] * len(nodes)
-    return Marks(names, verdicts, clean, phase, device)
+        pins[i] = p
+        regions[i] = nodes[i].annotations.region
+    return Marks(names, verdicts, pins, regions, phase, device)
+
+
+def _refused(
+    node: Node, index: int, engine: str, verdict: Support, engines: Sequence[Candidate], apart: Support | None
+) -> str:
+    others = [c.name for c in engines if c.name != engine and apart is None and c.supports(node).ok]
+    cure = f"mark it for {others[0]!r}, which takes it, or take the mark off" if others else "take the mark off"
+    return (
+        f"{_describe(node, index)} is pinned to engine {engine!r}, which cannot take it: "
+        f"{verdict.reason or 'no reason given'}; {cure} (power_by_engine(None) inside the block, or 'host' in marks=, "
+        f"keeps it on the host)"
+    )
 
 
 def _describe(node: Node, index: int) -> str:

@@ -1,4 +1,4 @@
-"""Merging: three ways to group the units of a contraction, none of which can make a cycle.
+"""Merging: four ways to group the units of a contraction, none of which can make a cycle.
 
 Each function takes `open_`, the units that may be grouped with one another, and returns a label per unit; units of one
 label are to become one, and a unit that is not open keeps a label of its own. Everything depends on the order of the
@@ -15,6 +15,11 @@ makes c wait for v, which it did not before. The result is therefore unique, and
 that ends there. Open units of one level that edges between them join form a group. No cycle: levels never fall along
 an edge and rise on each open-to-closed step, so a cycle would lie within one level, hence within groups that edges
 join, which are one group.
+
+*Region groups* (`region_groups`). All open units of one level form a group, joined by edges or not. No cycle, by the
+same argument: a way out of a group through a closed unit leads to higher levels only. And these are the fewest groups
+there can be: on a path that changes from open to closed and back k times, no two open stretches may be in one group.
+A set that no path leaves and re-enters has one level, and is one group.
 
 *Edge groups* (`edge_groups`). An edge between two open units is contracted where no second path joins its ends, which
 is exactly when contracting it makes no cycle.
@@ -85,12 +90,7 @@ def level_groups(c: Contraction, open_: Sequence[bool]) -> list[int]:
     """Group open units of one level that edges join. Linear."""
     count = len(c)
     label = list(range(count))
-    level = [0] * count
-    for u, predecessors in enumerate(c.predecessors):
-        if open_[u]:
-            level[u] = max((level[p] for p in predecessors), default=0)
-        else:
-            level[u] = max((level[p] + 1 if open_[p] else level[p] for p in predecessors), default=0)
+    level = _levels(c, open_)
     for u, predecessors in enumerate(c.predecessors):
         if not open_[u]:
             continue
@@ -100,6 +100,36 @@ def level_groups(c: Contraction, open_: Sequence[bool]) -> list[int]:
                 if a != b:
                     label[max(a, b)] = min(a, b)
     return [_find(label, u) for u in range(count)]
+
+
+def region_groups(c: Contraction, region: Sequence[int]) -> dict[int, int]:
+    """Group the units of a region, ascending, by level: as few groups as there can be. Returns unit -> first of group.
+
+    Linear in the units from the first to the last: a path that comes back leads through no others.
+    """
+    members = frozenset(region)
+    first, level = region[0], dict.fromkeys(region, 0)
+    groups: dict[int, int] = {}
+    found = {}
+    for u in range(first, region[-1] + 1):
+        is_open = u in members
+        reached = [level[p] + (p in members and not is_open) for p in c.predecessors[u] if p in level]
+        if reached:
+            level[u] = max(reached)
+        if is_open:
+            found[u] = groups.setdefault(level[u], u)
+    return found
+
+
+def _levels(c: Contraction, open_: Sequence[bool]) -> list[int]:
+    """For each unit the largest number of steps from open to closed on a path that ends there."""
+    level = [0] * len(c)
+    for u, predecessors in enumerate(c.predecessors):
+        if open_[u]:
+            level[u] = max((level[p] for p in predecessors), default=0)
+        else:
+            level[u] = max((level[p] + 1 if open_[p] else level[p] for p in predecessors), default=0)
+    return level
 
 
 def edge_groups(c: Contraction, open_: Sequence[bool], maximum: int) -> list[int]:

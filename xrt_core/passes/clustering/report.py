@@ -9,6 +9,7 @@ from typing import Any
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.passes.clustering.cluster import Clustering
+from xrt_core.passes.clustering.gain import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,10 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """One cluster. operators: operator -> how many, the most frequent first."""
+    """One cluster. operators: operator -> how many, the most frequent first. region: the marked one that it is of.
+
+    estimate: what it saves a call, by the cost model.
+    """
 
     name: str
     engine: str
@@ -38,6 +42,8 @@ class ClusterReport:
     pinned: bool = False
     model_update: bool = False
     note: str = ""
+    region: str = ""
+    estimate: Estimate | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -53,6 +59,8 @@ class ClusterReport:
             "pinned": self.pinned,
             "model_update": self.model_update,
             "note": self.note,
+            "region": self.region,
+            "estimate": None if self.estimate is None else self.estimate.to_json(),
         }
 
 
@@ -115,6 +123,8 @@ def report(graph: Graph, clustering: Clustering, folded: Graph) -> PartitionRepo
                 c.pinned,
                 c.model_update,
                 c.note,
+                c.region,
+                c.estimate,
             )
         )
     host = tuple(

@@ -16,7 +16,7 @@ _CONSTANT_BYTES = 1024
 class CommonSubexpressions(Pass):
     """Merges nodes that compute the same.
 
-    1. Two nodes of one operator, version, engine mark, attributes, inputs and list of wanted outputs become one.
+    1. Two nodes of one operator, version, mark, attributes, inputs and list of wanted outputs become one.
     2. Constants of at most 1 KiB count as the same input where dtype, shape and contents are equal.
     3. Left alone: nodes with subgraphs, nodes that draw random numbers without a seed, nodes that update variables.
     """
@@ -56,7 +56,8 @@ class CommonSubexpressions(Pass):
                     constants[v] = _constant_key(v)
                 inputs.append(constants[v])
         wanted = tuple(v is not None for v in node.outputs)
-        mark = (node.annotations.engine, node.annotations.device, node.annotations.sbp)
+        own = node.annotations
+        mark = (own.engine, own.region, own.device, own.sbp)  # merging must take no node out of a marked region
         return node.domain, node.op_type, node.version, attributes, tuple(inputs), wanted, mark
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from xrt_core.frontends import ops
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, filled, reduced, reshaped, where
-from xrt_core.training.registry import gradient
+from xrt_core.training.backward import Backward, Forward, filled, reduced, reshaped, where
+from xrt_core.training.registry import composition, gradient
 
 Factor = Callable[[Any, Any], Any]
 
@@ -205,3 +205,18 @@ def cumsum(ctx: Backward) -> Any:
     flags = {k: int(ctx.attr(k, 0)) for k in ("exclusive", "reverse")}
     back = ops.CumSum(ctx.grad, ctx.inputs[1], exclusive=flags["exclusive"], reverse=1 - flags["reverse"])
     return back, None
+
+
+@composition("DequantizeLinear")
+def dequantize(ctx: Forward) -> Any:
+    """(x - zero point) * scale, per tensor or per axis; None for blocks."""
+    x, scale, zero = ctx.inputs[0], ctx.inputs[1], ctx.input(2)
+    if ctx.attr("block_size", 0) or ctx.attr("output_dtype", 0):
+        return None
+    if scale.ndim == 1 and x.ndim > 1:
+        place = [1] * x.ndim
+        place[int(ctx.attr("axis", 1)) % x.ndim] = -1
+        scale = scale.reshape(place)
+        zero = None if zero is None else zero.reshape(place)
+    value = x.astype(scale.dtype)
+    return (value if zero is None else value - zero.astype(scale.dtype)) * scale

@@ -105,3 +105,19 @@ def one_hot(ctx: Backward) -> Any:
     on = where(hot > 0.0, ctx.grad, 0.0).sum().reshape(1)
     off = where(hot > 0.0, 0.0, ctx.grad).sum().reshape(1)
     return None, None, reshaped(ops.Concat(off, on, axis=0), ctx.inputs[2])
+
+
+@gradient("Compress")
+def compress(ctx: Backward) -> Any:
+    """Back to where the condition took it from."""
+    x, condition = ctx.inputs
+    axis = ctx.attr("axis")
+    order = list(range(x.ndim)) if axis is None else [int(axis) % x.ndim]
+    order += [i for i in range(x.ndim) if i not in order]
+    rows = x.reshape(-1) if axis is None else x.transpose(order)  # only its shape is used
+    g = ctx.grad if axis is None else ctx.grad.transpose(order)
+    taken = ops.NonZero(condition).T  # (count, 1)
+    total = emit("ScatterND", [filled(rows), taken, g], opset=11)
+    if axis is None:
+        return reshaped(total, x), None
+    return total.transpose([int(i) for i in np.argsort(order)]), None

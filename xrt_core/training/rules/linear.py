@@ -6,7 +6,7 @@ from typing import Any
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, Forward, reduced, reshaped
+from xrt_core.training.backward import Backward, Forward, dialect, reduced, reshaped
 from xrt_core.training.registry import gradient
 
 
@@ -98,3 +98,18 @@ def _explicit(ctx: Forward) -> tuple[list[str], str]:
     return full, out.replace("...", ellipsis)
 
 
+
+
+@gradient("Det")
+def det(ctx: Backward) -> Any:
+    """dy times the matrix of cofactors, which singular matrices have as well."""
+    return dialect("Cofactors", ctx.inputs[0]) * ctx.grad.unsqueeze([ctx.grad.ndim, ctx.grad.ndim + 1])
+
+
+@gradient("Cofactors", domain="xrt")
+def cofactors(ctx: Backward) -> Any:
+    """From C = det(x) y' with y = inv(x): dC = tr(C' dx) y' - C dx' y'. Only where x is not singular."""
+    x, c, g = ctx.inputs[0], ctx.outputs[0], ctx.grad
+    y = (c / ops.Det(x).unsqueeze([x.ndim - 2, x.ndim - 1])).mT
+    inner = (g * y.mT).sum((x.ndim - 2, x.ndim - 1), keepdims=True)
+    return c * inner - y.mT @ g.mT @ c

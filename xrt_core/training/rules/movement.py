@@ -231,3 +231,9 @@ def reverse_sequence(ctx: Backward) -> Any:
     """Reversed again."""
     axes = {k: int(ctx.attr(k, d)) for k, d in (("batch_axis", 1), ("time_axis", 0))}
     return ops.ReverseSequence(ctx.grad, ctx.inputs[1], **axes), None
+
+
+@gradient("Barrier", domain="xrt")
+def barrier(ctx: Backward) -> Any:
+    """Each output's to its input; what is only waited for has none."""
+    return (*ctx.grads, *[None] * (len(ctx.inputs) - len(ctx.grads)))

@@ -86,3 +86,13 @@ def lp_pool(ctx: Forward) -> Tensor:
     return made
 
 
+
+
+@gradient("MaxUnpool")
+def max_unpool(ctx: Backward) -> Any:
+    """From where the maxima were put. Raises GradientError with an output_shape, which moves them."""
+    x, indices = ctx.inputs[:2]
+    if ctx.input(2) is not None:
+        raise ctx.error("the rule covers nodes without output_shape")
+    found = ops.Gather(ctx.grad.reshape(-1), indices.reshape(-1), axis=0)
+    return found.reshape(ctx.shape(x)), None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from xrt_core.frontends import ops
-from xrt_core.frontends.application import with_axes
+from xrt_core.frontends.application import literal, with_axes
+from xrt_core.frontends.promotion import BOOL
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, emit, expanded, filled, sum_over, where
-from xrt_core.training.registry import gradient
+from xrt_core.training.backward import Backward, Forward, emit, expanded, filled, sum_over, where
+from xrt_core.training.registry import composition, gradient
 
 
 def _axes(ctx: Backward) -> list[int]:
@@ -120,3 +123,23 @@ def top_k(ctx: Backward) -> Any:
         raise ctx.error("its output Indices is left out; name it")
     axis = int(ctx.attr("axis", -1)) % x.ndim
     return _result(ctx, emit("ScatterElements", [filled(x), indices, ctx.grad], opset=11, axis=axis))
+
+
+@composition("CumProd")
+def cum_prod(ctx: Forward) -> Any:
+    """Products over the elements that count for each result: also where some of them are 0."""
+    x = ctx.inputs[0]
+    shape = ctx.shape(x)
+    axis = int(ctx.known(1, "axis").reshape(())) % x.ndim
+    n = shape[axis]
+    if 0 in shape:
+        return None
+    at = np.arange(n)
+    first, last = at[None, :], at[:, None]  # which elements (columns) go into which results (rows)
+    counts = first >= last if ctx.attr("reverse", 0) else first <= last
+    if ctx.attr("exclusive", 0):
+        counts = counts & (first != last)
+    place = [1] * (x.ndim + 1)
+    place[axis], place[axis + 1] = n, n
+    factors = where(literal(counts.reshape(place), BOOL), x.unsqueeze(axis), 1.0)
+    return with_axes("ReduceProd", factors, [axis + 1], keepdims=0)

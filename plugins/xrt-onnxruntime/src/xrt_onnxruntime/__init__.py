@@ -1,4 +1,4 @@
-"""The ONNX Runtime engine: clusters as sessions on the CPU, for inference."""
+"""The ONNX Runtime engine: clusters as sessions on the CPU, for inference and a training's forward parts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ class OnnxRuntimeEngine(Engine):
         return _probe()
 
     def supports(self, node: Node, device: str, phase: Phase) -> Support:
-        """Whether the library makes a session of `node` and computes what ONNX says; tried once per kind of node."""
-        if phase != "inference":
-            return Support.no("onnxruntime is for inference only")
+        """Whether the library makes a session of `node` and computes what ONNX says; tried once per kind of node.
+
+        In training it takes the model's own nodes, which are the same there, and no gradients or updates.
+        """
+        if node.annotations.phase == "train":
+            return Support.no("onnxruntime takes the model's own nodes, no gradients or updates")
         status = _probe()
         if not status.available:
             return Support.no(status.reason)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
+from xrt_core.engine.onnx_model import onnx_model
 from xrt_core.errors import CompileError, OptionError, XRTError
 from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
-from xrt_onnxruntime.export import export
 
 _OPTIONS: Final = ("inter_op_threads", "memory_arena", "optimization", "parallel", "session")
 
@@ -53,14 +53,17 @@ class OnnxRuntimeCompiler(GraphCompiler):
     ) -> Executable:
         """A session of `function`, its large constants read where they are. Raises CompileError with the library's
         own first line."""
-        exported = export(function, _toolkit.newest_opset())
+        exported = onnx_model(function, engine="onnxruntime", newest_opset=_toolkit.newest_opset())
         try:
-            session = _toolkit.make_session(exported.model, self.session_options(), exported.weights)
+            model = exported.model.SerializeToString()
+            session = _toolkit.make_session(model, self.session_options(), exported.weights)
         except Exception as e:
             raise CompileError(
                 f"onnxruntime: function {function.name!r} does not compile: {_toolkit.first_line(e)}"
             ) from e
-        return OnnxRuntimeExecutable(session, entry_params, return_params, exported, self)
+        return OnnxRuntimeExecutable(
+            session, entry_params, return_params, exported.inputs, exported.outputs, self, exported
+        )
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""

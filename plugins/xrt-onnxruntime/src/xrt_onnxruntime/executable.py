@@ -15,8 +15,8 @@ from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_onnxruntime import _toolkit
 
 if TYPE_CHECKING:
+    from xrt_core.engine.onnx_model import OnnxModel
     from xrt_onnxruntime.compiler import OnnxRuntimeCompiler
-    from xrt_onnxruntime.export import Exported
 
 _MAGIC: Final = b"XRTORT1\n"
 
@@ -29,19 +29,19 @@ class OnnxRuntimeExecutable(Executable):
         session: Any,
         entry_params: Sequence[Parameter],
         return_params: Sequence[Parameter],
-        exported: Exported,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
         compiler: OnnxRuntimeCompiler,
-        blob: bytes | None = None,
+        source: OnnxModel | bytes,
     ) -> None:
         self._session = session
         self._call = session.run
         self._params = tuple(entry_params)
         self._returns = tuple(return_params)
-        self._exported = exported  # holds the constants that the session reads
-        self._inputs = exported.inputs
-        self._outputs = list(exported.outputs)
+        self._inputs = tuple(inputs)
+        self._outputs = list(outputs)
         self._compiler = compiler
-        self._blob = blob
+        self._source = source  # what the session was made of, or its serialised form; holds the constants that it reads
         dtypes = {p.dtype for p in (*self._params, *self._returns)}
         self._native = all(map(_toolkit.is_native, dtypes))
         # the library would hand the caller's own memory back
@@ -98,11 +98,12 @@ class OnnxRuntimeExecutable(Executable):
 
     def serialize(self) -> bytes:
         """The optimised model and its constants in one piece, for `OnnxRuntimeCompiler.load` on such a processor."""
-        if self._blob is not None:
-            return self._blob
+        source = self._source
+        if isinstance(source, bytes):
+            return source
         try:
             model, constants = _toolkit.optimised(
-                self._exported.model, self._compiler.session_options(), self._exported.weights
+                source.model.SerializeToString(), self._compiler.session_options(), source.weights
             )
         except Exception as e:
             raise UnsupportedError(f"onnxruntime: the optimised model is not written: {_toolkit.first_line(e)}") from e
@@ -124,11 +125,11 @@ class OnnxRuntimeExecutable(Executable):
 
     def as_text(self) -> str:
         """The model that was given to the library, before it was optimised."""
-        if not self._exported.model:
+        if isinstance(self._source, bytes):
             return super().as_text()
         import onnx
 
-        return str(onnx.printer.to_text(onnx.ModelProto.FromString(self._exported.model)))
+        return str(onnx.printer.to_text(self._source.model))
 
     def __repr__(self) -> str:
         return f"<OnnxRuntimeExecutable: {len(self._params)} in, {len(self._outputs)} out>"
@@ -136,8 +137,6 @@ class OnnxRuntimeExecutable(Executable):
 
 def load_executable(blob: bytes, compiler: OnnxRuntimeCompiler) -> OnnxRuntimeExecutable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
-    from xrt_onnxruntime.export import Exported
-
     start = len(_MAGIC) + 8
     if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
         raise CompileError("onnxruntime: this is not a serialised executable of this package")
@@ -153,9 +152,8 @@ def load_executable(blob: bytes, compiler: OnnxRuntimeCompiler) -> OnnxRuntimeEx
             f"onnxruntime: a serialised executable of {len(blob)} bytes should have {end + header['constants']}"
         )
     session = _toolkit.load_optimised(blob[at:end], blob[end:], compiler.session_options(optimised=True))
-    exported = Exported(b"", tuple(header["inputs"]), tuple(header["outputs"]), {})
     params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
-    return OnnxRuntimeExecutable(session, params, returns, exported, compiler, blob)
+    return OnnxRuntimeExecutable(session, params, returns, header["inputs"], header["outputs"], compiler, blob)
 
 
 def _described(p: Parameter) -> list[Any]:

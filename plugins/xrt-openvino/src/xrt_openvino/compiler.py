@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
+from xrt_core.engine.onnx_model import onnx_model
 from xrt_core.errors import CompileError, OptionError, XRTError
 from xrt_openvino import _toolkit
 from xrt_openvino.executable import OpenVinoExecutable, load_executable
-from xrt_openvino.export import export
 
 _OPTIONS: Final = ("config", "streams")
 
@@ -48,12 +48,10 @@ class OpenVinoCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
     ) -> Executable:
         """A compiled model of `function`. Raises CompileError with the library's own words."""
-        exported = export(function)
+        m = onnx_model(function, engine="openvino", location=_toolkit.location)
         try:
-            compiled = _toolkit.compile_model(exported.model, exported.weights, self.config)
-            return OpenVinoExecutable(
-                compiled, entry_params, return_params, exported.inputs, exported.outputs, exported.weights
-            )
+            compiled = _toolkit.compile_model(m.model.SerializeToString(), m.weights, self.config)
+            return OpenVinoExecutable(compiled, entry_params, return_params, m.inputs, m.outputs, m.weights)
         except Exception as e:
             why = _toolkit.first_line(e)
             raise CompileError(f"openvino: function {function.name!r} does not compile: {why}") from e

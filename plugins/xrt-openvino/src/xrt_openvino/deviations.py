@@ -24,10 +24,10 @@ _BYTES: Final = frozenset(map(np.dtype, (np.uint8, np.int8)))
 _INDICES: Final = frozenset(map(np.dtype, (np.int32, np.int64)))
 _MOVED: Final = frozenset(map(np.dtype, (np.bool_, np.uint8, np.int8, np.int32)))
 
-# operators that give out what came in
+# operators that give out what came in, or what an attribute says
 _MOVERS: Final = frozenset(
-    ("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
-     "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
+    ("Concat", "ConstantOfShape", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
+     "Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
 )  # fmt: skip
 # of these, newer versions only know more types
 _ONLY_TYPES: Final = _MOVERS - {"DepthToSpace", "SpaceToDepth"}
@@ -38,6 +38,7 @@ _QUANTISERS: Final = frozenset(("DequantizeLinear", "QuantizeLinear"))
 # inputs that index or count, whose values fit into 32 bits wherever they are valid
 _INDEX_INPUTS: Final[Mapping[str, frozenset[int]]] = MappingProxyType(
     {
+        "ConstantOfShape": frozenset((0,)),
         "Gather": frozenset((1,)),
         "GatherElements": frozenset((1,)),
         "GatherND": frozenset((1,)),

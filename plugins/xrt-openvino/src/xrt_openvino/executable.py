@@ -121,9 +121,7 @@ def load_executable(blob: bytes, config: Mapping[str, Any]) -> OpenVinoExecutabl
         raise CompileError(f"openvino: the executable was made for {header['for']!r}; here is {here!r}")
     at = start + length
     if at + header["model"] != len(blob):
-        raise CompileError(
-            f"openvino: a serialised executable of {len(blob)} bytes should have {at + header['model']}"
-        )
+        raise CompileError(f"openvino: a serialised executable of {len(blob)} bytes should have {at + header['model']}")
     compiled = _toolkit.import_model(blob[at:], config)
     params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
     inputs, outputs = header["names"]

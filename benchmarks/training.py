@@ -1,0 +1,295 @@
+"""Training: steps through XRT beside hand-written JAX, PyTorch and XRT's own host, interleaved in one process.
+
+    python benchmarks/training.py                  # steps of the 4-layer BERT and of a ResNet-18-like network
+    python benchmarks/training.py --inductor       # with torch inductor (its compilation takes a minute)
+    python benchmarks/training.py --memory         # peak memory of a step, a process for each
+    python benchmarks/training.py --compile        # the backward graph of BERT-base; time to the first step
+    python benchmarks/training.py --recompute      # memory and time of recomputation
+    python benchmarks/training.py --losses         # the table of losses in docs/training.md
+    python benchmarks/training.py --cuda           # on a GPU: BERT-base, batches of 60 and 40, 128 tokens
+
+The BERT has 4 layers, hidden size 256, 4 heads, 8 x 64 tokens, a vocabulary of 8192, and Adam in float32. JAX's step is
+one jitted function whose state is donated; PyTorch's is `torch.optim.Adam`. Times are medians of interleaved steps,
+and wall-clock: run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from tests.training import peers
+from tests.training.peers import Batch, Model
+
+GOALS = {"jax": 1.05, "memory": 1.1, "compile": 1.3, "host": 1.27}
+"""Largest accepted ratios of XRT on XLA to hand-written JAX, and the least by which it must beat its own host."""
+
+
+def bert() -> Model:
+    """The 4-layer BERT."""
+    return peers.bert(4, 256, 4, 64, 8, 8192)
+
+
+def interleaved(steps: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Median milliseconds of each step; the steps alternate until the time is used up (at least 5 rounds)."""
+    times: dict[str, list[float]] = {n: [] for n in steps}
+    for f in steps.values():
+        f()
+        f()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
+        for name, f in steps.items():
+            time.sleep(0.05)  # the threads of the one before come to rest
+            start = time.perf_counter()
+            f()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return {n: statistics.median(t) for n, t in times.items()}
+
+
+def makers(model: Model, inductor: bool) -> dict[str, Callable[[], Callable[[Batch], Any]]]:
+    """What makes the step of each library that is there."""
+    found: dict[str, Callable[[], Callable[[Batch], Any]]] = {
+        "XRT on XLA": lambda: peers.by_xrt(model, "xla")[0],
+        "JAX, jitted, donated": lambda: peers.by_jax(model),
+        "XRT's host": lambda: peers.by_xrt(model, "host")[0],
+    }
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return found
+    found["torch eager"] = lambda: peers.by_torch(model)
+    if inductor:
+        found["torch inductor"] = lambda: peers.by_torch(model, compiled=True)
+    return found
+
+
+def show_steps(name: str, model: Model, inductor: bool, seconds: float) -> None:
+    """A table of the step's time in each library."""
+    batch = model.batch(0)
+    made = {n: make() for n, make in makers(model, inductor).items()}
+    found = interleaved({n: (lambda s=s: s(batch)) for n, s in made.items()}, seconds)
+    jax = found["JAX, jitted, donated"]
+    print(f"\n{name}\n| | ms a step | to JAX |\n|---|---|---|")
+    for n, t in found.items():
+        print(f"| {n} | {t:.1f} | {t / jax:.2f} |")
+    ratio, gain = found["XRT on XLA"] / jax, found["XRT's host"] / found["XRT on XLA"]
+    print(f"to JAX {ratio:.3f} (goal {GOALS['jax']}), over the host {gain:.2f} (goal {GOALS['host']})")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def peak_of(which: str, name: str) -> None:
+    """In a process of its own: bytes by which its peak of resident memory grew over some steps; what XLA reports."""
+    model = {"bert": bert, "resnet": peers.resnet18}[name]()
+    batch = model.batch(0)
+    import jax
+
+    jax.block_until_ready(jax.numpy.ones(8) + 1)
+    if which == "xrt":
+        step, module = peers.by_xrt(model, "xla", cache="off")
+    else:
+        step, module = peers.by_jax(model), None
+    before = _status("VmRSS")
+    step(batch)
+    _reset_peak()
+    for _ in range(4):
+        step(batch)
+    print(_status("VmHWM") - before, _temporary(module, model, batch))
+
+
+def _status(key: str) -> int:
+    text = pathlib.Path("/proc/self/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith(key)).split()[1]) * 1024
+
+
+def _reset_peak() -> None:
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
+def _temporary(module: Any, model: Model, batch: Batch) -> int:
+    """Temporary bytes by XLA's own account: the largest of the programs of a step, with what passes between them."""
+    if module is None:
+        import jax
+
+        lowered = jax.jit(peers.jax_step(model), donate_argnums=0).lower(peers.jax_state(model), peers.as_jax(batch))
+        return int(lowered.compile().memory_analysis().temp_size_in_bytes)  # type: ignore[union-attr]
+    sizes = []
+    for launch in module._last.plan.launches:
+        found = launch.executable._compiled.memory_analysis()
+        sizes.append(found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes)
+    return int(max(sizes))
+
+
+def show_memory() -> None:
+    """Peak memory of a step against JAX's."""
+    print("\n| | XRT on XLA: peak growth, XLA's account | JAX | ratios (goal 1.1) |\n|---|---|---|---|")
+    for name in ("bert", "resnet"):
+        found = {}
+        for which in ("xrt", "jax"):
+            out = subprocess.run(
+                [sys.executable, __file__, "--peak-of", which, name], capture_output=True, text=True, check=True
+            ).stdout
+            found[which] = [int(x) / 2**20 for x in out.split()[-2:]]
+        (a, b), (c, d) = found["xrt"], found["jax"]
+        print(f"| {name} | {a:.0f} MiB, {b:.0f} MiB | {c:.0f} MiB, {d:.0f} MiB | {a / c:.2f}, {b / d:.2f} |")
+
+
+# --- building and compiling -------------------------------------------------------------------------------------------
+
+
+def show_compile() -> None:
+    """Time to build the backward graph of BERT-base, and from a new module to the end of its first step."""
+    import xrt_core as xrt
+    from xrt_core.training import gradients
+
+    base = peers.bert(12, 768, 12, 128, 1, 30522)
+    batch = base.batch(0)
+    graph = xrt.trace(base.xrt(base.parameters), batch["x"], batch["labels"])
+    weights = [v for v in graph.constants if v.data is not None and v.name.startswith("p.")]
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        made = gradients(graph, 0, weights)
+        times.append(time.perf_counter() - start)
+    print(f"\nbackward graph of BERT-base: {statistics.median(times):.2f} s, {len(made.nodes)} nodes (goal 2 s)")
+    del base, graph, weights, made
+    model = bert()
+    batch = model.batch(0)
+    ours, theirs = [], []
+    for _ in range(3):
+        start = time.perf_counter()
+        peers.by_xrt(model, "xla", cache="off")[0](batch)
+        ours.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        peers.by_jax(model)(batch)
+        theirs.append(time.perf_counter() - start)
+    a, b = statistics.median(ours), statistics.median(theirs)
+    print(f"first step of the 4-layer BERT: XRT {a:.2f} s, JAX {b:.2f} s, ratio {a / b:.2f} (goal {GOALS['compile']})")
+
+
+def show_recompute(seconds: float) -> None:
+    """Memory and time of a step with and without recomputation, for a BERT with more tokens."""
+    import xrt_core as xrt
+    from xrt_core.passes.recompute import peak_bytes
+    from xrt_core.training import AdamW, TrainModule
+
+    model = peers.bert(4, 256, 4, 128, 16, 1024)
+    inner = type(model.xrt(model.parameters))
+
+    class Marked(inner):  # type: ignore[misc, valid-type]
+        def layer(self, x: Any, k: int) -> Any:
+            with xrt.training.recompute():
+                return super().layer(x, k)
+
+    batch = model.batch(0)
+    made: dict[str, TrainModule] = {}
+    plain = TrainModule(model.xrt(model.parameters), optimizer=AdamW(1e-4), engine="xla")
+    plain.step(**batch)
+    made["none"] = plain
+    made["each layer, by mark"] = TrainModule(Marked(model.parameters, 4, 4), optimizer=AdamW(1e-4), engine="xla")
+    for share in (0.7, 0.5):
+        made[f"a budget of {share:.0%}"] = TrainModule(
+            model.xrt(model.parameters), optimizer=AdamW(1e-4), engine="xla",
+            recompute_budget=int(share * peak_bytes(plain.training_graph())),
+        )  # fmt: skip
+    times = interleaved({n: (lambda t=t: t.step(**batch)) for n, t in made.items()}, seconds)
+    print("\n| recomputed | ms a step | results alive, in order of the nodes | XLA's temporary memory |\n|---|---|---|---|")
+    for n, t in made.items():
+        assert t._last is not None
+        temporary = max(x.executable._compiled.memory_analysis().temp_size_in_bytes for x in t._last.plan.launches)  # type: ignore[union-attr]
+        alive = peak_bytes(t.training_graph())
+        print(f"| {n} | {times[n]:.1f} | {alive / 2**20:.0f} MiB | {temporary / 2**20:.0f} MiB |")
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def show_losses() -> None:
+    """Losses after 1, 50 and 100 steps in each library, and the largest relative distance from the host's."""
+    from tests.training.test_losses import MODELS, STEPS
+
+    print("| model | by | step 1 | step 50 | step 100 | largest distance |\n|---|---|---|---|---|---|")
+    for make in MODELS.values():
+        model = make()
+        runs: dict[str, Callable[[], Any]] = {
+            "XRT's host": lambda m=model: peers.by_xrt(m, "host")[0],
+            "XRT on XLA": lambda m=model: peers.by_xrt(m, "xla")[0],
+            "XRT on ONNX Runtime and XLA": lambda m=model: peers.by_xrt(m, ["onnxruntime", "xla"])[0],
+            "JAX by hand": lambda m=model: peers.by_jax(m),
+            "PyTorch by hand": lambda m=model: peers.by_torch(m),
+        }
+        reference: Any = None
+        for by, run in runs.items():
+            try:
+                found = np.array(list(peers.losses(run(), model, STEPS)))
+            except ImportError:
+                continue
+            reference = found if reference is None else reference
+            distance = np.abs(found / reference - 1).max()
+            row = " | ".join(f"{found[k]:.5f}" for k in (0, 49, 99))
+            print(f"| {model.name} | {by} | {row} | {distance:.0e} |")
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def show_cuda(seconds: float) -> None:
+    """BERT-base on a GPU: sentences a second, and the loss after 100 batches, in the form of the lineage's table."""
+    print("\n| batch | by | sentences a second | over op by op | loss after 100 batches |\n|---|---|---|---|---|")
+    for count in (60, 40):
+        model = peers.bert(12, 768, 12, 128, count, 30522)
+        runs: dict[str, Callable[[], Callable[[Batch], Any]]] = {
+            "op by op (CuPy)": lambda m=model: peers.by_xrt(m, "host", device="cuda")[0],
+            "XRT on XLA": lambda m=model: peers.by_xrt(m, "xla", device="cuda")[0],
+            "XRT on XLA, bf16": lambda m=model: peers.by_xrt(m, "xla", device="cuda", precision="bf16")[0],
+            "JAX by hand": lambda m=model: peers.by_jax(m),
+        }
+        slowest: float | None = None
+        for by, make in runs.items():
+            step = make()
+            losses = [float(step(model.batch(k))) for k in range(100)]
+            found = interleaved({by: lambda s=step, m=model: s(m.batch(0))}, seconds / 4)[by]
+            rate = count / found * 1e3
+            slowest = rate if slowest is None else slowest
+            print(f"| {count} | {by} | {rate:.1f} | {rate / slowest:.2f} | {losses[-1]:.4f} |")
+            del step
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description="training benchmarks")
+    for flag in ("inductor", "memory", "compile", "recompute", "losses", "cuda"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--peak-of", nargs=2, metavar=("WHICH", "MODEL"))
+    a = parser.parse_args()
+    if a.peak_of:
+        peak_of(*a.peak_of)
+    elif a.losses:
+        show_losses()
+    elif a.memory:
+        show_memory()
+    elif a.compile:
+        show_compile()
+    elif a.recompute:
+        show_recompute(a.seconds)
+    elif a.cuda:
+        show_cuda(a.seconds)
+    else:
+        show_steps("4-layer BERT", bert(), a.inductor, a.seconds)
+        show_steps("ResNet-18-like network, 8 images of 64 x 64", peers.resnet18(), a.inductor, a.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The TensorRT engine: builds clusters into engines for NVIDIA GPUs, with TensorRT or TensorRT-RTX."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
+
+from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
+from xrt_core.errors import EngineUnavailableError
+from xrt_core.ir.graph import Node
+
+if TYPE_CHECKING:
+    from xrt_tensorrt.compiler import TensorRTCompiler
+
+__all__ = ["TensorRTEngine"]
+__version__ = "0.1.0"
+
+
+class TensorRTEngine(Engine):
+    """TensorRT as an engine. Importing and constructing it imports neither TensorRT nor CUDA.
+
+    Running needs an NVIDIA GPU. Without one, TensorRT-RTX still builds for GPUs that are named as a target
+    (`xrt compile --engine tensorrt --target sm_89`), and `supports` answers.
+    """
+
+    name = "tensorrt"
+    devices = ("cuda",)
+    priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 50, "inference": 100})
+
+    def __init__(self, target: str = "") -> None:
+        self._target = target
+
+    def probe(self) -> EngineStatus:
+        """The library's version and the GPUs that it can use, or why there is none."""
+        if self._target:
+            return EngineStatus(True, _version(), ("cuda:0",))
+        return _probe()
+
+    def targeting(self, target: str) -> TensorRTEngine:
+        """The engine that builds for a compute capability ("sm_89") without a GPU of it; its executables do not run here.
+
+        Raises EngineUnavailableError where the library is missing, or does not build for it.
+        """
+        from xrt_tensorrt import _toolkit
+        from xrt_tensorrt.settings import Settings, check_target, read_target
+
+        toolkit = _toolkit.toolkit()
+        check_target(Settings(target=read_target(target)), toolkit.targets, toolkit.flavour)
+        return TensorRTEngine(target)
+
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        """Whether TensorRT's parser takes `node`, or what it says instead; asked once per kind of node."""
+        from xrt_tensorrt.deviations import TRAIN
+
+        if phase == "train" and (node.domain or node.op_type not in TRAIN):
+            return Support.no(f"tensorrt does not take {node.operator} for training")
+        missing = _missing()
+        if missing is not None:
+            return Support.no(missing.reason)
+        from xrt_tensorrt.support import verdict
+
+        found = verdict(node)
+        return Support.no(found.reason) if found.reason else Support.yes()
+
+    def compiler(self, device: str, options: CompileOptions) -> TensorRTCompiler:
+        """A compiler for "cuda", "cuda:1", ... Raises EngineUnavailableError where nothing can be built for it: there
+        is no such GPU and the options name no target, or the library is missing or does not build for it."""
+        kind, _, index = device.partition(":")
+        if kind != "cuda" or not (index or "0").isdigit():
+            raise EngineUnavailableError(f"tensorrt: no device {device!r}; this engine drives cuda, cuda:0, cuda:1, ...")
+        from xrt_tensorrt import _toolkit
+        from xrt_tensorrt.compiler import TensorRTCompiler
+
+        return TensorRTCompiler(_toolkit.toolkit(), int(index or 0), options, self._target)
+
+    def fingerprint(self, device: str) -> str:
+        """Versions of this package and of the library, and the GPU's compute capability."""
+        from xrt_tensorrt import _cuda, _toolkit
+
+        found = _cuda.capability(int(device.partition(":")[2] or 0))
+        where = self._target or ("sm_{}{}".format(*found) if found else "no GPU")
+        toolkit = _toolkit.toolkit()
+        return f"xrt-tensorrt {__version__} {toolkit.flavour} {toolkit.version} {where}"
+
+    def prepare(self) -> None:
+        """Load the library now."""
+        if _probe().available:
+            importlib.import_module("xrt_tensorrt.compiler")
+            importlib.import_module("xrt_tensorrt.support")
+
+
+@functools.cache
+def _missing() -> EngineStatus | None:
+    """Why the library itself cannot be used, None where it can."""
+    try:
+        from xrt_tensorrt import _toolkit
+
+        _toolkit.toolkit()
+    except EngineUnavailableError as e:
+        return EngineStatus(False, reason=getattr(e, "reason", str(e)), remedy=getattr(e, "remedy", ""))
+    except Exception as e:  # a broken installation raises what it likes
+        return EngineStatus(False, reason=f"TensorRT does not load: {type(e).__name__}: {e}", remedy="install it anew")
+    return None
+
+
+def _version() -> str:
+    from xrt_tensorrt import _toolkit
+
+    toolkit = _toolkit.toolkit()
+    return f"{toolkit.flavour} {toolkit.version}"
+
+
+@functools.cache
+def _probe() -> EngineStatus:
+    missing = _missing()
+    if missing is not None:
+        return missing
+    from xrt_tensorrt import _cuda, _toolkit
+
+    toolkit = _toolkit.toolkit()
+    version = _version()
+    why = _cuda.why_unusable()
+    if why:
+        cure = "run it where there is an NVIDIA GPU and its driver"
+        if toolkit.targets:
+            cure += f"; engines can be built here for {', '.join(toolkit.targets)} (xrt compile --target)"
+        return EngineStatus(False, version, reason=why, remedy=cure)
+    usable, refused = [], ""
+    for i in range(_cuda.count()):
+        reason = toolkit.why_not_for(_cuda.capability(i))
+        if reason:
+            refused = reason
+        else:
+            usable.append(f"cuda:{i}")
+    if not usable:
+        return EngineStatus(False, version, reason=refused, remedy=toolkit.remedy_for_other_gpus)
+    return EngineStatus(True, version, tuple(usable))

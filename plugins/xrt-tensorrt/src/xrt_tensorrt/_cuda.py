@@ -1,0 +1,188 @@
+"""The CUDA runtime as the engine needs it, through cuda-bindings: devices, streams, memory, events and graphs."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.errors import ExecutionError
+
+_OUT_OF_MEMORY: Final = 2
+
+
+def _runtime() -> Any:
+    from cuda.bindings import runtime
+
+    return runtime
+
+
+@functools.cache
+def why_unusable() -> str:
+    """Why no CUDA device can be used here, "" where one can."""
+    try:
+        rt = _runtime()
+    except Exception as e:  # a missing or broken installation raises what it likes
+        return f"cuda-bindings does not import: {type(e).__name__}: {e}"
+    error, count = rt.cudaGetDeviceCount()
+    if int(error) != 0:
+        return f"no CUDA driver that fits: {_name(rt, error)}"
+    return "" if count else "there is no CUDA device"
+
+
+def count() -> int:
+    """How many CUDA devices there are; 0 without a driver."""
+    return 0 if why_unusable() else int(_call("cudaGetDeviceCount"))
+
+
+@functools.cache
+def capability(device: int = 0) -> tuple[int, int] | None:
+    """Compute capability of a device, None where there is none."""
+    if why_unusable():
+        return None
+    attributes = _runtime().cudaDeviceAttr
+    major = _call("cudaDeviceGetAttribute", attributes.cudaDevAttrComputeCapabilityMajor, device)
+    minor = _call("cudaDeviceGetAttribute", attributes.cudaDevAttrComputeCapabilityMinor, device)
+    return int(major), int(minor)
+
+
+def use(device: int) -> None:
+    """Make a device the calling thread's current one."""
+    _call("cudaSetDevice", device)
+
+
+def new_stream() -> int:
+    """A stream that is ordered against the default stream, where arrays of other libraries are made."""
+    return int(_call("cudaStreamCreate"))
+
+
+def synchronize(stream: int) -> None:
+    """Wait until everything on a stream is done. Raises ExecutionError with what failed there."""
+    _call("cudaStreamSynchronize", stream)
+
+
+def wait_for(stream: int, other: int) -> None:
+    """Let what comes next on `stream` wait for what is on `other` now."""
+    event = _call("cudaEventCreateWithFlags", 2)  # cudaEventDisableTiming
+    _call("cudaEventRecord", event, other)
+    _call("cudaStreamWaitEvent", stream, event, 0)
+    _call("cudaEventDestroy", event)
+
+
+def copy(target: int, source: int, nbytes: int, stream: int) -> None:
+    """Copy bytes between any two places, in the order of a stream."""
+    if nbytes:
+        _call("cudaMemcpyAsync", target, source, nbytes, _runtime().cudaMemcpyKind.cudaMemcpyDefault, stream)
+
+
+def allocate(nbytes: int, stream: int) -> int:
+    """Device memory, in the order of a stream. Raises ExecutionError where there is not enough."""
+    return int(_call("cudaMallocAsync", max(nbytes, 1), stream))
+
+
+def release(pointer: int, stream: int) -> None:
+    """Give memory back, in the order of a stream."""
+    _call("cudaFreeAsync", pointer, stream)
+
+
+def begin_capture(stream: int) -> None:
+    """Record what comes on a stream instead of running it."""
+    _call("cudaStreamBeginCapture", stream, _runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
+
+
+def end_capture(stream: int) -> Any:
+    """The executable graph of what was recorded."""
+    graph = _call("cudaStreamEndCapture", stream)
+    try:
+        return _call("cudaGraphInstantiate", graph, 0)
+    finally:
+        _call("cudaGraphDestroy", graph)
+
+
+def replay(graph: Any, stream: int) -> None:
+    """Run a recorded graph on a stream."""
+    _call("cudaGraphLaunch", graph, stream)
+
+
+def forget(graph: Any) -> None:
+    """Destroy an executable graph."""
+    _call("cudaGraphExecDestroy", graph)
+
+
+class DeviceArray:
+    """An array in device memory of its own, for where CuPy is not installed.
+
+    dtype, shape: as NumPy's. `numpy.asarray` copies it to the CPU; libraries that know `__cuda_array_interface__` (torch,
+    Numba, CuPy) read it in place. The memory goes back, in the order of `stream`, with the last reference.
+    """
+
+    def __init__(self, dtype: np.dtype, shape: tuple[int, ...], stream: int) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.stream = stream
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.pointer = allocate(self.nbytes, stream)
+        weakref.finalize(self, _released, self.pointer, stream).atexit = False
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.nbytes // self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.pointer, False),
+            "version": 3,
+            "strides": None,
+            "stream": self.stream or 1,
+        }
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("an array in device memory cannot be read by NumPy without a copy")
+        host = np.empty(self.shape, self.dtype)
+        _copy_down(host, self.pointer, self.stream)
+        return host if dtype is None else host.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.dtype.name}{list(self.shape)}>"
+
+
+def _copy_down(host: np.ndarray, pointer: int, stream: int) -> None:
+    copy(host.ctypes.data, pointer, host.nbytes, stream)
+    synchronize(stream)
+
+
+def _released(pointer: int, stream: int) -> None:
+    try:
+        release(pointer, stream)
+    except ExecutionError:  # the context is gone, and its memory with it
+        return
+
+
+def _call(name: str, *args: Any) -> Any:
+    """Call the runtime. Raises ExecutionError with CUDA's name for what went wrong."""
+    rt = _runtime()
+    error, *results = getattr(rt, name)(*args)
+    if int(error) != 0:
+        what = "out of device memory" if int(error) == _OUT_OF_MEMORY else _name(rt, error)
+        raise ExecutionError(f"tensorrt: {name}: {what}")
+    return results[0] if results else None
+
+
+def _name(rt: Any, error: Any) -> str:
+    try:
+        text = rt.cudaGetErrorString(error)[1]
+        return f"{error.name}, {text.decode() if isinstance(text, bytes) else text}"
+    except Exception:
+        return str(error)

@@ -1,0 +1,275 @@
+"""TensorRTCompiler: a Function as a network, and the network as an engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from xrt_core.engine.contract import (
+    CompileOptions,
+    Executable,
+    Function,
+    GraphCompiler,
+    InputOutputAlias,
+    Parameter,
+)
+from xrt_core.engine.onnx_model import EXTERNAL_BYTES, OnnxModel, onnx_model
+from xrt_core.errors import CompileError, EngineUnavailableError
+from xrt_tensorrt import _cuda, timing
+from xrt_tensorrt._toolkit import Network, Refusal, Toolkit
+from xrt_tensorrt.batching import Batched, generalise
+from xrt_tensorrt.deviations import dequantised, widens
+from xrt_tensorrt.engine import BuiltEngine, Manifest
+from xrt_tensorrt.executable import TensorRTExecutable, read_blob
+from xrt_tensorrt.expansion import expand
+from xrt_tensorrt.settings import Settings, check_target
+from xrt_tensorrt.support import misfits, verdict
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+log = logging.getLogger("xrt.tensorrt")
+
+_ANOTHER: Final = 3  # a second batch, by which shapes that hold the first one show
+
+
+class TensorRTCompiler(GraphCompiler):
+    """Builds engines for one GPU, or for the compute capability that `target` names ("sm_89").
+
+    `CompileOptions.workspace_bytes` bounds TensorRT's scratch memory. With `max_batch_size` the batch is left open where
+    the Function allows it: one engine then serves every batch up to that size. Options of its own
+    (`CompileOptions.extra`) are the fields of `Settings`.
+
+    Raises OptionError for a bad option, EngineUnavailableError where nothing can be built for the device or target.
+    """
+
+    def __init__(self, toolkit: Toolkit, device: int, options: CompileOptions, target: str = "") -> None:
+        self._toolkit = toolkit
+        self._device = device
+        self._settings = settings = Settings.of(options, target)
+        check_target(settings, toolkit.targets, toolkit.flavour)
+        found = _cuda.capability(device) if device < max(_cuda.count(), 1) else None
+        reason = toolkit.why_not_for(found)
+        if reason and not settings.target:
+            hint = f"; a target can be built for without it ({', '.join(toolkit.targets)})" if toolkit.targets else ""
+            raise EngineUnavailableError(f"tensorrt: nothing can be built for cuda:{device}: {reason}{hint}")
+        self._here = "sm_{}{}".format(*found) if found and not reason else ""
+        self._open: dict[str, BuiltEngine] = {}  # engines with an open batch, by the fingerprint of their open form
+        self._lock = threading.Lock()
+
+    def compile(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+    ) -> Executable:
+        """An engine of `function`. Raises CompileError with TensorRT's own words, and the node they are about."""
+        batched = generalise(function) if self._settings.max_batch is not None else None
+        if batched is not None:
+            with self._lock:
+                built = self._of_any_batch(batched)
+            if built is not None:
+                return self._executable(built, function)
+        return self._executable(self._static(function), function)
+
+    def _executable(self, built: BuiltEngine, function: Function) -> TensorRTExecutable:
+        made = TensorRTExecutable(built, function.params, function.returns, self._settings.cuda_graph)
+        if self._is_for_here:
+            built.load()  # what this GPU does not take fails now, not at the first run
+        return made
+
+    @property
+    def _is_for_here(self) -> bool:
+        target = self._settings.target
+        return bool(self._here) and (not target or self._here in target)
+
+    # --- one size ------------------------------------------------------------------------------------------------
+
+    def _static(self, function: Function) -> BuiltEngine:
+        network = self.network(function)
+        return self._built(network, function, None)
+
+    def network(self, function: Function, *, open_batch: bool = False) -> Network:
+        """The network of `function`, its first dimensions left open if asked for.
+
+        Raises CompileError with the parser's message and the node, or where the network's inputs and outputs are not
+        those of the function.
+        """
+        model = self._model(function)
+        if open_batch:
+            for p in (*model.model.graph.input, *model.model.graph.output):
+                p.type.tensor_type.shape.dim[0].dim_param = "batch"
+        try:
+            network = self._toolkit.parse(model)
+        except Refusal as e:
+            raise CompileError(f"tensorrt: function {function.name!r} is refused by the parser: {e}") from e
+        misfit = misfits(network, function, open_batch=open_batch)
+        if misfit:
+            raise CompileError(f"tensorrt: the network of function {function.name!r} differs: {misfit}")
+        return network
+
+    def _model(self, function: Function) -> OnnxModel:
+        function = _with_widened(function)
+        # a stripped engine is refitted by the names of the model's weights, so all of them have one
+        external = 1 if self._settings.strip_weights else EXTERNAL_BYTES
+        model = onnx_model(function, engine="tensorrt", external_bytes=external)
+        by_body = [i for i, n in enumerate(function.body.nodes) if verdict(n).by_body]
+        try:
+            expanded = expand(model.model, function.body.nodes, by_body)
+        except ValueError as e:
+            raise CompileError(f"tensorrt: function {function.name!r}: {e}") from e
+        return OnnxModel(expanded, model.inputs, _own_outputs(expanded), model.weights)
+
+    def _built(self, network: Network, function: Function, profile: tuple[int, int, int] | None) -> BuiltEngine:
+        """profile: least, usual and largest batch of a network whose batch is open."""
+        settings, toolkit = self._settings, self._toolkit
+        config = toolkit.configure(network.builder, settings)
+        if profile is not None:
+            _set_profile(network, config, function, profile)
+        with timing.kept(toolkit, config, settings.timing_cache):
+            try:
+                blob = network.build(config)
+            except CompileError as e:
+                hints = []
+                if settings.workspace is not None:
+                    hints.append(f"with max_workspace_bytes={settings.workspace}")
+                if settings.strip_weights and not self._here:
+                    hints.append("engines without weights are built on a machine with a GPU")
+                hint = f" ({'; '.join(hints)})" if hints else ""
+                raise CompileError(f"tensorrt: function {function.name!r} is not built{hint}: {e}") from e
+        manifest = Manifest(
+            flavour=toolkit.flavour,
+            version=toolkit.version,
+            targets=settings.target or (self._here,),
+            version_compatible=settings.version_compatible,
+            hardware_compatibility="none" if toolkit.is_rtx else settings.hardware_compatibility,
+            stripped=settings.strip_weights,
+            profile=profile,
+            inputs=network.model.inputs,
+            outputs=network.model.outputs,
+        )
+        refit = network.model if settings.strip_weights else None
+        return BuiltEngine(toolkit, self._device, manifest, blob, refit)
+
+    # --- any batch -----------------------------------------------------------------------------------------------
+
+    def _of_any_batch(self, batched: Batched) -> BuiltEngine | None:
+        """The engine for every batch, None where this function must be built for its own."""
+        wanted = self._settings.max_batch
+        assert wanted is not None
+        known = self._open.get(batched.fingerprint)
+        if known is not None and known.largest >= batched.batch:
+            return known
+        largest = max(wanted, batched.batch)
+        start = time.perf_counter()
+        try:
+            fresh = self._build_open(batched, largest)
+        except CompileError as e:
+            log.info("function %s is built for batch %d alone: %s", batched.function.name, batched.batch, e)
+            return None  # and an engine for smaller batches stays as it is
+        if batched.batch > wanted or known is not None:
+            log.warning(
+                "function %s: batch %d is above %s, its engine was built anew for up to %d in %.1f s; a larger "
+                "max_batch_size saves that",
+                batched.function.name,
+                batched.batch,
+                f"max_batch_size={wanted}" if known is None else f"the {known.largest} it was built for",
+                largest,
+                time.perf_counter() - start,
+            )
+        if known is None:
+            self._open[batched.fingerprint] = fresh
+            return fresh
+        known.replace(fresh)
+        return known
+
+    def _build_open(self, batched: Batched, largest: int) -> BuiltEngine:
+        """Raises CompileError where the function does not go with other batches, or is not built."""
+        function = batched.function
+        network = self.network(function, open_batch=True)
+        self._check_other_batch(function, batched.batch)
+        usual = min(self._settings.opt_batch or batched.batch, largest)
+        return self._built(network, function, (1, usual, largest))
+
+    def _check_other_batch(self, function: Function, batch: int) -> None:
+        """Raises CompileError where the function's shapes do not go with another batch: a constant holds this one."""
+        other = batch + _ANOTHER
+        model = self._model(function)
+        for p in (*model.model.graph.input, *model.model.graph.output):
+            p.type.tensor_type.shape.dim[0].dim_value = other
+        try:
+            network = self._toolkit.parse(model)
+        except Refusal as e:
+            raise CompileError(f"with a batch of {other} the parser says: {e}") from e
+        by_name = {t.name: t for t in network.outputs}
+        for name, p in zip(network.model.outputs, function.returns, strict=True):
+            shape = tuple(by_name[name].shape)
+            if shape != (other, *p.shape[1:]):
+                raise CompileError(f"with a batch of {other} output {p.name!r} is {list(shape)}")
+
+    # --- stored ones ---------------------------------------------------------------------------------------------
+
+    def load(self, blob: bytes) -> Executable:
+        """The executable of `serialize`. Raises CompileError where it does not fit this machine or library."""
+        return self._loaded(blob, None)
+
+    def load_code(self, blob: bytes, function: Function) -> Executable:
+        """As `load`; an engine without weights gets those of `function`."""
+        return self._loaded(blob, function)
+
+    def _loaded(self, blob: bytes, function: Function | None) -> Executable:
+        manifest, engine, params, returns = read_blob(blob)
+        manifest.check(self._toolkit, self._here, self._settings)
+        if manifest.stripped and function is None:
+            raise CompileError("tensorrt: the engine was stripped of its weights, and no function gives them back")
+        refit = self._model(function) if manifest.stripped and function is not None else None
+        built = BuiltEngine(self._toolkit, self._device, manifest, engine, refit)
+        if manifest.profile is not None and function is not None and (batched := generalise(function)) is not None:
+            with self._lock:
+                known = self._open.setdefault(batched.fingerprint, built)
+                if known.largest >= built.largest:
+                    built = known
+                else:
+                    known.replace(built)
+                    built = known
+        made = TensorRTExecutable(built, params, returns, self._settings.cuda_graph)
+        if self._is_for_here:
+            built.load()
+        return made
+
+
+def _with_widened(function: Function) -> Function:
+    """`function` with constants of int8 dequantised where it casts them: TensorRT has such constants for that alone."""
+    body = function.body
+    if not any(widens(n) for n in body.nodes):
+        return function
+    opset = body.opsets.get("", 0)
+    nodes = [dequantised(n, opset) if widens(n) else n for n in body.nodes]
+    return Function(function.name, function.params, function.returns, body.replace(nodes=nodes), function.aliases)
+
+
+def _own_outputs(model: ModelProto) -> tuple[str, ...]:
+    """The names of a model's outputs, after those that are inputs, or were named before, got tensors of their own."""
+    graph = model.graph
+    taken = {p.name for p in graph.input} | {w.name for w in graph.initializer}
+    for p in graph.output:
+        if p.name in taken:
+            fresh = f"{p.name}_returned"
+            while fresh in taken:
+                fresh += "_"
+            graph.node.add(op_type="Identity", input=[p.name], output=[fresh], name=fresh)
+            p.name = fresh
+        taken.add(p.name)
+    return tuple(p.name for p in graph.output)
+
+
+def _set_profile(network: Network, config: Any, function: Function, sizes: tuple[int, int, int]) -> None:
+    profile = network.builder.create_optimization_profile()
+    for name, p in zip(network.model.inputs, function.params, strict=True):
+        profile.set_shape(name, *((n, *p.shape[1:]) for n in sizes))
+    if config.add_optimization_profile(profile) < 0:
+        raise CompileError(f"tensorrt: function {function.name!r}: batches of {sizes} make no optimisation profile")

@@ -1,0 +1,88 @@
+"""Where TensorRT's parser says yes, and what comes of it is not what ONNX says, or is not built at all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import dtype_name
+
+FROM_BODY: Final = frozenset(("Attention",))
+"""Operators that are taken by the body the standard gives them although the parser takes them as they are: TensorRT-RTX
+1.7 parses all forms of Attention and builds five of the 34 that the node tests have."""
+
+NOT_FROM_BODY: Final = frozenset(("AffineGrid",))
+"""Operators whose body the parser takes, and TensorRT-RTX 1.7 does not build."""
+
+TRAIN: Final = frozenset(
+    (
+        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Cos", "CumSum", "Div", "Elu", "Equal", "Erf", "Exp",
+        "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Gelu", "Gemm", "Greater", "GreaterOrEqual",
+        "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul", "Max",
+        "Mean", "Min", "Mish", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum",
+        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu",
+        "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split",
+        "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Transpose", "Unsqueeze", "Where",
+        "Xor",
+    )
+)  # fmt: skip
+"""Operators for training: their forward and their gradient are plain operators without weights."""
+
+_PACKED: Final = frozenset(("int4", "float4_e2m1fn"))
+_EIGHT: Final = frozenset(("float8_e4m3fn",))
+_QUANTISING: Final = frozenset(("QuantizeLinear", "DequantizeLinear"))
+_KNOWN: Final = frozenset(
+    ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool", *_EIGHT, "int4", "float4_e2m1fn")
+)
+_RANDOM: Final = frozenset(
+    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+)
+
+
+def deviation(node: Node) -> str | None:
+    """Why `node` must not be given to TensorRT, whatever its parser says; None where nothing is known against it."""
+    if node.op_type in _RANDOM:
+        return f"{node.operator} draws random numbers, and TensorRT would draw others"
+    for v in (*node.inputs, *node.outputs):
+        if v is None or v.dtype is None:
+            continue
+        name = dtype_name(v.dtype)
+        if v.dtype.name not in _KNOWN:  # the parser would round a constant of float64 to 32 bits
+            return f"{v.name!r} of {node.operator} is {name}, which TensorRT does not have"
+        if v.dtype.name in _PACKED and (v.data is None or node.op_type != "DequantizeLinear"):
+            return f"{v.name!r} of {node.operator} is {name}; TensorRT has it only as a constant that is dequantised"
+        if v.dtype.name in _EIGHT and node.op_type not in _QUANTISING:
+            return f"{v.name!r} of {node.operator} is {name}; TensorRT has it only between QuantizeLinear and DequantizeLinear"
+        if v.data is not None and v.dtype.name == "int8" and not (node.op_type in _QUANTISING or widens(node)):
+            return f"{v.name!r} of {node.operator} is a constant of int8; TensorRT has those only to be dequantised"
+    if node.op_type in _QUANTISING:
+        return _quantising(node)
+    return None
+
+
+def widens(node: Node) -> bool:
+    """Whether the node casts a constant of int8 to float32, which is to dequantise it by a scale of 1."""
+    if node.op_type != "Cast" or node.domain or node.inputs[0] is None or node.outputs[0] is None:
+        return False
+    data = node.inputs[0].data
+    return data is not None and data.dtype == np.int8 and node.outputs[0].dtype == np.float32
+
+
+def dequantised(node: Node, opset: int) -> Node:
+    """The DequantizeLinear that gives what a node that `widens` gives. opset: of the graph."""
+    import onnx
+
+    one = Value.constant(np.ones((), np.float32), "one")
+    version = onnx.defs.get_schema("DequantizeLinear", opset).since_version
+    return Node("DequantizeLinear", [node.inputs[0], one], node.outputs, version=version, name=node.name)
+
+
+def _quantising(node: Node) -> str | None:
+    """Scales and zero points must be known when the network is built."""
+    names = ("scale", "zero point")
+    for what, v in zip(names, node.inputs[1:3], strict=False):
+        if isinstance(v, Value) and v.data is None:
+            return f"the {what} {v.name!r} of {node.operator} is not known when the engine is built"
+    return None

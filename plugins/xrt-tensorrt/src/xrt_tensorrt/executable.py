@@ -1,0 +1,282 @@
+"""TensorRTExecutable: an engine for one signature, run on the caller's stream; its serialised form."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
+from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
+from xrt_core.ir.types import dtype_from_name, dtype_name
+from xrt_tensorrt import _cuda
+from xrt_tensorrt.engine import BuiltEngine, Manifest
+from xrt_tensorrt.memory import address_of, new_array, own_stream, scratch
+
+_MAGIC: Final = b"XRTTRT1\n"
+
+
+class TensorRTExecutable(Executable):
+    """An engine with the sizes of one signature.
+
+    Arrays in device memory (CuPy, torch, JAX, or results of this engine) are read in place, NumPy arrays are copied
+    there; results are CuPy arrays where CuPy is loaded, else `DeviceArray`s. Runs on `run_options.stream`, or on a
+    stream of the calling thread, which is ordered against the default stream. Each thread has a context of its own;
+    contexts on one stream share their scratch memory.
+    """
+
+    def __init__(
+        self,
+        built: BuiltEngine,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        cuda_graph: bool = False,
+    ) -> None:
+        self.built = built
+        self._params = tuple(entry_params)
+        self._returns = tuple(return_params)
+        self._cuda_graph = cuda_graph
+        self._local = threading.local()
+
+    def run(
+        self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
+    ) -> Sequence[Any]:
+        """Run once. Raises ExecutionError for inputs that do not fit, without a GPU, or with TensorRT's own words."""
+        complaint = self._complaint(inputs)
+        if complaint:
+            raise ExecutionError(f"tensorrt: {complaint}")
+        try:
+            session = self._session()
+            stream = own_stream(self.built.device) if run_options.stream is None else run_options.stream
+            results = session.run(inputs, stream)
+            if block_until_done:
+                _cuda.synchronize(stream)
+            return results
+        except ExecutionError:
+            self._local.session = None  # whatever state it is in, the next run begins with a fresh one
+            raise
+        except CompileError as e:
+            raise ExecutionError(str(e)) from e
+
+    def _session(self) -> Session:
+        generation, engine = self.built.current()
+        found: Session | None = getattr(self._local, "session", None)
+        if found is None or found.generation != generation:
+            _cuda.use(self.built.device)
+            found = Session(self.built, engine, generation, self._params, self._returns, self._cuda_graph)
+            self._local.session = found
+        return found
+
+    def _complaint(self, inputs: Sequence[Any]) -> str:
+        """What is wrong with the inputs, if it is they."""
+        if len(inputs) != len(self._params):
+            return f"the executable takes {len(self._params)} inputs, {len(inputs)} were given"
+        for p, x in zip(self._params, inputs, strict=True):
+            dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+            if shape is None or tuple(shape) != p.shape or not _same_dtype(dtype, p.dtype):
+                given = type(x).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"
+                return f"input {p.name!r} must be {p.type}, {given} was given"
+        return ""
+
+    def serialize(self) -> bytes:
+        """The engine with its manifest. Raises UnsupportedError for one that was stripped of its weights."""
+        if self.built.manifest.stripped:
+            raise UnsupportedError("the engine was built without its weights, and is loaded with its function only")
+        return self.serialize_code()
+
+    def serialize_code(self) -> bytes:
+        """The engine with its manifest, as it is: one that was stripped of its weights gets them from the function."""
+        header = {
+            "manifest": self.built.manifest.to_json(),
+            "params": [_described(p) for p in self._params],
+            "returns": [_described(p) for p in self._returns],
+            "engine": len(self.built.blob),
+        }
+        text = json.dumps(header).encode()
+        return b"".join((_MAGIC, struct.pack("<Q", len(text)), text, self.built.blob))
+
+    def as_text(self) -> str:
+        """What the engine inspector says of the layers; without a GPU, what the engine was built for."""
+        m = self.built.manifest
+        try:
+            engine = self.built.load()
+        except (ExecutionError, CompileError) as e:
+            return f"{m.flavour} {m.version} engine for {', '.join(m.targets)}, {len(self.built.blob)} bytes ({e})"
+        inspector = engine.create_engine_inspector()
+        return str(inspector.get_engine_information(self.built.toolkit.trt.LayerInformationFormat.ONELINE))
+
+    def __repr__(self) -> str:
+        return f"<TensorRTExecutable: {len(self._params)} in, {len(self._returns)} out>"
+
+
+class Session:
+    """An execution context of one thread, with what is bound to it."""
+
+    def __init__(
+        self,
+        built: BuiltEngine,
+        engine: Any,
+        generation: int,
+        params: Sequence[Parameter],
+        returns: Sequence[Parameter],
+        cuda_graph: bool,
+    ) -> None:
+        self.generation = generation
+        self._toolkit = built.toolkit
+        self._engine = engine
+        self._params = params
+        self._returns = returns
+        self._inputs = built.manifest.inputs
+        self._outputs = built.manifest.outputs
+        self._graph: Recorded | None = None
+        # TensorRT-RTX records by itself
+        self._records = cuda_graph and not built.toolkit.is_rtx
+        self._context = built.toolkit.new_context(engine, cuda_graph=cuda_graph)
+        for name, p in zip(self._inputs, params, strict=True):
+            if not self._context.set_input_shape(name, p.shape):
+                raise ExecutionError(f"tensorrt: input {name!r} of shape {list(p.shape)} is outside the engine's profile")
+        unknown = self._context.infer_shapes()
+        if unknown:
+            raise ExecutionError(f"tensorrt: {', '.join(unknown)} must be given before the engine can run")
+        self._check_outputs()
+        self._scratch_bytes = self._context.update_device_memory_size_for_shapes()
+        self._bound: dict[str, int] = {}
+        self._memory = -1
+
+    def _check_outputs(self) -> None:
+        for name, p in zip(self._outputs, self._returns, strict=True):
+            shape = tuple(self._context.get_tensor_shape(name))
+            if shape != p.shape:
+                raise ExecutionError(f"tensorrt: output {name!r} would have shape {list(shape)}, expected {p.type}")
+
+    def run(self, inputs: Sequence[Any], stream: int) -> list[Any]:
+        """Put one run on a stream; the results are there when the stream has come so far."""
+        if self._records:
+            return self._replayed(inputs, stream)
+        held = []
+        for name, p, x in zip(self._inputs, self._params, inputs, strict=True):
+            pointer, owner = address_of(x, p, stream)
+            held.append(owner)
+            self._bind(name, pointer)
+        results = [new_array(p, stream) for p in self._returns]
+        for name, r in zip(self._outputs, results, strict=True):
+            self._bind(name, address_of(r, None, stream)[0])
+        self._set_memory(stream)
+        self._toolkit.enqueue(self._context, stream)
+        del held  # memory goes back in the order of the stream
+        return results
+
+    def _replayed(self, inputs: Sequence[Any], stream: int) -> list[Any]:
+        """As `run`, through a recorded graph over memory of its own."""
+        if self._graph is None:
+            self._graph = Recorded(self._params, self._returns, stream)
+            for name, a in zip((*self._inputs, *self._outputs), self._graph.arrays, strict=True):
+                self._bind(name, address_of(a, None, stream)[0])
+            self._set_memory(stream)
+            self._graph.fill(inputs, stream)
+            self._toolkit.enqueue(self._context, stream)  # what is set up at a first run must not be recorded
+            _cuda.synchronize(stream)
+            _cuda.begin_capture(stream)
+            try:
+                self._toolkit.enqueue(self._context, stream)
+            finally:
+                recorded = _cuda.end_capture(stream)
+            self._graph.keep(recorded)
+        else:
+            self._graph.fill(inputs, stream)
+            self._graph.replay(stream)
+        return self._graph.results(stream)
+
+    def _bind(self, name: str, pointer: int) -> None:
+        if self._bound.get(name) != pointer:
+            if not self._context.set_tensor_address(name, pointer):
+                raise ExecutionError(f"tensorrt: {name!r} cannot be bound to the address {pointer:#x}")
+            self._bound[name] = pointer
+
+    def _set_memory(self, stream: int) -> None:
+        if self._scratch_bytes:
+            pointer = scratch(stream, self._scratch_bytes)
+            if pointer != self._memory:
+                self._context.set_device_memory(pointer, self._scratch_bytes)
+                self._memory = pointer
+
+
+class Recorded:
+    """A recorded run and the memory that it reads and writes."""
+
+    def __init__(self, params: Sequence[Parameter], returns: Sequence[Parameter], stream: int) -> None:
+        self._params = params
+        self._returns = returns
+        self.arrays = [_cuda.DeviceArray(p.dtype, p.shape, stream) for p in (*params, *returns)]
+        self._graph: Any = None
+
+    def keep(self, graph: Any) -> None:
+        """Replay this from now on."""
+        self._graph = graph
+
+    def fill(self, inputs: Sequence[Any], stream: int) -> None:
+        """Copy the inputs to where the graph reads them."""
+        for a, p, x in zip(self.arrays, self._params, inputs, strict=False):
+            if isinstance(x, np.ndarray):
+                host = np.ascontiguousarray(x)
+                _cuda.copy(a.pointer, host.ctypes.data, a.nbytes, stream)
+            else:
+                pointer, _ = address_of(x, p, stream)
+                _cuda.copy(a.pointer, pointer, a.nbytes, stream)
+
+    def replay(self, stream: int) -> None:
+        """Run the graph."""
+        _cuda.replay(self._graph, stream)
+
+    def results(self, stream: int) -> list[Any]:
+        """The results, in memory of their own: the next replay writes over the graph's."""
+        made = []
+        for a, p in zip(self.arrays[len(self._params) :], self._returns, strict=True):
+            r = new_array(p, stream)
+            _cuda.copy(address_of(r, None, stream)[0], a.pointer, a.nbytes, stream)
+            made.append(r)
+        return made
+
+    def __del__(self) -> None:
+        if self._graph is not None and not sys.is_finalizing():
+            try:
+                _cuda.forget(self._graph)
+            except ExecutionError:  # the context is gone, and the graph with it
+                return
+
+
+def read_blob(blob: bytes) -> tuple[Manifest, bytes, list[Parameter], list[Parameter]]:
+    """Manifest, engine, params and returns of a serialised executable. Raises CompileError for what is none."""
+    start = len(_MAGIC) + 8
+    if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
+        raise CompileError("tensorrt: this is not a serialised executable of this package")
+    try:
+        (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
+        header = json.loads(blob[start : start + length])
+        manifest = Manifest.from_json(header["manifest"])
+        params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
+        size = int(header["engine"])
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as e:
+        raise CompileError(f"tensorrt: a serialised executable is damaged: {type(e).__name__}: {e}") from None
+    at = start + length
+    if at + size != len(blob):
+        raise CompileError(f"tensorrt: a serialised executable of {len(blob)} bytes should have {at + size}")
+    return manifest, blob[at:], params, returns
+
+
+def _same_dtype(dtype: Any, wanted: np.dtype) -> bool:
+    """Whether an array's dtype, of NumPy or of another library ("torch.float32"), is the wanted one."""
+    return dtype == wanted if isinstance(dtype, np.dtype) else str(dtype).rpartition(".")[2] == wanted.name
+
+
+def _described(p: Parameter) -> list[Any]:
+    return [p.name, dtype_name(p.dtype), list(p.shape)]
+
+
+def _parameter(name: str, dtype: str, shape: list[int]) -> Parameter:
+    return Parameter(name, dtype_from_name(dtype), tuple(shape))

@@ -1,0 +1,112 @@
+"""How an engine is built: the engine's own options, read once and checked, and the builder's configuration of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from xrt_core.engine.contract import CompileOptions
+from xrt_core.errors import EngineUnavailableError, OptionError
+
+LEVELS: Final = range(6)
+COMPATIBILITY: Final = ("none", "ampere_plus", "same_compute_capability")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of a build.
+
+    target: compute capabilities to build for ("sm_89"); none: that of the device. workspace: bytes of scratch memory.
+    max_batch: the largest batch of a dynamic one, None for engines of static shapes. opt_batch: the batch to tune for.
+    optimization_level: 0 to 5, None for the library's. tf32: whether float32 may be multiplied in TF32.
+    strict_nans: NaN and infinities are kept where optimisations would lose them.
+    version_compatible: later versions of the library load the engine. hardware_compatibility: one of COMPATIBILITY.
+    strip_weights: the engine is kept without its weights, and gets them from the model when it is loaded.
+    timing_cache: tactics that were timed are kept across builds. cuda_graph: runs are recorded once and replayed.
+    """
+
+    target: tuple[str, ...] = ()
+    workspace: int | None = None
+    max_batch: int | None = None
+    opt_batch: int | None = None
+    optimization_level: int | None = None
+    tf32: bool = True
+    strict_nans: bool = False
+    version_compatible: bool = False
+    hardware_compatibility: str = "none"
+    strip_weights: bool = False
+    timing_cache: bool = True
+    cuda_graph: bool = False
+
+    @classmethod
+    def of(cls, options: CompileOptions, target: str = "") -> Settings:
+        """The settings that compile options mean. Raises OptionError for an unknown option or a bad value."""
+        extra = dict(options.extra)
+        unknown = sorted(set(extra) - set(_READERS))
+        if unknown:
+            raise OptionError(f"tensorrt: unknown option {unknown[0]!r}; it takes {', '.join(sorted(_READERS))}")
+        read: dict[str, Any] = {name: _READERS[name](name, value) for name, value in extra.items() if value is not None}
+        if not options.fused:
+            read["optimization_level"] = 0
+        return cls(read_target(target) if target else (), workspace=options.workspace_bytes, max_batch=options.max_batch_size, **read)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"tensorrt: option {name!r} is {value!r}; it takes True or False")
+    return value
+
+
+def _level(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value not in LEVELS:
+        raise OptionError(f"tensorrt: option {name!r} is {value!r}; it takes an integer from 0 to 5")
+    return value
+
+
+def _batch(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"tensorrt: option {name!r} is {value!r}; it takes a positive integer")
+    return value
+
+
+def _compatibility(name: str, value: Any) -> str:
+    if value not in COMPATIBILITY:
+        raise OptionError(f"tensorrt: option {name!r} is {value!r}; it takes {', '.join(COMPATIBILITY)}")
+    return str(value)
+
+
+def read_target(text: str) -> tuple[str, ...]:
+    """The compute capability that a target names. Raises OptionError for what names none."""
+    if not (text.startswith("sm_") and text[3:].isdigit()):
+        raise OptionError(f"tensorrt: the target is {text!r}; it takes a compute capability such as 'sm_89'")
+    return (text,)
+
+
+_READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "opt_batch": _batch,
+    "optimization_level": _level,
+    "tf32": _flag,
+    "strict_nans": _flag,
+    "version_compatible": _flag,
+    "hardware_compatibility": _compatibility,
+    "strip_weights": _flag,
+    "timing_cache": _flag,
+    "cuda_graph": _flag,
+}
+
+
+def check_target(settings: Settings, targets: tuple[str, ...], flavour: str) -> None:
+    """Raises EngineUnavailableError for a target that the library does not build for."""
+    if not settings.target:
+        return
+    if not targets:
+        raise EngineUnavailableError(
+            f"tensorrt: {flavour} builds for the GPU of this machine only; leave target={settings.target[0]!r} out, or "
+            "use TensorRT-RTX"
+        )
+    for name in settings.target:
+        if name not in targets:
+            raise EngineUnavailableError(
+                f"tensorrt: {flavour} does not build for {name}; it builds for {', '.join(targets)}"
+            )

@@ -1,0 +1,155 @@
+"""Which nodes TensorRT takes: its own parser is asked, once per kind of node, and its message is the reason."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.engine.contract import Function
+from xrt_core.engine.node_trials import why_unfit
+from xrt_core.engine.onnx_model import OnnxModel, onnx_model
+from xrt_core.errors import XRTError
+from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.types import STRING, TensorType
+from xrt_tensorrt import _toolkit
+from xrt_tensorrt.deviations import FROM_BODY, NOT_FROM_BODY, deviation
+from xrt_tensorrt.expansion import expand, has_body
+
+_MANY: Final = 20_000
+_FEW: Final = 4096  # bytes of a constant that the parser may look into; larger ones are weights
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a trial. reason: why the node is not taken, "" where it is. by_body: it is, by the standard's body
+    of its operator."""
+
+    reason: str = ""
+    by_body: bool = False
+
+
+_verdicts: dict[Hashable, Verdict] = {}
+_lock = threading.Lock()
+
+
+def verdict(node: Node) -> Verdict:
+    """Whether TensorRT takes `node`, and how. A trial takes under a millisecond, a question that was asked a few us."""
+    attributes = node.attributes
+    key = (
+        node.domain,
+        node.op_type,
+        node.version,
+        tuple([(name, _frozen(a)) for name, a in attributes.items()]) if attributes else None,
+        tuple([None if v is None else _kind(v) for v in node.inputs]),
+        tuple([None if v is None else _kind(v) for v in node.outputs]),
+    )
+    known = _verdicts.get(key)
+    if known is None:
+        # these name the node's own tensors, so they are not remembered
+        found = why_unfit(node, "tensorrt") or deviation(node)
+        if found is not None:
+            return Verdict(found)
+        known = _tried(node)
+        with _lock:
+            if len(_verdicts) >= _MANY:
+                _verdicts.clear()
+            _verdicts[key] = known
+    return known
+
+
+def _tried(node: Node) -> Verdict:
+    has = node.op_type not in NOT_FROM_BODY and has_body(node)
+    if has and node.op_type in FROM_BODY:
+        reason = _trial(node, by_body=True)
+        return Verdict(reason, by_body=not reason)
+    reason = _trial(node, by_body=False)
+    if reason and has and not _trial(node, by_body=True):
+        return Verdict(by_body=True)
+    return Verdict(reason)
+
+
+def _trial(node: Node, *, by_body: bool) -> str:
+    """What the parser says to a model of this node, "" where it takes it and sees the same results."""
+    function = _alone(node)
+    what = f"{node.operator}-{node.version}"
+    try:
+        model = onnx_model(function, engine="tensorrt")
+        if by_body:
+            expanded = expand(model.model, function.body.nodes, (0,))
+            model = OnnxModel(expanded, model.inputs, model.outputs, model.weights)
+        network = _toolkit.toolkit().parse(model)
+    except _toolkit.Refusal as e:
+        return f"TensorRT's parser refuses {what}: {e}"
+    except (XRTError, ValueError) as e:
+        return f"{what} does not export: {e}"
+    misfit = misfits(network, function)
+    return f"TensorRT makes something else of {what}: {misfit}" if misfit else ""
+
+
+def misfits(network: _toolkit.Network, function: Function, *, open_batch: bool = False) -> str:
+    """How inputs and outputs of a parsed network differ from the parameters of the function, "" where they do not.
+
+    open_batch: their first dimensions are left open.
+    """
+    toolkit = network.toolkit
+    for what, tensors, names, params in (
+        ("input", network.inputs, network.model.inputs, function.params),
+        ("output", network.outputs, network.model.outputs, function.returns),
+    ):
+        by_name = {t.name: t for t in tensors}
+        for name, p in zip(names, params, strict=True):
+            t = by_name.get(name)
+            if t is None:
+                return f"it has no {what} {name!r}"
+            shape, dtype = tuple(t.shape), toolkit.dtype(t.dtype)
+            wanted = (-1, *p.shape[1:]) if open_batch else p.shape
+            if dtype != p.dtype or shape != wanted:
+                return f"{what} {name!r} is {dtype}{list(shape)}, expected {p.dtype}{list(wanted)}"
+    return ""
+
+
+def _alone(node: Node) -> Function:
+    """A function of the one node; what is constant stays constant, for TensorRT asks for that in places."""
+    fresh: dict[Value, Value] = {}
+    inputs: list[Value | None] = []
+    entries: list[Value] = []
+    for i, v in enumerate(node.inputs):
+        if v is None:
+            inputs.append(None)
+        elif v in fresh:
+            inputs.append(fresh[v])
+        else:
+            fresh[v] = Value(f"x{i}", v.type, v.data)
+            inputs.append(fresh[v])
+            if v.data is None:
+                entries.append(fresh[v])
+    outputs = [None if v is None else Value(f"y{i}", v.type) for i, v in enumerate(node.outputs)]
+    returned = [v for v in outputs if v is not None]
+    opsets = {"": max(node.version, 1)} if not node.domain else {"": 21, node.domain: node.version}
+    graph = Graph(entries, returned, [node.replace(inputs=inputs, outputs=outputs)], opsets=opsets, name="trial")
+    return Function.from_graph(graph)
+
+
+def _kind(v: Value) -> Hashable:
+    """What of a tensor the parser may look at: its type, and its values where they are few."""
+    t, data = v.type, v.data
+    if type(t) is not TensorType:
+        return str(t)
+    if data is None:
+        return t.dtype, t.shape
+    return t.dtype, t.shape, data.tobytes() if data.nbytes < _FEW and data.dtype != STRING else "constant"
+
+
+def _frozen(attribute: Any) -> Hashable:
+    if isinstance(attribute, np.ndarray):
+        return attribute.dtype, attribute.shape, attribute.tobytes()
+    if isinstance(attribute, SparseTensor):
+        return _frozen(attribute.values), _frozen(attribute.indices), attribute.dims
+    if isinstance(attribute, tuple):
+        return tuple(map(_frozen, attribute))
+    found: Hashable = attribute
+    return type(attribute), found

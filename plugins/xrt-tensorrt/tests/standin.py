@@ -1,0 +1,258 @@
+"""Stand-ins for the CUDA runtime and for TensorRT's run side, over the CPU's memory: calls are noted, and compute."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from xrt_core.engine.contract import Parameter
+
+
+class Error(enum.IntEnum):
+    """Codes of the runtime."""
+
+    success = 0
+    out_of_memory = 2
+    illegal_address = 700
+
+
+class Cuda:
+    """The functions of `cuda.bindings.runtime` that the engine calls. calls: (name, arguments), in order.
+
+    Memory is the CPU's, so that copies and kernels can be carried out at once; a capture notes what is enqueued. fail:
+    function name -> the code it returns.
+    """
+
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyDefault=4)
+    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
+    cudaDeviceAttr = SimpleNamespace(
+        cudaDevAttrComputeCapabilityMajor="major", cudaDevAttrComputeCapabilityMinor="minor"
+    )
+
+    def __init__(self, capability: tuple[int, int] = (8, 9), devices: int = 1) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.fail: dict[str, Error] = {}
+        self.live: dict[int, Any] = {}
+        self.captures: dict[int, list[Callable[[], None]]] = {}
+        self._capability = {"major": capability[0], "minor": capability[1]}
+        self._devices = devices
+        self._streams = 100
+
+    def names(self, *wanted: str) -> list[str]:
+        """Names of the calls made, of these functions alone where any are named."""
+        return [n for n, _ in self.calls if not wanted or n in wanted]
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            self.calls.append((name, args))
+            if name in self.fail:
+                return (self.fail[name], None)
+            found = getattr(self, f"_{name}", None)
+            result = found(*args) if found is not None else None
+            return (Error.success,) if result is None else (Error.success, result)
+
+        return call
+
+    def cudaGetErrorString(self, error: Error) -> tuple[Error, bytes]:  # noqa: N802 - the library's name
+        return Error.success, f"words for {error.name}".encode()
+
+    def _cudaGetDeviceCount(self) -> int:  # noqa: N802
+        return self._devices
+
+    def _cudaDeviceGetAttribute(self, which: str, device: int) -> int:  # noqa: N802
+        return self._capability[which]
+
+    def _cudaStreamCreate(self) -> int:  # noqa: N802
+        self._streams += 1
+        return self._streams
+
+    def _cudaEventCreateWithFlags(self, flags: int) -> int:  # noqa: N802
+        return 7
+
+    def _cudaMallocAsync(self, size: int, stream: int) -> int:  # noqa: N802
+        memory = ctypes.create_string_buffer(size)
+        self.live[ctypes.addressof(memory)] = memory
+        return ctypes.addressof(memory)
+
+    def _cudaFreeAsync(self, pointer: int, stream: int) -> None:  # noqa: N802
+        del self.live[pointer]
+
+    def _cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> None:  # noqa: N802
+        self.put(stream, lambda: ctypes.memmove(target, source, size))
+
+    def _cudaStreamBeginCapture(self, stream: int, mode: int) -> None:  # noqa: N802
+        self.captures[stream] = []
+
+    def _cudaStreamEndCapture(self, stream: int) -> list[Callable[[], None]]:  # noqa: N802
+        return self.captures.pop(stream)
+
+    def _cudaGraphInstantiate(self, graph: list[Callable[[], None]], flags: int) -> list[Callable[[], None]]:  # noqa: N802
+        return graph
+
+    def _cudaGraphLaunch(self, graph: list[Callable[[], None]], stream: int) -> None:  # noqa: N802
+        for work in graph:
+            work()
+
+    def put(self, stream: int, work: Callable[[], Any]) -> None:
+        """Do work now, or note it where the stream is being captured."""
+        if stream in self.captures:
+            self.captures[stream].append(work)
+        else:
+            work()
+
+
+class Severity(enum.IntEnum):
+    """ILogger.Severity."""
+
+    INTERNAL_ERROR = 0
+    ERROR = 1
+    WARNING = 2
+    INFO = 3
+    VERBOSE = 4
+
+
+class ILogger:
+    """The base class of loggers."""
+
+    Severity = Severity
+
+    def log(self, severity: Severity, message: str) -> None:
+        raise NotImplementedError
+
+
+class Allocation(enum.Enum):
+    """ExecutionContextAllocationStrategy."""
+
+    STATIC = 0
+    USER_MANAGED = 2
+
+
+class GraphStrategy(enum.Enum):
+    """CudaGraphStrategy."""
+
+    DISABLED = 0
+    WHOLE_GRAPH_CAPTURE = 1
+
+
+class Context:
+    """IExecutionContext: checks what it is given, and computes when it is enqueued."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self.memory: tuple[int, int] | None = None
+        self.streams: list[int] = []
+
+    def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
+        self.shapes[name] = tuple(shape)
+        return self.engine.largest is None or shape[0] <= self.engine.largest
+
+    def infer_shapes(self) -> list[str]:
+        return []
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.engine.shape_of(name, self.shapes)
+
+    def update_device_memory_size_for_shapes(self) -> int:
+        return self.engine.scratch
+
+    def set_tensor_address(self, name: str, pointer: int) -> bool:
+        self.addresses[name] = pointer
+        return True
+
+    def set_device_memory(self, pointer: int, size: int) -> None:
+        self.memory = (pointer, size)
+
+    def execute_async_v3(self, stream: int) -> bool:
+        self.streams.append(stream)
+        if self.engine.broken:
+            self.engine.logger.log(Severity.ERROR, self.engine.broken)
+            return False
+        assert set(self.addresses) == {*self.engine.inputs, *self.engine.outputs}
+        assert self.memory is not None or not self.engine.scratch
+        addresses = dict(self.addresses)
+        self.engine.cuda.put(stream, lambda: self.engine.compute(addresses, self.shapes))
+        return True
+
+
+class Engine:
+    """ICudaEngine of a function of NumPy arrays. largest: of the first dimension, None for static shapes."""
+
+    def __init__(
+        self,
+        cuda: Cuda,
+        function: Callable[..., Sequence[np.ndarray]],
+        inputs: Sequence[Parameter],
+        outputs: Sequence[Parameter],
+        largest: int | None = None,
+        scratch: int = 64,
+    ) -> None:
+        self.cuda = cuda
+        self.function = function
+        self.inputs = {p.name: p for p in inputs}
+        self.outputs = {p.name: p for p in outputs}
+        self.largest = largest
+        self.scratch = scratch
+        self.broken = ""
+        self.logger: Any = None
+        self.contexts: list[Context] = []
+        self.runtime_config: Any = None
+
+    def create_execution_context(self, how: Any) -> Context:
+        self.runtime_config = how
+        made = Context(self)
+        self.contexts.append(made)
+        return made
+
+    def create_runtime_config(self) -> Any:
+        return SimpleNamespace(set_execution_context_allocation_strategy=lambda s: None, cuda_graph_strategy=None)
+
+    def shape_of(self, name: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+        shape = {**self.inputs, **self.outputs}[name].shape
+        return shape if self.largest is None else (next(iter(shapes.values()))[0], *shape[1:])
+
+    def compute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
+        given = [_at(addresses[n], shapes[n], p.dtype) for n, p in self.inputs.items()]
+        for (name, p), r in zip(self.outputs.items(), self.function(*given), strict=True):
+            _at(addresses[name], self.shape_of(name, shapes), p.dtype)[...] = r
+
+
+class Runtime:
+    """IRuntime that gives the engine of the module's `engine`."""
+
+    def __init__(self, logger: Any) -> None:
+        self.logger = logger
+
+    def deserialize_cuda_engine(self, blob: bytes) -> Any:
+        found = MODULE.engines.get(blob)
+        if found is None:
+            self.logger.log(Severity.ERROR, "magicTag does not match")
+        else:
+            found.logger = self.logger
+        return found
+
+
+MODULE = SimpleNamespace(
+    __version__="10.9.0.34",
+    ILogger=ILogger,
+    Runtime=Runtime,
+    ExecutionContextAllocationStrategy=Allocation,
+    CudaGraphStrategy=GraphStrategy,
+    engines={},
+)
+"""A module like `tensorrt`, as far as running goes. engines: serialized bytes -> the engine they become."""
+
+
+def _at(pointer: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = (ctypes.c_char * size).from_address(pointer)
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(tuple(shape))

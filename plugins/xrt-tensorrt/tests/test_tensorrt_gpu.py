@@ -1,0 +1,158 @@
+"""What only a GPU can show: numbers, streams, graphs, arrays of other libraries, batches that grow."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from xrt_tensorrt import TensorRTEngine, _cuda
+from xrt_tensorrt.executable import TensorRTExecutable
+
+import xrt_core as xrt
+from benchmarks import exported
+from xrt_core.engine.contract import CompileOptions, Function, RunOptions
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+F32 = np.dtype(np.float32)
+
+
+def _function(batch: int = 2) -> Function:
+    """tanh(x @ w) + x."""
+    x, h, t, y = (Value(n, TensorType(F32, (batch, 64))) for n in "xhty")
+    w = Value.constant(np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) / 8, "w")
+    nodes = [
+        Node("MatMul", [x, w], [h], version=13),
+        Node("Tanh", [h], [t], version=13),
+        Node("Add", [t, x], [y], version=14),
+    ]
+    return Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="f"))
+
+
+def _expected(x: np.ndarray) -> np.ndarray:
+    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) / 8
+    return np.tanh(x @ w) + x
+
+
+def _x(batch: int = 2, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((batch, 64)).astype(np.float32)
+
+
+def _compile(function: Function, **options: Any) -> TensorRTExecutable:
+    extra = {"tf32": False, **options.pop("extra", {})}
+    compiler = TensorRTEngine().compiler("cuda:0", CompileOptions(extra=extra, **options))
+    made = compiler.compile(function, function.params, function.returns, ())
+    assert isinstance(made, TensorRTExecutable)
+    return made
+
+
+def _close(got: Any, want: np.ndarray) -> None:
+    np.testing.assert_allclose(np.asarray(got.get() if hasattr(got, "get") else got), want, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers() -> None:
+    """One run from NumPy to NumPy."""
+    (y,) = _compile(_function()).run([_x()])
+    _close(y, _expected(_x()))
+
+
+def test_results_go_into_the_next_run_without_a_copy() -> None:
+    """The engine's own arrays are read in place."""
+    executable = _compile(_function())
+    (first,) = executable.run([_x()], block_until_done=False)
+    (second,) = executable.run([first])
+    _close(second, _expected(_expected(_x())))
+
+
+@pytest.mark.parametrize("extra", [{}, {"cuda_graph": True}], ids=["plain", "graph"])
+def test_many_runs_and_threads(extra: dict[str, Any]) -> None:
+    """Each thread has results of its own, replayed or not."""
+    executable = _compile(_function(), extra=extra)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for i in range(50):
+            x = _x(seed=100 * seed + i)
+            if not np.allclose(np.asarray(executable.run([x])[0]), _expected(x), rtol=1e-4, atol=1e-5):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_the_callers_stream() -> None:
+    """Work on the caller's stream is done when that stream is."""
+    stream = _cuda.new_stream()
+    (y,) = _compile(_function()).run([_x()], RunOptions(stream=stream), block_until_done=False)
+    _cuda.synchronize(stream)
+    _close(y, _expected(_x()))
+
+
+def test_cupy_in_and_out() -> None:
+    """CuPy arrays go in by their address, on CuPy's current stream, and come out."""
+    cupy = pytest.importorskip("cupy")
+    executable = _compile(_function())
+    with cupy.cuda.Stream() as stream:
+        (y,) = executable.run([cupy.asarray(_x())], RunOptions(stream=stream.ptr), block_until_done=False)
+        stream.synchronize()
+    assert isinstance(y, cupy.ndarray)
+    _close(y, _expected(_x()))
+
+
+def test_torch_in_and_out() -> None:
+    """torch tensors go in by `__cuda_array_interface__`, and torch reads results in place."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA")
+    (y,) = _compile(_function()).run([torch.from_numpy(_x()).cuda()])
+    _close(torch.as_tensor(y, device="cuda").cpu().numpy(), _expected(_x()))
+
+
+def test_batches_grow() -> None:
+    """Every batch gives the right result, also after the engine was rebuilt for a larger one."""
+    compiler = TensorRTEngine().compiler("cuda:0", CompileOptions(max_batch_size=8, extra={"tf32": False}))
+    made = {}
+    for batch in (2, 8, 20, 1):
+        f = _function(batch)
+        made[batch] = compiler.compile(f, f.params, f.returns, ())
+    for batch, executable in made.items():
+        _close(executable.run([_x(batch)])[0], _expected(_x(batch)))
+
+
+def test_serialised() -> None:
+    """An engine that was stored and loaded computes the same."""
+    compiler = TensorRTEngine().compiler("cuda:0", CompileOptions(extra={"tf32": False}))
+    (y,) = compiler.load(_compile(_function()).serialize()).run([_x()])
+    _close(y, _expected(_x()))
+
+
+def test_stripped_and_refitted() -> None:
+    """An engine without weights gets them from its function when it is loaded."""
+    options = CompileOptions(extra={"tf32": False, "strip_weights": True})
+    compiler, function = TensorRTEngine().compiler("cuda:0", options), _function()
+    blob = compiler.compile(function, function.params, function.returns, ()).serialize_code()
+    (y,) = compiler.load_code(blob, function).run([_x()])
+    _close(y, _expected(_x()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", exported.NAMES)
+def test_models_agree_with_the_host(name: str) -> None:
+    """Whole models give the host's results within float32's and TF32's bounds."""
+    path = exported.folder() / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip("no exported models: see benchmarks/exported.py")
+    inputs = exported.inputs_for(name)
+    module = xrt.XRTModule(path, engine="tensorrt", engine_options={"tensorrt": {"tf32": False}})
+    want = xrt.XRTModule(path, engine="host").run(inputs)
+    for label, got in module.run(inputs).items():
+        scale = float(np.abs(want[label]).max())
+        assert float(np.abs(got - want[label]).max()) <= 1e-3 * scale, label
+    assert not module.explain(inputs).errors

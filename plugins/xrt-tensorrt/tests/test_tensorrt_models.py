@@ -1,0 +1,185 @@
+"""Whole models: partitioned for a GPU that is not there, their clusters built, and run with the host standing in."""
+
+from __future__ import annotations
+
+import pathlib
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+import numpy as np
+import pytest
+import standin
+from xrt_tensorrt import TensorRTEngine, _cuda, _toolkit, memory
+from xrt_tensorrt.compiler import TensorRTCompiler
+
+import xrt_core as xrt
+from benchmarks import exported
+from tests.conformance import dev_models
+from xrt_core.engine.contract import CompileOptions, Function
+from xrt_core.errors import CacheError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+
+F32 = np.dtype(np.float32)
+SHARES = {"smart_turn": 0.0}
+"""Least share of nodes where it is not 95 %: static QDQ with asymmetric uint8, which TensorRT does not have."""
+
+
+def _functions(module: xrt.XRTModule, inputs: dict[str, Any]) -> list[Function]:
+    graph = module.partitioned(inputs)
+    return [f for n in graph.nodes if isinstance(f := n.attributes.get("function"), Function)]
+
+
+def _check_clusters(functions: list[Function], target: str, build: bool) -> None:
+    """Every cluster's network has the types and static shapes that XRT inferred, inside as well, and is built."""
+    compiler = TensorRTEngine().targeting(target).compiler("cuda:0", CompileOptions())
+    for function in functions:
+        network = compiler.network(function)  # raises where inputs or outputs differ
+        known = {v.name: v for n in function.body.nodes for v in n.outputs if v is not None}
+        for layer in network.layers:
+            for i in range(layer.num_outputs):
+                t = layer.get_output(i)
+                v = known.get(t.name)
+                if v is not None and isinstance(v.type, TensorType):
+                    assert tuple(t.shape) == v.type.shape, t.name
+        if build:
+            made = compiler.compile(function, function.params, function.returns, function.aliases)
+            assert target in repr(getattr(made, "built").manifest.targets)  # noqa: B009
+
+
+def _small() -> Graph:
+    """NonZero, whose shape follows the data, between a convolution and what is computed of its result."""
+    x, w = Value("x", TensorType(F32, (1, 3, 8, 8))), np.random.default_rng(0).standard_normal((4, 3, 3, 3))
+    c, r, z, total, y = (Value(n) for n in ("c", "r", "z", "total", "y"))
+    nodes = [
+        Node("Conv", [x, Value.constant(w.astype(np.float32), "w")], [c], version=11, name="conv"),
+        Node("Relu", [c], [r], version=14, name="act"),
+        Node("NonZero", [r], [z], version=13, name="where"),
+        Node("ReduceMax", [z], [total], {"keepdims": 0}, version=18, name="last"),
+        Node("Exp", [r], [y], version=13, name="exp"),
+    ]
+    return Graph([x], [total, y], nodes, opsets={"": 21}, name="hybrid")
+
+
+@pytest.fixture
+def target(engine: TensorRTEngine) -> str:
+    """A target, where there is a library that builds for it."""
+    return "sm_89"
+
+
+def test_a_hybrid_plan(target: str) -> None:
+    """What TensorRT cannot take runs on the host, and the host stands in for the clusters that were built."""
+    x = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    module = xrt.XRTModule(_small(), engine="tensorrt", target=target, cache="off", prune=False)
+    results = module(x)
+    explanation = module.explain()
+
+    assert 0.5 < explanation.node_share < 1
+    assert "shape of 'z'" in str(explanation)
+    assert not [e for e in explanation.errors.values() if "failed to compile" in e]
+    for got, want in zip(results, xrt.XRTModule(_small(), engine="host")(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_max_batch_size_reaches_the_engine(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options of the module go to the compiler, those of the engine alone too."""
+    seen: list[CompileOptions] = []
+    init = TensorRTCompiler.__init__
+
+    def noting(self: TensorRTCompiler, toolkit: Any, device: int, options: CompileOptions, target: str = "") -> None:
+        seen.append(options)
+        init(self, toolkit, device, options, target)
+
+    monkeypatch.setattr(TensorRTCompiler, "__init__", noting)
+    xrt.XRTModule(
+        _small(), engine="tensorrt", target=target, max_batch_size=4, max_workspace_bytes=1 << 20,
+        engine_options={"tensorrt": {"opt_batch": 2}},
+    )  # fmt: skip
+    assert [(o.max_batch_size, o.workspace_bytes, dict(o.extra)) for o in seen] == [(4, 1 << 20, {"opt_batch": 2})]
+
+
+def test_a_file_for_another_machine(target: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is saved for sm_89 loads where there is such a GPU, without compiling, and is refused where there is another.
+
+    The GPU is a stand-in; the library, the files and their keys are real.
+    """
+    x, y = Value("x", TensorType(F32, (2, 3))), Value("y")
+    nodes = [Node("Abs", [x], [s := Value("s")], version=13), Node("Neg", [s], [y], version=13)]
+    module = xrt.XRTModule(Graph([x], [y], nodes, opsets={"": 21}), engine="tensorrt", target=target, prune=False)
+    data = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+    module.prepare({"x": data})
+    path = tmp_path / "model.xrt"
+    module.save(path)
+
+    fake = standin.Cuda((8, 9))
+    engine_class = standin.Engine
+    monkeypatch.setattr(_cuda, "_runtime", lambda: fake)
+    monkeypatch.setattr(memory, "_scratch", {})
+    monkeypatch.setattr(memory, "_streams", __import__("threading").local())
+    monkeypatch.setattr(TensorRTCompiler, "compile", lambda *a: pytest.fail("something was compiled"))
+
+    def deserialize(self: _toolkit.Toolkit, blob: bytes) -> Any:
+        (function,) = _functions(module, {"x": data})
+        return engine_class(fake, lambda x: [-np.abs(x)], function.params, function.returns)
+
+    monkeypatch.setattr(_toolkit.Toolkit, "deserialize", deserialize)
+    monkeypatch.setattr(_toolkit.Toolkit, "new_context", lambda self, engine, cuda_graph: engine.create_execution_context(0))
+    _forget()
+    try:
+        loaded = xrt.XRTModule.load(path)
+        np.testing.assert_array_equal(loaded(data), -np.abs(data))
+        assert not loaded.explain().errors
+        assert "cudaMemcpyAsync" in fake.names()
+        fake._capability.update(major=8, minor=6)
+        _forget()
+        with pytest.raises(CacheError, match="made for engine tensorrt .*sm_89.*here is .*sm_86"):
+            xrt.XRTModule.load(path)
+    finally:
+        monkeypatch.undo()
+        _forget()
+
+
+def _forget() -> None:
+    """Ask again what devices there are."""
+    from xrt_core.engine import engines
+
+    from xrt_tensorrt import _probe
+
+    for cached in (_cuda.why_unusable, _cuda.capability, _probe):
+        cached.cache_clear()
+    engines.refresh()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in dev_models.names() if n != "light_vgg19"])
+def test_development_models(name: str, target: str) -> None:
+    """TensorRT takes nearly all of every development model, in networks of the shapes that XRT inferred."""
+    try:
+        path = dev_models.path(name)
+    except PackageNotFoundError as e:
+        pytest.skip(f"package {e} is not installed (see models.txt)")
+    module = xrt.XRTModule(path, engine="tensorrt", target=target, cache="off")
+    given = dev_models.inputs_for(name)
+    names = [n for n in module.input_types if n not in module.optional_inputs]
+    inputs = dict(zip(names, given.values(), strict=True)) if name.startswith("light_") else given
+    share = module.explain(inputs).node_share
+
+    assert share >= SHARES.get(name, 0.95), module.explain(inputs)
+    _check_clusters(_functions(module, inputs)[:8], target, build=not name.startswith("light_"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target_", ["sm_80", "sm_89"])
+@pytest.mark.parametrize("name", exported.NAMES)
+def test_exported_models(name: str, target_: str, engine: TensorRTEngine) -> None:
+    """BERT, GPT-2, ViT, ResNet-50 and MobileNetV2 are one cluster each, built for two GPUs."""
+    path = exported.folder() / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip("no exported models: python benchmarks/exported.py FOLDER, XRT_BENCH_MODELS=FOLDER")
+    module = xrt.XRTModule(path, engine="tensorrt", target=target_, cache="off")
+    inputs = exported.inputs_for(name)
+    functions = _functions(module, inputs)
+
+    assert module.explain(inputs).node_share == 1
+    assert len(functions) == 1
+    _check_clusters(functions, target_, build=True)

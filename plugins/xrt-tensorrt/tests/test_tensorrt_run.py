@@ -1,0 +1,311 @@
+"""The run side against stand-ins that keep their memory on the CPU: addresses, streams, contexts, graphs, errors."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import standin
+from xrt_tensorrt import _cuda, _toolkit, memory
+from xrt_tensorrt.engine import BuiltEngine, Manifest
+from xrt_tensorrt.executable import TensorRTExecutable
+
+from xrt_core.engine.contract import Parameter, RunOptions
+from xrt_core.errors import CompileError, ExecutionError
+
+F32 = np.dtype(np.float32)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[standin.Cuda]:
+    """A CUDA runtime of the CPU's memory, in the place of the real one."""
+    fake = standin.Cuda()
+    monkeypatch.setattr(_cuda, "_runtime", lambda: fake)
+    monkeypatch.setattr(memory, "_streams", threading.local())
+    monkeypatch.setattr(memory, "_scratch", {})
+    _forget()
+    yield fake
+    monkeypatch.setattr(memory, "_scratch", {})
+    gc.collect()
+    monkeypatch.undo()
+    _forget()
+
+
+def _forget() -> None:
+    _cuda.why_unusable.cache_clear()
+    _cuda.capability.cache_clear()
+
+
+def _params(prefix: str, *shapes: tuple[int, ...]) -> list[Parameter]:
+    return [Parameter(f"{prefix}{i}", F32, s) for i, s in enumerate(shapes)]
+
+
+def _executable(
+    cuda: standin.Cuda,
+    function: Callable[..., Sequence[np.ndarray]] = lambda x, y: [x + y, x * y],
+    ins: Sequence[Parameter] = (),
+    outs: Sequence[Parameter] = (),
+    *,
+    flavour: str = _toolkit.FULL,
+    graph: bool = False,
+    largest: int | None = None,
+    scratch: int = 64,
+) -> tuple[TensorRTExecutable, standin.Engine]:
+    ins = ins or _params("x", (2, 3), (2, 3))
+    outs = outs or _params("y", (2, 3), (2, 3))
+    engine = standin.Engine(cuda, function, ins, outs, largest, scratch)
+    blob = f"engine {len(standin.MODULE.engines)}".encode()
+    standin.MODULE.engines[blob] = engine
+    names = tuple(p.name for p in ins), tuple(p.name for p in outs)
+    profile = None if largest is None else (1, largest, largest)
+    manifest = Manifest(flavour, "10.9.0.34", ("sm_89",), False, "none", False, profile, *names)
+    built = BuiltEngine(_toolkit.Toolkit(standin.MODULE, flavour), 0, manifest, blob)
+    return TensorRTExecutable(built, ins, outs, graph), engine
+
+
+def _arrays(seed: int = 0, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(s).astype(F32) for s in shapes or ((2, 3), (2, 3))]
+
+
+def test_numpy_in_device_arrays_out(cuda: standin.Cuda) -> None:
+    """NumPy inputs are copied down, results are arrays in device memory, and the run was waited for."""
+    executable, engine = _executable(cuda)
+    x, y = _arrays()
+    total, product = executable.run([x, y])
+
+    assert isinstance(total, _cuda.DeviceArray)
+    np.testing.assert_array_equal(np.asarray(total), x + y)
+    np.testing.assert_array_equal(np.asarray(product), x * y)
+    (stream,) = engine.contexts[0].streams
+    assert ("cudaStreamSynchronize", (stream,)) in cuda.calls
+
+
+def test_without_waiting(cuda: standin.Cuda) -> None:
+    """With block_until_done=False nothing is waited for."""
+    executable, _ = _executable(cuda)
+    executable.run(_arrays(), block_until_done=False)
+
+    assert "cudaStreamSynchronize" not in cuda.names()
+
+
+def test_the_callers_stream(cuda: standin.Cuda) -> None:
+    """Copies, memory and the run itself go to the stream that the caller names, and no other is made."""
+    executable, engine = _executable(cuda)
+    executable.run(_arrays(), RunOptions(stream=555))
+
+    assert engine.contexts[0].streams == [555]
+    assert "cudaStreamCreate" not in cuda.names()
+    assert {a[-1] for n, a in cuda.calls if n in ("cudaMallocAsync", "cudaMemcpyAsync")} == {555}
+
+
+def test_strided_inputs_are_made_contiguous(cuda: standin.Cuda) -> None:
+    """A transposed NumPy array gives the results of its values, not of its memory."""
+    executable, _ = _executable(cuda)
+    x, y = (a.T for a in _arrays(0, (3, 2), (3, 2)))
+
+    np.testing.assert_array_equal(np.asarray(executable.run([x, y])[0]), x + y)
+
+
+class _Foreign:
+    """An array of another library: memory of the CPU that says it is on the device."""
+
+    def __init__(self, array: np.ndarray, stream: int | None = None, strides: tuple[int, ...] | None = None) -> None:
+        self.array, self.dtype, self.shape = array, array.dtype, array.shape
+        self._stream, self._strides = stream, strides
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape, "typestr": self.dtype.str, "data": (self.array.ctypes.data, False), "version": 3,
+            "strides": self._strides, "stream": self._stream,
+        }  # fmt: skip
+
+    def get(self) -> np.ndarray:
+        return self.array
+
+
+def test_device_arrays_are_read_in_place(cuda: standin.Cuda) -> None:
+    """An array with `__cuda_array_interface__` is bound by its own address, and nothing is copied."""
+    executable, engine = _executable(cuda)
+    x, y = map(_Foreign, _arrays())
+    results = executable.run([x, y])
+
+    assert engine.contexts[0].addresses["x0"] == x.array.ctypes.data
+    assert "cudaMemcpyAsync" not in cuda.names()
+    np.testing.assert_array_equal(np.asarray(results[0]), x.array + y.array)
+
+
+def test_results_are_inputs_without_a_copy(cuda: standin.Cuda) -> None:
+    """What one run returned goes into the next by its address."""
+    executable, engine = _executable(cuda)
+    first, second = executable.run(_arrays())
+    before = cuda.names("cudaMemcpyAsync")
+    executable.run([first, second])
+
+    assert engine.contexts[0].addresses["x0"] == first.pointer
+    assert cuda.names("cudaMemcpyAsync") == before
+
+
+def test_another_stream_is_waited_for(cuda: standin.Cuda) -> None:
+    """An array that another stream computes is waited for by an event, not by the CPU."""
+    executable, engine = _executable(cuda)
+    executable.run([_Foreign(a, stream=42) for a in _arrays()], block_until_done=False)
+
+    stream = engine.contexts[0].streams[0]
+    assert ("cudaEventRecord", (7, 42)) in cuda.calls
+    assert ("cudaStreamWaitEvent", (stream, 7, 0)) in cuda.calls
+    assert cuda.names().index("cudaStreamWaitEvent") < len(cuda.calls)
+    assert "cudaStreamSynchronize" not in cuda.names()
+
+
+def test_device_arrays_with_gaps_are_copied(cuda: standin.Cuda) -> None:
+    """A strided device array is not bound by its address."""
+    executable, engine = _executable(cuda)
+    x, y = _arrays()
+    strided = _Foreign(x, strides=(4, 8))
+    executable.run([strided, y])
+
+    assert engine.contexts[0].addresses["x0"] != x.ctypes.data
+
+
+def test_a_context_for_each_thread_and_shared_scratch_memory(cuda: standin.Cuda) -> None:
+    """Two threads have two contexts; runs on one stream share scratch memory, also between executables."""
+    first, engine = _executable(cuda)
+    second, other = _executable(cuda, scratch=32)
+    run = lambda: [e.run(_arrays(), RunOptions(stream=9)) for e in (first, first, second)]  # noqa: E731
+    run()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    assert len(engine.contexts) == 2
+    assert {c.memory[0] for c in (*engine.contexts, *other.contexts) if c.memory} == {memory._scratch[9].pointer}
+    assert len([1 for n, a in cuda.calls if n == "cudaMallocAsync" and a == (64, 9)]) == 1
+
+
+def test_memory_goes_back(cuda: standin.Cuda) -> None:
+    """Inputs that were copied down and results that nobody holds leave nothing allocated but the scratch memory."""
+    executable, _ = _executable(cuda)
+    for i in range(3):
+        executable.run(_arrays(i))
+    gc.collect()
+
+    assert list(cuda.live) == [memory._scratch[next(iter(memory._scratch))].pointer]
+
+
+def test_a_run_is_recorded_once_and_replayed(cuda: standin.Cuda) -> None:
+    """With cuda_graph the second run replays what the first recorded, on its own data, into results of its own."""
+    executable, engine = _executable(cuda, graph=True)
+    found = [executable.run(_arrays(i)) for i in range(3)]
+
+    assert cuda.names("cudaStreamBeginCapture", "cudaGraphInstantiate", "cudaGraphLaunch") == [
+        "cudaStreamBeginCapture", "cudaGraphInstantiate", "cudaGraphLaunch", "cudaGraphLaunch",
+    ]  # fmt: skip
+    assert len(engine.contexts[0].streams) == 2  # once as it is, once recorded
+    for i, (total, _) in enumerate(found):
+        x, y = _arrays(i)
+        np.testing.assert_array_equal(np.asarray(total), x + y)
+
+
+def test_tensorrt_rtx_records_by_itself(cuda: standin.Cuda) -> None:
+    """TensorRT-RTX is asked to capture whole graphs; the executable records nothing."""
+    executable, engine = _executable(cuda, flavour=_toolkit.RTX, graph=True)
+    executable.run(_arrays())
+
+    assert engine.runtime_config.cuda_graph_strategy is standin.GraphStrategy.WHOLE_GRAPH_CAPTURE
+    assert "cudaStreamBeginCapture" not in cuda.names()
+
+
+def test_a_failed_run_says_why_and_leaves_the_executable_usable(cuda: standin.Cuda) -> None:
+    """TensorRT's own words reach the caller; the next run works, on a context of its own."""
+    executable, engine = _executable(cuda)
+    executable.run(_arrays())
+    engine.broken = "Error Code 1: Cuda Runtime (invalid resource handle)"
+    with pytest.raises(ExecutionError, match="the run failed: Error Code 1: Cuda Runtime"):
+        executable.run(_arrays())
+    engine.broken = ""
+    x, y = _arrays(5)
+
+    np.testing.assert_array_equal(np.asarray(executable.run([x, y])[0]), x + y)
+    assert len(engine.contexts) == 2
+
+
+def test_out_of_memory(cuda: standin.Cuda) -> None:
+    """Too little device memory is an ExecutionError that says so."""
+    executable, _ = _executable(cuda)
+    cuda.fail["cudaMallocAsync"] = standin.Error.out_of_memory
+    with pytest.raises(ExecutionError, match="cudaMallocAsync: out of device memory"):
+        executable.run(_arrays())
+
+
+def test_an_error_of_cuda_is_named(cuda: standin.Cuda) -> None:
+    """Another failure of CUDA is named in CUDA's words."""
+    executable, _ = _executable(cuda)
+    cuda.fail["cudaStreamSynchronize"] = standin.Error.illegal_address
+    with pytest.raises(ExecutionError, match="illegal_address, words for illegal_address"):
+        executable.run(_arrays())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ([np.zeros((2, 3), F32)], "takes 2 inputs, 1 were given"),
+        ([np.zeros((2, 3), F32), np.zeros((3, 2), F32)], r"'x1' must be float32\[2, 3\], float32\[3, 2\] was given"),
+        ([np.zeros((2, 3), F32), np.zeros((2, 3))], "float64"),
+        ([np.zeros((2, 3), F32), [1, 2]], "list was given"),
+    ],
+)
+def test_inputs_that_do_not_fit(cuda: standin.Cuda, inputs: list[Any], reason: str) -> None:
+    """Wrong inputs are refused before anything reaches the device."""
+    executable, engine = _executable(cuda)
+    with pytest.raises(ExecutionError, match=reason):
+        executable.run(inputs)
+    assert not engine.contexts
+
+
+def test_bytes_that_do_not_load(cuda: standin.Cuda) -> None:
+    """Foreign bytes fail with the library's message."""
+    executable, _ = _executable(cuda)
+    executable.built.blob = b"nonsense"
+    with pytest.raises(ExecutionError, match="does not load: magicTag does not match"):
+        executable.run(_arrays())
+
+
+def test_a_larger_engine_takes_the_place_of_a_smaller_one(cuda: standin.Cuda) -> None:
+    """After `replace`, executables of other batches go on with contexts of the new engine; one that does not load
+    changes nothing."""
+    small, engine = _executable(cuda, lambda x: [x * 2], _params("x", (2, 3)), _params("y", (2, 3)), largest=4)
+    large, bigger = _executable(cuda, lambda x: [x * 2], _params("x", (9, 3)), _params("y", (9, 3)), largest=16)
+    broken, _ = _executable(cuda, lambda x: [x], _params("x", (9, 3)), _params("y", (9, 3)), largest=32)
+    broken.built.blob = b"nonsense"
+    (x,) = _arrays(0, (2, 3))
+    small.run([x])
+    with pytest.raises(CompileError, match="does not load"):
+        small.built.replace(broken.built)
+    small.run([x])
+    assert (small.built.largest, len(engine.contexts), len(bigger.contexts)) == (4, 1, 0)
+
+    small.built.replace(large.built)
+    np.testing.assert_array_equal(np.asarray(small.run([x])[0]), x * 2)
+    assert (small.built.largest, len(bigger.contexts)) == (16, 1)
+
+
+def test_a_batch_outside_the_profile(cuda: standin.Cuda) -> None:
+    """A shape that the profile does not hold is an error, and no run."""
+    executable, _ = _executable(cuda, lambda x: [x], _params("x", (9, 3)), _params("y", (9, 3)), largest=4)
+    with pytest.raises(ExecutionError, match="outside the engine's profile"):
+        executable.run(_arrays(0, (9, 3)))
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a driver a run is refused with what the engine was built for."""
+    fake = standin.Cuda()
+    executable, _ = _executable(fake)
+    monkeypatch.setattr(_cuda, "why_unusable", lambda: "no CUDA driver that fits")
+    with pytest.raises(ExecutionError, match="built for sm_89 and cannot run here: no CUDA driver"):
+        executable.run(_arrays())

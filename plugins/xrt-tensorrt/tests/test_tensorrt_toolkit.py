@@ -1,0 +1,136 @@
+"""Finding the library: what is missing is said with the cure, and versions that do not fit are refused."""
+
+from __future__ import annotations
+
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from xrt_tensorrt._toolkit import FULL, RTX, System, ToolkitError, find, order
+
+RTX_LIBRARIES = ("libtensorrt_rtx.so.1.7.1", "libtensorrt_onnxparser_rtx.so.1.7.1")
+
+
+class _World:
+    """A machine: packages with their folders, libraries that load, modules that import."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        self.packages: dict[str, pathlib.Path] = {}
+        self.modules: dict[str, Any] = {}
+        self.environ: dict[str, str] = {}
+        self.loaded: list[str] = []
+        self.version = 10701
+        self.broken: set[str] = set()
+        self.on_system: set[str] = set()
+
+    def package(self, name: str, *files: str, version: str = "") -> None:
+        folder = self.packages[name] = self.root / name
+        folder.mkdir(exist_ok=True)
+        for f in files:
+            (folder / f).touch()
+        if version:
+            self.modules[name] = SimpleNamespace(__name__=name, __version__=version)
+
+    @property
+    def system(self) -> System:
+        return System(self.environ, self._import, self._load, self.packages.get)
+
+    def _import(self, name: str) -> Any:
+        found = self.modules[name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _load(self, path: str) -> Any:
+        name = pathlib.Path(path).name
+        if name in self.broken or (name == path and path not in self.on_system):
+            raise OSError(f"{path}: cannot open shared object file")
+        self.loaded.append(path)
+        return SimpleNamespace(getInferLibVersion=lambda: self.version)
+
+
+@pytest.fixture
+def world(tmp_path: pathlib.Path) -> _World:
+    """A machine on which nothing is installed."""
+    return _World(tmp_path)
+
+
+def test_rtx_from_the_provider_package(world: _World) -> None:
+    """The libraries inside ONNX Runtime's provider are loaded, the parser after what it needs, then the bindings."""
+    world.package("tensorrt_rtx_bindings", version="1.7.1.116")
+    world.package("onnxruntime_ep_nv_tensorrt_rtx", *RTX_LIBRARIES, "libtensorrt_rtx_extra.so")
+
+    assert find(RTX, world.system).__version__ == "1.7.1.116"
+    assert [pathlib.Path(p).name for p in world.loaded[:2]] == list(RTX_LIBRARIES)
+
+
+def test_nothing_installed(world: _World) -> None:
+    """The message names the module that is missing and the pip command that brings it."""
+    with pytest.raises(ToolkitError) as e:
+        find(RTX, world.system)
+    assert e.value.reason == "TensorRT-RTX is not installed (no module tensorrt_rtx_bindings)"
+    assert e.value.remedy.startswith("pip install tensorrt-rtx-cu13-bindings")
+    with pytest.raises(ToolkitError, match=r"no module tensorrt\).*xrt-tensorrt\[cu13\]"):
+        find(FULL, world.system)
+
+
+def test_bindings_without_libraries(world: _World) -> None:
+    """Bindings alone: the library that is missing is named, and where it was looked for."""
+    world.package("tensorrt_rtx_bindings", version="1.7.1.116")
+    world.modules["tensorrt_rtx_bindings"] = ImportError("libtensorrt_rtx.so.1: cannot open shared object file")
+    with pytest.raises(ToolkitError, match="libtensorrt_rtx.so is in none of the known packages nor on the system"):
+        find(RTX, world.system)
+
+
+def test_a_library_that_does_not_load(world: _World) -> None:
+    """The loader's own message reaches the user."""
+    world.package("tensorrt_rtx_bindings", version="1.7.1.116")
+    world.package("onnxruntime_ep_nv_tensorrt_rtx", *RTX_LIBRARIES)
+    world.broken.add(RTX_LIBRARIES[0])
+    world.modules["tensorrt_rtx_bindings"] = ImportError("undefined symbol")
+    with pytest.raises(ToolkitError, match=r"libtensorrt_rtx.so.1.7.1: .*cannot open shared object"):
+        find(RTX, world.system)
+
+
+def test_broken_bindings(world: _World) -> None:
+    """An import that fails with the libraries in place is told as it is."""
+    world.package("tensorrt", version="10.9.0.34")
+    world.on_system |= {"libnvinfer.so", "libnvonnxparser.so"}
+    world.modules["tensorrt"] = RuntimeError("numpy is too new")
+    with pytest.raises(ToolkitError, match="tensorrt does not import: RuntimeError: numpy is too new"):
+        find(FULL, world.system)
+
+
+def test_version_skew(world: _World) -> None:
+    """Bindings of one minor version with a library of another are refused, and both are named."""
+    world.package("tensorrt_rtx_bindings", version="1.6.0.1")
+    world.package("onnxruntime_ep_nv_tensorrt_rtx", *RTX_LIBRARIES)
+    with pytest.raises(ToolkitError, match=r"are 1.6.0.1, the library of TensorRT-RTX that was loaded is 1.7.1"):
+        find(RTX, world.system)
+
+
+def test_tensorrt_home_comes_first(world: _World) -> None:
+    """`$TENSORRT_HOME` wins over packages; the newest of several versions in a folder is loaded."""
+    world.package("tensorrt", version="10.9.0.34")
+    world.package("tensorrt_libs", "libnvinfer.so.10.1", "libnvonnxparser.so.10.1")
+    home = world.root / "home"
+    (home / "lib").mkdir(parents=True)
+    for name in ("libnvinfer.so.10.9.0", "libnvinfer.so.10", "libnvonnxparser.so.10"):
+        (home / "lib" / name).touch()
+    world.environ["TENSORRT_HOME"] = str(home)
+    world.version = 100900
+    find(FULL, world.system)
+
+    assert world.loaded[0] == str(home / "lib" / "libnvinfer.so.10.9.0")
+
+
+def test_which_flavour_first() -> None:
+    """Full TensorRT on data-centre GPUs, TensorRT-RTX elsewhere and without a GPU; the environment decides over both."""
+    assert order("", (9, 0)) == order("", (8, 0)) == (FULL, RTX)
+    assert order("", (8, 9)) == order("", None) == (RTX, FULL)
+    assert order("tensorrt", None) == (FULL,)
+    assert order("tensorrt_rtx", (9, 0)) == (RTX,)
+    with pytest.raises(ToolkitError, match="XRT_TENSORRT is 'trt'"):
+        order("trt", None)

@@ -1,0 +1,35 @@
+"""`xrt passes`."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from xrt_core import steps
+from xrt_core.cli.app import app
+from xrt_core.passes.registry import STAGES
+
+
+def test_the_listing() -> None:
+    """In order, with stage, owner and reason."""
+    done = CliRunner().invoke(app, ["passes"])
+    assert done.exit_code == 0
+    names = [p.name for s in STAGES for p in steps.passes.order(s)]
+    rows = [line.split() for line in done.stdout.splitlines()[1:] if line.strip()]
+    assert [r[1] for r in rows if r[0].isdecimal()] == names
+    assert "before anything moves" in done.stdout
+
+
+def test_the_listing_as_json() -> None:
+    """Everything that decides the order."""
+    done = CliRunner().invoke(app, ["passes", "--json"])
+    told = json.loads(done.stdout)
+    first = told["passes"][0]
+    assert (first["name"], first["stage"], first["owner"], first["origin"]) == (
+        "apply_marks",
+        "model",
+        "xrt-core",
+        "core",
+    )
+    assert told["left_out"] == dict(steps.load_plugin_passes(steps.EventLog()))

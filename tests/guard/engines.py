@@ -1,0 +1,120 @@
+"""Engines for the guard's tests, in a module that a worker can import."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.engine.contract import Engine, Executable, Phase, Support
+from xrt_core.errors import UnsupportedError
+from xrt_core.host.executor import host_kernel
+from xrt_core.ir.graph import Node
+from xrt_core.runtime.plan import HOST, Lowered, make_plan
+from xrt_core.testing.faults import Faulty, _FaultyExecutable
+from xrt_core.testing.host_engine import HostExecutable
+
+FAIL_WHILE = "XRT_TEST_FAIL_WHILE"
+"""Environment variable: a file; while it is there, `FailsAWhile` does not compile."""
+
+
+class Plain(Faulty):
+    """The host as an engine."""
+
+    name = "plain"
+
+
+class Memo(Faulty):
+    """Remembers results by inputs, which is faster than any host."""
+
+    name = "memo"
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        key = tuple((id(self), x.shape, float(x.reshape(-1)[0]), float(x.reshape(-1)[-1])) for x in inputs)
+        if key not in self._known:
+            self._known[key] = run()
+        return [r.copy() for r in self._known[key]]
+
+
+class Sleeps(Faulty):
+    """Right, and slower than any host."""
+
+    name = "sleeps"
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        time.sleep(0.02)
+        return run()
+
+
+class _Unserialisable(_FaultyExecutable):
+    def serialize(self) -> bytes:
+        raise UnsupportedError("this one cannot be stored")
+
+
+class Unserialisable(Faulty):
+    """Its executables cannot leave the process."""
+
+    name = "unserialisable"
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        return _Unserialisable(self, compile())
+
+
+class SlowToCompile(Faulty):
+    """Takes a while to compile."""
+
+    name = "slow_to_compile"
+    seconds = 0.5
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        time.sleep(self.seconds)
+        return super().on_compile(compile)
+
+
+class FailsAWhile(Faulty):
+    """Does not compile while a file is there."""
+
+    name = "fails_a_while"
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        if os.path.exists(os.environ[FAIL_WHILE]):
+            raise RuntimeError("not now")
+        return super().on_compile(compile)
+
+
+class Picky(Memo):
+    """Takes products only."""
+
+    name = "picky"
+
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        return super().supports(node, device, phase) if node.op_type == "MatMul" else Support.no("products only")
+
+
+class WrongMul(Faulty):
+    """Its kernel of Mul is off."""
+
+    name = "wrong_mul"
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        made = compile()
+        assert isinstance(made, HostExecutable)
+        made._plan = make_plan(made.function.body, _lower_wrongly)
+        return _Unserialisable(self, made)
+
+
+def _lower_wrongly(node: Node) -> Lowered:
+    kernel = host_kernel(node)
+    off = kernel if node.op_type != "Mul" else lambda arrays: tuple(r * np.float32(1.5) for r in kernel(arrays))
+    return Lowered(off, HOST, node.operator)
+
+
+ALL: tuple[type[Engine], ...] = (
+    Plain, Memo, Sleeps, Unserialisable, SlowToCompile, FailsAWhile, Picky, WrongMul,
+)  # fmt: skip

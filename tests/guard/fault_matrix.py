@@ -1,0 +1,77 @@
+"""What becomes of every planted fault: the table that the tests go through and that docs/guard.md shows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """How a fault ends. state: of the cluster. event: stage and kind of the `guard.fallback` event, None for none."""
+
+    state: str
+    event: tuple[str, str] | None
+
+
+def _in_child(stage: str) -> dict[str, Cell]:
+    seen = "examine" if stage == "run" else "compile"
+    return {
+        f"{stage}_raises": Cell("failed", (seen, "raised")),
+        f"{stage}_refused": Cell("failed", (seen, "memory")),
+        f"{stage}_hangs": Cell("failed", (seen, "hung")),
+        f"{stage}_crashes": Cell("failed", (seen, "crashed")),
+        f"{stage}_exits": Cell("failed", (seen, "crashed")),
+        f"{stage}_memory": Cell("failed", (seen, "memory")),
+    }
+
+
+WRONG = ("count", "shape", "dtype", "numbers")
+MATRIX: dict[str, Cell] = {
+    **_in_child("compiler"),
+    **_in_child("compile"),
+    **_in_child("load"),
+    # a stored executable that its engine does not take is a miss like any other: what was compiled runs
+    "load_raises": Cell("live", None),
+    "load_refused": Cell("live", None),
+    **_in_child("run"),
+    **{f"run_wrong_{w}": Cell("rejected", ("examine", f"wrong {w}")) for w in WRONG},
+    "late_run_raises": Cell("failed", ("run", "raised")),
+    "late_run_refused": Cell("failed", ("run", "raised")),
+    "late_run_hangs": Cell("failed", ("run", "hung")),
+    **{f"late_run_wrong_{w}": Cell("failed", ("run", f"wrong {w}")) for w in WRONG[:3]},
+    "late_run_wrong_numbers": Cell("rejected", ("shadow", "wrong numbers")),
+}
+"""Fault (`xrt_core.testing.stage_faults`) -> how it ends, in every mode."""
+
+_STAGES = {
+    "compiler": "`Engine.compiler`",
+    "compile": "`GraphCompiler.compile`",
+    "load": "`GraphCompiler.load`",
+    "run": "`Executable.run`, from the first run on",
+    "late_run": "`Executable.run`, in the caller's process only",
+}
+_KINDS = {
+    "raises": "raises",
+    "refused": "raises MemoryError",
+    "hangs": "hangs",
+    "crashes": "aborts the process",
+    "exits": "leaves the process",
+    "memory": "takes memory without end",
+    **{f"wrong_{w}": f"gives a wrong {w}" for w in ("count", "shape", "dtype")},
+    "wrong_numbers": "gives wrong numbers",
+}
+
+
+def as_markdown() -> str:
+    """The table of docs/guard.md; `python -m tests.guard.fault_matrix` prints it."""
+    lines = ["| the engine's | what it does | the cluster ends | event: stage, kind |", "|---|---|---|---|"]
+    for stage, where in _STAGES.items():
+        for kind, what in _KINDS.items():
+            cell = MATRIX.get(f"{stage}_{kind}")
+            if cell is not None:
+                event = "none" if cell.event is None else f"{cell.event[0]}, {cell.event[1]}"
+                lines.append(f"| {where} | {what} | {cell.state} | {event} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(as_markdown())

@@ -1,0 +1,439 @@
+"""The guard from a module's first call to its end: what is compiled where, what is kept, who answers meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.guard import engines as tested
+from tests.guard.guarded import chain, fallbacks, fresh, gone, heard, leftovers, module, registered, states
+from xrt_core import ops
+from xrt_core.errors import OptionError
+from xrt_core.frontends.onnx_export import save
+from xrt_core.guard.pool import process_pool
+from xrt_core.guard.verdicts import forget_all
+from xrt_core.ir.graph import Graph, Value
+from xrt_core.module import XRTModule
+from xrt_core.testing import functions
+from xrt_core.testing.processes import run_python
+
+WAY = ["queued", "compiling", "verifying", "ready", "live"]
+
+
+@pytest.fixture(autouse=True)
+def _alone(own_cache: pathlib.Path) -> Iterator[None]:
+    """Engines are there, and nothing is known."""
+    forget_all()
+    with registered(*tested.ALL):
+        yield
+    forget_all()
+
+
+def product(size: int = 192) -> tuple[Graph, np.ndarray, np.ndarray]:
+    """A chain of products that takes the host a while, an input, and the host's result."""
+    rng = np.random.default_rng(0)
+    x = functions.value("x", size, size)
+    w = Value.constant(rng.uniform(0.5, 1.5, (size, size)).astype(np.float32) / size, "w")
+    names = [x, *(functions.value(f"v{i}", size, size) for i in range(6))]
+    nodes = [functions.node("MatMul", [a, w], [b]) for a, b in itertools.pairwise(names)]
+    made = functions.function("product", [x], nodes, [names[-1]])
+    data = rng.uniform(0.5, 1.5, (size, size)).astype(np.float32)
+    return made.body, data, XRTModule(made.body, engine="host")(data)
+
+
+# --- asynchronous and synchronous ------------------------------------------------------------------------------------
+
+
+def test_the_way_of_a_cluster() -> None:
+    """The host answers at once, the engine later; the report tells the way, and who answered how often."""
+    graph, x, want = chain()
+    with heard() as events, module(graph, "plain", guard_tune=False) as m:
+        np.testing.assert_array_equal(m(x), want)
+        assert m.report().clusters[0]["host_calls"] == 1
+        assert m.wait(60)
+        for _ in range(20):
+            np.testing.assert_array_equal(m(x), want)
+        report = m.report()
+    assert states(m) == WAY
+    (cluster,) = report.clusters
+    assert (cluster["calls"], cluster["host_calls"], cluster["chosen"]) == (21, 1, "plain")
+    assert report.accelerated_share == pytest.approx(20 / 21)
+    assert [e.name for e in events] == ["guard.begin", "guard.live"]
+    assert leftovers() == []
+
+
+def test_synchronous() -> None:
+    """The first call is accelerated already, and another thread is not kept waiting: the host answers it."""
+    graph, x, want = chain()
+    with module(graph, "slow_to_compile", guard_async=False, guard_tune=False) as m:
+        first = threading.Thread(target=m, args=(x,))
+        first.start()
+        while not m.report().clusters or m.report().clusters[0]["state"] == "queued":
+            time.sleep(0.01)
+        np.testing.assert_array_equal(m(x), want)
+        assert m.report().clusters[0]["state"] != "live"
+        first.join(60)
+        cluster = m.report().clusters[0]
+        assert (cluster["state"], cluster["calls"], cluster["host_calls"]) == ("live", 2, 1)
+
+
+def test_prepare_sets_it_going() -> None:
+    """Without a call; `wait` tells whether it is done, and where nothing is guarded it is."""
+    graph, x, _ = chain()
+    with module(graph, "slow_to_compile", guard_tune=False) as m:
+        assert m.wait(0)
+        m.prepare({"x": x})
+        assert not m.wait(0.05)
+        assert m.wait(60)
+        m(x)
+        assert m.report().clusters[0]["host_calls"] == 0
+    assert XRTModule(graph, engine="plain").wait(0)
+    assert XRTModule(graph, engine="plain").report().clusters == ()
+
+
+def test_without_a_sandbox() -> None:
+    """The same way in this process; no child is started."""
+    fresh()
+    graph, x, want = chain()
+    with module(graph, "plain", guard_sandbox=False, guard_tune=False) as m:
+        m(x)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        assert states(m) == WAY
+        assert process_pool().pids() == []
+
+
+def test_asynchronous_alone() -> None:
+    """Only compiled beside the caller: nothing is examined, and the run-time fallback stays."""
+    graph, x, want = chain()
+    with heard() as events, XRTModule(graph, engine="wrong_mul", guard_async=True) as m:
+        np.testing.assert_array_equal(m(x), want)
+        assert m.wait(60)
+        np.testing.assert_allclose(m(x), want * 1.5, rtol=1e-6)
+    assert states(m) == ["queued", "compiling", "ready", "live"]
+    assert fallbacks(events) == []
+
+
+def test_every_signature_has_its_own_record() -> None:
+    """And they come to rest each by itself."""
+    with module(lambda v: ops.Mul(v, v), "plain", guard_tune=False) as m:
+        for n in (2, 3):
+            x = np.arange(n, dtype=np.float32)
+            np.testing.assert_array_equal(m(x), x * x)
+        assert m.wait(60)
+        assert [(c["number"], c["state"]) for c in m.report().clusters] == [(0, "live"), (1, "live")]
+        text = m.report().to_prometheus()
+    assert 'xrt_cluster_state{cluster="plain_0",number="1",engine="plain",state="live"} 1' in text
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+SECOND = """
+    import json, sys
+    import numpy as np
+    from xrt_core.engine import engines
+    from xrt_core.guard.pool import process_pool
+    from xrt_core.module import XRTModule
+    from tests.guard import engines as tested
+    from tests.guard.guarded import states
+    engines.register(getattr(tested, sys.argv[2]))
+    m = XRTModule(sys.argv[1], engine=getattr(tested, sys.argv[2]).name, guard=True, guard_tune=False)
+    m(np.ones((4, 8), np.float32))
+    assert m.wait(60)
+    m(np.ones((4, 8), np.float32))
+    names = [e.name for e in m.events]
+    print(json.dumps([states(m), len(process_pool().pids()), "compile" in names, m.report().clusters[0]["reason"]]))
+"""
+
+
+def second(model: pathlib.Path, engine: str) -> list[object]:
+    """What a process of its own goes through: states, children, whether it compiled, the reason."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SECOND), str(model), engine], capture_output=True, text=True,
+        check=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+    )  # fmt: skip
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_a_second_process_neither_compiles_nor_examines(tmp_path: pathlib.Path) -> None:
+    """It knows the verdict and loads what the first one's child made; no child is started."""
+    function, _ = functions.chain()
+    save(function, tmp_path / "m.onnx")
+    first, again = (second(tmp_path / "m.onnx", "Plain") for _ in range(2))
+    assert first[:3] == [WAY, 1, False]
+    assert again == [["queued", "ready", "live"], 0, False, first[3]]
+
+
+def test_a_verdict_against_an_engine_is_kept_too(tmp_path: pathlib.Path) -> None:
+    """Wrong numbers are found once."""
+    function, _ = functions.chain()
+    save(function, tmp_path / "m.onnx")
+    first, again = (second(tmp_path / "m.onnx", "WrongMul") for _ in range(2))
+    assert first[:2] == [WAY, 1]
+    assert "right for 2 of 3 nodes" in str(first[3])
+    assert again[:2] == [["queued", "ready", "live"], 0]
+    assert again[3] == first[3]
+
+
+def test_settings_and_engines_are_part_of_the_verdict() -> None:
+    """What was examined otherwise is examined again."""
+    graph, x, _ = chain()
+    ways = []
+    for options in ({}, {}, {"guard_verify": False}, {"guard_timeout": 30.0}):
+        with module(graph, "plain", guard_tune=False, **options) as m:
+            m(x)
+            assert m.wait(60)
+            ways.append(len(states(m)))
+    assert ways == [5, 3, 5, 5]
+
+
+def test_failures_are_not_kept_and_tried_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the wait, by a call; then it goes live."""
+    fresh()
+    blocker = tmp_path / "blocker"
+    blocker.touch()
+    monkeypatch.setenv(tested.FAIL_WHILE, str(blocker))
+    graph, x, want = chain()
+    with module(graph, "fails_a_while", guard_tune=False, guard_retry=0.05) as m:
+        m(x)
+        assert m.wait(60)
+        assert states(m) == ["queued", "compiling", "failed"]
+        blocker.unlink()
+        time.sleep(0.1)
+        np.testing.assert_array_equal(m(x), want)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        assert states(m) == ["queued", "compiling", "failed", *WAY]
+        assert list(m.explain({"x": x}).errors) == ["fails_a_while_0"]
+    fresh()
+
+
+@pytest.mark.parametrize("mode", ["off", "read"])
+def test_without_a_cache_that_can_be_written(mode: str, own_cache: pathlib.Path) -> None:
+    """Executables cross through a folder of this process, which goes with the module; the cache stays as it was."""
+    graph, x, want = chain()
+    m = module(graph, "plain", guard_tune=False, cache=mode)
+    m(x)
+    assert m.wait(60)
+    np.testing.assert_array_equal(m(x), want)
+    assert states(m) == WAY
+    assert [e.name for e in m.events if e.name == "compile"] == []
+    assert not list(own_cache.glob("**/*.xrt"))
+
+
+def test_engines_that_do_not_serialise_are_compiled_twice() -> None:
+    """First in the child, and when that did no harm, here."""
+    graph, x, want = chain()
+    with module(graph, "unserialisable", guard_tune=False) as m:
+        m(x)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        assert states(m) == WAY
+        assert [e.name for e in m.events].count("compile") == 1
+
+
+def test_a_saved_module_is_ready_when_it_is_loaded(tmp_path: pathlib.Path) -> None:
+    """Its executables were examined before they were saved; nothing is compiled, the run-time fallback is there."""
+    graph, x, want = chain()
+    with module(graph, "plain", guard_tune=False) as m:
+        m(x)
+        assert m.wait(60)
+        m.save(tmp_path / "m.xrt")
+    fresh()
+    with XRTModule.load(tmp_path / "m.xrt") as loaded:
+        assert states(loaded) == ["queued", "compiling", "ready", "live"]
+        np.testing.assert_array_equal(loaded(x), want)
+        assert loaded.report().clusters[0]["host_calls"] == 0
+        assert "compile" not in [e.name for e in loaded.events]
+    assert process_pool().pids() == []
+
+
+# --- what is chosen --------------------------------------------------------------------------------------------------
+
+
+def test_a_faster_engine_stays_and_a_slower_one_goes() -> None:
+    """By time against the host, with the times in the report."""
+    graph, x, want = product()
+    for engine, state in (("memo", "live"), ("sleeps", "rejected")):
+        with module(graph, engine) as m:
+            m(x)
+            assert m.wait(60)
+            np.testing.assert_allclose(m(x), want, rtol=1e-5)
+            (cluster,) = m.report().clusters
+            assert cluster["state"] == state, m.report().as_text()
+            assert {"compile", "verify", "host", engine} <= set(cluster["outcome"]["timings"])
+
+
+def test_of_several_engines_the_fastest() -> None:
+    """Whatever their order."""
+    graph, x, want = product()
+    with module(graph, ["sleeps", "memo"]) as m:
+        m(x)
+        assert m.wait(60)
+        np.testing.assert_allclose(m(x), want, rtol=1e-5)
+        assert m.report().clusters[0]["chosen"] == "memo", m.report().as_text()
+
+
+def test_pieces() -> None:
+    """A cluster with one wrong operator keeps its others; the report says so."""
+    graph, x, want = chain()
+    with module(graph, "wrong_mul", guard_tune=False) as m:
+        m(x)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        (cluster,) = m.report().clusters
+    assert cluster["state"] == "live"
+    assert cluster["chosen"] == "wrong_mul + host"
+    assert [p["nodes"] for p in cluster["outcome"]["pieces"]] == [[0, 1], [2]]
+
+
+AUTO = """
+    import json
+    import numpy as np
+    from xrt_core.engine import engines
+    from xrt_core.module import XRTModule
+    from tests.guard import engines as tested
+    from tests.guard.test_async import product
+    from xrt_core.testing import functions
+    for e in (tested.Sleeps, tested.Memo):
+        engines.register(e)
+    graph, x, want = product()
+    m = XRTModule(graph, engine="auto")
+    assert m.engines == ("memo", "sleeps"), m.engines
+    m(x)
+    assert m.wait(60)
+    np.testing.assert_allclose(m(x), want, rtol=1e-5)
+    print(json.dumps([m.report().clusters[0]["chosen"], m.explain().report.clusters[0].engine]))
+"""
+
+
+def test_auto() -> None:
+    """Every engine that is ready takes part, and the fastest has the cluster."""
+    names = "xla,tensorrt,toy,onnxruntime,openvino"
+    code = f"import os; os.environ['XRT_DISABLE_PLUGINS'] = {names!r}\n" + textwrap.dedent(AUTO)
+    assert json.loads(run_python(code)) == ["memo", "auto"]
+
+
+def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
+    """In a cluster of the union, an engine's candidate is itself where it can, and others where it can't."""
+    from xrt_core.cache.executables import ExecutableStore
+    from xrt_core.engine import engines
+    from xrt_core.engine.contract import CompileOptions
+    from xrt_core.events import EventLog
+    from xrt_core.guard.build import Build, PiecesExecutable
+    from xrt_core.runtime.compilation import Compilation
+
+    function, x = functions.chain()
+    log = EventLog()
+    both = [(engines.get("picky"), "cpu"), (engines.get("plain"), "cpu")]
+    build = Build(Compilation(both, CompileOptions(), ExecutableStore(None, log), log))
+    assert build.candidates(function, None) == ("picky", "plain")
+    assert build.candidates(function, "picky") == ("picky", "plain")
+    assert build.candidates(function, "plain") == ("plain",)
+    made = build.executable(function, "picky")
+    assert isinstance(made, PiecesExecutable)
+    assert [s.label for s in made._plan.steps if "on" in s.label] == ["picky_0 on picky", "plain_0 on plain"]
+    np.testing.assert_array_equal(made.run([x])[0], XRTModule(function.body, engine="host")(x))
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_closing_does_not_wait() -> None:
+    """The running job is over, no child works for it, the state stays where it was, and calls go on."""
+    from xrt_core.testing.stage_faults import STAGE_FAULTS
+
+    graph, x, want = chain()
+    with registered(STAGE_FAULTS["compile_hangs"]):
+        m = module(graph, "compile_hangs", guard_timeout=600.0)
+        m(x)
+        while m.report().clusters[0]["state"] != "compiling" or not process_pool().pids():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        pids = process_pool().pids()
+        start = time.monotonic()
+        m.close()
+        m.close()
+        assert time.monotonic() - start < 3
+        assert m.wait(10)
+        assert gone(pids)
+        np.testing.assert_array_equal(m(x), want)
+        assert m.report().clusters[0]["faults"] == []
+
+
+LEAVES = """
+    import numpy as np
+    import sys, time
+    from xrt_core.engine import engines
+    from xrt_core.guard.pool import process_pool
+    from xrt_core.module import XRTModule
+    from xrt_core.testing import functions
+    from xrt_core.testing.stage_faults import STAGE_FAULTS
+    engines.register(STAGE_FAULTS["compile_hangs"])
+    m = XRTModule(functions.chain()[0].body, engine="compile_hangs", guard=True, guard_sandbox=sys.argv[1] == "child")
+    m(np.ones((4, 8), np.float32))
+    while sys.argv[1] == "child" and not process_pool().pids():
+        time.sleep(0.01)
+    print(*process_pool().pids(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("where", ["child", "thread"])
+def test_leaving_the_interpreter_does_not_wait(where: str) -> None:
+    """Nor does anything of it stay."""
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LEAVES), where], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert time.monotonic() - start < 50
+    assert gone([int(p) for p in done.stdout.split()])
+    assert done.stderr.count("Error") == 0, done.stderr
+
+
+def test_folders_of_processes_that_were_killed_go(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of living processes, and what has another name, stay."""
+    from xrt_core.guard import scratch
+
+    monkeypatch.setattr(scratch, "_folder", None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = [f"xrt-guard-{dead.pid}-abc", f"xrt-guard-{os.getppid()}-abc", "xrt-guard-abc", f"other-{dead.pid}-abc"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    made = scratch.new_folder("job")
+    assert made.is_dir()
+    assert made.stat().st_mode & 0o077 == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*names[1:], made.parent.name])
+
+
+def test_an_engine_that_no_child_can_import() -> None:
+    """It is not compiled in this process instead: that is what the sandbox is there to prevent."""
+
+    class Local(tested.Plain):
+        name = "local"
+
+    graph, x, want = chain()
+    with registered(Local), heard() as events, module(graph, "local", guard_tune=False) as m:
+        m(x)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        assert "define it in a module, or set guard_sandbox=False" in m.report().as_text()
+    assert fallbacks(events) == [("compile", "unusable")]
+
+
+def test_auto_is_alone() -> None:
+    """It names every engine, so another beside it is an error."""
+    with pytest.raises(OptionError, match="stands alone"):
+        XRTModule(chain()[0], engine=["auto", "plain"])

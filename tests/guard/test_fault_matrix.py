@@ -1,0 +1,110 @@
+"""Every planted fault, at every stage, in every mode: the host's numbers, the right event, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.guard.fault_matrix import MATRIX, as_markdown
+from tests.guard.guarded import chain, fallbacks, gone, heard, leftovers, module, registered
+from xrt_core.guard.pool import process_pool
+from xrt_core.guard.verdicts import forget_all
+from xrt_core.testing.stage_faults import LATE_PROCESS, STAGE_FAULTS
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+
+QUICK_CELLS = [
+    ("compile_raises", "async", 4), ("compile_crashes", "sync", 1), ("run_hangs", "sync", 4),
+    ("run_wrong_numbers", "async", 4), ("late_run_raises", "sync", 4), ("late_run_wrong_shape", "async", 4),
+    ("late_run_wrong_numbers", "sync", 1),
+]  # fmt: skip
+ALL_CELLS = [
+    (fault, mode, threads)
+    for fault in STAGE_FAULTS
+    for mode, threads in (("async", 4), ("sync", 1), ("async", 1), ("sync", 4))
+    # what ends a child costs a second until there is the next one: one mode of each sort is enough for it
+    if (fault, mode, threads) not in QUICK_CELLS
+    and ((mode, threads) == ("async", 4) or fault.rpartition("_")[2] not in ("exits", "memory", "hangs", "crashes"))
+]
+
+
+@pytest.fixture(autouse=True)
+def _this_process_is_late(monkeypatch: pytest.MonkeyPatch, own_cache: pathlib.Path) -> Iterator[None]:
+    """Late faults are hit here; nothing is known from an earlier cell."""
+    monkeypatch.setenv(LATE_PROCESS, str(os.getpid()))
+    forget_all()
+    yield
+    forget_all()
+
+
+def test_the_matrix_is_whole() -> None:
+    """Every fault of the kit has its cell."""
+    assert set(MATRIX) == set(STAGE_FAULTS)
+
+
+def test_the_page_shows_the_matrix() -> None:
+    """docs/guard.md holds the table as `python -m tests.guard.fault_matrix` prints it."""
+    page = pathlib.Path(__file__, "../../../docs/guard.md").resolve().read_text(encoding="utf-8")
+    assert as_markdown() in page
+
+
+@pytest.mark.parametrize(("fault", "mode", "threads"), QUICK_CELLS)
+def test_faults(fault: str, mode: str, threads: int) -> None:
+    """A few cells of every sort."""
+    check(fault, mode, threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "mode", "threads"), ALL_CELLS)
+def test_all_faults(fault: str, mode: str, threads: int) -> None:
+    """The others."""
+    check(fault, mode, threads)
+
+
+def check(fault: str, mode: str, threads: int) -> None:
+    """Call a model on the faulty engine from so many threads, until the fault has had its way."""
+    graph, x, want = chain()
+    expected = MATRIX[fault]
+    wrong: list[str] = []
+    limit = 1.5 if fault.endswith("hangs") and not fault.startswith("late") else 30.0
+    before = set(process_pool().pids())
+    with registered(STAGE_FAULTS[fault]), heard() as events:
+        m = module(
+            graph, fault, guard_async=mode == "async", guard_tune=False, guard_timeout=limit,
+            guard_memory=300 << 20, guard_run_timeout=0.5, guard_shadow=int(fault == "late_run_wrong_numbers"),
+        )  # fmt: skip
+
+        def call(k: int) -> None:
+            for i in range(12):
+                if not np.array_equal(m(x), want):
+                    wrong.append(f"thread {k}, call {i}")
+                m.wait(60)
+
+        with m:
+            start = time.monotonic()
+            workers = [threading.Thread(target=call, args=(k,)) for k in range(threads)]
+            for t in workers:
+                t.start()
+            for t in workers:
+                t.join(120)
+                assert not t.is_alive()
+            took = time.monotonic() - start
+            report = m.report()
+    assert not wrong
+    (cluster,) = report.clusters
+    assert cluster["state"] == expected.state, report.as_text()
+    found = set(fallbacks(events))
+    assert found == ({expected.event} if expected.event else set()), report.as_text()
+    assert took < 60
+    if ("compile", "crashed") in found or ("examine", "crashed") in found:
+        assert "Fatal Python error: Aborted" in report.as_text() or "exit code 3" in report.as_text()
+    assert gone(sorted(before - set(process_pool().pids())))
+    assert len(process_pool().pids()) <= process_pool().size
+    assert leftovers() == []

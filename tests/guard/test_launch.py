@@ -1,0 +1,293 @@
+"""GuardedLaunch: who answers a call in each state, and what a failure at run time costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
+from xrt_core.errors import InputError, InternalError
+from xrt_core.guard.launch import GuardedLaunch
+from xrt_core.guard.settings import GuardSettings
+from xrt_core.guard.state import ClusterRecord, State
+from xrt_core.testing import functions
+
+SETTINGS = GuardSettings(
+    asynchronous=True, sandbox=False, verify=False, tune=False, timeout=5, memory=1 << 30, failures=3, retry=0.05,
+    run_timeout=0, shadow=0, real_inputs=False, probation=3,
+)  # fmt: skip
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+class Keeper:
+    """Notes what the launch tells it; `live` is what `begin` brings up, in the state that it then has."""
+
+    def __init__(self, settings: GuardSettings = SETTINGS, live: Executable | None = None) -> None:
+        self.settings = settings
+        self.live = live
+        self.begun: list[Any] = []
+        self.fallen: list[tuple[str, str]] = []
+
+    def begin(self, launch: GuardedLaunch, arrays: Sequence[Any] | None) -> None:
+        self.begun.append(arrays)
+        if self.live is not None:
+            if launch.record.state is State.FAILED:
+                launch.record.move(State.QUEUED)
+            launch.record.move(State.READY)
+            launch.go_live(self.live, "")
+
+    def fell_back(
+        self, launch: GuardedLaunch, stage: str, kind: str, message: str, log: str = "", exit_code: int | None = None
+    ) -> None:
+        launch.record.fault(stage, kind, message)  # type: ignore[arg-type]
+        self.fallen.append((stage, kind))
+
+    def compare(self, launch: GuardedLaunch, results: Sequence[Any], expected: Sequence[Any]) -> str:
+        return "" if np.allclose(results[0], expected[0]) else "it is off"
+
+
+class Does(Executable):
+    """Runs a function."""
+
+    def __init__(self, run: Callable[[Sequence[Any]], Any]) -> None:
+        self._run = run
+        self.runs = 0
+
+    def run(self, inputs: Sequence[Any], run_options: RunOptions | None = None, block_until_done: bool = True) -> Any:
+        self.runs += 1
+        return self._run(inputs)
+
+
+def right(inputs: Sequence[Any]) -> Any:
+    """What the engine should do: a + b, marked as its own by the array type."""
+    return [(inputs[0] + inputs[1]).view(Own)]
+
+
+class Own(np.ndarray):
+    """An array that says that an engine made it."""
+
+
+def launch_of(keeper: Keeper, *aliases: InputOutputAlias, host: Callable[[], Any] | None = None) -> GuardedLaunch:
+    """A launch of y = a + b."""
+    function = functions.binary("Add")
+    if aliases:
+        function = type(function)(function.name, function.params, function.returns, function.body, aliases)
+    host = host or (lambda: lambda arrays: [arrays[0] + arrays[1]])
+    return GuardedLaunch(function, "e", host, keeper, ClusterRecord("c", "e", 1, "Add"))
+
+
+def test_the_host_answers_first_and_the_work_begins_after_it() -> None:
+    """In the asynchronous mode a call of a queued cluster is the host's, and only then is anything set going."""
+    order: list[str] = []
+    keeper = Keeper()
+    keeper.begin = lambda launch, arrays: order.append("begin")  # type: ignore[method-assign]
+
+    def host(arrays: Sequence[Any]) -> Any:
+        order.append("host")
+        return [arrays[0] + arrays[1]]
+
+    launch = launch_of(keeper, host=lambda: host)
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    assert order == ["host", "begin"]
+    assert (launch.record.calls, launch.record.host_calls) == (1, 1)
+
+
+def test_synchronous_the_first_call_is_accelerated() -> None:
+    """There the work is done before the first answer."""
+    keeper = Keeper(settings=_with(asynchronous=False), live=Does(right))
+    launch = launch_of(keeper)
+    assert isinstance(launch([X, X])[0], Own)
+    assert (launch.record.calls, launch.record.host_calls) == (1, 0)
+
+
+def test_going_live_is_one_step_out_of_ready() -> None:
+    """Another state is an error."""
+    launch = launch_of(Keeper())
+    with pytest.raises(InternalError, match="QUEUED cannot become LIVE"):
+        launch.go_live(Does(right), "")
+
+
+def test_live_after_probation() -> None:
+    """Probation ends after so many good calls; results are the executable's own objects from the first on."""
+    launch = live(Does(right))
+    for _ in range(SETTINGS.probation + 2):
+        assert isinstance(launch([X, X])[0], Own)
+    assert launch._call.__name__ == "call"
+    assert len(launch.record.engine_seconds) == SETTINGS.probation
+    assert launch.trouble == ""
+
+
+WRONG: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "wrong count": lambda i: [i[0], i[0]],
+    "wrong shape": lambda i: [i[0][None]],
+    "wrong dtype": lambda i: [i[0].astype(np.float64)],
+}
+
+
+def boom(inputs: Sequence[Any]) -> Any:
+    """An engine's exception."""
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize("kind", [*WRONG, "raised", "none", "a number"])
+def test_failures_on_probation(kind: str) -> None:
+    """Each gives the host's result for its call, an event with the kind, and the last one the state FAILED."""
+    odd = {"none": lambda i: None, "a number": lambda i: [3], "raised": boom}
+    executable = Does(WRONG.get(kind) or odd[kind])
+    launch = live(executable)
+    for i in range(3):
+        np.testing.assert_array_equal(launch([X, X])[0], X + X)
+        assert (launch.record.state is State.FAILED) == (i == 2)
+    keeper = launch._keeper
+    expected = {"none": "wrong count", "a number": "wrong count"}.get(kind, kind)
+    assert keeper.fallen == [("run", expected)] * 3  # type: ignore[attr-defined]
+    assert executable.runs == 3
+    launch([X, X])
+    assert executable.runs == 3
+    assert launch.executable is None
+    assert "failed 3 times at run time" in launch.trouble
+
+
+@pytest.mark.parametrize("kind", ["wrong count", "wrong shape", "raised"])
+def test_failures_of_a_live_cluster(kind: str) -> None:
+    """What goes wrong later is caught as well."""
+    bad = False
+    executable = Does(lambda i: (WRONG.get(kind) or boom)(i) if bad else right(i))
+    launch = live(executable)
+    for _ in range(SETTINGS.probation + 1):
+        launch([X, X])
+    bad = True
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    assert launch._keeper.fallen == [("run", kind)]  # type: ignore[attr-defined]
+    assert launch.record.state is State.LIVE
+    bad = False
+    assert isinstance(launch([X, X])[0], Own)
+
+
+def test_it_is_tried_again_when_its_time_has_come() -> None:
+    """Not before `retry_at`; then the work is set going by a call."""
+    executable = Does(boom)
+    launch = live(executable)
+    for _ in range(3):
+        launch([X, X])
+    keeper = launch._keeper
+    assert isinstance(keeper, Keeper)
+    launch.record.retry_at = time.monotonic() + 3600
+    launch([X, X])
+    assert keeper.begun == []
+    launch.record.retry_at = 0
+    keeper.live = Does(right)
+    launch([X, X])
+    assert len(keeper.begun) == 1
+    assert isinstance(launch([X, X])[0], Own)
+    assert launch.record.failures == 0
+
+
+def test_donated_inputs_are_not_lost_on_probation() -> None:
+    """An executable that overwrites its aliased input and then fails leaves the host the old value."""
+
+    def destroys(inputs: Sequence[Any]) -> Any:
+        inputs[0][...] = -1
+        raise RuntimeError("half way")
+
+    launch = live(Does(destroys), InputOutputAlias(0, 0))
+    a = X.copy()
+    np.testing.assert_array_equal(launch([a, X])[0], X + X)
+
+
+def test_an_array_that_cannot_be_read_is_the_callers_fault() -> None:
+    """It is no failure of the engine."""
+
+    class Deleted:
+        dtype, shape = np.dtype(np.float32), (2, 3)
+
+        def __array__(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("deleted")
+
+    launch = live(Does(lambda i: [np.asarray(i[0])]))
+    with pytest.raises(InputError, match="deleted"):
+        launch([Deleted(), X])
+    assert launch.record.failures == 0
+
+
+def test_a_run_that_hangs() -> None:
+    """With a limit for runs the host answers after it, the state is FAILED at once, and nobody waits again."""
+    free = threading.Event()
+    executable = Does(lambda i: (free.wait(30), right(i))[1])
+    launch = live(executable, settings=_with(run_timeout=0.05))
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    free.set()
+    assert launch._keeper.fallen == [("run", "hung")]  # type: ignore[attr-defined]
+    assert launch.record.state is State.FAILED
+    launch([X, X])
+    assert executable.runs == 1
+
+
+def test_a_limit_for_runs_changes_no_result() -> None:
+    """Neither on probation nor live, and threads are used again."""
+    launch = live(Does(right), settings=_with(run_timeout=30.0))
+    before = threading.active_count()
+    for _ in range(20):
+        assert isinstance(launch([X, X])[0], Own)
+    assert threading.active_count() <= before + 1
+
+
+def test_shadow_runs() -> None:
+    """Every third call is compared; a difference gives the host's result and turns the cluster down for good."""
+    wrong = False
+    launch = live(Does(lambda i: [r * 2 for r in right(i)] if wrong else right(i)), settings=_with(shadow=3))
+    for _ in range(SETTINGS.probation + 6):
+        launch([X, X])
+    assert launch.record.shadow_runs == 3
+    wrong = True
+    results = [launch([X, X])[0] for _ in range(3)]
+    assert launch.record.state is State.REJECTED
+    assert launch.record.reason == "wrong: a shadow run disagreed: it is off"
+    np.testing.assert_array_equal(results[-1], X + X)
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+
+
+def test_many_threads_at_once() -> None:
+    """While it fails and is retired, every call of every thread gets the right numbers."""
+    flaky = iter(range(1 << 30))
+
+    def run(inputs: Sequence[Any]) -> Any:
+        if next(flaky) % 5 == 4:
+            raise RuntimeError("flaky")
+        return right(inputs)
+
+    launch = live(Does(run))
+    wrong: list[int] = []
+
+    def call(k: int) -> None:
+        for _ in range(50):
+            if not np.array_equal(launch([X, X * k])[0], X + X * k):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=call, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    assert launch.record.state is State.FAILED
+    assert [m.state for m in launch.record.history].count(State.FAILED) == 1
+
+
+def live(executable: Executable, *aliases: InputOutputAlias, settings: GuardSettings = SETTINGS) -> GuardedLaunch:
+    """A launch that has just gone live."""
+    launch = launch_of(Keeper(settings), *aliases)
+    launch.record.move(State.READY)
+    launch.go_live(executable, "examined")
+    return launch
+
+
+def _with(**changes: Any) -> GuardSettings:
+    from dataclasses import replace
+
+    return replace(SETTINGS, **changes)

@@ -1,0 +1,108 @@
+"""The race between candidates and the host, on an injected clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from xrt_core.guard.tuning import HOST_RUNS, LEAST_SECONDS, ROUNDS, tune
+
+
+class Track:
+    """A clock that runs only while a contestant does."""
+
+    def __init__(self, seconds: Mapping[str, float | Iterator[float]]) -> None:
+        self.now = 0.0
+        self.runs = dict.fromkeys(seconds, 0)
+        self.busy = dict.fromkeys(seconds, 0.0)
+        self._seconds = {n: itertools.repeat(s) if isinstance(s, float) else s for n, s in seconds.items()}
+
+    def clock(self) -> float:
+        return self.now
+
+    @property
+    def contestants(self) -> dict[str, Callable[[], object]]:
+        return {name: lambda name=name: self._run(name) for name in self.runs}  # type: ignore[misc]
+
+    def _run(self, name: str) -> None:
+        took = next(self._seconds[name])
+        self.now += took
+        self.runs[name] += 1
+        self.busy[name] += took
+
+
+@pytest.mark.parametrize(
+    ("seconds", "winner"),
+    [
+        ({"a": 1.0, "b": 0.5, "host": 4.0}, "b"),
+        ({"a": 1.0, "b": 0.99, "host": 4.0}, "a"),  # not clearly faster: the preferred one stays
+        ({"a": 1.0, "host": 0.95}, "a"),  # the host wins by a tenth or not at all
+        ({"a": 1.0, "host": 0.89}, "host"),
+        ({"a": 3.0, "b": 2.0, "host": 1.0}, "host"),
+        ({"host": 1.0}, "host"),
+    ],
+)
+def test_who_wins(seconds: dict[str, float], winner: str) -> None:
+    """The fastest wins; a later one by 2 %, the host by 10 %."""
+    track = Track(seconds)
+    found = tune(track.contestants, "host", clock=track.clock)
+    assert found.winner == winner
+    assert found.seconds == pytest.approx(seconds)
+
+
+def test_outliers_and_drift_decide_nothing() -> None:
+    """A machine that slows down while it is measured, and a run that was interrupted, leave the verdict as it was."""
+
+    def noisy(base: float) -> Iterator[float]:
+        for k in itertools.count():
+            yield base * (1 + k / 5) * (30.0 if k == 4 else 1.0)
+
+    track = Track({"a": noisy(0.010), "b": noisy(0.008), "host": noisy(0.011)})
+    assert tune(track.contestants, "host", clock=track.clock).winner == "b"
+
+
+def test_a_hopeless_one_drops_out() -> None:
+    """Who takes twice as long as another is timed once after warming up."""
+    track = Track({"a": 1e-4, "b": 1.1e-4, "slow": 1e-2, "host": 5e-3})
+    found = tune(track.contestants, "host", clock=track.clock)
+    assert found.winner == "a"
+    assert track.runs["slow"] == track.runs["host"] == 2
+    assert set(found.seconds) == {"a", "b", "slow", "host"}
+
+
+def test_a_close_race_ends() -> None:
+    """Equals run all rounds where runs are short; long ones are stopped by the time limit."""
+    track = Track({"a": 1e-4, "b": 1e-4, "host": 1e-4})
+    assert tune(track.contestants, "host", clock=track.clock).winner == "a"
+    assert track.runs["a"] == ROUNDS + 1
+    assert track.now <= 2 * 3e-4 + LEAST_SECONDS
+
+    long = Track({"a": 1.0, "b": 1.0, "host": 1.0})
+    tune(long.contestants, "host", clock=long.clock)
+    # two rounds, what the limit allows, and the round that passed it
+    assert sum(long.busy.values()) <= 2 * 3 + HOST_RUNS * 1.0 + 3
+
+
+def test_a_clear_race_ends_early() -> None:
+    """Ahead by more than a tenth in each of three rounds is enough."""
+    track = Track({"a": 1e-4, "host": 1.5e-4})
+    found = tune(track.contestants, "host", clock=track.clock)
+    assert (found.winner, found.rounds) == ("a", 3)
+
+
+def test_the_deadline_ends_it() -> None:
+    """No round begins after the deadline."""
+    track = Track({"a": 1.0, "host": 1.0})
+    assert tune(track.contestants, "host", clock=track.clock, until=3.0).rounds == 1
+
+
+def test_what_a_run_raises_is_raised() -> None:
+    """A contestant that fails is no loser, it is a failure."""
+
+    def broken() -> None:
+        raise RuntimeError("the device has fallen off the bus")
+
+    with pytest.raises(RuntimeError, match="bus"):
+        tune({"a": broken})

@@ -1,0 +1,78 @@
+"""`xrt bisect`: finds the nodes of a model that an engine computes wrongly or does not compile."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+from xrt_core.cli import arguments
+from xrt_core.cli.display import command, say, show_table, working
+
+FAULTY = 3
+"""Exit code where something is wrong."""
+
+
+@command
+def bisect(
+    model: arguments.Model,
+    engine: Annotated[str, typer.Option("--engine", "-e", help="The engine that is under suspicion.")],
+    inputs: arguments.Inputs = None,
+    seed: arguments.Seed = 0,
+    shape: arguments.Shape = None,
+    compiles: Annotated[int, typer.Option("--compiles", min=1, help="Compilations to spend on each cluster.")] = 200,
+    bundle: Annotated[
+        pathlib.Path | None, typer.Option("--bundle", help="A folder for one reproducer of each node at fault.")
+    ] = None,
+    option: arguments.Option = None,
+) -> None:
+    """Compile every cluster of a model on one engine, compare it with the host, and name the nodes that are wrong.
+
+    Made-up inputs follow what each cluster needs; those of --inputs are used where the host can carry them there.
+    The exit code is 3 where a node is at fault.
+    """
+    from xrt_core.engine import engines
+    from xrt_core.engine.contract import CompileOptions, Function
+    from xrt_core.guard.bisection import bisect_function, inputs_of_clusters
+    from xrt_core.guard.bundle import Stage, bundle_of, leave_bundle
+    from xrt_core.guard.correction import Candidate
+    from xrt_core.guard.pieces import subfunction
+
+    module = arguments.load_module(model, [engine], option)
+    arrays = arguments.module_inputs(module, inputs, False, shape, seed)
+    with working("partitioning"):
+        graph = module.partitioned(arrays)
+    owner = engines.usable(engine)
+    device = engines.device(owner)
+    options = CompileOptions()
+
+    def compile(function: Function, fused: bool) -> Any:
+        compiler = owner.compiler(device, CompileOptions(fused=fused))
+        return compiler.compile(function, function.params, function.returns, function.aliases)
+
+    candidate = Candidate(engine, compile, owner.tolerance)
+    real = inputs_of_clusters(graph, arrays) if inputs is not None else {}
+    functions = [f for n in graph.nodes if isinstance(f := n.attributes.get("function"), Function)]
+    if not functions:
+        say(f"{engine} takes no node of {model.name}: `xrt partition {model}` says why")
+        return
+    faulty = False
+    for function in functions:
+        with working(f"examining {function.name}"):
+            found = bisect_function(function, candidate, real.get(function.name), seed, compiles)
+        say(f"{function.name}: {found.summary}")
+        if found.is_right:
+            continue
+        faulty = True
+        rows = [(f"  {x.index}", x.operator, x.name, x.absolute, x.relative, x.reason) for x in found.faults]
+        if rows:
+            show_table(("  node", "operator", "name", "absolute", "relative", "what is wrong"), rows)
+        for x in found.faults if bundle is not None else ():
+            assert bundle is not None
+            part = subfunction(function, [x.index])
+            stage: Stage = "compile" if "does not compile" in x.reason else "wrong"
+            path = leave_bundle(bundle_of(part, owner, device, options, stage, x.reason, x.inputs), bundle)
+            say(f"  wrote {path}")
+    if faulty:
+        raise typer.Exit(FAULTY)

@@ -1,0 +1,51 @@
+"""`xrt passes`: every pass in the order in which they run, with its stage, its owner and why it stands there."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from xrt_core.cli.display import command, say, show_table, working
+
+
+@command
+def passes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the passes in order: stage, owner, and why they stand there; then those of plugins that were left out."""
+    with working("looking for passes"):
+        rows, left_out = listing()
+    if as_json:
+        say(json.dumps({"passes": rows, "left_out": left_out}, indent=2))
+        return
+    shown = [(str(i), r["name"], r["stage"], r["owner"], r["reason"]) for i, r in enumerate(rows, 1)]
+    show_table(("", "pass", "stage", "owner", "reason"), shown)
+    for name, why in left_out.items():
+        say(f"left out: {name}: {why}")
+
+
+def listing() -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """A row for each pass, in the order of stages and within them; and the plugins' passes that cannot be had."""
+    from xrt_core.events import process_events
+    from xrt_core.passes.registry import STAGES
+    from xrt_core.steps import load_plugin_passes
+    from xrt_core.steps import passes as registry
+
+    left_out = dict(load_plugin_passes(process_events))
+    rows = [
+        {
+            "name": p.name,
+            "stage": stage,
+            "owner": p.owner,
+            "origin": p.origin,
+            "before": list(p.before),
+            "after": list(p.after),
+            "requires": list(p.requires),
+            "reason": p.reason,
+        }
+        for stage in STAGES
+        for p in registry.order(stage)
+    ]
+    return rows, left_out

@@ -1,0 +1,77 @@
+"""`xrt replay`: runs a reproducer again and says whether it still fails."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from xrt_core.cli.display import command, say, working
+from xrt_core.errors import OptionError
+
+STILL_FAILS = 3
+"""Exit code where the failure is still there."""
+
+
+@command
+def replay(
+    bundle: Annotated[pathlib.Path, typer.Argument(help="A file that a failure left behind.", show_default=False)],
+    engine: Annotated[str | None, typer.Option("--engine", "-e", help="Another engine than the bundle's.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until it counts as hung.")] = 600.0,
+    here: Annotated[
+        bool, typer.Option("--here", help="Run in this process (for a debugger); a crash then ends this command.")
+    ] = False,
+    onnx: Annotated[
+        pathlib.Path | None, typer.Option("--onnx", help="Also write the function as an ONNX model.")
+    ] = None,
+) -> None:
+    """Compile and check what a bundle holds, in a child process. The exit code is 3 where it still fails."""
+    from xrt_core.guard.bundle import read_bundle
+
+    found = read_bundle(bundle)
+    if onnx is not None:
+        if onnx.suffix != ".onnx":
+            raise OptionError(f"--onnx {onnx}: it takes a file name that ends in .onnx")
+        onnx.write_bytes(found.function.to_onnx().SerializeToString())
+        say(f"wrote {onnx}")
+    if not here:
+        versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+        say(f"{found.function.name}: {len(found.function.body.nodes)} nodes on {found.engine} ({versions})")
+        say(f"then: {found.error}")
+        say(f"now: {_in_child(bundle, engine, timeout)}")
+        return
+    from xrt_core.engine import engines
+    from xrt_core.guard.bundle import replay as replay_bundle
+
+    owner = engines.usable(engine or found.engine)
+    with working("replaying"):
+        result = replay_bundle(found, owner, engines.device(owner))
+    say(f"{'still fails' if result.fails else 'fixed'}: {result.text}")
+    if result.fails:
+        raise typer.Exit(STILL_FAILS)
+
+
+def _in_child(bundle: pathlib.Path, engine: str | None, timeout: float) -> str:
+    """Run the command with --here in another process; its words. Raises Exit where it still fails."""
+    given = [sys.executable, "-m", "xrt_core.cli.app", "replay", "--here", str(bundle)]
+    if engine is not None:
+        given += ["--engine", engine]
+    try:
+        done = subprocess.run(given, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        say(f"now: still fails: it was not done after {timeout:g} s")
+        raise typer.Exit(STILL_FAILS) from None
+    if done.returncode == 0:
+        return done.stdout.strip()
+    if done.returncode == STILL_FAILS:
+        say(f"now: {done.stdout.strip()}")
+        raise typer.Exit(STILL_FAILS)
+    if done.returncode < 0:
+        say(f"now: still fails: the process was ended by signal {-done.returncode}; the last it said:")
+        say("\n".join(done.stderr.splitlines()[-20:]))
+        raise typer.Exit(STILL_FAILS)
+    say(done.stderr.strip(), stderr=True)
+    raise typer.Exit(done.returncode)

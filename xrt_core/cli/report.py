@@ -1,0 +1,53 @@
+"""`xrt report`: runs a model under guard and shows what became of its clusters."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from json import dumps
+from typing import Annotated
+
+import typer
+
+from xrt_core.cli import arguments
+from xrt_core.cli.display import command, counted, say, working
+
+
+class Form(StrEnum):
+    """How the report is printed."""
+
+    text = "text"
+    json = "json"
+    prometheus = "prometheus"
+
+
+@command
+def report(
+    model: arguments.Model,
+    engine: arguments.Engine = None,
+    inputs: arguments.Inputs = None,
+    random: arguments.Random = False,
+    repeat: Annotated[int, typer.Option("--repeat", "-n", min=1, help="Calls after all clusters are decided.")] = 20,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="Longest time to wait for the guard, in seconds.")] = 600,
+    form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.text,
+    seed: arguments.Seed = 0,
+    shape: arguments.Shape = None,
+    option: arguments.Option = None,
+) -> None:
+    """Run a model with the guard on, wait for its verdicts, run it again, and print the guard's report."""
+    module = arguments.load_module(model, engine, ["guard=true", *(option or ())])
+    with module:
+        arrays = arguments.module_inputs(module, inputs, random, shape, seed)
+        start = time.monotonic()
+        module.run(arrays)
+        with working("compiling and examining"):
+            done = module.wait(max(wait - (time.monotonic() - start), 0))
+        for _ in counted("running", repeat):
+            module.run(arrays)
+        found = module.report()
+    if form is Form.text:
+        say(found.as_text())
+    else:
+        say(dumps(found.to_json(), indent=2) if form is Form.json else found.to_prometheus().rstrip())
+    if not done:
+        say(f"the guard was not done after {wait:g} s", stderr=True)

@@ -1,0 +1,130 @@
+"""Executables as the guard wants them: of a Function on one engine, or of the pieces that an examination left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
+from xrt_core.guard.outcome import HOST, Piece
+from xrt_core.host.executor import host_kernel
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.verdict import Support
+from xrt_core.passes.clustering import Candidate, cluster, fold, mark
+from xrt_core.passes.clustering.cluster import Cluster, Clustering
+from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.compilation import Compilation
+from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
+
+Compile = Callable[[Function, str, bool], Executable]
+"""(function, engine, fused) -> executable, of a function that the engine takes whole."""
+
+
+def host_plan(body: Graph) -> Plan:
+    """The plan that runs every node on the host, in NumPy."""
+    return make_plan(body, lambda n: Lowered(host_kernel(n), HOST, n.operator))
+
+
+class PiecesExecutable(Executable):
+    """A Function of which several engines and the host run pieces. Results are NumPy arrays of the caller's own."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def run(
+        self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
+    ) -> Sequence[Any]:
+        """Run all pieces. Raises what an engine raises, and ExecutionError of the host."""
+        return list(self._plan.run([to_numpy(x) for x in inputs]))
+
+    def as_text(self) -> str:
+        """The steps."""
+        return self._plan.as_text()
+
+
+class Build:
+    """Makes executables with the engines of a `Compilation`.
+
+    compile: in place of `compilation.executable`, for who wants to look at what it makes.
+    """
+
+    def __init__(self, compilation: Compilation, compile: Compile | None = None) -> None:
+        self.compilation = compilation
+        self._compile: Compile = compilation.executable if compile is None else compile
+
+    def candidates(self, function: Function, first: str | None) -> tuple[str, ...]:
+        """Engines that can have a function: `first`, then those of the others that take every node of it; without a
+        first all that take any node."""
+        if first is None:
+            return tuple(e for e in self.compilation.engines if any(self.takes(e, function)))
+        return (first, *(e for e in self.compilation.engines if e != first and all(self.takes(e, function))))
+
+    def takes(self, engine: str, function: Function) -> list[bool]:
+        """For each node whether the engine takes it."""
+        return [self._support(engine, n).ok for n in function.body.nodes]
+
+    def executable(self, function: Function, engine: str, fused: bool = True) -> Executable:
+        """A function on an engine; nodes that it doesn't take go to the other engines, in their order, and the host.
+
+        Raises CompileError, or whatever an engine raises.
+        """
+        if all(self.takes(engine, function)):
+            return self._compile(function, engine, fused)
+        device = self.compilation.engines[engine][1]
+        names = [engine, *(e for e in self.compilation.engines if e != engine)]
+        askers = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
+        body = _unpinned(function.body)
+        return self._folded(body, cluster(body, mark(body, askers, device=device)), lambda k: fused)
+
+    def pieces(self, function: Function, pieces: Sequence[Piece]) -> Executable:
+        """A function as an examination left it. Raises as `executable`, and InternalError for pieces that don't fit."""
+        if len(pieces) == 1 and pieces[0].engine != HOST:
+            return self.executable(function, pieces[0].engine, pieces[0].fused)
+        clusters = tuple(
+            Cluster(p.engine, p.nodes, self.compilation.engines[p.engine][1])
+            for p in sorted(pieces, key=lambda p: p.nodes)
+            if p.engine != HOST
+        )
+        reasons = {i: "left to the host by the guard" for p in pieces if p.engine == HOST for i in p.nodes}
+        fused = [p.fused for p in sorted(pieces, key=lambda p: p.nodes) if p.engine != HOST]
+        return self._folded(
+            function.body, Clustering(clusters, reasons, len(function.body.nodes)), lambda k: fused[k]
+        )
+
+    def _folded(self, body: Graph, clustering: Clustering, fused: Callable[[int], bool]) -> Executable:
+        first = {c.nodes[0]: k for k, c in enumerate(clustering.clusters)}
+        number = {body.nodes[i]: k for i, k in first.items()}
+
+        def lower(node: Node) -> Lowered:
+            function, engine = node.attributes.get("function"), node.attributes.get("engine")
+            if not isinstance(function, Function):
+                return Lowered(host_kernel(node), HOST, node.operator)
+            assert isinstance(engine, str)
+            k = number[function.body.nodes[0]]
+            made = self.executable(function, engine, fused(k))
+            return Lowered(_to_host(made), HOST, f"{function.name} on {engine}")
+
+        return PiecesExecutable(make_plan(fold(body, clustering), lower))
+
+    def _support(self, engine: str, node: Node) -> Support:
+        owner, device = self.compilation.engines[engine]
+        try:
+            return owner.supports(node, device, self.compilation.options.phase)
+        except Exception as e:  # a broken engine refuses
+            return Support.no(f"{engine} failed to say: {type(e).__name__}: {e}")
+
+
+def _to_host(executable: Executable) -> Call:
+    """A piece as a step of the host: its results are arrays that every engine and the host can read."""
+    run = executable.run
+    return lambda arrays: [to_numpy(r) for r in run(arrays)]
+
+
+def _unpinned(body: Graph) -> Graph:
+    """The graph without pins: they have been obeyed when the cluster was made."""
+    if all(n.annotations.engine is None for n in body.nodes):
+        return body
+    from dataclasses import replace
+
+    return body.replace(nodes=[n.replace(annotations=replace(n.annotations, engine=None)) for n in body.nodes])

@@ -1,0 +1,103 @@
+"""Which of several ways to compute the same is the fastest: timed in turns, compared by medians of ratios."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+MARGIN: Final = 1.02
+"""A later contestant takes the place of an earlier one when it is this many times as fast."""
+
+HOST_MARGIN: Final = 1.10
+"""The host takes the place of an engine when it is this many times as fast: engines leave it free for other work, and
+what was compiled for good reasons is not given up over noise."""
+
+HOST_RUNS: Final = 10.0
+"""A tuning takes at most the time of so many runs of the slowest of host and first contestant, beside the first round
+and `LEAST_SECONDS`."""
+
+LEAST_SECONDS: Final = 0.05
+"""Time that a tuning may take however fast the contestants are."""
+
+HOPELESS: Final = 2.0
+"""A contestant whose best run takes so many times as long as another's best run drops out."""
+
+ROUNDS: Final = 15
+_ENOUGH: Final = 3  # rounds after which a clear lead ends it
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """winner: a contestant's name. seconds: the median of each. rounds: how often the winner was timed."""
+
+    winner: str
+    seconds: Mapping[str, float]
+    rounds: int
+
+
+def tune(
+    contestants: Mapping[str, Callable[[], object]],
+    host: str | None = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    until: float = float("inf"),
+) -> Tuning:
+    """Time the contestants and say who stays.
+
+    contestants: name -> one run that has finished when it returns, in the order in which they are preferred.
+    host: the name of the one that only wins clearly (`HOST_MARGIN`). until: a moment of `clock` after which no other
+    round begins. Each runs once for warming up; then rounds in changing order, in which everybody runs once, until the
+    time is up, `ROUNDS` are over, or one leads in every round by the margin. Raises what a run raises.
+    """
+    names = list(contestants)
+    for name in names:
+        contestants[name]()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    racing = list(names)
+    begin, limit = clock(), 0.0
+    for k in range(ROUNDS):
+        for name in racing[k % len(racing) :] + racing[: k % len(racing)]:
+            start = clock()
+            contestants[name]()
+            times[name].append(clock() - start)
+        if k == 0:
+            limit = max(LEAST_SECONDS, HOST_RUNS * max(times[host if host in times else names[0]]))
+            begin = clock()
+        best = min(min(times[name]) for name in racing)
+        racing = [name for name in racing if min(times[name]) <= HOPELESS * best]
+        now = clock()
+        if len(racing) == 1 or now - begin > limit or now > until:
+            break
+        if k + 1 >= _ENOUGH and _is_clear(times, racing, host):
+            break
+    winner = _winner(times, names, host)
+    return Tuning(winner, {name: statistics.median(times[name]) for name in names}, len(times[winner]))
+
+
+def _ratio(times: Mapping[str, Sequence[float]], one: str, other: str) -> float:
+    """How many times as long as `other` one takes: the median over the rounds that both ran in."""
+    pairs = zip(times[one], times[other], strict=False)
+    return statistics.median(a / b if b > 0 else (float("inf") if a > 0 else 1.0) for a, b in pairs)
+
+
+def _winner(times: Mapping[str, Sequence[float]], names: Sequence[str], host: str | None) -> str:
+    engines = [name for name in names if name != host]
+    if not engines or host is None:
+        engines = list(names)
+    winner = engines[0]
+    for name in engines[1:]:
+        if _ratio(times, winner, name) >= MARGIN:
+            winner = name
+    if host is not None and host in times and winner != host and _ratio(times, winner, host) >= HOST_MARGIN:
+        return host
+    return winner
+
+
+def _is_clear(times: Mapping[str, Sequence[float]], racing: Sequence[str], host: str | None) -> bool:
+    """Whether the winner so far was ahead by the host's margin in every round."""
+    first = _winner(times, racing, host if host in racing else None)
+    others = [name for name in racing if name != first]
+    return all(a * HOST_MARGIN <= b for name in others for a, b in zip(times[first], times[name], strict=False))

@@ -1,0 +1,199 @@
+"""What a cluster saves: the estimated seconds of a call that its engine spares, so that tiny fragments go to the host.
+
+The model has few constants, and they are meant to be right to a factor of two. With F the FLOPs of a node, B the bytes
+that it reads and writes, and k the array operations that its host kernel makes (`passes_of`):
+
+    host    = sum over the nodes of  k * host.call + max(k * B / host.bandwidth, F / host.flops)
+    engine  = launch + tensors * crossing + moved / copy            the way there and back
+            + max(moved / engine.bandwidth, sum of F / engine.flops)   a fused build passes over its boundary alone
+    gain    = host - engine
+
+`tensors` are the values at the cluster's boundary and `moved` their bytes. Constants do not count: both sides have
+them already. Nodes that only look at an array in another way (Reshape, Transpose, ...) move nothing on the host.
+
+Where the constants are from. CPU: `benchmarks/partition_costs.py` on two cores of an EPYC with AVX-512, host NumPy
+against the XLA engine. CUDA and TPU: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s, HBM3
+3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import STRING, TensorType
+from xrt_core.passes.flops import flops
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast one side computes. call: seconds that an array operation costs by itself. bandwidth: bytes a second
+    through memory. flops: floating-point operations a second, in products and convolutions."""
+
+    call: float
+    bandwidth: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The constants for one device. launch: seconds of a call of an executable. crossing: seconds of a tensor in or
+    out. copy: bytes a second across the boundary; infinite where both sides share memory."""
+
+    host: Rates
+    engine: Rates
+    launch: float
+    crossing: float
+    copy: float = math.inf
+
+
+_NUMPY: Final = Rates(call=1e-6, bandwidth=25e9, flops=150e9)
+_CUDA: Final = Rates(call=0.0, bandwidth=1.5e12, flops=30e12)
+CPU: Final = Costs(_NUMPY, Rates(call=0.0, bandwidth=35e9, flops=200e9), launch=5e-6, crossing=1e-6)
+CUDA: Final = Costs(_NUMPY, _CUDA, launch=10e-6, crossing=10e-6, copy=25e9)
+CUDA_WITH_CUPY: Final = Costs(Rates(call=10e-6, bandwidth=1.5e12, flops=30e12), _CUDA, launch=10e-6, crossing=1e-6)
+_BY_KIND: Final[Mapping[str, Costs]] = MappingProxyType({"cpu": CPU, "cuda": CUDA, "tpu": CUDA})
+
+
+def costs_for(device: str, host_on_device: bool = False) -> Costs:
+    """The constants for a device such as "cpu" or "cuda:1". host_on_device: the host computes with CuPy beside it."""
+    kind = device.partition(":")[0]
+    return CUDA_WITH_CUPY if host_on_device and kind == "cuda" else _BY_KIND.get(kind, CPU)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds of a call. host: of the nodes on the host. engine: of the cluster on its engine, with `boundary`, what
+    launching it and moving its inputs and outputs takes."""
+
+    host: float
+    engine: float
+    boundary: float
+
+    @property
+    def gain(self) -> float:
+        """Seconds saved a call; negative where the host is faster."""
+        return self.host - self.engine
+
+    def to_json(self) -> dict[str, float]:
+        """As plain data, in microseconds."""
+        seconds = {"gain": self.gain, "host": self.host, "engine": self.engine, "boundary": self.boundary}
+        return {f"{name}_us": round(s * 1e6, 3) for name, s in seconds.items()}
+
+    def __str__(self) -> str:
+        verb = "saved" if self.gain > 0 else "lost"
+        return (
+            f"estimated {_time(abs(self.gain))} {verb} a call: {_time(self.host)} on the host, {_time(self.engine)} on "
+            f"the engine, {_time(self.boundary)} of it launch and boundary"
+        )
+
+
+class Estimator:
+    """Estimates clusters of one graph by the constants of one device; what it works out about a node it keeps."""
+
+    def __init__(self, graph: Graph, costs: Costs) -> None:
+        self.graph = graph
+        self.costs = costs
+        self._nodes: list[tuple[float, int] | None] = [None] * len(graph.nodes)
+        self._sizes: dict[int, tuple[object, int]] = {}  # id of a type -> (the type, its bytes)
+        self._returned = frozenset(graph.outputs)
+
+    def __call__(self, nodes: Sequence[int]) -> Estimate:
+        """What the cluster of these nodes (indices into the graph) saves. Linear in the nodes and their edges."""
+        listed, known, consumers, returned = self.graph.nodes, self._nodes, self.graph.consumers, self._returned
+        inside = frozenset(nodes)
+        host, work, moved = 0.0, 0, 0
+        made: set[Value] = set()
+        entry: set[Value] = set()
+        crossing = 0
+        for i in nodes:
+            n = listed[i]
+            seconds, count = known[i] or self._node(i)
+            host += seconds
+            work += count
+            for v in n.uses() if n.attributes else n.inputs:
+                if v is not None and v.data is None and v not in made:
+                    entry.add(v)
+            for o in n.outputs:
+                if o is not None:
+                    made.add(o)
+                    if o in returned or not inside.issuperset(consumers.get(o, ())):
+                        crossing += 1
+                        moved += self._bytes(o)
+        costs = self.costs
+        moved += sum(map(self._bytes, entry))
+        around = costs.launch + (crossing + len(entry)) * costs.crossing + moved / costs.copy
+        engine = around + max(moved / costs.engine.bandwidth, work / costs.engine.flops)
+        return Estimate(host, engine, around)
+
+    def _node(self, i: int) -> tuple[float, int]:
+        """Seconds on the host, and FLOPs."""
+        n, rates = self.graph.nodes[i], self.costs.host
+        passes, work, size = passes_of(n), flops(n), 0
+        if n.op_type not in _VIEWS:
+            size = sum(self._bytes(v) for v in (*n.inputs, *n.outputs) if v is not None and v.data is None)
+        found = passes * rates.call + max(passes * size / rates.bandwidth, work / rates.flops), work
+        self._nodes[i] = found
+        return found
+
+    def _bytes(self, value: Value) -> int:
+        key = id(value.type)
+        known = self._sizes.get(key)
+        if known is None:
+            known = self._sizes[key] = (value.type, nbytes(value))
+        return known[1]
+
+
+_VIEWS: Final = frozenset({
+    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Split", "Expand", "Shape", "Size",
+})  # fmt: skip
+
+# array operations of the host's kernels, from their times on arrays of a few elements
+_PASSES: Final[Mapping[str, int]] = MappingProxyType({
+    "Attention": 30, "AveragePool": 15, "BatchNormalization": 9, "Clip": 2, "Concat": 3, "Conv": 27, "ConvInteger": 27,
+    "ConvTranspose": 30, "DequantizeLinear": 4, "DynamicQuantizeLinear": 8, "Einsum": 10, "Elu": 4, "Erf": 8,
+    "Gather": 3, "GatherND": 10, "Gelu": 6, "Gemm": 2, "GlobalAveragePool": 4, "GRU": 100, "GroupNormalization": 14,
+    "HardSigmoid": 3, "HardSwish": 4, "InstanceNormalization": 12, "LayerNormalization": 13, "LeakyRelu": 2,
+    "LogSoftmax": 7, "LRN": 10, "LSTM": 100, "MatMul": 2, "MatMulInteger": 4, "MaxPool": 13, "Mean": 3, "Mish": 5,
+    "Pad": 8, "QLinearConv": 35, "QLinearMatMul": 12, "QuantizeLinear": 6, "Resize": 40, "RMSNormalization": 7,
+    "RNN": 60, "RotaryEmbedding": 12, "ScatterND": 10, "Selu": 4, "Sigmoid": 3, "Softmax": 6, "Softplus": 3,
+    "SoftmaxCrossEntropyLoss": 12, "Swish": 4, "Tile": 4, "TopK": 6, "ConvFilterGrad": 40, "MaxPoolGrad": 30,
+    "AveragePoolGrad": 30, "Adam": 12, "Momentum": 5, "Adagrad": 6,
+})  # fmt: skip
+
+
+def passes_of(node: Node) -> int:
+    """How many array operations the host's kernel of this node makes: each costs a call and a pass over the arrays."""
+    op = node.op_type
+    known = _PASSES.get(op)
+    if known is not None:
+        return known
+    if op.startswith(("Reduce", "Arg", "Cum")):
+        return 4
+    return 30 if op.endswith(("Normalization", "Grad", "Pool")) else 1
+
+
+def nbytes(value: Value) -> int:
+    """Bytes of a static tensor; 0 for anything else."""
+    t = value.type
+    if not isinstance(t, TensorType) or not t.shape or t.dtype is None:
+        return t.dtype.itemsize if isinstance(t, TensorType) and t.shape == () and t.dtype is not None else 0
+    if t.dtype == STRING:
+        return 0
+    size = t.dtype.itemsize
+    for d in t.shape:
+        if not isinstance(d, int):
+            return 0
+        size *= d
+    return size
+
+
+def _time(seconds: float) -> str:
+    us = seconds * 1e6
+    if us < 10:
+        return f"{us:.1f} us"
+    return f"{us:.0f} us" if us < 10_000 else f"{us / 1e3:.0f} ms"

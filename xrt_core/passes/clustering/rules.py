@@ -1,0 +1,179 @@
+"""Marks given from outside: rules by name or operator, and the metadata of nodes, become annotations of the nodes."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from xrt_core.errors import GraphError, OptionError
+from xrt_core.ir.annotations import MARK, NO_ANNOTATIONS, REGION, Annotations
+from xrt_core.ir.graph import Attribute, Graph, Node
+
+_KINDS = ("name", "op")
+
+
+@dataclass(frozen=True, slots=True)
+class MarkRule:
+    """One entry of the option `marks`.
+
+    pattern: "name:PATTERN" for node names (a node without one goes by its first output's), "op:PATTERN" for operators
+        (those of the ONNX domain without it, others as "domain.Operator"); shell patterns with `*`, `?` and `[...]`,
+        upper and lower case told apart. engine: the name of an engine, or "host".
+
+    Raises OptionError for a pattern of no kind, or none at all.
+    """
+
+    pattern: str
+    engine: str
+    kind: str = field(init=False)
+    _match: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kind, colon, glob = self.pattern.partition(":")
+        if not colon or kind not in _KINDS or not glob:
+            raise OptionError(f"marks: {self.pattern!r} names no nodes; say 'name:encoder/*' or 'op:Softmax'")
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "_match", re.compile(fnmatch.translate(glob)))
+
+    def matches(self, node: Node) -> bool:
+        """Whether the rule is about this node."""
+        return self._match.match(node.operator if self.kind == "op" else label(node)) is not None
+
+    def __str__(self) -> str:
+        return f"marks={{{self.pattern!r}: {self.engine!r}}}"
+
+
+def label(node: Node) -> str:
+    """What a node is called in rules: its name, or its first output's."""
+    return node.name or next((v.name for v in node.outputs if v is not None and v.name), "")
+
+
+def apply_marks(graph: Graph, rules: Sequence[MarkRule]) -> Graph:
+    """The graph with the marks of `rules`, and of the metadata of its nodes, as annotations; bodies included.
+
+    All nodes that one rule matches are one region, and so are all that carry one label under REGION in their
+    metadata, or one engine without a label. A mark on a node with bodies (If, Loop, Scan) is one on the nodes in them
+    that have none of their own: the host runs the control.
+
+    Raises GraphError for two marks of a node that contradict each other, naming both, and OptionError for a rule that
+    matches nothing, with the closest names.
+    """
+    if not rules and not _has_metadata(graph):
+        return graph
+    marker = _Marker(rules)
+    marked = marker.graph(graph, None)
+    for rule in rules:
+        if rule not in marker.used:
+            raise OptionError(_unmatched(rule, graph))
+    return marked
+
+
+def names_an_engine(graph: Graph) -> bool:
+    """Whether any node, bodies included, is marked for an engine (and not for the host)."""
+    for n in graph.nodes:
+        if n.annotations is not NO_ANNOTATIONS and n.annotations.engine not in (None, "host"):
+            return True
+        if n.attributes and any(names_an_engine(g) for g in n.subgraphs):
+            return True
+    return False
+
+
+def without_marks(graph: Graph) -> Graph:
+    """The graph with every mark taken off, bodies included."""
+    return _Marker((), erase=True).graph(graph, None)
+
+
+_Found = tuple[str, str, str]  # engine, region, where it comes from
+
+
+class _Marker:
+    def __init__(self, rules: Sequence[MarkRule], erase: bool = False) -> None:
+        self.rules = rules
+        self.erase = erase
+        self.used: set[MarkRule] = set()
+
+    def graph(self, graph: Graph, around: _Found | None) -> Graph:
+        nodes = [self.node(n, around) for n in graph.nodes]
+        changed = any(new is not old for new, old in zip(nodes, graph.nodes, strict=True))
+        return graph.replace(nodes=nodes) if changed else graph
+
+    def node(self, node: Node, around: _Found | None) -> Node:
+        found = None if self.erase else self.mark_of(node) or around
+        attributes: dict[str, Attribute] | None = None
+        if node.attributes:
+            for name, a in node.attributes.items():
+                new = self.attribute(a, found)
+                if new is not a:
+                    attributes = {**(attributes or node.attributes), name: new}
+        own = node.annotations
+        engine, region = found[:2] if found else (None, "")
+        if engine == own.engine and region == own.region:
+            return node if attributes is None else node.replace(attributes=attributes)
+        return node.replace(attributes=attributes, annotations=own.replace(engine=engine, region=region))
+
+    def attribute(self, a: Attribute, around: _Found | None) -> Attribute:
+        if isinstance(a, Graph):
+            return self.graph(a, around)
+        if type(a) is tuple and a and isinstance(a[0], Graph):
+            made = tuple(self.graph(g, around) for g in a)
+            return made if any(x is not y for x, y in zip(made, a, strict=True)) else a
+        return a
+
+    def mark_of(self, node: Node) -> _Found | None:
+        found: _Found | None = None
+        for mark in (*_own(node), *self.ruled(node)):
+            if found is None:
+                found = mark
+            elif found[0] != mark[0]:
+                raise GraphError(
+                    f"node {label(node)!r}, operator {node.operator}, is marked for {found[0]!r} by {found[2]} and for "
+                    f"{mark[0]!r} by {mark[2]}; take one of the marks off, or narrow the pattern"
+                )
+        return found
+
+    def ruled(self, node: Node) -> Iterable[_Found]:
+        for rule in self.rules:
+            if rule.matches(node):
+                self.used.add(rule)
+                yield rule.engine, rule.pattern if rule.engine != "host" else "", str(rule)
+
+
+def _own(node: Node) -> Iterable[_Found]:
+    a: Annotations = node.annotations
+    if a is NO_ANNOTATIONS:
+        return
+    if a.engine is not None:
+        yield a.engine, a.region, f"power_by_engine{f' ({a.source})' if a.source else ''}"
+    elif a.metadata and (engine := a.metadata.get(MARK)):
+        region = a.metadata.get(REGION, f"{MARK}={engine}") if engine != "host" else ""
+        yield engine, region, f"the model's metadata {MARK!r}"
+
+
+def _has_metadata(graph: Graph) -> bool:
+    for n in graph.nodes:
+        a = n.annotations
+        if a is not NO_ANNOTATIONS and a.metadata and MARK in a.metadata:
+            return True
+        if n.attributes and any(_has_metadata(g) for g in n.subgraphs):
+            return True
+    return False
+
+
+def _unmatched(rule: MarkRule, graph: Graph) -> str:
+    known = sorted(set(_labels(graph, rule.kind)))
+    close = difflib.get_close_matches(rule.pattern.partition(":")[2], known[:5000], n=3, cutoff=0.4)
+    what = "operator" if rule.kind == "op" else "node name"
+    shown = f"the closest: {', '.join(close)}" if close else f"there are: {', '.join(known[:8]) or 'none'}"
+    return f"{rule} matches no {what} of graph {graph.name!r}; {shown}"
+
+
+def _labels(graph: Graph, kind: str) -> Iterable[str]:
+    for n in graph.nodes:
+        text = n.operator if kind == "op" else label(n)
+        if text:
+            yield text
+        for g in n.subgraphs if n.attributes else ():
+            yield from _labels(g, kind)

@@ -1,0 +1,213 @@
+"""The registry of passes: who rewrites graphs, at which stage, in which order, and why there."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from xrt_core.errors import GraphError, RegistrationError
+from xrt_core.ir.dag import sort_indices
+from xrt_core.ir.graph import Graph
+from xrt_core.passes.infra import Pass
+
+Stage = Literal["model", "signature", "engines"]
+STAGES: Final[tuple[Stage, ...]] = ("model", "signature", "engines")
+"""model: once, types as declared. signature: for each signature, types known. engines: clusters become Launch nodes."""
+
+CLEANING: Final = "clean_unused"
+"""The pass before which those run that name no place: what they leave unread goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredPass:
+    """A pass with its place.
+
+    run: (graph, what the pipeline knows of this run) -> graph. reason: why it stands where it does.
+    before, after: names of passes that it precedes and follows. requires: passes that must be there, and precede it.
+    owner: the package or module it comes from. origin: "core", "user" or "plugin"; the failure of a plugin's pass is
+    an event, of a user's an error. stages: where it runs.
+    """
+
+    name: str
+    run: Callable[[Graph, Any], Graph]
+    stages: tuple[Stage, ...]
+    reason: str = ""
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    owner: str = "xrt-core"
+    origin: Literal["core", "user", "plugin"] = "core"
+
+
+class PassRegistry:
+    """The passes of a process, by name. core: those that are always there, in their order. Read it by `order`."""
+
+    def __init__(self, core: Iterable[RegisteredPass]) -> None:
+        self._passes: dict[str, RegisteredPass] = {}
+        last: dict[Stage, str] = {}
+        for p in core:
+            after = tuple(dict.fromkeys(last[s] for s in p.stages if s in last))
+            self._passes[p.name] = replace(p, after=after)
+            last.update(dict.fromkeys(p.stages, p.name))
+
+    def register(self, p: RegisteredPass) -> None:
+        """Add a pass. Raises RegistrationError, leaving the registry as it was, for a name that is taken (naming both
+        owners), a stage or a pass that does not exist, an order that cannot be, and a place among the core's own."""
+        if not (isinstance(p.name, str) and p.name.isidentifier()):
+            raise RegistrationError(f"pass {p.name!r} of {p.owner}: the name must be an identifier")
+        taken = self._passes.get(p.name)
+        if taken is not None:
+            raise RegistrationError(f"pass {p.name!r} is registered twice: by {taken.owner} and by {p.owner}")
+        for stage in p.stages:
+            if stage not in STAGES:
+                raise RegistrationError(
+                    f"pass {p.name!r} of {p.owner}: there is no stage {stage!r}; stages are {', '.join(STAGES)}"
+                )
+        if not p.before and not p.after and not p.requires:
+            p = replace(p, before=(CLEANING,) if self._shares_stage(p, CLEANING) else ())
+        for name in (*p.before, *p.after, *p.requires):
+            known = self._passes.get(name)
+            if known is None:
+                close = difflib.get_close_matches(name, self._passes, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise RegistrationError(
+                    f"pass {p.name!r} of {p.owner} names the pass {name!r}, which is not there; {hint}"
+                    f"known: {', '.join(self._passes)}"
+                )
+            if not self._shares_stage(p, name) and name not in p.requires:
+                raise RegistrationError(
+                    f"pass {p.name!r} of {p.owner} is of the stage {'/'.join(p.stages)} and cannot be put in order with "
+                    f"{name!r} of {known.owner}, which is of the stage {'/'.join(known.stages)}"
+                )
+        trial = {**self._passes, p.name: p}
+        for stage in p.stages:
+            _sorted(trial, stage)
+        self._passes = trial
+
+    def register_all(self, passes: Iterable[RegisteredPass]) -> dict[str, str]:
+        """Add passes that may name each other, in any order; name -> why it was not added, for those."""
+        left = list(passes)
+        failed: dict[str, str] = {}
+        while left:
+            failed = {}
+            again = []
+            for p in left:
+                try:
+                    self.register(p)
+                except RegistrationError as e:
+                    failed[p.name] = str(e)
+                    again.append(p)
+            if len(again) == len(left):
+                break
+            left = again
+        return failed
+
+    def unregister(self, name: str) -> None:
+        """Take a pass out. Raises RegistrationError for an unknown one, one of the core, and one that others name."""
+        known = self._passes.get(name)
+        if known is None:
+            close = difflib.get_close_matches(str(name), self._passes, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise RegistrationError(f"there is no pass {name!r}; {hint}known: {', '.join(self._passes)}")
+        if known.origin == "core":
+            raise RegistrationError(f"pass {name!r} is one of the core's and cannot be taken out")
+        users = [p for p in self._passes.values() if name in (*p.before, *p.after, *p.requires)]
+        if users:
+            user = users[0]
+            raise RegistrationError(f"pass {name!r} is named by {user.name!r} of {user.owner}; take that out first")
+        self._passes = {n: p for n, p in self._passes.items() if n != name}
+
+    def order(self, stage: Stage) -> tuple[RegisteredPass, ...]:
+        """The passes of a stage in the order in which they run: the core's as they stand, others as they ask."""
+        return _sorted(self._passes, stage)
+
+    def names(self) -> tuple[str, ...]:
+        """Every name, the core's first."""
+        return tuple(self._passes)
+
+    def _shares_stage(self, p: RegisteredPass, name: str) -> bool:
+        other = self._passes.get(name)
+        return other is not None and bool(set(p.stages) & set(other.stages))
+
+
+def described(
+    thing: Any,
+    *,
+    name: str | None = None,
+    owner: str,
+    origin: Literal["user", "plugin"],
+    stage: str | None = None,
+    before: str | Iterable[str] | None = None,
+    after: str | Iterable[str] | None = None,
+    requires: str | Iterable[str] | None = None,
+    reason: str | None = None,
+) -> RegisteredPass:
+    """The registration of a function Graph -> Graph, a `Pass`, or a subclass of it that needs no arguments.
+
+    What is not given is read from attributes of these names on `thing`. Raises RegistrationError for what is no pass.
+    """
+
+    def said(attribute: str, value: Any) -> Any:
+        return value if value is not None else getattr(thing, attribute, None)
+
+    label = said("name", name) or getattr(thing, "__name__", "")
+    if inspect.isclass(thing) and hasattr(thing, "rewrite"):
+        try:
+            made: Any = thing()
+        except Exception as e:
+            raise RegistrationError(f"pass {label!r} of {owner} cannot be made: {type(e).__name__}: {e}") from e
+    else:
+        made = thing
+    rewrite = made if isinstance(made, Pass) else getattr(made, "rewrite", made)
+    if not callable(rewrite):
+        kind = type(thing).__name__
+        raise RegistrationError(f"pass {label!r} of {owner} is a {kind}; give a function Graph -> Graph")
+    held = rewrite if isinstance(rewrite, Pass) else _FunctionPass(label, rewrite)
+    text = said("reason", reason) or (inspect.getdoc(thing) or "").partition("\n")[0]
+    return RegisteredPass(
+        label,
+        lambda graph, _: held(graph),
+        (said("stage", stage) or "signature",),
+        text,
+        _tuple(said("before", before)),
+        _tuple(said("after", after)),
+        _tuple(said("requires", requires)),
+        owner,
+        origin,
+    )
+
+
+class _FunctionPass(Pass):
+    """A function that is a pass, held to what passes promise."""
+
+    def __init__(self, name: str, function: Callable[[Graph], Graph]) -> None:
+        self.name = name  # type: ignore[misc]
+        self.function = function
+
+    def rewrite(self, graph: Graph) -> Graph:
+        return self.function(graph)
+
+
+def _tuple(names: str | Iterable[str] | None) -> tuple[str, ...]:
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+
+
+def _sorted(passes: Mapping[str, RegisteredPass], stage: Stage) -> tuple[RegisteredPass, ...]:
+    listed = [p for p in passes.values() if stage in p.stages]
+    index = {p.name: i for i, p in enumerate(listed)}
+    first: list[set[int]] = [{index[n] for n in (*p.after, *p.requires) if n in index} for p in listed]
+    for i, p in enumerate(listed):
+        for n in p.before:
+            if n in index:
+                first[index[n]].add(i)
+    try:
+        order = sort_indices([sorted(f) for f in first], lambda i: f"{listed[i].name} ({listed[i].owner})")
+    except GraphError as e:
+        cycle = str(e).partition(": ")[2].partition(";")[0]
+        raise RegistrationError(
+            f"passes of stage {stage!r} wait for each other: {cycle}; change before or after"
+        ) from e
+    return tuple(listed[i] for i in order)

@@ -1,0 +1,129 @@
+"""Recorded ranges of a model's tensors: what a folder of them holds, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from xrt_core.errors import QuantizationError
+from xrt_core.frontends.onnx_file import replace_file
+from xrt_core.ir.fingerprint import graph_fingerprint
+from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.rewrite import substitute
+
+_FORMAT: Final = "xrt-ranges-1"
+Range = tuple[float, float]
+
+
+@dataclass(slots=True)
+class Ranges:
+    """The smallest and largest element of each tensor over all batches so far; both NaN where one was not finite."""
+
+    model: str
+    fingerprint: str
+    batches: int = 0
+    tensors: dict[str, Range] = field(default_factory=dict)
+
+    def add(self, tensors: Mapping[str, Range], batches: int = 1) -> None:
+        """Widen the ranges by those of further batches."""
+        self.batches += batches
+        for name, (low, high) in tensors.items():
+            known = self.tensors.get(name)
+            if not (math.isfinite(low) and math.isfinite(high)) or (known is not None and math.isnan(known[0])):
+                self.tensors[name] = (math.nan, math.nan)
+            elif known is None:
+                self.tensors[name] = (low, high)
+            else:
+                self.tensors[name] = (min(low, known[0]), max(high, known[1]))
+
+    def save(self, folder: str | os.PathLike[str]) -> pathlib.Path:
+        """Write them into the folder, one file a model; returns the file. Raises QuantizationError."""
+        path = file_of(folder, self.fingerprint)
+        tensors = {n: None if math.isnan(low) else [low, high] for n, (low, high) in self.tensors.items()}
+        content = {"format": _FORMAT, "model": self.model, "fingerprint": self.fingerprint, "batches": self.batches,
+                   "tensors": tensors}  # fmt: skip
+        text = json.dumps(content, indent=1, allow_nan=False)
+        try:
+            replace_file(path, lambda f: f.write(text.encode()))
+        except OSError as e:
+            raise QuantizationError(f"ranges cannot be written to {path}: {e.strerror or e}") from e
+        return path
+
+
+def identity(graph: Graph) -> str:
+    """What tells a model from others whatever the batch: a fingerprint of it without its values' types."""
+    made = [v for n in graph.nodes for v in n.outputs if v is not None]
+    new = {v: Value(v.name) for v in (*graph.inputs, *made)}
+    nodes = [
+        substitute(n, new).replace(outputs=[None if v is None else new[v] for v in n.outputs]) for n in graph.nodes
+    ]
+    bare = Graph([new[v] for v in graph.inputs], [new.get(v, v) for v in graph.outputs], nodes, opsets=graph.opsets)
+    return graph_fingerprint(bare)
+
+
+def file_of(folder: str | os.PathLike[str], fingerprint: str) -> pathlib.Path:
+    """Where the ranges of a model lie."""
+    return pathlib.Path(folder).expanduser() / f"{fingerprint}.json"
+
+
+def prepare_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
+    """The folder, made if need be. Raises QuantizationError where nothing can be written there."""
+    path = pathlib.Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        replace_file(path / ".writable", lambda f: f.write(b""))
+        (path / ".writable").unlink(missing_ok=True)
+    except OSError as e:
+        raise QuantizationError(f"ranges cannot be written to {path}: {e.strerror or e}") from e
+    return path
+
+
+def find_ranges(folder: str | os.PathLike[str], fingerprint: str) -> Ranges | None:
+    """The ranges of a model in the folder, or None. Raises QuantizationError for a file that cannot be read."""
+    path = file_of(folder, fingerprint)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as e:
+        raise QuantizationError(f"ranges cannot be read from {path}: {e}") from e
+    return _parse(text, path)
+
+
+def load_ranges(folder: str | os.PathLike[str], fingerprint: str, model: str) -> Ranges:
+    """The ranges of a model. Raises QuantizationError, with what the folder holds instead, where it has none."""
+    found = find_ranges(folder, fingerprint)
+    if found is not None:
+        return found
+    path = pathlib.Path(folder).expanduser()
+    how = f"record them with: with xrt.ptq_calibration_mode({str(path)!r}): XRTModule(model)(inputs)"
+    if not path.is_dir():
+        raise QuantizationError(f"there is no folder of ranges {path}; {how}")
+    others = [_parse(p.read_text(encoding="utf-8"), p) for p in sorted(path.glob("*.json"))]
+    if not others:
+        raise QuantizationError(f"the folder {path} holds no ranges; {how}")
+    shown = ", ".join(f"{o.model or 'a graph'} ({o.fingerprint[:8]})" for o in others[:4])
+    raise QuantizationError(
+        f"the folder {path} holds no ranges of {model or 'this graph'} ({fingerprint[:8]}), only of {shown}. Another "
+        f"model, or other weights, need ranges of their own; {how}"
+    )
+
+
+def _parse(text: str, path: pathlib.Path) -> Ranges:
+    try:
+        read: Any = json.loads(text)
+        if read["format"] != _FORMAT:
+            raise ValueError(f"its format is {read['format']!r}, not {_FORMAT!r}")
+        endless = (math.nan, math.nan)
+        rows = read["tensors"].items()
+        tensors = {str(n): endless if r is None else (float(r[0]), float(r[1])) for n, r in rows}
+        return Ranges(str(read["model"]), str(read["fingerprint"]), int(read["batches"]), tensors)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+        raise QuantizationError(
+            f"{path} is damaged: {type(e).__name__}: {e}. Delete it and record the ranges again"
+        ) from None

@@ -1,0 +1,103 @@
+"""Compilation: from a Function to an Executable of one engine, through the store of executables."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from xrt_core.cache.executables import ExecutableStore
+from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function, GraphCompiler
+from xrt_core.engine.op_kernels import op_kernels
+from xrt_core.errors import CompileError, EngineError, RegistrationError
+from xrt_core.events import EventLog
+from xrt_core.runtime.launch import operators_of
+
+
+class Compilation:
+    """Compiles Functions for a fixed set of engines, each on one device. Safe to use from many threads.
+
+    engines: with their devices, in the order in which they are tried. options: for all of them; their `extra` has the
+    options of single engines, by the engine's name. store: where executables are looked for before they are compiled.
+    Compilers are made at first use and kept.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[tuple[Engine, str]],
+        options: CompileOptions,
+        store: ExecutableStore,
+        events: EventLog,
+    ) -> None:
+        self.engines = {engine.name: (engine, device) for engine, device in engines}
+        self.options = options
+        self.events = events
+        self._store = store
+        self._compilers: dict[tuple[str, bool], GraphCompiler] = {}
+
+    def through(self, store: ExecutableStore) -> Compilation:
+        """The same engines and options with another store; compilers are shared."""
+        other = Compilation(tuple(self.engines.values()), self.options, store, self.events)
+        other._compilers = self._compilers
+        return other
+
+    def executable(self, function: Function, engine: str, fused: bool = True) -> Executable:
+        """The executable of `function` on an engine. fused: False for the engine's build without fusions.
+
+        Raises CompileError where the engine broke its contract, and whatever else the engine raises.
+        """
+        owner, device = self.engines[engine]
+        options = self.options_for(engine, fused)
+
+        def compile(compiler: GraphCompiler) -> Executable:
+            nodes = len(function.body.nodes)
+            with self.events.span("compile", engine=engine, cluster=function.name, nodes=nodes):
+                made = compiler.compile(function, function.params, function.returns, function.aliases)
+            if not isinstance(made, Executable):
+                raise CompileError(
+                    f"the compiler of engine {engine!r} ({owner.package}) returned a {type(made).__name__} for "
+                    f"{function.name} ({operators_of(function)}), expected an Executable; this is a bug of that package"
+                )
+            return made
+
+        return self._store.obtain(function, owner, device, options, lambda: self._compiler(engine, fused), compile)
+
+    def stored(self, function: Function, engine: str, fused: bool = True) -> Executable | None:
+        """What the disk holds for `executable`, loaded once more; None where there is nothing that loads."""
+        owner, device = self.engines[engine]
+        options = self.options_for(engine, fused)
+        return self._store.load(function, owner, device, options, lambda: self._compiler(engine, fused))
+
+    def check_options(self) -> None:
+        """Raises OptionError where an engine does not take an option of its own that it was given."""
+        for name in self.options.extra:
+            if name in self.engines:
+                with contextlib.suppress(EngineError):  # another trouble of the engine is said when it compiles
+                    self._compiler(name, self.options.fused)
+
+    def options_for(self, engine: str, fused: bool = True) -> CompileOptions:
+        """What one engine's compiler gets."""
+        extra = self.options.extra
+        if not extra and fused == self.options.fused:
+            return self.options
+        return replace(self.options, fused=fused, extra=extra.get(engine, {}))
+
+    def _compiler(self, engine: str, fused: bool) -> GraphCompiler:
+        made = self._compilers.get((engine, fused))
+        if made is None:  # without a lock: one that hangs in its engine must not stop the others; two do no harm
+            made = self._compilers[engine, fused] = self._new_compiler(*self.engines[engine], fused)
+        return made
+
+    def _new_compiler(self, engine: Engine, device: str, fused: bool) -> GraphCompiler:
+        compiler = engine.compiler(device, self.options_for(engine.name, fused))
+        if not isinstance(compiler, GraphCompiler):
+            raise CompileError(
+                f"engine {engine.name!r} ({engine.package}) gave a {type(compiler).__name__} as its compiler for "
+                f"{device}, expected a GraphCompiler; this is a bug of that package"
+            )
+        try:
+            op_kernels.validate(engine.name)
+        except RegistrationError as e:  # a kernel of no operator is never asked for: its package's bug, nobody's loss
+            self.events.emit("kernels.invalid", level=logging.WARNING, engine=engine.name, error=str(e))
+        return compiler

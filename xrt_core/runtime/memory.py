@@ -1,0 +1,209 @@
+"""Memory of a plan: what is alive at each step, by the types of the values, and an order of steps that needs less."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import STRING, TensorType
+
+_SCATTERS = frozenset({"Transpose", "Slice", "Expand", "Split"})
+_VIEWS = _SCATTERS | {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+_NEEDS_ORDER = frozenset({"Reshape", "Flatten"})  # of elements that do not lie in a row these are copies
+
+
+def is_view(node: Node) -> bool:
+    """Whether the host gives the memory of the node's first input as its results."""
+    return not node.domain and node.op_type in _VIEWS
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a run of a plan needs, by the types of its values.
+
+    inputs, constants: what is there all the time. Weights inside engines are theirs, and not counted.
+    own: the most that the run's own arrays (intermediates and results) take at once, step: at which step.
+    steps: the same for every step, in the order of the plan. unknown: values whose size is not known before they are
+    there (their shape depends on data, or they are no tensors), which count as nothing.
+
+    An estimate: what a kernel or an engine needs while it works is not in it. Views of one array count once.
+    """
+
+    inputs: int
+    constants: int
+    own: int
+    step: str
+    steps: tuple[int, ...]
+    unknown: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is alive at once: inputs, constants, intermediates and results."""
+        return self.inputs + self.constants + self.own
+
+    def __str__(self) -> str:
+        at = f", at step {self.step}" if self.step else ""
+        note = f"; {self.unknown} values of unknown size" if self.unknown else ""
+        return (
+            f"peak {megabytes(self.peak)}{at} (inputs {megabytes(self.inputs)}, "
+            f"constants {megabytes(self.constants)}{note})"
+        )
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes for people: "12.3 MB"."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def size_of(value: Value) -> int | None:
+    """Bytes of a tensor of known dtype and shape; None for all other values."""
+    t = value.type
+    if not isinstance(t, TensorType) or not t.is_static or t.dtype is None or t.dtype == STRING:
+        return None
+    return math.prod(d for d in t.shape or () if isinstance(d, int)) * t.dtype.itemsize
+
+
+class Buffers:
+    """The arrays that a graph's nodes make, as buffers: which node makes, reads and overwrites which.
+
+    shares: per node, whether its results are the memory of its first input. reuses: per node, indices of inputs that
+    its result may be written over, where nothing else reads them. copied: whether results that are not whole arrays of
+    their own are copied in the end.
+    """
+
+    def __init__(
+        self, graph: Graph, shares: Sequence[bool], reuses: Sequence[Sequence[int]], copied: Sequence[bool]
+    ) -> None:
+        self.graph = graph
+        self.sizes: list[int] = []
+        self.reads: list[list[int]] = []  # per node
+        self.makes: list[list[int]] = []
+        self.over: list[list[int]] = []
+        self.unknown = 0
+        of: dict[Value, int] = {}  # made values -> buffer
+        whole: set[Value] = set()  # values that are all of their buffer, made by a step of the host
+        ours: set[int] = set()  # their buffers
+        scattered: set[Value] = set()
+        for n, shared, reused in zip(graph.nodes, shares, reuses, strict=True):
+            first = n.inputs[0] if n.inputs else None
+            view = shared and not (n.op_type in _NEEDS_ORDER and first in scattered)
+            self.reads.append(list(dict.fromkeys(of[v] for v in n.uses() if v in of)))
+            self.over.append([of[v] for i in reused if (v := n.inputs[i]) in whole])
+            made: list[int] = []
+            for v in n.outputs:
+                if v is None:
+                    continue
+                if view:
+                    if first in of:
+                        of[v] = of[first]
+                    if n.op_type in _SCATTERS or first in scattered:
+                        scattered.add(v)
+                    continue
+                size = size_of(v)
+                self.unknown += size is None
+                of[v] = len(self.sizes)
+                self.sizes.append(size or 0)
+                made.append(of[v])
+                if n.domain != "xrt":
+                    whole.add(v)
+                    ours.add(of[v])
+            self.makes.append(made)
+        self.returned = {of[v] for v in graph.outputs if v in of}
+        self.readers = [0] * len(self.sizes)
+        for read in self.reads:
+            for b in read:
+                self.readers[b] += 1
+        self.copies = 0
+        seen: set[int] = set()
+        for v, may_copy in zip(graph.outputs, copied, strict=True):
+            if v in of and of[v] in ours and of[v] not in seen and self.sizes[of[v]] == (size_of(v) or 0):
+                seen.add(of[v])  # a result may be a view of all of an array that nobody else has
+            elif may_copy:
+                self.copies += size_of(v) or 0
+
+    def live(self, order: Sequence[int]) -> list[int]:
+        """Bytes of the run's own arrays while each node runs, nodes in this order; last, when results are returned."""
+        left = self.readers.copy()
+        for b in self.returned:
+            left[b] += 1
+        sizes, found, now = self.sizes, [], 0
+        for i in order:
+            gone = []
+            for b in self.reads[i]:
+                left[b] -= 1
+                if not left[b]:
+                    gone.append(b)
+            made = self.makes[i]
+            now += sum([sizes[b] for b in made])
+            over = next((b for b in self.over[i] if b in gone), -1)
+            if over >= 0:
+                gone.remove(over)
+                now -= sizes[over]
+            found.append(now)
+            now -= sum([sizes[b] for b in gone]) + sum([sizes[b] for b in made if not left[b]])
+        found.append(now + self.copies)
+        return found
+
+    def better_order(self) -> list[int]:
+        """An order of the nodes of a lower peak, or the one they have.
+
+        Always the node that leaves the least alive, of those whose inputs are there; ties in the order of the graph.
+        Near-linear in nodes and edges.
+        """
+        graph = self.graph
+        order = list(range(len(graph.nodes)))
+        waiting = [len(p) for p in graph.predecessors]
+        if len(order) < 3 or max(waiting) < 2:  # a chain, or a tree that only grows apart
+            return order
+        left = self.readers.copy()
+        for b in self.returned:
+            left[b] += 1
+        readers: list[list[int]] = [[] for _ in self.sizes]
+        growth = []
+        for i, (read, made) in enumerate(zip(self.reads, self.makes, strict=True)):
+            for b in read:
+                readers[b].append(i)
+            freed = sum(self.sizes[b] for b in read if left[b] == 1)
+            growth.append(sum(self.sizes[b] for b in made if left[b]) - freed)
+        ready = [(growth[i], i) for i in order if not waiting[i]]
+        heapify(ready)
+        found: list[int] = []
+        done = bytearray(len(order))
+        while ready:
+            grown, i = heappop(ready)
+            if done[i] or grown != growth[i]:
+                continue
+            done[i] = 1
+            found.append(i)
+            for b in self.reads[i]:
+                left[b] -= 1
+                if left[b] == 1 and b not in self.returned:
+                    last = next(r for r in readers[b] if not done[r])
+                    growth[last] -= self.sizes[b]
+                    if not waiting[last]:
+                        heappush(ready, (growth[last], last))
+            for s in graph.successors[i]:
+                waiting[s] -= 1
+                if not waiting[s]:
+                    heappush(ready, (growth[s], s))
+        return found if max(self.live(found)) < max(self.live(order)) else order
+
+    def memory(self, order: Sequence[int], labels: Sequence[str]) -> Memory:
+        """The memory of a plan of these nodes in this order. labels: per node, how the plan calls its step."""
+        graph = self.graph
+        live = self.live(order)
+        own = max(live)
+        at = live.index(own)
+        inputs = [size_of(v) for v in dict.fromkeys(graph.inputs)]
+        step = "" if not own else labels[order[at]] if at < len(order) else "return"
+        return Memory(
+            sum(s or 0 for s in inputs),
+            sum(size_of(v) or 0 for v in graph.constants),
+            own,
+            step,
+            tuple(live),
+            self.unknown + sum(s is None for s in inputs),
+        )

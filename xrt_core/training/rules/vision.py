@@ -1,0 +1,177 @@
+"""Sampling of images as gathers and sums, through which gradients go: GridSample, RoiAlign; and that of Col2Im."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from xrt_core.frontends import ops
+from xrt_core.frontends.application import literal
+from xrt_core.frontends.promotion import INT64
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.training.backward import Backward, Forward, where, wide
+from xrt_core.training.registry import composition, gradient
+
+Taps = list[tuple[Tensor, Tensor | None]]
+"""Along one axis: positions (batch, points) and their weights, None for 1."""
+
+
+def _integers(at: Tensor, size: int) -> Tensor:
+    made: Tensor = ops.Clip(at, 0.0, float(size - 1)).astype(np.int64)
+    return made
+
+
+def _inside(at: Tensor, size: int) -> Tensor:
+    return (at >= 0.0) & (at <= float(size - 1))
+
+
+def _linear(at: Tensor) -> Taps:
+    low = ops.Floor(at)
+    return [(low, 1.0 - (at - low)), (low + 1.0, at - low)]
+
+
+def _cubic(at: Tensor) -> Taps:
+    """Keys' cubic convolution with a = -0.75, over the four neighbours."""
+    a, low = -0.75, ops.Floor(at)
+    t = at - low
+
+    def near(d: Any) -> Any:
+        return ((a + 2) * d - (a + 3)) * d * d + 1.0
+
+    def far(d: Any) -> Any:
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    return [(low - 1.0, far(t + 1.0)), (low, near(t)), (low + 1.0, near(1.0 - t)), (low + 2.0, far(2.0 - t))]
+
+
+def _reflected(at: Tensor, low: float, high: float) -> Tensor:
+    span = high - low
+    if span <= 0:
+        return at * 0.0 + low
+    turn = ops.Abs(at - low)
+    turn = turn - ops.Floor(turn / (2 * span)) * (2 * span)
+    return where(turn > span, 2 * span - turn, turn) + low
+
+
+@composition("GridSample")
+def grid_sample(ctx: Forward) -> Any:
+    """The pixels around each position, gathered and weighed; see the kernel for what happens at the borders."""
+    x, grid = ctx.inputs
+    shape, lattice = ctx.shape(x), ctx.shape(grid)
+    mode = str(ctx.attr("mode", "linear")).removeprefix("bi")
+    padding, corners = ctx.attr("padding_mode", "zeros"), bool(ctx.attr("align_corners", 0))
+    dims, points = shape[2:], lattice[1:-1]
+    if 0 in shape or 0 in lattice:
+        return None
+    places = wide(grid).reshape((shape[0], math.prod(points), len(dims)))
+    taps: list[list[tuple[Tensor, Tensor | None, Tensor | None]]] = []
+    for axis, size in enumerate(dims):
+        unit = ops.Gather(places, len(dims) - 1 - axis, axis=2)  # the grid lists the innermost dimension first
+        at = (unit + 1.0) * ((size - 1) / 2) if corners else ((unit + 1.0) * float(size) - 1.0) * 0.5
+        low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
+        if mode == "nearest":
+            at = ops.Round(at)
+        beyond = (at < low) | (at > high)
+        if padding == "border" and mode != "cubic":
+            at = where(beyond, ops.Clip(at, 0.0, float(size - 1)), at)
+        elif padding == "reflection":
+            at = where(beyond, _reflected(at, low, high), at)
+        pixels: Taps = [(at, None)] if mode == "nearest" else _linear(at) if mode == "linear" else _cubic(at)
+        if padding == "reflection":
+            # positions are whole or half numbers, all at least 0 or cut to it, as the kernel does
+            taps.append([(ops.Floor(ops.Max(_reflected(p, low, high), 0.0)), w, None) for p, w in pixels])
+        else:
+            taps.append([(p, w, _inside(p, size) if padding == "zeros" else None) for p, w in pixels])
+    flat = wide(x).reshape((*shape[:2], math.prod(dims)))
+    total: Any = None
+    for combination in itertools.product(*taps):
+        index: Any = None
+        weight: Any = None
+        for size, (p, w, valid) in zip(dims, combination, strict=True):
+            here = _integers(p, size)
+            index = here if index is None else index * size + here
+            for factor in (w, None if valid is None else valid.astype(flat.dtype)):
+                if factor is not None:
+                    weight = factor if weight is None else weight * factor
+        spread = ops.Expand(index.unsqueeze(1), [*shape[:2], math.prod(points)])
+        value = ops.GatherElements(flat, spread, axis=2)
+        if weight is not None:
+            value = value * weight.astype(flat.dtype).unsqueeze(1)
+        total = value if total is None else total + value
+    return total.reshape((*shape[:2], *points)).astype(x.dtype)
+
+
+@composition("RoiAlign")
+def roi_align(ctx: Forward) -> Any:
+    """Rows and columns of the regions' samples, gathered and weighed; None where their number depends on data."""
+    x, rois, which = ctx.inputs
+    count = int(ctx.attr("sampling_ratio", 0))
+    shape, regions = ctx.shape(x), ctx.shape(rois)[0]
+    if not count or not regions or 0 in shape:
+        return None
+    bins = int(ctx.attr("output_height", 1)), int(ctx.attr("output_width", 1))
+    half = ctx.version >= 16 and ctx.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    boxes = wide(rois) * float(ctx.attr("spatial_scale", 1.0)) - (0.5 if half else 0.0)
+    picked = ops.Gather(wide(x), which.astype(np.int64), axis=0)
+    part = (np.arange(count) + 0.5) / count
+    axes: list[Taps] = []
+    for axis in (0, 1):
+        start, end = ops.Gather(boxes, [1 - axis], axis=1), ops.Gather(boxes, [3 - axis], axis=1)
+        length = end - start
+        if not half:
+            length = ops.Max(length, literal(1.0, length.dtype))
+        steps = (np.arange(bins[axis])[:, None] + part[None, :]).reshape(1, -1).astype(length.dtype)
+        at = start + length * (1.0 / bins[axis]) * steps
+        size = shape[2 + axis]
+        valid = ((at >= -1.0) & (at <= float(size))).astype(at.dtype)
+        at = ops.Clip(at, 0.0, float(size - 1))
+        low = ops.Floor(at)
+        axes.append([(low, (1.0 - (at - low)) * valid), (ops.Min(low + 1.0, float(size - 1)), (at - low) * valid)])
+
+    def taken(source: Tensor, axis: int, at: Tensor) -> Tensor:
+        sizes = [int(d) for d in source.shape]  # type: ignore[arg-type]
+        sizes[axis] = bins[axis - 2] * count
+        index = _integers(at, shape[axis]).reshape([regions, 1, *(sizes[i] if i == axis else 1 for i in (2, 3))])
+        made: Tensor = ops.GatherElements(source, ops.Expand(index, sizes), axis=axis)
+        return made
+
+    corners = []
+    for top, by_row in axes[0]:
+        rows = taken(picked, 2, top)
+        for left, by_column in axes[1]:
+            assert by_row is not None
+            assert by_column is not None
+            weight = by_row.reshape((regions, 1, -1, 1)) * by_column.reshape((regions, 1, 1, -1))
+            corners.append(taken(rows, 3, left) * weight.astype(picked.dtype))
+    split = (regions, shape[1], bins[0], count, bins[1], count)
+    if ctx.attr("mode", "avg") == "avg":
+        made = ops.Sum(*corners).reshape(split).mean((3, 5))
+    else:
+        made = ops.Max(*corners).reshape(split).max((3, 5))
+    return made.astype(x.dtype)
+
+
+@gradient("Col2Im")
+def col2im(ctx: Backward) -> Any:
+    """Each column's from the pixels that it was added to."""
+    x, dy = ctx.inputs[0], ctx.grad
+    block = [int(d) for d in ctx.known(2, "block_shape").reshape(-1)]
+    rank, shape, image = len(block), ctx.shape(x), ctx.shape(dy)
+    strides, dilations = (tuple(ctx.attr(k) or (1,) * rank) for k in ("strides", "dilations"))
+    pads = [int(p) for p in ctx.attr("pads") or (0,) * (2 * rank)]
+    padded = ops.Pad(dy, [0, 0, *pads[:rank], 0, 0, *pads[rank:]], literal(0.0, dy.dtype))
+    sizes = [n + pads[i] + pads[rank + i] for i, n in enumerate(image[2:])]
+    counts = [(n - (k - 1) * d - 1) // s + 1 for n, k, d, s in zip(sizes, block, dilations, strides, strict=True)]
+    index: Any = np.zeros((1,) * (2 * rank), np.int64)
+    for i in range(rank):
+        at = np.arange(block[i])[:, None] * dilations[i] + np.arange(counts[i])[None, :] * strides[i]
+        place = [1] * (2 * rank)
+        place[i], place[rank + i] = block[i], counts[i]
+        index = index * sizes[i] + at.reshape(place)
+    channels = image[1]
+    flat = padded.reshape((image[0], channels, math.prod(sizes)))
+    found = ops.Gather(flat, literal(index.reshape(-1), INT64), axis=2)
+    return found.reshape(shape), None, None
