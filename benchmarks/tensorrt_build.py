@@ -66,7 +66,8 @@ def main() -> None:
     given = arguments.parse_args()
     toolkit = _toolkit.toolkit()
     print(f"{toolkit.flavour} {toolkit.version}, {given.target}, median of {given.repeat}")
-    print(f"{'model':12} {'own cpu s':>9} {'xrt cpu s':>9} {'ratio':>6} {'own s':>7} {'xrt s':>7} {'ratio':>6} {'partition s':>11}")
+    heads = ("own cpu s", "xrt cpu s", "ratio", "  own s", "  xrt s", " ratio", "partition s")
+    print(f"{'model':12} {' '.join(heads)}")
     for name in given.models:
         path = str(exported.path(name))
         function, partition = cluster_of(path, name, given.target)

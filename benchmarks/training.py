@@ -16,6 +16,7 @@ and wall-clock: run it on a quiet machine.
 from __future__ import annotations
 
 import argparse
+import gc
 import pathlib
 import statistics
 import subprocess
@@ -96,12 +97,14 @@ def peak_of(which: str, name: str) -> None:
     import jax
 
     jax.block_until_ready(jax.numpy.ones(8) + 1)
+    peers.by_xrt(peers.mlp(), "xla", cache="off")[0](peers.mlp().batch(0))  # what is loaded once is nobody's step
+    before = _status("VmRSS")
     if which == "xrt":
         step, module = peers.by_xrt(model, "xla", cache="off")
     else:
         step, module = peers.by_jax(model), None
-    before = _status("VmRSS")
     step(batch)
+    gc.collect()
     _reset_peak()
     for _ in range(4):
         step(batch)

@@ -9,9 +9,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from xrt_core import config, errors, training
-    from xrt_core.events import subscribe
     from xrt_core.config import init_subblock_optimizer
     from xrt_core.engine.converters import register_array_type, register_converter
+    from xrt_core.events import subscribe
     from xrt_core.frontends import ops
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model

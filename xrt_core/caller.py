@@ -15,7 +15,7 @@ from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType,
 from xrt_core.pipeline import Optimised, Partitioned, Pipeline, Planned
 from xrt_core.runtime.arrays import family_of, from_numpy, is_array, to_numpy
 from xrt_core.runtime.converters import plain_arrays
-from xrt_core.runtime.parallel import Span
+from xrt_core.runtime.parallel import Timeline
 from xrt_core.runtime.plan import HOST
 from xrt_core.runtime.runner import Runner
 
@@ -63,11 +63,11 @@ class GraphCaller:
                 return found[0](arrays)
         return self.prepare(arrays, key)(arrays)
 
-    def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Span]]:
+    def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """The results as NumPy arrays, and when each step of the plan ran. Raises InputError as a call does."""
         host = self.checked(arrays)
-        results, spans = self.runner.plan_for(host).run_timed(host)
-        return [to_numpy(r) for r in results], spans
+        results, timeline = self.runner.plan_for(host).run_timed(host)
+        return [to_numpy(r) for r in results], timeline
 
     def prepare(self, arrays: Sequence[Any], key: Any = None) -> Call:
         """The call bound to the signature and the families of these arguments."""

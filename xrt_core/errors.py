@@ -43,7 +43,7 @@ class CheckpointError(XRTError):
 
 
 class QuantizationError(XRTError):
-    """A model cannot be quantised: no ranges, those of another model, a missing library, a folder that is not writable."""
+    """A model cannot be quantised: no ranges, those of another model, a missing library, a folder without access."""
 
 
 class InputError(XRTError):

@@ -24,6 +24,7 @@ class Explanation:
     partitioned: the graph with a Launch node per cluster, for pictures.
     precision: what was lowered to a narrow float and what was not; None where nothing was asked for.
     memory, peak_bytes: what a run needs, in words and in bytes; "" and None for what has not been planned.
+    side_by_side: whether clusters of different engines or devices run at the same time.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Explanation:
     precision: PrecisionReport | None = None
     memory: str = ""
     peak_bytes: int | None = None
+    side_by_side: bool = False
 
     @property
     def node_count(self) -> int:
@@ -80,6 +82,8 @@ class Explanation:
         lines = [f"{self.name or 'graph'}({signature})", f"  {self.summary()}"]
         if self.memory:
             lines.append(f"  memory: {self.memory}")
+        if self.side_by_side:
+            lines.append("  clusters of different engines run side by side")
         for c in self.report.clusters:
             operators = ", ".join(f"{o} x{n}" if n > 1 else o for o, n in c.operators)
             lines.append(f"  {c.name}: {c.node_count} nodes on {c.engine} ({c.device}): {operators}")

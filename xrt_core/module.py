@@ -21,6 +21,7 @@ from xrt_core.pipeline import Pipeline
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array
 from xrt_core.runtime.converters import plain_arguments
+from xrt_core.runtime.parallel import Timeline
 from xrt_core.saved import SavedModel, open_saved, save_module
 
 if TYPE_CHECKING:
@@ -142,6 +143,14 @@ class XRTModule:
         if calibration.active is not None:
             self._record(calibration.active, (), _mapping(inputs))
         return self._source.run(_mapping(inputs))
+
+    def run_timed(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Timeline]:
+        """Results as of `run`, as NumPy arrays, and when each step of the plan ran: `timeline.to_json()` is for
+        chrome://tracing or ui.perfetto.dev. Raises InputError as a call does."""
+        caller, arrays = self._source.bind((), _mapping(inputs))
+        results, timeline = caller.timed(arrays)
+        names = [v.name or f"output_{i}" for i, v in enumerate(caller.graph.outputs)]
+        return dict(zip(names, results, strict=True)), timeline
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Specialise and compile for the signature of these inputs, without running. With the asynchronous guard on,
@@ -394,10 +403,11 @@ def _quantised(graph: Graph, pipeline: Pipeline) -> Graph:
     from xrt_core.quantization.qdq import quantise
     from xrt_core.quantization.ranges import identity, load_ranges
 
-    graph = pipeline.capture(bind_defaults(graph)).graph  # as it was when its ranges were recorded
+    graph = calibration.prepared(pipeline.capture(bind_defaults(graph)).graph)  # as when its ranges were recorded
     folder = pipeline.options.int8_calibration
     assert folder is not None
-    return quantise(graph, load_ranges(folder, identity(graph), graph.name))
+    marks = pipeline.options.precision if isinstance(pipeline.options.precision, tuple) else ()
+    return quantise(graph, load_ranges(folder, identity(graph), graph.name), [key for key, _ in marks])
 
 
 def _mapping(inputs: Any) -> Mapping[str, Any]:

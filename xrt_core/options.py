@@ -293,16 +293,23 @@ _MARKS = Kind(
 
 
 def _accept_trace(value: Any) -> str:
-    if isinstance(value, bool):
-        return "1" if value else ""
-    text = os.fspath(value).strip()
-    if not isinstance(text, str) or "\0" in text:
-        raise ValueError
+    text = str(value) if isinstance(value, bool) else os.fspath(value).strip()
     low = text.lower()
-    return "1" if low in ("1", "true", "on", "yes") else "" if low in ("", "0", "false", "off", "no") else text
+    if low in ("1", "true", "on", "yes"):
+        return "1"
+    if low in ("", "0", "false", "off", "no"):
+        return ""
+    # a word that is no path is a misspelt switch rather than a folder
+    if not isinstance(text, str) or "\0" in text or not (os.sep in text or text.startswith((".", "~"))):
+        raise ValueError
+    return text
 
 
-_TRACE = Kind("a folder's path, True (1) for a line of the log a pass, or False (0)", _accept_trace, _accept_trace)
+_TRACE = Kind(
+    "a folder's path ('./trace', '/tmp/trace'), True (1) for a line of the log a pass, or False (0)",
+    _accept_trace,
+    _accept_trace,
+)
 
 
 def _accept_engine_options(value: Any) -> str:

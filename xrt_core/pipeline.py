@@ -150,6 +150,7 @@ class Planned(Plan):
             lost=tuple(x.function.name for x in self.launches if x.executable is None),
             memory=str(self.memory),
             peak_bytes=self.memory.peak,
+            side_by_side=self.side_by_side,
             nested={k: v for k, v in nested.items() if v},
         )
 

@@ -100,7 +100,7 @@ def lowering(options: Options, *, training: bool = False) -> LowerPrecision | No
     marks = options.precision if isinstance(options.precision, tuple) else ()
     if options.narrow is None and not marks:
         return None
-    constraints = [Constraint(key.partition(":")[0], key.partition(":")[2], dtype) for key, dtype in marks]
+    constraints = [Constraint.of(key, dtype) for key, dtype in marks]
     target = None if options.strict_types else options.narrow
     return LowerPrecision(target, constraints, obey=options.force_precision_constraints, training=training)
 
@@ -238,33 +238,38 @@ def unregister_pass(name: str) -> None:
 
 
 _plugins_lock = threading.Lock()
-_plugin_faults: dict[str, str] | None = None
+_plugin_passes: dict[tuple[str, str], str] = {}  # (name, owner) of each that was met -> why it cannot be had, or ""
 
 
-def load_plugin_passes(events: EventLog) -> Mapping[str, str]:
-    """Register the passes of installed plugins, once a process. Returns name -> why one could not be had.
+def load_plugin_passes(events: EventLog) -> dict[str, str]:
+    """Register the passes of plugins that were not met before. Returns name -> why one could not be had, of all.
 
-    A plugin that is broken is an event, and in nobody's way.
+    A plugin that is broken is an event, once, and in nobody's way.
     """
-    global _plugin_faults
-    with _plugins_lock:
-        if _plugin_faults is None:
-            from xrt_core.engine import engines
+    from xrt_core.engine import engines
 
-            faults: dict[str, str] = {}
-            found = []
-            for name, owner, thing in engines.load_passes():
-                try:
-                    if isinstance(thing, PluginError):
-                        raise thing
-                    found.append(described(thing, name=name, owner=owner, origin="plugin"))
-                except Exception as e:
-                    faults[name] = str(e)
-            faults.update(passes.register_all(found))
-            for name, why in faults.items():
-                events.emit("pass.left_out", level=logging.WARNING, name_of_pass=name, reason=why)
-            _plugin_faults = faults
-        return MappingProxyType(_plugin_faults)
+    with _plugins_lock:
+        found = []
+        for name, owner, thing in engines.load_passes():
+            if (name, owner) in _plugin_passes:
+                continue
+            _plugin_passes[name, owner] = ""
+            try:
+                if isinstance(thing, PluginError):
+                    raise thing
+                found.append(described(thing, name=name, owner=owner, origin="plugin"))
+            except Exception as e:  # whatever an attribute of the plugin's object does
+                _left_out(events, name, owner, str(e))
+        refused = passes.register_all(found)
+        for p in found:
+            if p.name in refused:
+                _left_out(events, p.name, p.owner, refused[p.name])
+        return {name: why for (name, _), why in _plugin_passes.items() if why}
+
+
+def _left_out(events: EventLog, name: str, owner: str, why: str) -> None:
+    _plugin_passes[name, owner] = why
+    events.emit("pass.left_out", level=logging.WARNING, name_of_pass=name, owner=owner, reason=why)
 
 
 # --- what the host and the engines are asked ---

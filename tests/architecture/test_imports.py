@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"steps", "pipeline"},
     "caller": GROUND | {"ir", "cache", "runtime", "explanation", "pipeline"},
     "saved": GROUND | {"ir", "frontends", "engine", "cache", "options", "pipeline", "caller"},
-    "quantization": GROUND | {"ir", "frontends"},
+    "quantization": GROUND | {"ir", "frontends", "passes", "host"},
     "module": GROUND
     | {"quantization", "guard"}
     | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation", "pipeline", "caller", "saved"},

@@ -11,6 +11,7 @@ import numpy as np
 from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
+from xrt_core.runtime.parallel import Span, Timeline
 
 
 class FakeExplanation:
@@ -57,6 +58,9 @@ class FakeModule:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         type(self).runs += 1
         return {"y": inputs["x"] * 2, "parts": [inputs["flag"]], "none": None}
+
+    def run_timed(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Timeline]:
+        return self.run(inputs), Timeline((Span("double", "fake cpu", "main", 0.0, 0.25),))
 
     def explain(self, inputs: Mapping[str, Any] | None = None) -> FakeExplanation:
         return FakeExplanation()

@@ -55,6 +55,16 @@ def test_run_shows_types_summary_and_times(xrt: Xrt, model: pathlib.Path) -> Non
     assert done.stderr == ""
 
 
+def test_run_writes_a_timeline(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """--timeline: one more run, its steps as trace events."""
+    done = xrt("run", model, "--timeline", tmp_path / "t.json")
+
+    assert done.exit_code == 0, done.output
+    assert FakeModule.runs == 2
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert [(e["name"], e["dur"]) for e in events if e["ph"] == "X"] == [("double", 250_000)]
+
+
 def test_run_passes_engines_and_options(xrt: Xrt, model: pathlib.Path) -> None:
     """--engine and --option reach the module as clean keywords."""
     done = xrt("run", model, "-e", "tensorrt", "-e", "xla", "-o", "minimum_nodes=4", "-o", "strict=off")

@@ -73,7 +73,7 @@ def test_for_a_gpu_that_is_not_here(xrt: Xrt, model: pathlib.Path, tmp_path: pat
 
     assert done.exit_code == 0, done.output
     assert f"wrote {target} for sm_86" in done.stdout
-    assert b'sm_86' in target.read_bytes()
+    assert b"sm_86" in target.read_bytes()
     refused = xrt(*arguments, "--target", "sm_90")
     assert refused.exit_code == 2
     assert "does not build for sm_90; it builds for" in refused.stderr

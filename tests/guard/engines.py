@@ -43,12 +43,12 @@ class Memo(Faulty):
 
 
 class Sleeps(Faulty):
-    """Right, and slower than any host."""
+    """Right, and slower than the host, however busy the machine is."""
 
     name = "sleeps"
 
     def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
-        time.sleep(0.02)
+        time.sleep(0.3)
         return run()
 
 

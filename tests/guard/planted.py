@@ -58,10 +58,9 @@ class Planted:
         self._wrong, self.breaks, self.spoil, self.heals_unfused, self.name = wrong, breaks, spoil, heals_unfused, name
         self.compiled: list[int] = []
         self.runs = 0
-        self.fused = True
 
     def wrong(self, n: Node, whole: int) -> bool:
-        return self.fused and self._wrong(n, whole)
+        return self._wrong(n, whole)
 
     def compile(self, function: Function, fused: bool) -> Executable:
         whole = len(function.body.nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ def _alone(own_cache: pathlib.Path) -> Iterator[None]:
     forget_all()
 
 
-def product(size: int = 192) -> tuple[Graph, np.ndarray, np.ndarray]:
+def product(size: int = 384) -> tuple[Graph, np.ndarray, np.ndarray]:
     """A chain of products that takes the host a while, an input, and the host's result."""
     rng = np.random.default_rng(0)
     x = functions.value("x", size, size)
@@ -186,6 +188,26 @@ def test_a_verdict_against_an_engine_is_kept_too(tmp_path: pathlib.Path) -> None
     assert again[3] == first[3]
 
 
+@pytest.mark.parametrize("host_seconds", [0.2, 0.01])
+def test_what_is_known_answers_the_first_call(host_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host would take longer for it than loading takes; a quick host answers itself."""
+    from xrt_core.guard import verdicts
+
+    kept = verdicts.keep_verdict
+
+    def keep(key: Any, function: Any, disk: Any, outcome: Any) -> str:
+        return kept(key, function, disk, dataclasses.replace(outcome, timings={"host": host_seconds}))
+
+    monkeypatch.setattr("xrt_core.guard.guard.keep_verdict", keep)
+    graph, x, want = chain()
+    for first in (True, False):
+        with module(graph, "plain", guard_tune=False) as m:
+            np.testing.assert_array_equal(m(x), want)
+            host_calls = m.report().clusters[0]["host_calls"]
+            assert host_calls == (1 if first or host_seconds < 0.1 else 0)
+            assert m.wait(60)
+
+
 def test_settings_and_engines_are_part_of_the_verdict() -> None:
     """What was examined otherwise is examined again."""
     graph, x, _ = chain()
@@ -264,8 +286,8 @@ def test_a_saved_module_is_ready_when_it_is_loaded(tmp_path: pathlib.Path) -> No
 
 def test_a_faster_engine_stays_and_a_slower_one_goes() -> None:
     """By time against the host, with the times in the report."""
-    graph, x, want = product()
-    for engine, state in (("memo", "live"), ("sleeps", "rejected")):
+    for engine, state, made in (("memo", "live", product()), ("sleeps", "rejected", chain())):
+        graph, x, want = made
         with module(graph, engine) as m:
             m(x)
             assert m.wait(60)
@@ -387,6 +409,37 @@ LEAVES = """
         time.sleep(0.01)
     print(*process_pool().pids(), flush=True)
 """
+
+
+FORKS = """
+    import os, sys
+    from xrt_core.engine import engines
+    from xrt_core.guard.pool import process_pool
+    from tests.guard import engines as tested
+    from tests.guard.guarded import chain, forget_verdicts, module
+    engines.register(tested.Plain)
+    graph, x, want = chain()
+    m = module(graph, "plain", guard_tune=False)
+    m(x)
+    assert m.wait(60)
+    mine = process_pool().pids()
+    child = os.fork()
+    if not child:
+        assert (m(x) == want).all()
+        forget_verdicts()
+        n = module(graph, "plain", guard_tune=False, guard_async=False, cache=False)
+        assert (n(x) == want).all()
+        assert n.report().clusters[0]["state"] == "live", str(n.report())
+        assert not set(process_pool().pids()) & set(mine)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert process_pool().pids() == mine
+"""
+
+
+def test_a_forked_process_has_children_of_its_own() -> None:
+    """It compiles through its own, and its end does nothing to its parent's."""
+    run_python(FORKS)
 
 
 @pytest.mark.parametrize("where", ["child", "thread"])

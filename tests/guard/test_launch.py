@@ -33,7 +33,10 @@ class Keeper:
         self.begun: list[Any] = []
         self.fallen: list[tuple[str, str]] = []
 
-    def begin(self, launch: GuardedLaunch, arrays: Sequence[Any] | None) -> None:
+    def knows(self, launch: GuardedLaunch) -> bool:
+        return False
+
+    def begin(self, launch: GuardedLaunch, arrays: Sequence[Any] | None, at_once: bool = False) -> None:
         self.begun.append(arrays)
         if self.live is not None:
             if launch.record.state is State.FAILED:
@@ -47,7 +50,9 @@ class Keeper:
         launch.record.fault(stage, kind, message)  # type: ignore[arg-type]
         self.fallen.append((stage, kind))
 
-    def compare(self, launch: GuardedLaunch, results: Sequence[Any], expected: Sequence[Any]) -> str:
+    def compare(
+        self, launch: GuardedLaunch, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]
+    ) -> str:
         return "" if np.allclose(results[0], expected[0]) else "it is off"
 
 
@@ -85,7 +90,7 @@ def test_the_host_answers_first_and_the_work_begins_after_it() -> None:
     """In the asynchronous mode a call of a queued cluster is the host's, and only then is anything set going."""
     order: list[str] = []
     keeper = Keeper()
-    keeper.begin = lambda launch, arrays: order.append("begin")  # type: ignore[method-assign]
+    keeper.begin = lambda launch, arrays, at_once=False: order.append("begin")  # type: ignore[method-assign]
 
     def host(arrays: Sequence[Any]) -> Any:
         order.append("host")

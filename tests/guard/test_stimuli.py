@@ -178,7 +178,7 @@ def test_every_operator_of_the_standard() -> None:
     """Wherever the standard's own example of a node gives numbers, the made-up inputs do so too, and run."""
     bad = []
     count = 0
-    for case in all_cases()[::3]:
+    for case in all_cases()[::5]:
         kernel = find_kernel(case.node.domain, case.node.op_type)
         if not case.is_numeric or kernel is None or kernel.why_dynamic(case.node):
             continue
@@ -199,7 +199,7 @@ def test_every_operator_of_the_standard() -> None:
             if wanted and not all(_is_finite(r) for r in results):
                 bad.append(f"{case.name} {kind}: not finite")
     assert not bad, "\n".join(bad)
-    assert count > 350
+    assert count > 200
 
 
 def _is_finite(x: np.ndarray) -> bool:

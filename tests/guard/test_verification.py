@@ -13,6 +13,7 @@ from tests.guard.planted import Planted, deep, value
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, Function
 from xrt_core.errors import XRTError
+from xrt_core.guard.bisection import bisect_function
 from xrt_core.guard.correction import Candidate
 from xrt_core.guard.examine import ExamineSettings, examine
 from xrt_core.guard.reference import run_host, wide_dtype
@@ -68,6 +69,8 @@ def test_cancellation_condemns_nobody() -> None:
     as_host = referee.judge(Call(lambda x: [(x + F32(1e4)) - F32(1e4)]), {})
     wrong = referee.judge(Call(lambda x: [x * F32(1.05)]), {})
 
+    assert referee.judge_results([referee.inputs[0].copy()], {}).is_right
+    assert not referee.judge_results([referee.inputs[0] * 2], {}).is_right
     assert exact.is_right
     assert as_host.is_right, as_host.reason
     assert referee.host_runs == 2
@@ -145,6 +148,9 @@ def test_quantised_networks_are_judged_node_by_node() -> None:
     chance = Chance()
     assert examine(f, [chance.candidate], CHECK).verdict == "ready"
     assert len(chance.compiled) == 2
+    found = bisect_function(f, Chance().candidate)
+    assert (found.is_right, found.compiles) == (True, 2)
+    assert "each by itself" in found.summary
 
     wrong = Planted(lambda n, k: n.op_type == "Tanh", spoil=lambda rs: [r * F32(1.01) for r in rs])
     outcome = examine(f, [wrong.candidate], ExamineSettings(tune=False))
@@ -170,7 +176,7 @@ def candidate(name: str) -> Candidate:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("onnxruntime", 4), ("xla", 16)])
+@pytest.mark.parametrize(("name", "step"), [("onnxruntime", 4), ("xla", 32)])
 def test_node_tests_are_right(name: str, step: int) -> None:
     """On a sample of the standard's node tests that an engine takes, none is condemned."""
     one = candidate(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
@@ -435,6 +436,18 @@ def test_weights_are_cast_once_for_all_signatures() -> None:
     assert found[0] is found[1]
     assert found[0] is not None
     assert found[0].dtype == F16
+
+
+def test_casts_of_weights_go_with_them() -> None:
+    """What is remembered of an array does not outlive it."""
+    rules = LowerPrecision("float16")
+    data = np.ones((200, 200), np.float32)
+    first = rules.constant(data, F16)
+    assert rules.constant(data, F16) is first
+    assert len(rules._constants) == 1
+    del data
+    gc.collect()
+    assert not rules._constants
 
 
 def test_an_onnx_file_of_the_lowered_graph() -> None:

@@ -123,7 +123,7 @@ def test_every_partition_keeps_the_rules(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(cases())
 def test_every_partition_keeps_the_rules_thousands(case: Case) -> None:
     """The same, thousands of times."""

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xrt_core as xrt
-from tests.fake_engines import fake_engine
+from tests.fake_engines import FakeEngine, fake_engine
 from tests.random_graphs import F32, graph_of, node
 from xrt_core import steps
 from xrt_core.errors import OptionError, PassError, RegistrationError
@@ -249,7 +249,7 @@ def test_passes_of_plugins_are_found(user_passes: None, monkeypatch: pytest.Monk
     lonely = type("Lonely", (Pass,), {"rewrite": lambda self, g: g, "requires": "absent_pass"})
     rows = [("tidy", "pkg 1", tidy), ("bad", "pkg 2", PluginError("cannot be imported")), ("lonely", "pkg 3", lonely)]
     monkeypatch.setattr(engines, "load_passes", lambda: rows)
-    monkeypatch.setattr(steps, "_plugin_faults", None)
+    monkeypatch.setattr(steps, "_plugin_passes", {})
     events = EventLog()
     faults = steps.load_plugin_passes(events)
     assert faults["bad"] == "cannot be imported"
@@ -258,6 +258,42 @@ def test_passes_of_plugins_are_found(user_passes: None, monkeypatch: pytest.Monk
     (found,) = [p for p in steps.passes.order("signature") if p.name == "tidy"]
     assert (found.owner, found.origin, found.after) == ("pkg 1", "plugin", ("identity",))
     assert steps.load_plugin_passes(events) == faults  # once a process
+
+
+def test_passes_of_engines_are_found(user_passes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through their hook, at the first module after the engine was loaded; a hook that fails is in nobody's way."""
+    from xrt_core.engine import hookimpl
+
+    def from_hook(graph: Graph) -> Graph:
+        return graph
+
+    class WithPasses(FakeEngine):
+        """Brings a pass."""
+
+        name = "with_passes"
+
+        @hookimpl
+        def xrt_passes(self) -> list[Any]:
+            return [from_hook]
+
+    class Failing(FakeEngine):
+        """Has a hook that fails."""
+
+        name = "failing_hook"
+
+        @hookimpl
+        def xrt_passes(self) -> list[Any]:
+            raise OSError("no such thing")
+
+    monkeypatch.setattr(steps, "_plugin_passes", {})
+    with fake_engine(WithPasses), fake_engine(Failing):
+        m = xrt.XRTModule(chain("Neg"), engine=["with_passes", "failing_hook"])
+        np.testing.assert_array_equal(m(X), -X)
+        (found,) = [p for p in steps.passes.order("signature") if p.name == "from_hook"]
+        assert (found.origin, found.owner) == ("plugin", f"{__name__}.{WithPasses.__qualname__}")
+        (event,) = m.events.recent("pass.left_out")
+        assert "the hook xrt_passes of 'failing_hook' failed: OSError('no such thing')" in event.fields["reason"]
+        xrt.XRTModule(chain("Neg"), engine="with_passes")  # once
 
 
 def test_the_trace_in_files(tmp_path: pathlib.Path) -> None:

@@ -160,6 +160,18 @@ def test_the_quantised_graph(ranges: pathlib.Path) -> None:
         assert all(v is None or v.data is not None for v in n.inputs[2:])
 
 
+def test_marked_nodes_stay(ranges: pathlib.Path) -> None:
+    """What `precision` speaks of is not quantised."""
+    options: dict[str, Any] = {"use_int8": True, "int8_calibration": str(ranges)}
+    m = xrt.XRTModule(network(), engine="host", precision={"op:Gemm": "fp32", "name:c": "bf16"}, **options)
+    graph = m.partitioned({"x": images(0)})
+    made = {n.name: graph.producer(n.inputs[0]) for n in graph.nodes if n.op_type in ("Conv", "Gemm") and n.inputs[0]}
+
+    assert {name: p.op_type if p else "" for name, p in made.items()} == {
+        "a": "DequantizeLinear", "c": "Cast", "e": "DequantizeLinear", "y": "Flatten",
+    }  # fmt: skip
+
+
 def test_int8_with_bfloat16(ranges: pathlib.Path) -> None:
     """What is quantised stays so, and is not cast."""
     m = xrt.XRTModule(network(), engine="host", use_int8=True, int8_calibration=str(ranges), use_bf16=True)
@@ -204,6 +216,30 @@ def test_names_that_the_library_makes(tmp_path: pathlib.Path) -> None:
 
     assert list(q.input_types) == ["x", "x_scale"]
     assert snr(want, q.run(given)["x_quantized"]) > 25
+
+
+def test_many_tensors_and_a_shared_bias(tmp_path: pathlib.Path) -> None:
+    """A bias that several products share is doubled by the library, under a name that nothing else has; weights that
+    are computed from constants are weights."""
+    pytest.importorskip("onnxruntime")
+    x = Value("x", TensorType(F32, (2, 8, 4, 4)))
+    bias, integers = weight("1", 8), Value.constant(RNG.integers(-99, 99, (8, 8, 1, 1)).astype(np.int8), "integers")
+    half, scale = Value("half"), Value.constant(np.full((8, 1, 1, 1), 0.003, np.float32), "scales")
+    w = Value("weight")
+    nodes, v = [node("Cast", [integers], [half], to=1), node("Mul", [half, scale], [w])], x
+    for i in range(30):
+        a, b = Value(f"a{i}"), Value(f"b{i}")
+        nodes += [node("Conv", [v, w, bias], [a]), node("Tanh", [a], [b])]
+        v = b
+    graph = graph_of([x], [v], nodes, "deep")
+    given = RNG.standard_normal((2, 8, 4, 4)).astype(np.float32)
+    calibrate(graph, tmp_path, [given])
+    q = xrt.XRTModule(graph, engine="host", use_int8=True, int8_calibration=str(tmp_path), constant_fold_limit=0)
+    made = q.partitioned({"x": given})
+    weights = {n.inputs[1] for n in made.nodes if n.op_type == "Conv"}
+
+    assert snr(xrt.XRTModule(graph, engine="host")(given), q(given)) > 20
+    assert {p.op_type for p in map(made.producer, weights) if p} == {"DequantizeLinear"}
 
 
 def test_a_saved_module(ranges: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -229,8 +229,9 @@ def test_orders_of_random_graphs(graph: Graph) -> None:
     buffers = Buffers(graph, [False] * count, [()] * count, [False] * len(graph.outputs))
     own = list(range(count))
     assert buffers.live(own)[:-1] == simulated(graph, own)
-    order = buffers.better_order()
-    assert order == buffers.better_order()
+    assert buffers.better_order() == own  # so few bytes are not worth a search
+    order = buffers.better_order(worth=0)
+    assert order == buffers.better_order(worth=0)
     assert sorted(order) == own
     place = {i: k for k, i in enumerate(order)}
     assert all(place[p] < place[i] for i in own for p in graph.predecessors[i])

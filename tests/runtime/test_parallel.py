@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import signal
 import subprocess
 import sys
@@ -31,7 +33,7 @@ from xrt_core.options import from_text, resolve
 from xrt_core.pipeline import Planned
 from xrt_core.runtime import parallel
 from xrt_core.runtime.launch import Launch
-from xrt_core.runtime.parallel import Trial, chrome_trace, independent_lanes
+from xrt_core.runtime.parallel import Span, Timeline, Trial, independent_lanes
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 
 X = np.array([1, -2], np.float32)
@@ -392,6 +394,33 @@ def test_registers_die_when_their_last_reader_is_done() -> None:
     assert alive == {"0": False, "1": False}
 
 
+@pytest.mark.parametrize("lane", ["", "b"])
+def test_a_failed_run_holds_no_arrays(lane: str) -> None:
+    """Once its exception is dealt with, without the garbage collector."""
+    s = Steps()
+    made: list[weakref.ref[Any]] = []
+
+    def make(arrays: Sequence[Any]) -> Any:
+        array = arrays[0] + 1
+        made.append(weakref.ref(array))
+        return array
+
+    v = s.add("v", s.x, call=make)
+    a, b = s.add("a", v, lane="a"), s.add("b", v, lane=lane, call=lambda _: [][0])
+    plan = s.plan(s.add("sum", v, a, b, s.add("c", v, lane="c")))
+    gc.disable()
+    try:
+        with contextlib.suppress(IndexError):
+            plan.run([X])
+        for _ in range(100):  # a thread of the pool may still be on its way out of its task
+            if made[0]() is None:
+                break
+            threading.Event().wait(0.01)
+        assert made[0]() is None
+    finally:
+        gc.enable()
+
+
 def test_a_buffer_is_not_written_over_while_a_launch_waits_to_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the plan the host step is the last reader; beside launches it is not."""
     monkeypatch.setattr(executor, "MINIMUM_REUSED", 0)
@@ -526,7 +555,12 @@ def test_the_faster_way_is_kept(sequential: float, beside: float, kept: str, mon
     monkeypatch.setattr(parallel.time, "perf_counter", lambda: now[0])
     ways = {"one": way("one", sequential), "beside": way("beside", beside)}
     settled: list[Any] = []
-    trial = Trial(ways["one"], ways["beside"], settled.append)
+    ready = iter([False, False])
+    trial = Trial(ways["one"], ways["beside"], settled.append, lambda: next(ready, True))
+    for _ in range(2):
+        trial([])
+    assert calls == ["one", "one"]  # launches that are not there yet
+    calls.clear()
     while not settled:
         trial([])
     assert settled == [ways[kept]]
@@ -569,7 +603,8 @@ def test_a_run_with_its_times(side_by_side: bool) -> None:
     """Every step once, with its lane and thread; the same results; in the trace format a row for each lane."""
     s = Steps()
     plan = s.plan(s.add("sum", s.add("a", s.x, lane="a"), s.add("b", s.x, lane="b")), side_by_side=side_by_side)
-    results, spans = plan.run_timed([X])
+    results, timeline = plan.run_timed([X])
+    spans = timeline.spans
     np.testing.assert_array_equal(results[0], 2 * (X + 1) + 1)
     assert {x.label: x.lane for x in spans} == {"a": "a", "b": "b", "sum": ""}
     assert len(spans) == 3
@@ -578,7 +613,7 @@ def test_a_run_with_its_times(side_by_side: bool) -> None:
     assert {x.label for x in spans if x.thread == here} == ({"sum"} if side_by_side else {"a", "b", "sum"})
     ends = {x.label: x.end for x in spans}
     assert next(x.start for x in spans if x.label == "sum") >= max(ends["a"], ends["b"])
-    events = chrome_trace(spans)["traceEvents"]
+    events = timeline.to_json()["traceEvents"]
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == list(dict.fromkeys(x.lane or "host" for x in spans))
     drawn = {e["name"]: e for e in events if e["ph"] == "X"}
     assert {n: e["cat"] for n, e in drawn.items()} == {"a": "a", "b": "b", "sum": "host"}
@@ -591,3 +626,15 @@ def test_a_failing_run_has_its_times_too() -> None:
     plan = s.plan(s.add("a", s.x, call=fail(ValueError("no"))))
     with pytest.raises(ValueError, match="no"):
         plan.run_timed([X])
+
+
+def test_the_time_in_which_lanes_overlap() -> None:
+    """Two at once and three at once count the same; touching ends do not."""
+
+    def line(*times: tuple[float, float]) -> Timeline:
+        return Timeline(tuple(Span(str(i), str(i), "", a, b) for i, (a, b) in enumerate(times)))
+
+    assert line((0, 2), (2, 4)).overlap == 0
+    assert line((0, 2), (1, 4)).overlap == 1
+    assert line((0, 6), (1, 3), (2, 5)).overlap == 4
+    assert line().overlap == 0

@@ -39,7 +39,7 @@ def agrees(name: str, step: Callable[[Any], Any]) -> None:
     """Hold 100 losses against the host's, at every step."""
     found = np.array(list(peers.losses(step, model(name), STEPS)))
     np.testing.assert_allclose(found, on_host(name), rtol=1e-4)
-    assert found[-10:].mean() < 0.97 * found[:10].mean()  # it learns, so that the comparison says something
+    assert found[-10:].mean() < 0.98 * found[:10].mean()  # it learns, so that the comparison says something
 
 
 @pytest.mark.parametrize("name", EVERY)

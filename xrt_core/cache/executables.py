@@ -144,6 +144,16 @@ class ExecutableStore:
             raise CacheError(reason)
         return None
 
+    def key(self, function: Function, engine: Engine, device: str, options: CompileOptions) -> CacheKey:
+        """The key of an executable; weights that were hashed by any process are not hashed again."""
+        return self._key(function, engine, device, options, self._usable())
+
+    def unhashed_bytes(self, function: Function) -> int:
+        """Bytes of constants that `key` would have to hash, because no process has done it."""
+        arrays = [v.data for v in function.body.constants if v.data is not None]
+        memory = self._digests
+        return sum(a.nbytes for a in arrays if memory is None or memory.get(a) is None)
+
     def _usable(self) -> DiskCache | None:
         """The disk, if its folder may be used; where not, the reason is said once in this process."""
         if self._disk is None:

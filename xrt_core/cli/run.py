@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import statistics
 import time
@@ -27,6 +28,10 @@ def run(
     seed: arguments.Seed = 0,
     shape: arguments.Shape = None,
     option: arguments.Option = None,
+    timeline: Annotated[
+        pathlib.Path | None,
+        typer.Option("--timeline", help="A JSON file for the times of one more run's steps, for ui.perfetto.dev."),
+    ] = None,
 ) -> None:
     """Run a model and show its outputs, the share that engines took, and times."""
     start = time.perf_counter()
@@ -44,6 +49,8 @@ def run(
         times.append(time.perf_counter() - begin)
     if output is not None:
         write_outputs(output, results)
+    if timeline is not None:
+        timeline.write_text(json.dumps(module.run_timed(arrays)[1].to_json()), encoding="utf-8")
 
     origin = str(inputs) if inputs is not None else f"random, seed {seed}"
     say(f"inputs ({origin}):")
@@ -56,8 +63,8 @@ def run(
         parts[-1] = f"{repeat} runs: median {duration(statistics.median(times))}, best {duration(min(times))}"
         parts.append(f"worst {duration(max(times))}")
     say(", ".join(parts))
-    if output is not None:
-        say(f"wrote {output}")
+    for path in filter(None, (output, timeline)):
+        say(f"wrote {path}")
 
 
 def _show(arrays: Mapping[str, Any]) -> None:

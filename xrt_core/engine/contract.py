@@ -220,7 +220,7 @@ class Engine(ABC):
         """Library version and device (CPU features, compute capability): executables of another one don't fit."""
 
     def targeting(self, target: str) -> Engine:
-        """This engine, compiling for a kind of device that need not be here, under the fingerprint it has there. Optional.
+        """This engine, compiling for a kind of device that need not be here, as the engine there would. Optional.
 
         What comes back is usable (`probe`) as far as compiling goes; its executables can be saved, and need not run.
         Raises EngineUnavailableError for a target that it cannot compile for, saying which it can.

@@ -46,6 +46,14 @@ class Specification:
         before the first look-up of a converter.
         """
 
+    @hookspec
+    def xrt_passes(self) -> Iterable[Any]:  # type: ignore[empty-body]
+        """Passes over graphs: functions Graph -> Graph or classes, with their place in attributes (`name`, `stage`,
+        `before`, `after`, `requires`, `reason`), as the group `xrt.passes` names them.
+
+        Called once, before the first module that is made after the plugin was added.
+        """
+
 
 class Hooks:
     """The plugins that implement hooks, checked when they are added."""
@@ -55,6 +63,8 @@ class Hooks:
         self.manager.add_hookspecs(Specification)
         self._listening = False
         self._pairs: dict[str, list[tuple[str, str]]] = {}  # plugin -> converters that it brought
+        self._packages: dict[str, str] = {}
+        self._passes: dict[str, list[tuple[str, str, Any]]] = {}  # plugin -> what `passes` found of it
 
     def add(self, plugin: object, name: str, package: str) -> None:
         """Register the hook implementations of `plugin`, if it has any.
@@ -77,12 +87,30 @@ class Hooks:
         except PluginError:
             self.manager.unregister(plugin)
             raise
+        self._packages[name] = package
         if not self._listening and self.manager.hook.xrt_event.get_hookimpls():
             events.subscribe(self._forward)
             self._listening = True
 
+    def passes(self) -> list[tuple[str, str, Any]]:
+        """Rows (name, package, pass) of the hook `xrt_passes`; for a hook that fails, a PluginError in its place."""
+        for i in self.manager.hook.xrt_passes.get_hookimpls():
+            if i.plugin_name in self._passes:
+                continue
+            package = self._packages.get(i.plugin_name, i.plugin_name)
+            try:
+                made: Iterable[Any] = i.function()  # type: ignore[assignment]
+                rows = [(str(getattr(p, "name", "") or getattr(p, "__name__", p)), package, p) for p in made]
+            except Exception as e:
+                error = PluginError(f"{package}: the hook xrt_passes of {i.plugin_name!r} failed: {e!r}")
+                rows = [(i.plugin_name, package, error)]
+            self._passes[i.plugin_name] = rows
+        return [row for rows in self._passes.values() for row in rows]
+
     def remove(self, name: str) -> None:
         """Forget the plugin of this name, if there is one."""
+        self._packages.pop(name, None)
+        self._passes.pop(name, None)
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
         for pair in self._pairs.pop(name, ()):

@@ -218,7 +218,7 @@ class EngineManager:
         return failed
 
     def load_passes(self) -> list[tuple[str, str, Any]]:
-        """Load what the group `xrt.passes` names: rows (name, owner, what it names or the PluginError of loading it)."""
+        """The passes of the group `xrt.passes`, then of the hook: rows (name, owner, pass or why it cannot be had)."""
         found: list[tuple[str, str, Any]] = []
         for name, plugins in self._discovery.plugins("xrt.passes").items():
             plugin = plugins[0]
@@ -231,7 +231,7 @@ class EngineManager:
                 found.append((name, plugin.owner, self._discovery.load(plugin)))
             except PluginError as e:
                 found.append((name, plugin.owner, e))
-        return found
+        return found + self._hooks.passes()
 
     # --- within -------------------------------------------------------------------------------------------------
 
@@ -294,8 +294,9 @@ class EngineManager:
         """Raises OptionError where `engine_options` names an engine that there is not."""
         for name in json.loads(options.engine_options) if options.engine_options else ():
             if name not in self.names():
+                source = options.source("engine_options")
                 raise OptionError(
-                    f"option 'engine_options' ({options.source('engine_options')}) speaks of engine {name!r}; there are "
+                    f"option 'engine_options' ({source}) speaks of engine {name!r}; there are "
                     f"{', '.join(self.names()) or 'none'}"
                 )
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.executables import ExecutableStore
+from xrt_core.cache.key import CacheKey
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog
@@ -36,6 +37,7 @@ from xrt_core.guard.state import ClusterRecord, Kind, State
 from xrt_core.guard.tolerance import compare, float_dtypes, tolerance_for
 from xrt_core.guard.transport import write_arrays, write_function
 from xrt_core.guard.verdicts import find_verdict, keep_verdict, verdict_key
+from xrt_core.guard.verification import Referee
 from xrt_core.guard.worker import examined
 from xrt_core.ir.function import Function
 from xrt_core.runtime.arrays import to_numpy
@@ -43,6 +45,9 @@ from xrt_core.runtime.compilation import Compilation
 from xrt_core.runtime.launch import operators_of
 
 _MOST_RECORDS: Final = 4096
+_QUICK_BYTES: Final = 4 << 20  # hashing so many bytes takes some ten milliseconds
+_WORTH_SECONDS: Final = 0.1  # a host that takes as long for one call has its answer later than a load would have it
+_MOMENT: Final = 10.0  # longest time that a call waits for an executable that was examined before
 _MOST_INPUT_BYTES: Final = 1 << 28
 """Inputs of a call that are larger than this together are not written down to be examined with."""
 
@@ -130,7 +135,17 @@ class Guard:
 
     # --- for the launches ------------------------------------------------------------------------------------------
 
-    def begin(self, launch: GuardedLaunch, arrays: Sequence[Any] | None) -> None:
+    def knows(self, launch: GuardedLaunch) -> bool:
+        """See `launch.Keeper`. Nothing is compiled or hashed for the answer."""
+        function, disk = launch.function, self._usable_disk()
+        if disk is None or disk.mode == "verify" or self._nothing_to_examine:
+            return False
+        if self._compilation.unhashed_bytes(function) > _QUICK_BYTES:
+            return False
+        known = find_verdict(self._question(launch)[1], function, disk)
+        return known is not None and known.verdict == "ready" and known.timings.get("host", 0.0) >= _WORTH_SECONDS
+
+    def begin(self, launch: GuardedLaunch, arrays: Sequence[Any] | None, at_once: bool = False) -> None:
         """See `launch.Keeper`."""
         record = launch.record
         with self._lock:
@@ -151,6 +166,8 @@ class Guard:
         process_pool().submit(job)
         if self._trusted or not self.settings.asynchronous:
             job.done.wait()
+        elif at_once:
+            job.done.wait(_MOMENT)
 
     def fell_back(
         self, launch: GuardedLaunch, stage: str, kind: Kind, message: str, log: str = "", exit_code: int | None = None
@@ -167,16 +184,18 @@ class Guard:
             fields["bundle"] = str(left)
         self.events.emit("guard.fallback", level=logging.WARNING, **fields)
 
-    def compare(self, launch: GuardedLaunch, results: Sequence[Any], expected: Sequence[Any]) -> str:
-        """See `launch.Keeper`."""
+    def compare(
+        self, launch: GuardedLaunch, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]
+    ) -> str:
+        """See `launch.Keeper`. Where the two differ, the host in higher precision says whether it is rounding."""
         function = launch.function
         dtypes = float_dtypes(function.body)
         engine = self._compilation.engines.get(launch.record.chosen)
         own = {} if engine is None else engine[0].tolerance
         for p, got, want in zip(function.returns, results, expected, strict=True):
-            found = compare(to_numpy(got), want, tolerance_for(p.dtype, dtypes, own))
-            if not found.is_right:
-                return f"result {p.name!r}: {found.reason}"
+            if not compare(to_numpy(got), want, tolerance_for(p.dtype, dtypes, own)).is_right:
+                check = Referee(function, inputs).judge_results([to_numpy(r) for r in results], own)
+                return "" if check.is_doubtful else check.reason
         return ""
 
     # --- the way of a cluster ---------------------------------------------------------------------------------------
@@ -217,18 +236,13 @@ class Guard:
     ) -> tuple[Outcome, bool]:
         """The outcome for a cluster, and whether it was known, or needs none: then executables come the plain way."""
         function, record = launch.function, launch.record
-        build = Build(self._compilation)
-        names = build.candidates(function, None if self._auto else launch.engine)
-        if not self.settings.tune:
-            names = names[:1]
-        if self._trusted or not (self.settings.verify or self.settings.tune or self.settings.sandbox):
+        if self._nothing_to_examine:
+            names = self._candidates(launch)
             record.move(State.COMPILING)
             whole = tuple(range(len(function.body.nodes)))
             why = "it came with the model" if self._trusted else "nothing is examined"
             return Outcome("ready", (Piece(names[0], whole),), why), True
-        compilation = self._compilation
-        engines = [(*compilation.engines[n], compilation.options_for(n)) for n in self._needed(names)]
-        key = verdict_key(function, engines, self._examine)
+        names, key = self._question(launch)
         disk = self._usable_disk()
         known = None if disk is not None and disk.mode == "verify" else find_verdict(key, function, disk)
         if known is not None:
@@ -239,7 +253,7 @@ class Guard:
         if self.settings.sandbox:
             outcome = self._in_child(launch, names, inputs, slot)
         else:
-            compilation = compilation.through(self._crossing_store())
+            compilation = self._compilation.through(self._crossing_store())
             outcome = within(
                 self.settings.timeout,
                 lambda: examined(
@@ -250,6 +264,20 @@ class Guard:
             outcome = dataclasses.replace(outcome, verdict="failed")  # it may not happen again
         keep_verdict(key, function, disk, outcome)
         return outcome, False
+
+    @property
+    def _nothing_to_examine(self) -> bool:
+        return self._trusted or not (self.settings.verify or self.settings.tune or self.settings.sandbox)
+
+    def _candidates(self, launch: GuardedLaunch) -> tuple[str, ...]:
+        names = Build(self._compilation).candidates(launch.function, None if self._auto else launch.engine)
+        return names if self.settings.tune else names[:1]
+
+    def _question(self, launch: GuardedLaunch) -> tuple[tuple[str, ...], CacheKey]:
+        """The engines that a cluster is tried on, and the key of the verdict on them."""
+        names = self._candidates(launch)
+        keys = [self._compilation.key(launch.function, n) for n in self._needed(names)]
+        return names, verdict_key(keys, self._examine)
 
     def _needed(self, names: Sequence[str]) -> list[str]:
         """The engines that take part in an examination: in auto mode one that takes half a cluster shares it."""

@@ -25,7 +25,10 @@ class Keeper(Protocol):
 
     settings: GuardSettings
 
-    def begin(self, launch: GuardedLaunch, arrays: Arrays | None) -> None:
+    def knows(self, launch: GuardedLaunch) -> bool:
+        """Whether it was examined before, and loading it is worth a moment before the first answer."""
+
+    def begin(self, launch: GuardedLaunch, arrays: Arrays | None, at_once: bool = False) -> None:
         """Have the cluster compiled and examined: beside the caller, or before this returns."""
 
     def fell_back(
@@ -33,8 +36,8 @@ class Keeper(Protocol):
     ) -> None:
         """Note that the host stands in."""
 
-    def compare(self, launch: GuardedLaunch, results: Arrays, expected: Arrays) -> str:
-        """What is wrong with an executable's results, "" for nothing."""
+    def compare(self, launch: GuardedLaunch, inputs: Arrays, results: Arrays, expected: Arrays) -> str:
+        """What is wrong with an executable's results on `inputs`, beside the host's; "" for nothing."""
 
 
 class GuardedLaunch(Launch):
@@ -96,8 +99,8 @@ class GuardedLaunch(Launch):
     def _waiting(self, arrays: Arrays) -> Arrays:
         record, keeper = self.record, self._keeper
         due = record.state is State.QUEUED or (record.state is State.FAILED and time.monotonic() >= record.retry_at)
-        if due and not keeper.settings.asynchronous:
-            keeper.begin(self, arrays)
+        if due and (not keeper.settings.asynchronous or (record.calls == 0 and keeper.knows(self))):
+            keeper.begin(self, arrays, at_once=True)
             if record.state is State.LIVE:
                 return self._call(arrays)
         record.calls += 1
@@ -173,7 +176,7 @@ class GuardedLaunch(Launch):
             results = call(arrays)
             record.shadow_runs += 1
             expected = self.on_host(kept)
-            fault = self._keeper.compare(self, results, expected)
+            fault = self._keeper.compare(self, kept, results, expected)
             if not fault:
                 return results
             self._keeper.fell_back(self, "shadow", "wrong numbers", fault)

@@ -142,7 +142,7 @@ def compare(
     if broken or outside > allowed:
         index = tuple(int(i) for i in np.argwhere(~inside & (np.isfinite(result) != finite) if broken else ~inside)[0])
         reason = (
-            f"{outside} of {want.size} elements out of bounds ({allowed} may be; bounds {tolerance.relative:.2g} of each "
+            f"{outside} of {want.size} elements out of bounds ({allowed} may be; {tolerance.relative:.2g} of each "
             f"and {tolerance.absolute:.2g} of the largest): at {list(index)} it is {got[index]}, "
             f"not {exact[index]:.8g}"
         )

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from xrt_core.cache.disk import DiskCache, Miss
-from xrt_core.cache.key import CacheKey, cache_key
+from xrt_core.cache.key import CacheKey
 from xrt_core.cache.memory import LRU
-from xrt_core.engine.contract import CompileOptions, Engine
 from xrt_core.guard.outcome import Outcome
 from xrt_core.ir.fingerprint import function_lines
 from xrt_core.ir.function import Function
@@ -28,22 +27,18 @@ def forget_all() -> None:
     _memory.clear()
 
 
-def verdict_key(
-    function: Function,
-    engines: Sequence[tuple[Engine, str, CompileOptions]],
-    settings: Any,
-) -> CacheKey:
+def verdict_key(executables: Sequence[CacheKey], settings: Any) -> CacheKey:
     """The key of a verdict: the rows of each engine's executable, what was asked, and how many processors it had.
 
-    engines: the candidates with devices and options, in order. settings: a dataclass, all of whose fields matter.
+    executables: keys of the candidates, in order. settings: a dataclass, all of whose fields matter.
     """
     rows: list[tuple[str, str]] = []
-    for k, (engine, device, options) in enumerate(engines):
-        for label, text in cache_key(function, engine, device, options).rows:
+    for k, key in enumerate(executables):
+        for label, text in key.rows:
             if not k:
                 rows.append((label, text))
             elif (label, text) not in rows:
-                rows.append((f"{engine.name}: {label}", text))
+                rows.append((f"{key.row('engine')}: {label}", text))
     asked = ", ".join(f"{f.name}={getattr(settings, f.name)!r}" for f in dataclasses.fields(settings))
     return CacheKey((*rows, ("verdict", asked), ("processors", f"{_processors()}, examination {_REVISION}")))
 
@@ -74,7 +69,7 @@ def keep_verdict(key: CacheKey, function: Function, disk: DiskCache | None, outc
     if disk is None:
         return "there is no cache on disk"
     info = {
-        "cluster": function.name,
+        "cluster": f"verdict on {function.name}",
         "nodes": len(function.body.nodes),
         "created": round(time.time(), 3),
         "compile_seconds": round(outcome.timings.get("compile", 0.0), 4),

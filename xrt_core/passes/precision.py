@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,12 @@ class Constraint:
     kind: str
     pattern: str
     dtype: str
+
+    @classmethod
+    def of(cls, key: str, dtype: str) -> Constraint:
+        """From a row of the option `precision`, such as ("op:Softmax", "float32")."""
+        kind, _, pattern = key.partition(":")
+        return cls(kind, pattern, dtype)
 
     def matches(self, node: Node) -> bool:
         """Whether it speaks of this node."""
@@ -106,7 +113,7 @@ class LowerPrecision(Pass):
         self.constraints = tuple(sorted(constraints, key=lambda c: c.kind == "name"))  # stable: the last one counts
         self.obey = obey
         self.training = training
-        self._constants: dict[tuple[int, np.dtype], tuple[np.ndarray, np.ndarray | str]] = {}
+        self._constants: dict[tuple[int, np.dtype], tuple[weakref.ref[np.ndarray], np.ndarray | str]] = {}
         for c in self.constraints:
             if c.kind == "op" and not set("*?[") & set(c.pattern):
                 domain, _, op_type = c.pattern.rpartition(".")
@@ -142,14 +149,17 @@ class LowerPrecision(Pass):
         return next((c for c in reversed(self.constraints) if c.matches(node)), None)
 
     def constant(self, data: np.ndarray, to: np.dtype) -> np.ndarray | str:
-        """A float32 constant in a narrow dtype, or why it cannot be. The casts of weights are remembered."""
+        """A float32 constant in a narrow dtype, or why it cannot be. Casts of weights are remembered."""
+        if data.nbytes <= DEFAULT_FOLD_LIMIT:
+            return _narrowed(data, to)
         key = (id(data), to)
         found = self._constants.get(key)
-        if found is None:
-            found = data, _narrowed(data, to)
-            if data.nbytes > DEFAULT_FOLD_LIMIT:  # a weight, which lives as long as the model: so its id is its own
-                self._constants[key] = found
-        return found[1]
+        if found is not None and found[0]() is data:
+            return found[1]
+        made = _narrowed(data, to)
+        constants = self._constants
+        constants[key] = weakref.ref(data, lambda _: constants.pop(key, None)), made
+        return made
 
 
 class _Walk:

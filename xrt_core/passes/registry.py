@@ -79,7 +79,7 @@ class PassRegistry:
                 )
             if not self._shares_stage(p, name) and name not in p.requires:
                 raise RegistrationError(
-                    f"pass {p.name!r} of {p.owner} is of the stage {'/'.join(p.stages)} and cannot be put in order with "
+                    f"pass {p.name!r} of {p.owner} is of stage {'/'.join(p.stages)} and cannot be put in order with "
                     f"{name!r} of {known.owner}, which is of the stage {'/'.join(known.stages)}"
                 )
         trial = {**self._passes, p.name: p}

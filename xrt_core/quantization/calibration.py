@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.errors import QuantizationError
+from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.schema import latest_opset, since_version
+from xrt_core.passes.simplify import ConstantFold
 from xrt_core.quantization.ranges import Range, Ranges, find_ranges, identity, prepare_folder
 
 PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -39,8 +42,9 @@ class Recorder:
         with self._lock:
             known = self._runs.get(id(graph))
         if known is None:
-            observed, names = observers(graph)
-            known = graph, identity(graph), names, make(observed)  # with the graph, so that its id stays its own
+            plain = prepared(graph)
+            observed, names = observers(plain)
+            known = graph, identity(plain), names, make(observed)  # with the graph, so that its id stays its own
             with self._lock:
                 self._runs[id(graph)] = known
         _, fingerprint, names, run = known
@@ -83,6 +87,11 @@ def ptq_calibration_mode(folder: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         active = None
     recorder.save(path)
+
+
+def prepared(graph: Graph) -> Graph:
+    """The graph with all that depends on constants alone folded: a weight that is computed from others is a weight."""
+    return ConstantFold(run_node, sys.maxsize)(graph)
 
 
 def quantised_inputs(node: Node) -> list[Value]:

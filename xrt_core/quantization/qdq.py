@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from xrt_core.errors import QuantizationError, XRTError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.rewrite import substitute
+from xrt_core.passes.precision import Constraint
 from xrt_core.quantization.calibration import PRODUCTS, quantised_inputs
 from xrt_core.quantization.ranges import Ranges
 
@@ -23,19 +24,22 @@ _PER_CHANNEL_OPSET: Final = 13  # DequantizeLinear has an axis from then on
 _INSTALL: Final = "pip install 'xrt-core[quantization]'"
 
 
-def quantise(graph: Graph, ranges: Ranges) -> Graph:
-    """`graph` with its products on int8: inputs per tensor, weights per channel, all symmetric; the rest in float32.
+def quantise(graph: Graph, ranges: Ranges, marked: Sequence[str] = ()) -> Graph:
+    """A `prepared` graph with its products on int8: inputs per tensor, weights per channel, all symmetric.
 
-    Raises QuantizationError where onnxruntime is missing, a tensor has no range, or the library refuses the graph.
+    marked: keys of the option `precision`; the nodes of which they speak stay as they are. Raises QuantizationError
+    where onnxruntime is missing, a tensor has no range, or the library refuses the graph.
     """
     library = _library()
+    constraints = [Constraint.of(key, "float32") for key in marked]
     import onnx
 
     from xrt_core.frontends.onnx_export import export_model
     from xrt_core.frontends.onnx_import import import_model
 
     try:
-        numbers = {v: f"t{i}" for i, v in enumerate(_values(graph))}  # the library makes names such as "x_scale"
+        # the library makes names such as "x_scale", and of a shared bias "x2", without looking whether they are taken
+        numbers = {v: f"t{i}_" for i, v in enumerate(_values(graph))}
         model = _at_least(export_model(_renamed(graph, numbers)), _PER_CHANNEL_OPSET)
         model = onnx.shape_inference.infer_shapes(model)
         floats = _float_names(model)
@@ -53,7 +57,7 @@ def quantise(graph: Graph, ranges: Ranges) -> Graph:
             activation_qType=library.QuantType.QInt8,
             tensors_range=library.TensorsData(library.CalibrationMethod.MinMax, known),
             nodes_to_quantize=[],
-            nodes_to_exclude=[],
+            nodes_to_exclude=[n.name for n in graph.nodes if n.name and any(c.matches(n) for c in constraints)],
             op_types_to_quantize=sorted(PRODUCTS),
             extra_options={
                 "ActivationSymmetric": True,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from xrt_core.cache.executables import ExecutableStore
+from xrt_core.cache.key import CacheKey
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function, GraphCompiler
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, EngineError, RegistrationError
@@ -68,6 +69,15 @@ class Compilation:
         owner, device = self.engines[engine]
         options = self.options_for(engine, fused)
         return self._store.load(function, owner, device, options, lambda: self._compiler(engine, fused))
+
+    def key(self, function: Function, engine: str) -> CacheKey:
+        """The key of `executable`."""
+        owner, device = self.engines[engine]
+        return self._store.key(function, owner, device, self.options_for(engine))
+
+    def unhashed_bytes(self, function: Function) -> int:
+        """Bytes of constants that `key` would have to hash, because no process has done it."""
+        return self._store.unhashed_bytes(function)
 
     def check_options(self) -> None:
         """Raises OptionError where an engine does not take an option of its own that it was given."""

@@ -147,8 +147,8 @@ class Buffers:
         found.append(now + self.copies)
         return found
 
-    def better_order(self) -> list[int]:
-        """An order of the nodes of a lower peak, or the one they have.
+    def better_order(self, worth: int = 1 << 20) -> list[int]:
+        """An order of the nodes of a lower peak, or the one they have; worth: bytes from which one is looked for.
 
         Always the node that leaves the least alive, of those whose inputs are there; ties in the order of the graph.
         Near-linear in nodes and edges.
@@ -157,6 +157,9 @@ class Buffers:
         order = list(range(len(graph.nodes)))
         waiting = [len(p) for p in graph.predecessors]
         if len(order) < 3 or max(waiting) < 2:  # a chain, or a tree that only grows apart
+            return order
+        peak = max(self.live(order))
+        if peak < worth:
             return order
         left = self.readers.copy()
         for b in self.returned:
@@ -189,7 +192,7 @@ class Buffers:
                 waiting[s] -= 1
                 if not waiting[s]:
                     heappush(ready, (growth[s], s))
-        return found if max(self.live(found)) < max(self.live(order)) else order
+        return found if max(self.live(found)) < peak else order
 
     def memory(self, order: Sequence[int], labels: Sequence[str]) -> Memory:
         """The memory of a plan of these nodes in this order. labels: per node, how the plan calls its step."""

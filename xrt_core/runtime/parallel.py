@@ -14,7 +14,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -48,6 +50,43 @@ class Span(NamedTuple):
     thread: str
     start: float
     end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The steps of one run, in the order in which they ended."""
+
+    spans: tuple[Span, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """In the trace event format of Chrome, which chrome://tracing and ui.perfetto.dev show: a row for each lane.
+
+        Source: "Trace Event Format", complete events ("X") and metadata events ("M"), times in microseconds.
+        """
+        lanes = list(dict.fromkeys(s.lane for s in self.spans))
+        rows: list[dict[str, Any]] = [
+            {"name": "thread_name", "ph": "M", "pid": 1, "tid": i, "args": {"name": lane or "host"}}
+            for i, lane in enumerate(lanes)
+        ]
+        rows += [
+            {
+                "name": s.label, "cat": s.lane or "host", "ph": "X", "pid": 1, "tid": lanes.index(s.lane),
+                "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6, "args": {"thread": s.thread},
+            }
+            for s in self.spans
+        ]  # fmt: skip
+        return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+    @property
+    def overlap(self) -> float:
+        """Seconds in which steps of two or more lanes were under way at once."""
+        edges = sorted((t, d) for s in self.spans for t, d in ((s.start, 1), (s.end, -1)))
+        total, running = 0.0, 0
+        for (t, d), (after, _) in pairwise(edges):
+            running += d
+            if running > 1:
+                total += after - t
+        return total
 
 
 def independent_lanes(graph: Graph, lane: Callable[[Node], str], is_worth: Callable[[Node], bool]) -> frozenset[str]:
@@ -148,8 +187,12 @@ class _Run:
             self.limit = -1
             self.wait_for_launches()
             raise
-        if self.error is not None:
-            raise self.error
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and the registers with it
 
     def wait_for_launches(self) -> None:
         """Until none is in flight: they read arrays that are the caller's."""
@@ -193,6 +236,7 @@ class _Run:
         arrays.clear()
         self.ended.append(i)
         self.done.put((i, results, error))
+        del results, error
 
     def on_this_thread(self, i: int) -> None:
         s = self.steps[i]
@@ -238,18 +282,29 @@ class _Run:
 class Trial:
     """Runs both ways in turn for the first calls, and then keeps the one that was faster here.
 
-    settle: told which one that is.
+    settle: told which one that is. is_ready: whether launches run as they are going to; until then runs are sequential
+    and do not count.
     """
 
-    def __init__(self, sequential: Execute, parallel: Execute, settle: Callable[[Execute], None]) -> None:
+    def __init__(
+        self,
+        sequential: Execute,
+        parallel: Execute,
+        settle: Callable[[Execute], None],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._ways = (sequential, parallel)
         self._settle = settle
+        self._is_ready = is_ready
         self._turn = 0
         self._times: tuple[list[float], list[float]] = ([], [])
         self._lock = threading.Lock()
 
     def __call__(self, registers: list[Any]) -> None:
         """Run all steps over these registers."""
+        if not self._is_ready():
+            self._ways[0](registers)
+            return
         with self._lock:
             turn, self._turn = self._turn, self._turn + 1
         way = turn % 2
@@ -318,23 +373,3 @@ def timed(step: Step, spans: list[Span], begin: float) -> Step:
             spans.append(Span(label, lane, threading.current_thread().name, start - begin, end - begin))
 
     return step._replace(call=run)
-
-
-def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
-    """The spans in the trace event format of Chrome (chrome://tracing, ui.perfetto.dev): a row for each lane.
-
-    Source: "Trace Event Format", complete events ("X") and metadata events ("M"), times in microseconds.
-    """
-    lanes = list(dict.fromkeys(s.lane for s in spans))
-    rows: list[dict[str, Any]] = [
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": i, "args": {"name": lane or "host"}}
-        for i, lane in enumerate(lanes)
-    ]
-    rows += [
-        {
-            "name": s.label, "cat": s.lane or "host", "ph": "X", "pid": 1, "tid": lanes.index(s.lane),
-            "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6, "args": {"thread": s.thread},
-        }
-        for s in spans
-    ]  # fmt: skip
-    return {"traceEvents": rows, "displayTimeUnit": "ms"}

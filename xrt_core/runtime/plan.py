@@ -13,7 +13,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.memory import Buffers, Memory
-from xrt_core.runtime.parallel import Execute, SideBySide, Span, Step, Trial, timed
+from xrt_core.runtime.parallel import Execute, SideBySide, Span, Step, Timeline, Trial, timed
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -81,15 +81,21 @@ class Plan:
         kept = [*self.outputs, *(i for i, r in enumerate(self._template) if r is not None)]
         alone = [i for i, s in enumerate(self.steps) if isinstance(s.call, Launch) and s.call.function.aliases]
         self._parallel = SideBySide(self.steps, kept, alone)
-        self._execute = self._parallel if always else Trial(self._in_order, self._parallel, self._settle)
+        self._execute = self._parallel if always else self._trial(self._parallel)
+
+    def _trial(self, parallel: SideBySide) -> Trial:
+        # a cluster that is still being compiled, or failed to compile, is run by the host
+        return Trial(
+            self._in_order, parallel, self._settle, lambda: all(x.executable is not None for x in self.launches)
+        )
 
     @property
     def side_by_side(self) -> bool:
         """Whether launches of different lanes run at the same time; False while that is being tried."""
         return self._parallel is not None and self._execute is self._parallel
 
-    def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Span]]:
-        """Results as of `run`, and when each step ran, in the order in which they ended."""
+    def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
+        """Results as of `run`, and when each step ran. What is still being tried runs side by side."""
         spans: list[Span] = []
         begin = time.perf_counter()
         steps = [timed(s, spans, begin) for s in self.steps]
@@ -100,7 +106,7 @@ class Plan:
             else:
                 _run_in_order(steps, registers)
 
-        return self._run_by(execute, arrays), spans
+        return self._run_by(execute, arrays), Timeline(tuple(spans))
 
     def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return self._run_by(self._execute, arrays)

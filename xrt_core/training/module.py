@@ -141,6 +141,7 @@ class TrainModule:
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
         self._check = bool(check_finite)
         self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
+        self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
         self._lost: str | None = None  # why the state is gone
         self._lock = threading.Lock()
@@ -246,7 +247,7 @@ class TrainModule:
         self._types = {n: TensorType(a.dtype, a.shape) for n, a in state.items()}
         self._recipe = Recipe(
             tuple(variables), self._optimizer, self._loss, self._scale, self._seed, tuple(state), self._dropout,
-            self._batch_norm, self._accumulate, self._donate, self._recompute,
+            self._batch_norm, self._accumulate, self._donate, self._recompute, self._named,
         )  # fmt: skip
         self._state = list(state.values())
         if self._pending is not None:
@@ -341,7 +342,7 @@ class TrainModule:
         self.load_state_dict(arrays)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the variables, by name; `xrt.Graph.load_parameters` takes them. Raises TrainingError as step does."""
+        """Copies of the variables by name; `xrt.Graph.load_parameters` takes them. Raises TrainingError as `step`."""
         state = self.state_dict()
         return {n: state[n] for n in self.variables}
 

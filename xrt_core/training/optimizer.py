@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,11 @@ class Optimizer(ABC):
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
         decay: Callable[[str, tuple[int, ...]], bool] | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            known = ", ".join(_options(type(self)))
+            raise OptionError(f"{type(self).__name__} has no option {next(iter(unknown))!r}; it takes {known}")
         if not callable(learning_rate):
             _within("learning_rate", learning_rate, 0.0)
         _within("weight_decay", weight_decay, 0.0)
@@ -58,7 +63,10 @@ class Optimizer(ABC):
 
     def rate_at(self, step: int) -> float:
         """The learning rate of step number `step` (from 0)."""
-        rate = self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
+        if not callable(self.learning_rate):
+            return float(self.learning_rate)
+        rate = self.learning_rate(step)
+        _within(f"learning_rate of step {step}", rate, 0.0)
         return float(rate)
 
     def decay_of(self, name: str, shape: tuple[int, ...]) -> float:
@@ -75,6 +83,16 @@ class Optimizer(ABC):
         self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
     ) -> Sequence[Tensor]:
         """The new value of a variable and of its slots, in the order of `slots`."""
+
+
+def _options(kind: type) -> list[str]:
+    """The names that an optimiser's constructors take, its own first."""
+    found: dict[str, None] = {}
+    for cls in kind.__mro__:
+        if "__init__" in vars(cls) and issubclass(cls, Optimizer):
+            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+            found.update({p.name: None for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)})
+    return list(found)
 
 
 def _within(name: str, value: float, low: float, high: float = float("inf")) -> None:

@@ -59,6 +59,22 @@ def backward(loss: Value, wrt: Sequence[Value], *, unused: str = "error") -> lis
     """The gradients of `loss` by each of `wrt`, recorded into the trace that is going on. See `gradients`."""
     if unused not in ("error", "zeros"):
         raise GradientError(f"unused={unused!r}: it takes 'error' or 'zeros'")
+    tracer = current_tracer("gradients")
+    result: list[Tensor] = []
+    for v, gradient in zip(wrt, found_backward(loss, wrt), strict=True):
+        if gradient is None:
+            if unused == "error":
+                raise GradientError(
+                    f"no gradient by {v.name!r}: the loss {loss.name!r} does not depend on it in a differentiable way; "
+                    "leave it out, or ask for zeros with unused='zeros'"
+                )
+            gradient = filled(Tensor(v, tracer.scope))
+        result.append(gradient)
+    return result
+
+
+def found_backward(loss: Value, wrt: Sequence[Value]) -> list[Tensor | None]:
+    """As `backward`; None for what the loss does not depend on in a differentiable way."""
     t = loss.type
     if not isinstance(t, TensorType) or t.dtype is None or not is_float(t.dtype):
         raise GradientError(f"the loss {loss.name!r} is {t or 'of unknown type'}; it must be a float")
@@ -69,21 +85,9 @@ def backward(loss: Value, wrt: Sequence[Value], *, unused: str = "error") -> lis
     for v in wrt:
         if not isinstance(v.type, TensorType) or v.type.dtype is None or not is_float(v.type.dtype):
             raise GradientError(f"no gradient by {v.name!r}: it is {v.type or 'of unknown type'}, not a float")
-    tracer = current_tracer("gradients")
     seed = literal(np.ones([1] * len(t.shape)), t.dtype)
     found = reverse({loss: seed}, set(wrt))
-    result: list[Tensor] = []
-    for v in wrt:
-        gradient = found.get(v)
-        if gradient is None:
-            if unused == "error":
-                raise GradientError(
-                    f"no gradient by {v.name!r}: the loss {loss.name!r} does not depend on it in a differentiable way; "
-                    "leave it out, or ask for zeros with unused='zeros'"
-                )
-            gradient = filled(Tensor(v, tracer.scope))
-        result.append(gradient)
-    return result
+    return [found.get(v) for v in wrt]
 
 
 def stop_gradient(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNo
 from xrt_core.training.backward import dialect, emit, filled, where
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
 from xrt_core.training.recomputation import keep_mark
-from xrt_core.training.reverse import backward
+from xrt_core.training.reverse import found_backward
 from xrt_core.training.variables import Variable
 
 STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_steps"
@@ -91,6 +91,7 @@ class Recipe:
     """What a step is made of, beside the model.
 
     losses, accumulate, donate: see `TrainModule`. names: of the state, in order. recompute: the pass that does so.
+    named: whether the user listed what is to be trained, all of which the loss must then depend on.
     """
 
     variables: Sequence[Variable]
@@ -104,6 +105,7 @@ class Recipe:
     accumulate: int = 1
     donate: bool = True
     recompute: Recompute | None = None
+    named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def training_graph(
         loss = _loss(tracer, forward, added, recipe.loss)
         trained = [v for v in recipe.variables if v.trained]
         scaled, scale = _scaled(loss, read, recipe.scale)
-        gradients = backward(scaled._value, [values[v.name] for v in trained], unused="zeros")
+        gradients = _gradients(scaled, [read[v.name] for v in trained], recipe.named)
         if scale is not None:
             gradients = [g / scale.astype(g.dtype) for g in gradients]
         start = len(scope.nodes) if recipe.accumulate > 1 else None  # sums belong to the updates: they are in place
@@ -190,6 +192,20 @@ def training_graph(
     if recipe.recompute is not None:
         graph = run_passes(graph, (recipe.recompute, DeadNodes()))
     return StepGraph(graph, tuple(reads), tuple(writes))
+
+
+def _gradients(loss: Tensor, variables: Sequence[Tensor], named: bool) -> list[Tensor]:
+    """Gradients of the variables, zeros for those that the loss does not depend on. Raises GradientError for such a one
+    where the user listed them, or where it depends on none."""
+    found = found_backward(loss._value, [v._value for v in variables])
+    stray = [v.name for v, g in zip(variables, found, strict=True) if g is None]
+    if stray and (named or len(stray) == len(found)):
+        some = ", ".join(map(repr, stray[:4])) + (", ..." if len(stray) > 4 else "")
+        raise GradientError(
+            f"the loss does not depend on {some} in a differentiable way"
+            + ("; leave that out of trainable=[...]" if named else ", which is all there is to train")
+        )
+    return [filled(v) if g is None else g for v, g in zip(variables, found, strict=True)]
 
 
 def _forward(tracer: Tracer, forward: Graph, step: Tensor, recipe: Recipe) -> dict[str, Value]:

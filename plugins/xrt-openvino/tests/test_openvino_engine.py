@@ -145,6 +145,17 @@ def test_large_constants_are_handed_over_as_memory(engine: OpenVinoEngine) -> No
     assert np.allclose(executable.run([given])[0], want, atol=1e-5)
 
 
+def test_weights_that_are_made_of_a_shape_are_constants(engine: OpenVinoEngine) -> None:
+    """ConstantOfShape is too large to be folded at times; the library must see the constant that it is."""
+    x, w, y = _value("x", F32, 2, 64), _value("w", F32, 64, 300), _value("y", F32, 2, 300)
+    shape = Value.constant(np.array([64, 300]), "shape")
+    made = Node("ConstantOfShape", [shape], [w], {"value": np.array([0.5], np.float32)}, version=9)
+    assert engine.supports(made, "cpu", "inference")
+    executable = _compile(engine, [x], [made, Node("MatMul", [x, w], [y], version=13)], [y])
+    assert "FullyConnected" in executable.as_text()
+    assert np.allclose(executable.run([np.ones((2, 64), np.float32)])[0], 32.0)
+
+
 @pytest.mark.parametrize("count", [4, 100_000])
 def test_any_memory_is_read(engine: OpenVinoEngine, count: int) -> None:
     """Read-only and strided inputs, small and large, give the same and stay as they are."""

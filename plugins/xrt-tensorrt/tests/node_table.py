@@ -1,6 +1,6 @@
 """What becomes of ONNX's node tests: the table in docs/tensorrt.md, made with what is installed.
 
-    python plugins/xrt-tensorrt/tests/node_table.py        # prints the table; takes about a minute
+python plugins/xrt-tensorrt/tests/node_table.py        # prints the table; takes about a minute
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ TARGET = "sm_89"
 
 @dataclass
 class Row:
-    """One operator. cases: tests; taken: `supports` says yes; built: an engine was built; by_body: of these, by the body
-    that the standard gives the operator. reasons: of those that are not taken, or not built, with their counts."""
+    """One operator.
+
+    cases: tests. taken: `supports` says yes. built: an engine was built. by_body: of those taken, by the body that the
+    standard gives the operator. reasons: of those that are not taken, or not built, with their counts.
+    """
 
     cases: int = 0
     taken: int = 0
@@ -100,7 +103,9 @@ def short(reason: str) -> str:
 
 def table(found: dict[str, Row]) -> str:
     """The table in Markdown, one line for each operator, by name."""
-    lines = ["| operator | tests | taken | built | of these by the standard's body | most frequent reason for the rest |"]
+    lines = [
+        "| operator | tests | taken | built | of these by the standard's body | most frequent reason for the rest |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for name, r in sorted(found.items()):
         reason = short(r.reasons.most_common(1)[0][0]) if r.reasons else ""

@@ -61,43 +61,43 @@ class Cuda:
 
         return call
 
-    def cudaGetErrorString(self, error: Error) -> tuple[Error, bytes]:  # noqa: N802 - the library's name
+    def cudaGetErrorString(self, error: Error) -> tuple[Error, bytes]:
         return Error.success, f"words for {error.name}".encode()
 
-    def _cudaGetDeviceCount(self) -> int:  # noqa: N802
+    def _cudaGetDeviceCount(self) -> int:
         return self._devices
 
-    def _cudaDeviceGetAttribute(self, which: str, device: int) -> int:  # noqa: N802
+    def _cudaDeviceGetAttribute(self, which: str, device: int) -> int:
         return self._capability[which]
 
-    def _cudaStreamCreate(self) -> int:  # noqa: N802
+    def _cudaStreamCreate(self) -> int:
         self._streams += 1
         return self._streams
 
-    def _cudaEventCreateWithFlags(self, flags: int) -> int:  # noqa: N802
+    def _cudaEventCreateWithFlags(self, flags: int) -> int:
         return 7
 
-    def _cudaMallocAsync(self, size: int, stream: int) -> int:  # noqa: N802
+    def _cudaMallocAsync(self, size: int, stream: int) -> int:
         memory = ctypes.create_string_buffer(size)
         self.live[ctypes.addressof(memory)] = memory
         return ctypes.addressof(memory)
 
-    def _cudaFreeAsync(self, pointer: int, stream: int) -> None:  # noqa: N802
+    def _cudaFreeAsync(self, pointer: int, stream: int) -> None:
         del self.live[pointer]
 
-    def _cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> None:  # noqa: N802
+    def _cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
         self.put(stream, lambda: ctypes.memmove(target, source, size))
 
-    def _cudaStreamBeginCapture(self, stream: int, mode: int) -> None:  # noqa: N802
+    def _cudaStreamBeginCapture(self, stream: int, mode: int) -> None:
         self.captures[stream] = []
 
-    def _cudaStreamEndCapture(self, stream: int) -> list[Callable[[], None]]:  # noqa: N802
+    def _cudaStreamEndCapture(self, stream: int) -> list[Callable[[], None]]:
         return self.captures.pop(stream)
 
-    def _cudaGraphInstantiate(self, graph: list[Callable[[], None]], flags: int) -> list[Callable[[], None]]:  # noqa: N802
+    def _cudaGraphInstantiate(self, graph: list[Callable[[], None]], flags: int) -> list[Callable[[], None]]:
         return graph
 
-    def _cudaGraphLaunch(self, graph: list[Callable[[], None]], stream: int) -> None:  # noqa: N802
+    def _cudaGraphLaunch(self, graph: list[Callable[[], None]], stream: int) -> None:
         for work in graph:
             work()
 
@@ -213,6 +213,9 @@ class Engine:
         self.contexts.append(made)
         return made
 
+    def create_engine_inspector(self) -> Any:
+        return SimpleNamespace(get_engine_information=lambda format: "layers of the stand-in")
+
     def create_runtime_config(self) -> Any:
         return SimpleNamespace(set_execution_context_allocation_strategy=lambda s: None, cuda_graph_strategy=None)
 
@@ -242,6 +245,7 @@ class Runtime:
 
 
 MODULE = SimpleNamespace(
+    LayerInformationFormat=SimpleNamespace(ONELINE=0),
     __version__="10.9.0.34",
     ILogger=ILogger,
     Runtime=Runtime,

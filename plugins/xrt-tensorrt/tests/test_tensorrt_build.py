@@ -42,7 +42,11 @@ def _compile(compiler: TensorRTCompiler, function: Function) -> TensorRTExecutab
 
 def _mlp(batch: int = 2, wide: int = 64) -> Function:
     """Relu(x @ w) reshaped to [batch, 2, wide / 2]: weights large enough to stay outside the model."""
-    x, h, r, y = _value("x", F32, batch, 32), *(_value(n, F32, batch, wide) for n in "hr"), _value("y", F32, batch, 2, wide // 2)
+    x, h, r, y = (
+        _value("x", F32, batch, 32),
+        *(_value(n, F32, batch, wide) for n in "hr"),
+        _value("y", F32, batch, 2, wide // 2),
+    )
     w = Value.constant(np.random.default_rng(0).standard_normal((32, wide)).astype(np.float32), "w")
     target = Value.constant(np.array([batch, 2, wide // 2]), "target")
     nodes = [
@@ -130,6 +134,22 @@ def test_int4_weights(engine: TensorRTEngine) -> None:
     network = _compiler(engine).network(function)
 
     assert "DEQUANTIZE" in [str(layer.type).rpartition(".")[2] for layer in network.layers]
+
+
+def test_nodes_of_several_opsets(engine: TensorRTEngine) -> None:
+    """A newer version of an operator that only takes more types goes with the others; another stays an error."""
+    x, a, r, y = (_value(n, BF16, 1, 2, 8, 8) for n in ("x", "a", "r", "y"))
+    pool = Node("GlobalAveragePool", [r], [_value("y", BF16, 1, 2, 1, 1)], version=22)
+    nodes = [Node("Abs", [x], [a], version=13), Node("HardSwish", [a], [r], version=14), pool]
+    function = Function.from_graph(Graph([x], [pool.outputs[0]], nodes, opsets={"": 18}, name="f"))
+    assert _compile(_compiler(engine), function).built.blob
+
+    scale = Value.constant(np.ones(2, ml_dtypes.bfloat16), "s")
+    group = Node("GroupNormalization", [a, scale, scale], [y], {"num_groups": 2}, version=18)
+    mixed = [nodes[0], group, Node("HardSwish", [y], [r], version=22)]
+    function = Function.from_graph(Graph([x], [r], mixed, opsets={"": 18}, name="f"))
+    with pytest.raises(CompileError, match="mixes nodes that no one opset has: Abs-13, GroupNormalization-18"):
+        _compile(_compiler(engine), function)
 
 
 def test_a_result_that_is_an_input(engine: TensorRTEngine) -> None:

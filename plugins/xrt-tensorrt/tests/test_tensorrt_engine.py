@@ -18,10 +18,12 @@ from xrt_core.errors import EngineUnavailableError, OptionError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType
 
-F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
+F32, I64, I4, F8 = (np.dtype(t) for t in (np.float32, np.int64, ml_dtypes.int4, ml_dtypes.float8_e4m3fn))
 
 
-def _node(op_type: str, *types: TensorType, version: int = 13, out: TensorType | None = None, **attributes: Any) -> Node:
+def _node(
+    op_type: str, *types: TensorType, version: int = 13, out: TensorType | None = None, **attributes: Any
+) -> Node:
     inputs = [Value(f"x{i}", t) for i, t in enumerate(types)]
     return Node(op_type, inputs, [Value("y", out or types[0])], attributes, version=version, name="n")
 
@@ -34,6 +36,17 @@ def test_importing_the_engine_does_not_import_the_library() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_asking_without_a_gpu_does_not_load_the_library() -> None:
+    """Every module asks every engine: where there is no GPU that must not cost TensorRT's load."""
+    code = """
+        import sys, xrt_tensorrt
+        status = xrt_tensorrt.TensorRTEngine().probe()
+        print(status.available or not [m for m in sys.modules if m.startswith("tensorrt")])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 def test_ranks() -> None:
@@ -52,8 +65,7 @@ def test_without_a_gpu_it_says_what_it_can_build() -> None:
 
     assert not status.available
     assert "CUDA" in status.reason
-    assert "sm_89" in status.remedy
-    assert status.version.startswith("TensorRT")
+    assert "xrt compile --target" in status.remedy
     with pytest.raises(EngineUnavailableError, match="nothing can be built for cuda:0: .*sm_89"):
         TensorRTEngine().compiler("cuda", CompileOptions())
 
@@ -118,11 +130,11 @@ def test_options_are_read() -> None:
         (_node("Relu", TensorType(F32, ("n", 3)), version=14), "every dimension must be known"),
         (_node("Abs", TensorType(np.dtype(np.float64), (2,))), "float64, which TensorRT does not have"),
         (_node("Abs", TensorType(np.dtype(np.uint64), (2,))), "uint64, which TensorRT does not have"),
-        (_node("Cast", TensorType(F32, (2,)), out=TensorType(np.dtype(ml_dtypes.int4), (2,)), to=22), "only as a constant"),
-        (_node("Cast", TensorType(F32, (2,)), out=TensorType(np.dtype(ml_dtypes.float8_e4m3fn), (2,)), to=17),
+        (_node("Cast", TensorType(F32, (2,)), out=TensorType(I4, (2,)), to=22), "only as a constant"),
+        (_node("Cast", TensorType(F32, (2,)), out=TensorType(F8, (2,)), to=17),
          "only between QuantizeLinear and DequantizeLinear"),
         (_node("RandomNormalLike", TensorType(F32, (2,)), version=1), "draws random numbers"),
-        (_node("Det", TensorType(F32, (3, 3)), out=TensorType(F32, ()), version=22), "TensorRT's parser refuses Det-22"),
+        (_node("Det", TensorType(F32, (3, 3)), out=TensorType(F32, ()), version=22), "parser refuses Det-22"),
         (_node("QuantizeLinear", TensorType(F32, (2,)), TensorType(F32, ()), out=TensorType(np.dtype(np.uint8), (2,))),
          "the scale 'x1' of QuantizeLinear is not known"),
         (_node("AveragePool", TensorType(F32, (1, 1, 5, 5)), out=TensorType(F32, (1, 1, 2, 2)), version=22,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import threading
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
@@ -81,6 +82,56 @@ def test_a_hybrid_plan(target: str) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+def _convolutions() -> Graph:
+    """Two convolutions with a Relu between them, large enough to be lowered and quantised."""
+    rng = np.random.default_rng(0)
+    x = Value("x", TensorType(F32, (1, 8, 16, 16)))
+    w1, w2 = (Value.constant(rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8, n) for n in ("w1", "w2"))
+    c, r, y = Value("c"), Value("r"), Value("y")
+    nodes = [
+        Node("Conv", [x, w1], [c], version=11, name="first"),
+        Node("Relu", [c], [r], version=14, name="act"),
+        Node("Conv", [r, w2], [y], version=11, name="second"),
+    ]
+    return Graph([x], [y], nodes, opsets={"": 18}, name="convolutions")
+
+
+def _network(module: xrt.XRTModule, inputs: dict[str, Any]) -> _toolkit.Network:
+    """The network of the module's one cluster, which is built as well."""
+    (function,) = _functions(module, inputs)
+    compiler = TensorRTEngine().targeting("sm_89").compiler("cuda:0", CompileOptions())
+    compiler.compile(function, function.params, function.returns, ())
+    return compiler.network(function)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_lowered_precision(target: str, dtype: str) -> None:
+    """Convolutions of a graph that the core lowered are computed in the narrow type, inputs and outputs keep theirs."""
+    option = {"float16": "use_fp16", "bfloat16": "use_bf16"}[dtype]
+    inputs = {"x": np.ones((1, 8, 16, 16), np.float32)}
+    module = xrt.XRTModule(_convolutions(), engine="tensorrt", target=target, prune=False, **{option: True})
+    network = _network(module, inputs)
+    kinds = {str(network.toolkit.dtype(x.get_output(0).dtype)) for x in network.layers if x.name in ("first", "second")}
+
+    assert kinds == {dtype}
+    assert {network.toolkit.dtype(t.dtype) for t in (*network.inputs, *network.outputs)} == {F32}
+
+
+def test_int8(target: str, tmp_path: pathlib.Path) -> None:
+    """Recorded ranges become Q/DQ nodes, and these TensorRT's own layers around convolutions."""
+    inputs = {"x": np.random.default_rng(1).standard_normal((1, 8, 16, 16)).astype(np.float32)}
+    with xrt.ptq_calibration_mode(tmp_path):
+        xrt.XRTModule(_convolutions(), engine="host").run(inputs)
+    module = xrt.XRTModule(
+        _convolutions(), engine="tensorrt", target=target, prune=False, use_int8=True, int8_calibration=str(tmp_path)
+    )
+    kinds = [str(layer.type).rpartition(".")[2] for layer in _network(module, inputs).layers]
+
+    assert kinds.count("CONVOLUTION") == 2
+    assert kinds.count("QUANTIZE") >= 2
+    assert kinds.count("DEQUANTIZE") >= 4  # of both inputs and both weights
+
+
 def test_max_batch_size_reaches_the_engine(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options of the module go to the compiler, those of the engine alone too."""
     seen: list[CompileOptions] = []
@@ -99,7 +150,7 @@ def test_max_batch_size_reaches_the_engine(target: str, monkeypatch: pytest.Monk
 
 
 def test_a_file_for_another_machine(target: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is saved for sm_89 loads where there is such a GPU, without compiling, and is refused where there is another.
+    """What is saved for sm_89 loads where there is such a GPU, without compiling; where there is another it is refused.
 
     The GPU is a stand-in; the library, the files and their keys are real.
     """
@@ -115,7 +166,7 @@ def test_a_file_for_another_machine(target: str, tmp_path: pathlib.Path, monkeyp
     engine_class = standin.Engine
     monkeypatch.setattr(_cuda, "_runtime", lambda: fake)
     monkeypatch.setattr(memory, "_scratch", {})
-    monkeypatch.setattr(memory, "_streams", __import__("threading").local())
+    monkeypatch.setattr(memory, "_local", threading.local())
     monkeypatch.setattr(TensorRTCompiler, "compile", lambda *a: pytest.fail("something was compiled"))
 
     def deserialize(self: _toolkit.Toolkit, blob: bytes) -> Any:
@@ -123,7 +174,9 @@ def test_a_file_for_another_machine(target: str, tmp_path: pathlib.Path, monkeyp
         return engine_class(fake, lambda x: [-np.abs(x)], function.params, function.returns)
 
     monkeypatch.setattr(_toolkit.Toolkit, "deserialize", deserialize)
-    monkeypatch.setattr(_toolkit.Toolkit, "new_context", lambda self, engine, cuda_graph: engine.create_execution_context(0))
+    monkeypatch.setattr(
+        _toolkit.Toolkit, "new_context", lambda self, engine, cuda_graph: engine.create_execution_context(0)
+    )
     _forget()
     try:
         loaded = xrt.XRTModule.load(path)
@@ -141,9 +194,9 @@ def test_a_file_for_another_machine(target: str, tmp_path: pathlib.Path, monkeyp
 
 def _forget() -> None:
     """Ask again what devices there are."""
-    from xrt_core.engine import engines
-
     from xrt_tensorrt import _probe
+
+    from xrt_core.engine import engines
 
     for cached in (_cuda.why_unusable, _cuda.capability, _probe):
         cached.cache_clear()
@@ -166,6 +219,23 @@ def test_development_models(name: str, target: str) -> None:
 
     assert share >= SHARES.get(name, 0.95), module.explain(inputs)
     _check_clusters(_functions(module, inputs)[:8], target, build=not name.startswith("light_"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppocr_cls", "basic_pitch"])
+def test_batches_of_a_real_model_share_an_engine(name: str, target: str) -> None:
+    """Signatures that differ in the batch alone are the same function but for it, and get one engine."""
+    try:
+        module = xrt.XRTModule(dev_models.path(name), engine="tensorrt", target=target, cache="off")
+    except PackageNotFoundError as e:
+        pytest.skip(f"package {e} is not installed (see models.txt)")
+    compiler = TensorRTEngine().targeting(target).compiler("cuda:0", CompileOptions(max_batch_size=8))
+    built = set()
+    for variant in (0, 1):
+        (f,) = _functions(module, dev_models.inputs_for(name, variant))
+        built.add(getattr(compiler.compile(f, f.params, f.returns, ()), "built"))  # noqa: B009
+    (engine,) = built
+    assert engine.manifest.profile == (1, 1, 8)
 
 
 @pytest.mark.slow

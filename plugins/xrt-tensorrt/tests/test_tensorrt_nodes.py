@@ -57,5 +57,8 @@ def test_the_table_in_the_docs(engine: TensorRTEngine) -> None:
 
     if (made_with[1], made_with[2]) != (_toolkit.toolkit().version, onnx.__version__):
         pytest.skip("the table was made with other versions")
-    written = {m[0]: (int(m[1]), int(m[2]), int(m[3])) for m in re.findall(r"^\| ([\w.]+) \| (\d+) \| (\d+) \| (\d+) ", page, re.M)}
+    written = {
+        m[0]: (int(m[1]), int(m[2]), int(m[3]))
+        for m in re.findall(r"^\| ([\w.]+) \| (\d+) \| (\d+) \| (\d+) ", page, re.M)
+    }
     assert written == {n: (r.cases, r.taken, r.built) for n, r in found.items()}

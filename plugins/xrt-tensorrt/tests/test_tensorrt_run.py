@@ -25,7 +25,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[standin.Cuda]:
     """A CUDA runtime of the CPU's memory, in the place of the real one."""
     fake = standin.Cuda()
     monkeypatch.setattr(_cuda, "_runtime", lambda: fake)
-    monkeypatch.setattr(memory, "_streams", threading.local())
+    monkeypatch.setattr(memory, "_local", threading.local())
+    monkeypatch.setattr(memory, "_idle", {})
     monkeypatch.setattr(memory, "_scratch", {})
     _forget()
     yield fake
@@ -129,15 +130,47 @@ class _Foreign:
         return self.array
 
 
+def _aligned(array: np.ndarray, offset: int = 0) -> np.ndarray:
+    """A copy that begins so many bytes after a multiple of 256."""
+    memory = np.empty(array.nbytes + 512, np.uint8)
+    at = -memory.ctypes.data % 256 + offset
+    found = memory[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
 def test_device_arrays_are_read_in_place(cuda: standin.Cuda) -> None:
     """An array with `__cuda_array_interface__` is bound by its own address, and nothing is copied."""
     executable, engine = _executable(cuda)
-    x, y = map(_Foreign, _arrays())
+    x, y = (_Foreign(_aligned(a)) for a in _arrays())
     results = executable.run([x, y])
 
     assert engine.contexts[0].addresses["x0"] == x.array.ctypes.data
     assert "cudaMemcpyAsync" not in cuda.names()
     np.testing.assert_array_equal(np.asarray(results[0]), x.array + y.array)
+
+
+def test_a_slice_that_begins_anywhere_is_copied(cuda: standin.Cuda) -> None:
+    """TensorRT gets addresses that are aligned as device memory is."""
+    executable, engine = _executable(cuda)
+    x, y = (_Foreign(_aligned(a, offset=4)) for a in _arrays())
+    results = executable.run([x, y])
+
+    assert engine.contexts[0].addresses["x0"] != x.array.ctypes.data
+    np.testing.assert_array_equal(np.asarray(results[0]), x.array + y.array)
+
+
+def test_streams_go_to_other_threads(cuda: standin.Cuda) -> None:
+    """A thread that ends leaves its stream to the next one; two at the same time have two."""
+    executable, engine = _executable(cuda)
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: executable.run(_arrays()))
+        thread.start()
+        thread.join()
+        gc.collect()
+    assert len({s for c in engine.contexts for s in c.streams}) == 1
+    executable.run(_arrays())
+    assert cuda.names("cudaStreamCreate") == ["cudaStreamCreate"]
 
 
 def test_results_are_inputs_without_a_copy(cuda: standin.Cuda) -> None:
@@ -154,7 +187,7 @@ def test_results_are_inputs_without_a_copy(cuda: standin.Cuda) -> None:
 def test_another_stream_is_waited_for(cuda: standin.Cuda) -> None:
     """An array that another stream computes is waited for by an event, not by the CPU."""
     executable, engine = _executable(cuda)
-    executable.run([_Foreign(a, stream=42) for a in _arrays()], block_until_done=False)
+    executable.run([_Foreign(_aligned(a), stream=42) for a in _arrays()], block_until_done=False)
 
     stream = engine.contexts[0].streams[0]
     assert ("cudaEventRecord", (7, 42)) in cuda.calls

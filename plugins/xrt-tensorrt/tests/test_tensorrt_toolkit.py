@@ -7,7 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from xrt_tensorrt._toolkit import FULL, RTX, System, ToolkitError, find, order
+from standin import Severity
+from xrt_tensorrt._toolkit import FULL, RTX, System, Toolkit, ToolkitError, find, order, why_not_installed
+from xrt_tensorrt.settings import Settings
+
+from xrt_core.errors import CompileError
 
 RTX_LIBRARIES = ("libtensorrt_rtx.so.1.7.1", "libtensorrt_onnxparser_rtx.so.1.7.1")
 
@@ -76,6 +80,16 @@ def test_nothing_installed(world: _World) -> None:
         find(FULL, world.system)
 
 
+def test_whether_anything_is_installed(world: _World) -> None:
+    """Asked without loading: bindings of either flavour will do."""
+    missing = why_not_installed(world.system)
+    assert missing is not None
+    assert missing.remedy.startswith("pip install")
+    world.package("tensorrt")
+    assert why_not_installed(world.system) is None
+    assert world.loaded == []
+
+
 def test_bindings_without_libraries(world: _World) -> None:
     """Bindings alone: the library that is missing is named, and where it was looked for."""
     world.package("tensorrt_rtx_bindings", version="1.7.1.116")
@@ -127,10 +141,69 @@ def test_tensorrt_home_comes_first(world: _World) -> None:
 
 
 def test_which_flavour_first() -> None:
-    """Full TensorRT on data-centre GPUs, TensorRT-RTX elsewhere and without a GPU; the environment decides over both."""
+    """Full TensorRT on data-centre GPUs, TensorRT-RTX elsewhere and without a GPU; the environment wins."""
     assert order("", (9, 0)) == order("", (8, 0)) == (FULL, RTX)
     assert order("", (8, 9)) == order("", None) == (RTX, FULL)
     assert order("tensorrt", None) == (FULL,)
     assert order("tensorrt_rtx", (9, 0)) == (RTX,)
     with pytest.raises(ToolkitError, match="XRT_TENSORRT is 'trt'"):
         order("trt", None)
+
+
+class _Logger:
+    """ILogger of a module without a library."""
+
+    Severity = Severity
+
+
+def _module(**names: Any) -> Any:
+    return SimpleNamespace(__version__="10.9.0.34", ILogger=_Logger, **names)
+
+
+def test_full_tensorrt_without_a_gpu() -> None:
+    """A builder that cannot be made, which the binding tells as a TypeError, is an error with the library's words."""
+
+    def builder(logger: Any) -> Any:
+        logger.log(Severity.ERROR, "CUDA initialization failure with error: 35")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    toolkit = Toolkit(_module(Builder=builder), FULL)
+    assert toolkit.targets == ()
+    with pytest.raises(ToolkitError, match="makes no builder: CUDA initialization failure.*needs an NVIDIA GPU"):
+        toolkit._builder()
+
+
+def test_full_tensorrt_is_configured_by_its_own_names() -> None:
+    """Hardware compatibility is set, a target is not asked for, and a flag that a version lacks is an error."""
+    set_flags: list[str] = []
+    config = SimpleNamespace(
+        set_flag=set_flags.append, clear_flag=lambda f: None, set_memory_pool_limit=lambda *a: None
+    )
+    builder = SimpleNamespace(create_builder_config=lambda: config)
+    levels = SimpleNamespace(AMPERE_PLUS="ampere")
+    flags = SimpleNamespace(TF32="tf32", VERSION_COMPATIBLE="vc", STRIP_PLAN="strip")
+    toolkit = Toolkit(_module(HardwareCompatibilityLevel=levels, BuilderFlag=flags), FULL)
+    toolkit.configure(builder, Settings(hardware_compatibility="ampere_plus", version_compatible=True))
+
+    assert config.hardware_compatibility_level == "ampere"
+    assert set_flags == ["tf32", "vc"]
+    with pytest.raises(CompileError, match="TensorRT 10.9.0.34 has no STRICT_NANS"):
+        toolkit.configure(builder, Settings(strict_nans=True))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ('(dilations[i] == 1) && "This version of TensorRT does not support dilations other than 1."',
+         "This version of TensorRT does not support dilations other than 1."),
+        ('creator && "Plugin not found, are the plugin name, version, and namespace correct?"',
+         "it does not know the operator"),
+        ("false", "it gives no reason"),
+        ("Assertion failed: a  negative\n size", "a negative size"),
+    ],
+)  # fmt: skip
+def test_the_parsers_words(said: str, words: str) -> None:
+    """Assertions of its source are told without their code."""
+    from xrt_tensorrt._toolkit import _in_words
+
+    assert _in_words(said) == words

@@ -14,7 +14,7 @@ _OUT_OF_MEMORY: Final = 2
 
 
 def _runtime() -> Any:
-    from cuda.bindings import runtime
+    from cuda.bindings import runtime  # type: ignore[import-untyped]
 
     return runtime
 
@@ -114,8 +114,8 @@ def forget(graph: Any) -> None:
 class DeviceArray:
     """An array in device memory of its own, for where CuPy is not installed.
 
-    dtype, shape: as NumPy's. `numpy.asarray` copies it to the CPU; libraries that know `__cuda_array_interface__` (torch,
-    Numba, CuPy) read it in place. The memory goes back, in the order of `stream`, with the last reference.
+    dtype, shape: as NumPy's. `numpy.asarray` copies it to the CPU; libraries that know `__cuda_array_interface__`
+    (torch, Numba, CuPy) read it in place. The memory goes back, in the order of `stream`, with the last reference.
     """
 
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...], stream: int) -> None:

@@ -308,8 +308,10 @@ class Toolkit:
         return engine
 
     def refit(self, engine: Any, model: OnnxModel) -> None:
-        """Give a weight-stripped engine the weights of the model it was built of. Raises CompileError where they are not
-        all there."""
+        """Give a weight-stripped engine the weights of the model it was built of.
+
+        Raises CompileError where they are not all there.
+        """
         trt = self.trt
         with self._messages.collect() as said:
             refitter = trt.Refitter(engine, self.logger)
@@ -390,10 +392,19 @@ class Network:
 def _refusal(parser: Any, said: Sequence[str]) -> Refusal:
     for i in range(parser.num_errors):
         e = parser.get_error(i)
-        node = int(e.node())
-        where = f" (node {e.node_name()!r}, {e.node_operator()})" if e.node_operator() else ""
-        return Refusal(f"{_one_line(e.desc())}{where}", node)
+        node, name, operator = int(e.node()), e.node_name(), e.node_operator()
+        where = f" (node {name!r}, {operator})" if name else f" ({operator})" if operator else ""
+        return Refusal(f"{_in_words(e.desc())}{where}", node)
     return Refusal("; ".join(said) or "the parser gave no reason")
+
+
+def _in_words(text: str) -> str:
+    """An assertion of the parser's source without its code, where it has a message beside it."""
+    line = _one_line(text)
+    if "Plugin not found" in line:  # what it looks for where it knows no operator of the name
+        return "it does not know the operator"
+    found = re.fullmatch(r'.* && "(.+)"', line)
+    return found[1] if found else "it gives no reason" if line == "false" else line
 
 
 def _one_line(text: str) -> str:
@@ -444,7 +455,7 @@ def _logger(trt: Any) -> Any:
         severity.INFO: logging.DEBUG,
     }
 
-    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+    class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.messages = Messages()
@@ -472,6 +483,14 @@ def _dtypes() -> Mapping[str, np.dtype]:
         "FP4": ml_dtypes.float4_e2m1fn, "E8M0": ml_dtypes.float8_e8m0fnu,
     }  # fmt: skip
     return {k: np.dtype(v) for k, v in names.items()}
+
+
+def why_not_installed(system: System | None = None) -> ToolkitError | None:
+    """Why no flavour can be had at all, None where bindings of one are installed; loads nothing."""
+    folder_of = (system or System()).folder_of
+    if any(folder_of(name) is not None for names in _BINDINGS.values() for name in names):
+        return None
+    return ToolkitError("neither TensorRT-RTX nor TensorRT is installed", _INSTALL[RTX])
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""A Function for any batch: where all that enters and leaves has the batch as its first dimension, one engine serves all.
+"""A Function for any batch: one engine serves all where the batch is the first dimension of what enters and leaves.
 
-XRT specialises a model for each signature, so the sizes of a batch reach the compiler one after another, each as a static
-Function. Two of them that are the same up to the batch have the same generalised form, and so the same engine.
+XRT specialises a model for each signature, so the sizes of a batch reach the compiler one after another, each as a
+static Function. Two of them that are the same up to the batch have the same generalised form, and so the same engine.
 """
 
 from __future__ import annotations

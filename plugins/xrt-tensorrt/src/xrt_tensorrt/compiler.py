@@ -27,6 +27,7 @@ from xrt_tensorrt.executable import TensorRTExecutable, read_blob
 from xrt_tensorrt.expansion import expand
 from xrt_tensorrt.settings import Settings, check_target
 from xrt_tensorrt.support import misfits, verdict
+from xrt_tensorrt.versions import aligned
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -39,8 +40,8 @@ _ANOTHER: Final = 3  # a second batch, by which shapes that hold the first one s
 class TensorRTCompiler(GraphCompiler):
     """Builds engines for one GPU, or for the compute capability that `target` names ("sm_89").
 
-    `CompileOptions.workspace_bytes` bounds TensorRT's scratch memory. With `max_batch_size` the batch is left open where
-    the Function allows it: one engine then serves every batch up to that size. Options of its own
+    `CompileOptions.workspace_bytes` bounds TensorRT's scratch memory. With `max_batch_size` the batch is left open
+    where the Function allows it: one engine then serves every batch up to that size. Options of its own
     (`CompileOptions.extra`) are the fields of `Settings`.
 
     Raises OptionError for a bad option, EngineUnavailableError where nothing can be built for the device or target.
@@ -113,7 +114,7 @@ class TensorRTCompiler(GraphCompiler):
         return network
 
     def _model(self, function: Function) -> OnnxModel:
-        function = _with_widened(function)
+        function = aligned(_with_widened(function))
         # a stripped engine is refitted by the names of the model's weights, so all of them have one
         external = 1 if self._settings.strip_weights else EXTERNAL_BYTES
         model = onnx_model(function, engine="tensorrt", external_bytes=external)

@@ -20,11 +20,12 @@ TRAIN: Final = frozenset(
     (
         "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Cos", "CumSum", "Div", "Elu", "Equal", "Erf", "Exp",
         "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Gelu", "Gemm", "Greater", "GreaterOrEqual",
-        "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul", "Max",
-        "Mean", "Min", "Mish", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum",
-        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu",
-        "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split",
-        "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Transpose", "Unsqueeze", "Where",
+        "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul",
+        "Max", "Mean", "Min", "Mish", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "ReduceL1", "ReduceL2",
+        "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+        "ReduceSumSquare", "Relu", "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Slice", "Softmax",
+        "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh",
+        "ThresholdedRelu", "Transpose", "Unsqueeze", "Where",
         "Xor",
     )
 )  # fmt: skip
@@ -54,7 +55,8 @@ def deviation(node: Node) -> str | None:
         if v.dtype.name in _PACKED and (v.data is None or node.op_type != "DequantizeLinear"):
             return f"{v.name!r} of {node.operator} is {name}; TensorRT has it only as a constant that is dequantised"
         if v.dtype.name in _EIGHT and node.op_type not in _QUANTISING:
-            return f"{v.name!r} of {node.operator} is {name}; TensorRT has it only between QuantizeLinear and DequantizeLinear"
+            where = "between QuantizeLinear and DequantizeLinear"
+            return f"{v.name!r} of {node.operator} is {name}; TensorRT has it only {where}"
         if v.data is not None and v.dtype.name == "int8" and not (node.op_type in _QUANTISING or widens(node)):
             return f"{v.name!r} of {node.operator} is a constant of int8; TensorRT has those only to be dequantised"
     if node.op_type in _QUANTISING:

@@ -39,7 +39,7 @@ class Manifest:
     def from_json(cls, found: dict[str, Any]) -> Manifest:
         """Raises CompileError for what is no manifest."""
         try:
-            made = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
             return cls(**made)
         except (TypeError, AttributeError) as e:
             raise CompileError(f"tensorrt: the engine's manifest makes no sense: {e}") from None

@@ -16,7 +16,7 @@ from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
 from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_tensorrt import _cuda
 from xrt_tensorrt.engine import BuiltEngine, Manifest
-from xrt_tensorrt.memory import address_of, new_array, own_stream, scratch
+from xrt_tensorrt.memory import address_of, new_array, own_stream, pointer_of, scratch
 
 _MAGIC: Final = b"XRTTRT1\n"
 
@@ -139,7 +139,9 @@ class Session:
         self._context = built.toolkit.new_context(engine, cuda_graph=cuda_graph)
         for name, p in zip(self._inputs, params, strict=True):
             if not self._context.set_input_shape(name, p.shape):
-                raise ExecutionError(f"tensorrt: input {name!r} of shape {list(p.shape)} is outside the engine's profile")
+                raise ExecutionError(
+                    f"tensorrt: input {name!r} of shape {list(p.shape)} is outside the engine's profile"
+                )
         unknown = self._context.infer_shapes()
         if unknown:
             raise ExecutionError(f"tensorrt: {', '.join(unknown)} must be given before the engine can run")
@@ -165,7 +167,7 @@ class Session:
             self._bind(name, pointer)
         results = [new_array(p, stream) for p in self._returns]
         for name, r in zip(self._outputs, results, strict=True):
-            self._bind(name, address_of(r, None, stream)[0])
+            self._bind(name, pointer_of(r))
         self._set_memory(stream)
         self._toolkit.enqueue(self._context, stream)
         del held  # memory goes back in the order of the stream
@@ -176,7 +178,7 @@ class Session:
         if self._graph is None:
             self._graph = Recorded(self._params, self._returns, stream)
             for name, a in zip((*self._inputs, *self._outputs), self._graph.arrays, strict=True):
-                self._bind(name, address_of(a, None, stream)[0])
+                self._bind(name, a.pointer)
             self._set_memory(stream)
             self._graph.fill(inputs, stream)
             self._toolkit.enqueue(self._context, stream)  # what is set up at a first run must not be recorded
@@ -238,7 +240,7 @@ class Recorded:
         made = []
         for a, p in zip(self.arrays[len(self._params) :], self._returns, strict=True):
             r = new_array(p, stream)
-            _cuda.copy(address_of(r, None, stream)[0], a.pointer, a.nbytes, stream)
+            _cuda.copy(pointer_of(r), a.pointer, a.nbytes, stream)
             made.append(r)
         return made
 

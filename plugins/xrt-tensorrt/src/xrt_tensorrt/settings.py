@@ -49,7 +49,12 @@ class Settings:
         read: dict[str, Any] = {name: _READERS[name](name, value) for name, value in extra.items() if value is not None}
         if not options.fused:
             read["optimization_level"] = 0
-        return cls(read_target(target) if target else (), workspace=options.workspace_bytes, max_batch=options.max_batch_size, **read)
+        return cls(
+            read_target(target) if target else (),
+            workspace=options.workspace_bytes,
+            max_batch=options.max_batch_size,
+            **read,
+        )
 
 
 def _flag(name: str, value: Any) -> bool:

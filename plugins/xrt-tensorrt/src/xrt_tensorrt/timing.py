@@ -49,7 +49,9 @@ def folder() -> pathlib.Path:
 
 def _label(toolkit: Toolkit) -> str:
     found = _cuda.capability()
-    return re.sub(r"[^\w.]+", "-", f"{toolkit.flavour}-{toolkit.version}-sm_{found[0] if found else 0}{found[1] if found else 0}")
+    return re.sub(
+        r"[^\w.]+", "-", f"{toolkit.flavour}-{toolkit.version}-sm_{found[0] if found else 0}{found[1] if found else 0}"
+    )
 
 
 def _read(path: pathlib.Path) -> bytes:

@@ -1,15 +1,18 @@
-"""What a guarded module leaves behind when an engine fails: a bundle, named in the event, that replays."""
+"""A guarded module over an engine that fails: it leaves a bundle that replays, or keeps what is right of the engine."""
 
 from __future__ import annotations
 
 import pathlib
 
+import numpy as np
 import pytest
 
 from tests.guard.planted import deep
+from tests.guard.test_bundle import Suspect
 from xrt_core import XRTModule
 from xrt_core.engine import engines
 from xrt_core.guard.bundle import read_bundle, replay
+from xrt_core.guard.reference import run_host
 from xrt_core.guard.stimuli import stimulus
 from xrt_core.testing.faults import RaisesAtCompile, WrongNumbers
 
@@ -30,3 +33,24 @@ def test_a_failure_leaves_a_bundle(engine: type, stage: str, own_cache: pathlib.
         assert replay(found, engine()).fails
     finally:
         engines.unregister(engine.name)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_faulty_kernel_costs_its_nodes_alone() -> None:
+    """A module over an engine with one wrong operator gives the host's numbers; the other nodes stay on the engine."""
+    engines.register(Suspect)
+    try:
+        function = deep(40)
+        module = XRTModule(
+            function.body, engine="suspect", guard=True, guard_async=False, guard_sandbox=False, guard_tune=False
+        )
+        inputs = stimulus(function, seed=9)
+        for _ in range(3):
+            for got, want in zip(module(*inputs), run_host(function, inputs)[0], strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+        text = module.report().as_text()
+        faulty = sum(n.op_type == "Erf" for n in function.body.nodes)
+        assert f"right for {40 - faulty} of 40 nodes" in text
+        assert "live" in text.lower()
+    finally:
+        engines.unregister("suspect")

@@ -1,0 +1,160 @@
+"""What the guard costs and gives: first results, overhead of a live cluster, examination, and engine="auto".
+
+    python benchmarks/guard.py overhead              # of a call of a live cluster over its bare executable
+    python benchmarks/guard.py first [NAME ...]      # first result with the asynchronous guard beside the plain host
+    python benchmarks/guard.py auto [NAME ...]       # every engine alone, and all of them under guard
+
+NAME: exported models (see exported.py). Every process of `first` and `auto` starts with an empty cache of its own, but
+for the second one of `first`, which has what the first one left. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from exported import NAMES, inputs_for, path
+
+ROUNDS = 5
+FIRST = """
+import json, sys, time
+sys.path.insert(0, {folder!r})
+from exported import inputs_for
+from xrt_core.engine import engines
+from xrt_core.module import XRTModule
+engines.usable("xla").prepare()
+inputs = inputs_for({name!r})
+start = time.perf_counter()
+m = XRTModule({path!r}, engine={engine!r}, guard={guard!r})
+m.run(inputs)
+first = time.perf_counter() - start
+m.wait(900)
+settled = time.perf_counter() - start
+m.run(inputs)
+clusters = m.report().clusters
+print(json.dumps([first, settled, [c["state"] for c in clusters], [c["outcome"]["timings"] for c in clusters
+    if c["outcome"]]]))
+"""
+
+
+def overhead() -> None:
+    """Median nanoseconds of a call: the executable, an unguarded and a guarded Launch around it, interleaved."""
+    from xrt_core.engine.contract import Executable
+    from xrt_core.guard.launch import GuardedLaunch
+    from xrt_core.guard.settings import GuardSettings
+    from xrt_core.guard.state import ClusterRecord, State
+    from xrt_core.options import resolve
+    from xrt_core.runtime.launch import Launch
+    from xrt_core.testing.functions import binary
+
+    class Keeper:
+        settings = GuardSettings.of(resolve({"guard": True}))
+
+    class Nothing(Executable):
+        def __init__(self, results: list[np.ndarray]) -> None:
+            self.results = results
+
+        def run(self, inputs: Sequence[Any], *args: Any, **options: Any) -> list[np.ndarray]:
+            return self.results
+
+    function = binary("Add")
+    x = np.ones((2, 3), np.float32)
+    executable = Nothing([x])
+    plain = Launch(function, "e", executable, lambda: list)
+    guarded = GuardedLaunch(function, "e", lambda: list, Keeper(), ClusterRecord("c", "e", 1, "Add"))
+    guarded.record.move(State.READY)
+    guarded.go_live(executable, "")
+    calls: list[Callable[[Any], Any]] = [executable.run, plain, guarded]
+    times: list[list[float]] = [[] for _ in calls]
+    arguments = [x, x]
+    for _ in range(60):
+        for call, found in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            for _ in range(10_000):
+                call(arguments)
+            found.append((time.perf_counter() - start) / 10_000 * 1e9)
+    bare, unguarded, live = (statistics.median(t) for t in times)
+    print(f"a call over its executable: Launch {unguarded - bare:.0f} ns, live GuardedLaunch {live - bare:.0f} ns "
+          "(accepted: 2000)")  # fmt: skip
+
+
+def first(names: Sequence[str]) -> None:
+    """Seconds to the first result of the plain host, and of the guarded module in a first and a second process.
+
+    From making the module on; all of them have loaded the engine's library before.
+    """
+    print("| model | host | guarded | ratio (at most 1.05) | settled | second process | ratio | host runs to verify |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in names:
+        host, guarded, second = [], [], []
+        settled, examined = [], []
+        for _ in range(ROUNDS):
+            with tempfile.TemporaryDirectory() as cache:
+                host.append(_process(name, "host", False, cache)[0])
+                seconds, done, states, timings = _process(name, "xla", True, cache)
+                assert set(states) <= {"live", "rejected"}, states
+                guarded.append(seconds)
+                settled.append(done)
+                examined += [t.get("verify", 0.0) / t["host"] for t in timings if "host" in t]
+                second.append(_process(name, "xla", True, cache)[0])
+        h, g, s = (statistics.median(t) for t in (host, guarded, second))
+        runs = f"{statistics.median(examined):.1f}" if examined else ""
+        print(f"| {name} | {h:.2f} | {g:.2f} | {g / h:.2f} | {statistics.median(settled):.1f} | {s:.2f} | {s / h:.2f} "
+              f"| {runs} |")  # fmt: skip
+
+
+def auto(names: Sequence[str]) -> None:
+    """Median milliseconds of each ready engine alone, and of `engine="auto"`, whose calls alternate."""
+    from xrt_core.engine import engines
+    from xrt_core.module import XRTModule
+    from xrt_core.options import resolve
+
+    ready = [e.name for e in engines.select(resolve({"engine": "auto"}))]
+    print(f"| model | {' | '.join(ready)} | auto | auto to best (accepted: 1.03) | chosen |")
+    print("|---|" + "---|" * (len(ready) + 3))
+    for name in names:
+        inputs = inputs_for(name)
+        with tempfile.TemporaryDirectory() as cache:
+            modules = {e: XRTModule(path(name), engine=e, cache_dir=cache) for e in (*ready, "auto")}
+            for m in modules.values():
+                m.run(inputs)
+            modules["auto"].wait()
+            times: dict[str, list[float]] = {e: [] for e in modules}
+            for _ in range(20):
+                for e, m in modules.items():
+                    time.sleep(0.05)  # threads of the last one go on spinning for a while
+                    m.run(inputs)
+                    start = time.perf_counter()
+                    m.run(inputs)
+                    times[e].append((time.perf_counter() - start) * 1e3)
+            found = {e: statistics.median(t) for e, t in times.items()}
+            chosen = ", ".join(dict.fromkeys(c["chosen"] for c in modules["auto"].report().clusters))
+            modules["auto"].close()
+        best = min(found[e] for e in ready)
+        columns = " | ".join(f"{found[e]:.2f}" for e in (*ready, "auto"))
+        print(f"| {name} | {columns} | {found['auto'] / best:.3f} | {chosen} |")
+
+
+def _process(name: str, engine: str, guard: bool, cache: str) -> list[Any]:
+    code = FIRST.format(folder=os.path.dirname(__file__), name=name, path=str(path(name)), engine=engine, guard=guard)
+    environment = {**os.environ, "XRT_CACHE_DIR": cache}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    what = sys.argv[1] if len(sys.argv) > 1 else ""
+    if what not in ("overhead", "first", "auto"):
+        raise SystemExit(__doc__)
+    if what == "overhead":
+        overhead()
+    else:
+        {"first": first, "auto": auto}[what](sys.argv[2:] or NAMES)

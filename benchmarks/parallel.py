@@ -1,0 +1,118 @@
+"""Two independent branches on two engines: one after another, side by side, and as `parallel="auto"` decides.
+
+    python benchmarks/parallel.py [--engines xla onnxruntime] [--timeline FOLDER]
+
+Prints, for branches of several kinds, the median time of a call in each mode, measured interleaved in one process, the
+ratio of each to the sequential one, what "auto" settled on, and for how long both engines were at work at once in a run
+side by side. --timeline writes that run of each case as FOLDER/<case>.json, for ui.perfetto.dev.
+
+The bound: "auto" is never slower than 1.05 times the sequential mode, with tiny branches neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from xrt_core.ir.annotations import Annotations
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.module import XRTModule
+
+CASES = {  # (size of the matrices, products in a row in each branch)
+    "large": ((768, 6), (768, 6)),
+    "medium": ((256, 8), (256, 8)),
+    "narrow": ((64, 60), (64, 60)),  # small operators in a row, which engines do not spread over cores
+    "uneven": ((512, 8), (64, 20)),
+    "tiny": ((16, 1), (16, 1)),
+}
+MODES: tuple[bool | str, ...] = (False, True, "auto")
+
+
+def two_branches(engines: tuple[str, str], branches: tuple[tuple[int, int], tuple[int, int]]) -> Graph:
+    """For each engine a branch of MatMul and Tanh in turns over an input of its own; the host adds up their sums."""
+    rng = np.random.default_rng(0)
+    f32 = np.dtype(np.float32)
+    nodes, inputs, ends = [], [], []
+    for engine, (size, depth) in zip(engines, branches, strict=True):
+        mark = Annotations(engine=engine)
+        t = TensorType(f32, (size, size))
+        v = Value(f"x_{engine}", t)
+        inputs.append(v)
+        for i in range(depth):
+            w = Value.constant((rng.standard_normal((size, size)) / np.sqrt(size)).astype(f32))
+            product, v_next = Value(f"{engine}_p{i}", t), Value(f"{engine}_t{i}", t)
+            nodes.append(Node("MatMul", [v, w], [product], version=13, name=f"{engine}_mm{i}", annotations=mark))
+            nodes.append(Node("Tanh", [product], [v_next], version=13, name=f"{engine}_tanh{i}", annotations=mark))
+            v = v_next
+        end = Value(f"sum_{engine}", TensorType(f32, ()))
+        axes = Value.constant(np.array([0, 1], np.int64))
+        nodes.append(
+            Node("ReduceSum", [v, axes], [end], {"keepdims": 0}, version=13, name=f"{engine}_sum", annotations=mark)
+        )
+        ends.append(end)
+    y = Value("y", TensorType(f32, ()))
+    nodes.append(Node("Add", ends, [y], version=14, name="add", annotations=Annotations(engine="host")))
+    return Graph(inputs, [y], nodes, opsets={"": 18}, name="two_branches")
+
+
+def interleaved(functions: list[Callable[[], Any]], seconds: float = 4.0) -> list[float]:
+    """Median milliseconds of a call of each function; they take turns."""
+    start = time.perf_counter()
+    for f in functions:
+        f()
+    once = time.perf_counter() - start
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(max(20, int(seconds / once))):
+        for f, found in zip(functions, times, strict=True):
+            begin = time.perf_counter()
+            f()
+            found.append((time.perf_counter() - begin) * 1e3)
+    return [statistics.median(t) for t in times]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engines", nargs=2, default=("xla", "onnxruntime"))
+    parser.add_argument("--timeline", type=pathlib.Path)
+    arguments = parser.parse_args()
+    engines: tuple[str, str] = (arguments.engines[0], arguments.engines[1])
+    print(f"{os.cpu_count()} cores; {engines[0]} and {engines[1]}")
+    columns = "case", "sequential (ms)", "side by side (ms)", "auto (ms)", "side by side", "auto", "auto settled on"
+    print(f"| {' | '.join(columns)} | overlap (ms) |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, branches in CASES.items():
+        graph = two_branches(engines, branches)
+        rng = np.random.default_rng(1)
+        arrays = [rng.standard_normal(v.shape, np.float32) for v in graph.inputs]
+        modules = [XRTModule(graph, engine=engines, parallel=mode, prune=False, cache="off") for mode in MODES]
+        wanted = modules[0](*arrays)
+        for m in modules:
+            for _ in range(30):  # "auto" has settled after that
+                np.testing.assert_array_equal(m(*arrays), wanted)
+            assert len(m.explain().report.clusters) == 2
+        sequential, always, auto = interleaved([partial(m, *arrays) for m in modules])
+        inputs = dict(zip((v.name for v in graph.inputs), arrays, strict=True))
+        _, timeline = modules[1].run_timed(inputs)
+        settled = modules[2].explain(inputs).side_by_side
+        print(
+            f"| {name} | {sequential:.3f} | {always:.3f} | {auto:.3f} | {always / sequential:.2f}x | "
+            f"{auto / sequential:.2f}x | {'side by side' if settled else 'sequential'} | {timeline.overlap * 1e3:.3f} |"
+        )
+        if arguments.timeline is not None:
+            arguments.timeline.mkdir(parents=True, exist_ok=True)
+            (arguments.timeline / f"{name}.json").write_text(json.dumps(timeline.to_json()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

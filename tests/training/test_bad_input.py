@@ -1,0 +1,143 @@
+"""What a training refuses: each with an error that says what and why, and with no state changed."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt_core as xrt
+from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, OptionError, XRTError
+from xrt_core.frontends import ops
+from xrt_core.training import LAMB, SGD, Adagrad, Adam, AdamW, Momentum, TrainModule, gradients
+
+F = np.float32
+
+
+class Line(xrt.Graph):
+    """A line through points; a weight that nothing reads in a differentiable way."""
+
+    def __init__(self) -> None:
+        self.w, self.b = np.ones((3, 2), F), np.zeros(2, F)
+        self.index = np.ones((4, 2), F)
+
+    def build(self, x: Any, y: Any) -> Any:
+        places = ops.ArgMax(self.index, axis=0).astype(np.float32)
+        return ((x @ self.w + self.b + ops.Sum(places.reshape((1, 2))) * 0.0 - y) ** 2.0).mean()
+
+
+def batch() -> dict[str, np.ndarray]:
+    """Points and where they go."""
+    rng = np.random.default_rng(0)
+    return {"x": rng.standard_normal((4, 3)).astype(F), "y": rng.standard_normal((4, 2)).astype(F)}
+
+
+def module(**options: Any) -> TrainModule:
+    """A training after two steps."""
+    t = TrainModule(Line(), optimizer=Momentum(0.1), engine="host", **options)
+    t.step(**batch())
+    t.step(**batch())
+    return t
+
+
+def unchanged(t: TrainModule, call: Callable[[], Any], error: type[XRTError], match: str) -> None:
+    """The call raises, and the next step is the one that it would have been."""
+    before = t.state_dict()
+    with pytest.raises(error, match=match):
+        call()
+    after = t.state_dict()
+    assert all(before[n].tobytes() == after[n].tobytes() for n in before)
+    other = module()
+    other.load_state_dict(before)
+    assert t.step(**batch()) == other.step(**batch())
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        (lambda x: x * np.ones(3, F), r"the loss .* is float32\[3\]; it must be a scalar"),
+        (lambda x: ops.ArgMax(x, axis=0, keepdims=0), "int64.*; it must be a float"),
+    ],
+)
+def test_a_loss_that_is_no_float_scalar(build: Any, match: str) -> None:
+    """It is said of which type it is."""
+    graph = xrt.trace(build, "float32[3]")
+    with pytest.raises(GradientError, match=match):
+        gradients(graph, 0, graph.inputs)
+
+
+def test_no_way_from_the_loss() -> None:
+    """To a variable that was named, to one that `gradients` is asked for, or to any at all."""
+    t = TrainModule(Line(), optimizer=SGD(0.1), engine="host", trainable=["w", "index"])
+    with pytest.raises(GradientError, match="does not depend on 'index' in a differentiable way; leave that out of train"):
+        t.step(**batch())
+    t = TrainModule(Line(), optimizer=SGD(0.1), engine="host", trainable=lambda name, array: name == "index")
+    with pytest.raises(GradientError, match="does not depend on 'index' .*, which is all there is to train"):
+        t.step(**batch())
+    plain = module()
+    assert np.array_equal(plain.state_dict()["index"], Line().index)
+    graph = xrt.trace(lambda a, b: (a * a).sum(), "float32[3]", "float32[2]")
+    with pytest.raises(GradientError, match="no gradient by 'b': the loss .* does not depend on it"):
+        gradients(graph, 0, graph.inputs)
+    integers = xrt.trace(lambda a, i: (a * i.astype(np.float32)).sum(), "float32[3]", "int64[3]")
+    with pytest.raises(GradientError, match=r"no gradient by 'i': it is int64\[3\], not a float"):
+        gradients(integers, 0, integers.inputs)
+
+
+@pytest.mark.parametrize("kind", [SGD, Momentum, Adagrad, Adam, AdamW, LAMB])
+def test_unknown_options_of_optimisers(kind: Any) -> None:
+    """They are named, beside what there is."""
+    with pytest.raises(OptionError, match=f"{kind.__name__} has no option 'lr'; it takes .*weight_decay"):
+        kind(0.1, lr=0.1)
+
+
+def test_a_schedule_that_goes_wrong() -> None:
+    """It stops the step before it begins."""
+    t = TrainModule(Line(), optimizer=SGD(lambda k: 0.1 if k < 2 else float("nan")), engine="host")
+    t.step(**batch())
+    t.step(**batch())
+    before = t.state_dict()
+    with pytest.raises(OptionError, match="learning_rate of step 2=nan"):
+        t.step(**batch())
+    after = t.state_dict()
+    assert all(before[n].tobytes() == after[n].tobytes() for n in before)
+
+
+def test_inputs_that_do_not_fit() -> None:
+    """Names, counts, dtypes and shapes."""
+    t = module()
+    data = batch()
+    unchanged(t, lambda: t.step(data["x"]), InputError, "missing input 'y'")
+    unchanged(t, lambda: t.step(x=data["x"], y=None), InputError, "'y' is a NoneType, not an array")
+    unchanged(t, lambda: t.step(x=np.zeros((4, 5), F), y=data["y"]), XRTError, "MatMul")
+
+
+def test_a_loss_that_is_not_finite() -> None:
+    """The opt-in check names the node; without it, NaN is a result like any other."""
+    t = module(check_finite=True)
+    bad = {**batch(), "x": np.full((4, 3), 1e30, F)}
+    unchanged(t, lambda: t.step(**bad), ExecutionError, r"not finite: it comes from node .*Pow")
+    assert not np.isfinite(module().step(**bad))
+
+
+def test_states_and_files_that_do_not_fit(tmp_path: pathlib.Path) -> None:
+    """Of another shape or model, cut off anywhere, not there, or no such file."""
+    t = module()
+    state = t.state_dict()
+    wrong = {**state, "w": np.zeros((2, 3), F)}
+    unchanged(t, lambda: t.load_state_dict(wrong), CheckpointError, r"'w' is float32\[2, 3\], not float32\[3, 2\]")
+    other = TrainModule(Line(), optimizer=Adam(0.1), engine="host")
+    other.step(**batch())
+    other.save(tmp_path / "other")
+    unchanged(t, lambda: t.load(tmp_path / "other"), CheckpointError, "does not fit this model and optimiser: missing")
+    t.save(tmp_path / "whole")
+    raw = (tmp_path / "whole").read_bytes()
+    for count in (0, 4, 40, len(raw) // 2, len(raw) - 1):
+        (tmp_path / "cut").write_bytes(raw[:count])
+        unchanged(t, lambda: t.load(tmp_path / "cut"), CheckpointError, "cut")
+    unchanged(t, lambda: t.load(tmp_path / "none"), CheckpointError, "cannot be read")
+    (tmp_path / "text").write_text("no checkpoint at all")
+    unchanged(t, lambda: t.load(tmp_path / "text"), CheckpointError, "no safetensors file, or cut off")
