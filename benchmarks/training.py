@@ -207,10 +207,12 @@ def show_recompute(seconds: float) -> None:
             recompute_budget=int(share * peak_bytes(plain.training_graph())),
         )  # fmt: skip
     times = interleaved({n: (lambda t=t: t.step(**batch)) for n, t in made.items()}, seconds)
-    print("\n| recomputed | ms a step | results alive, in order of the nodes | XLA's temporary memory |\n|---|---|---|---|")
+    print("\n| recomputed | ms a step | results alive, in order of the nodes | XLA's temporary memory |")
+    print("|---|---|---|---|")
     for n, t in made.items():
         assert t._last is not None
-        temporary = max(x.executable._compiled.memory_analysis().temp_size_in_bytes for x in t._last.plan.launches)  # type: ignore[union-attr]
+        programs: list[Any] = [x.executable for x in t._last.plan.launches]
+        temporary = max(p._compiled.memory_analysis().temp_size_in_bytes for p in programs)
         alive = peak_bytes(t.training_graph())
         print(f"| {n} | {times[n]:.1f} | {alive / 2**20:.0f} MiB | {temporary / 2**20:.0f} MiB |")
 

@@ -37,8 +37,9 @@ class XRTModule:
 
     model: an ONNX file's path, its bytes, a ModelProto, an onnx_ir.Model, an IR graph, or an `xrt.Graph` (or a
         function of traced tensors), which is traced for each signature and gives its results as `build` nests them.
-    engine: a name, a list of names in the order to try them, "host" for none; without it every engine that is ready
-        takes part, as the switches of `xrt.config` allow. options: see docs/options.md.
+    engine: a name, a list of names in the order to try them, "host" for none, "auto" for whichever is fastest
+        (docs/guard.md); without it every engine that is ready takes part, as the switches of `xrt.config` allow.
+    options: see docs/options.md.
 
     Arguments are arrays of NumPy, JAX, CuPy or torch; results come in the family of the first argument, without a
     copy where that is possible, so NumPy results may be read-only. For each new signature (dtypes and shapes, and the

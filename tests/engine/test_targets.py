@@ -89,6 +89,7 @@ def test_the_target_is_not_kept_in_the_file(elsewhere: type[Elsewhere], tmp_path
     [
         ({"engine": "elsewhere", "target": "three"}, EngineUnavailableError, "compiles for one and two"),
         ({"target": "one"}, OptionError, "in the words of an engine, and none is named"),
+        ({"engine": "elsewhere", "target": "one", "guard": True}, OptionError, "examines what runs here"),
         ({"engine": "elsewhere", "target": ""}, OptionError, "option 'target' cannot be ''"),
     ],
 )

@@ -106,3 +106,34 @@ def test_assign_and_stop_gradient() -> None:
     old, new = np.zeros(3, np.float32), np.ones(3, np.float32)
     assert run("Assign", old, new) is new
     assert run("StopGradient", old) is old
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4, 4), (1, 1), (0, 2, 2)])
+def test_cofactors(shape: tuple[int, ...]) -> None:
+    """det(x) times the transposed inverse, where there is one."""
+    x = RNG.standard_normal(shape)
+    found = run("Cofactors", x)
+    if x.size:
+        np.testing.assert_allclose(
+            found, np.linalg.det(x)[..., None, None] * np.swapaxes(np.linalg.inv(x), -1, -2), rtol=1e-8, atol=1e-10
+        )
+
+
+def test_cofactors_of_singular_matrices() -> None:
+    """By hand: of [[a, b], [c, d]] they are [[d, -c], [-b, a]], whatever the determinant."""
+    np.testing.assert_allclose(run("Cofactors", np.array([[1.0, 2.0], [2.0, 4.0]])), [[4, -2], [-2, 1]], atol=1e-12)
+    np.testing.assert_allclose(run("Cofactors", np.zeros((2, 2))), np.zeros((2, 2)))
+
+
+def test_barrier() -> None:
+    """The inputs, as many as there are outputs."""
+    a, b, c = np.ones(2), np.zeros(3, np.int64), np.ones(1)
+    types = [TensorType(x.dtype, x.shape) for x in (a, b, c)]
+    node = Node("Barrier", [Value("", t) for t in types], [Value("p"), Value("q")], domain="xrt", version=1)
+    assert infer_types(node) == tuple(types[:2])
+    found = find_kernel("xrt", "Barrier")
+    assert found is not None
+    results = found.function(OpContext(node, np), a, b, c)
+    assert len(results) == 2
+    assert results[0] is a
+    assert results[1] is b

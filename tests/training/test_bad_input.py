@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_float_scalar(build: Any, match: str) -> None:
 def test_no_way_from_the_loss() -> None:
     """To a variable that was named, to one that `gradients` is asked for, or to any at all."""
     t = TrainModule(Line(), optimizer=SGD(0.1), engine="host", trainable=["w", "index"])
-    with pytest.raises(GradientError, match="does not depend on 'index' in a differentiable way; leave that out of train"):
+    with pytest.raises(GradientError, match="does not depend on 'index' .*; leave that out of trainable"):
         t.step(**batch())
     t = TrainModule(Line(), optimizer=SGD(0.1), engine="host", trainable=lambda name, array: name == "index")
     with pytest.raises(GradientError, match="does not depend on 'index' .*, which is all there is to train"):

@@ -288,6 +288,11 @@ class EngineManager:
                 f"target={target!r} ({options.source('target')}) is in the words of an engine, and none is named: give "
                 "engine="
             )
+        if options.guard:
+            raise OptionError(
+                f"target={target!r} ({options.source('target')}) compiles for a device elsewhere, and guard "
+                f"({options.source('guard')}) examines what runs here: leave one of them out"
+            )
         return [self.get(n).targeting(target) for n in options.engine if n != HOST]
 
     def _check_options(self, options: Options) -> None:

@@ -119,6 +119,8 @@ class GuardReport:
 
 def _saved(r: ClusterRecord) -> float:
     host, engine = tuple(r.host_seconds), tuple(r.engine_seconds)
+    if not host and r.outcome is not None and "host" in r.outcome.timings:  # it was examined before, and never ran here
+        host = (r.outcome.timings["host"],)
     if not host or not engine:
         return 0.0
     return max(statistics.median(host) - statistics.median(engine), 0.0) * (r.calls - r.host_calls)

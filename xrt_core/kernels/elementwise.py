@@ -172,5 +172,6 @@ def clip(ctx: OpContext, x: Any, low: Any = None, high: Any = None) -> Any:
     if low is not None:
         out = xp.maximum(out, low)
     if high is not None:
-        out = xp.minimum(out, high)
+        fresh = low is not None and type(out) is np.ndarray  # made here: one array less in memory
+        out = xp.minimum(out, high, out=out) if fresh else xp.minimum(out, high)
     return result(xp, out, x.dtype)

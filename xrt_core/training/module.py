@@ -342,7 +342,7 @@ class TrainModule:
         self.load_state_dict(arrays)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the variables by name; `xrt.Graph.load_parameters` takes them. Raises TrainingError as `step`."""
+        """Copies of the variables, by name; `xrt.Graph.load_parameters` takes them. Raises as `state_dict` does."""
         state = self.state_dict()
         return {n: state[n] for n in self.variables}
 

@@ -204,6 +204,6 @@ def test_full_tensorrt_is_configured_by_its_own_names() -> None:
 )  # fmt: skip
 def test_the_parsers_words(said: str, words: str) -> None:
     """Assertions of its source are told without their code."""
-    from xrt_tensorrt._toolkit import _in_words
+    from xrt_tensorrt.messages import in_words
 
-    assert _in_words(said) == words
+    assert in_words(said) == words

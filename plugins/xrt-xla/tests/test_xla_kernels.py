@@ -250,3 +250,46 @@ def test_quantised_products(engine: XlaEngine) -> None:
     got = _run(engine, "QLinearMatMul", inputs, want, frozenset((3,)), 21)
     assert np.abs(got.astype(int) - want.astype(int)).max() <= 1
     assert (got == want).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "filters", "attributes"),
+    [
+        ((2, 3, 7, 6), 4, {"kernel_shape": (3, 2), "strides": (2, 1), "pads": (1, 0, 2, 1)}),
+        ((2, 2, 8, 9), 3, {"kernel_shape": (2, 3), "dilations": (2, 3), "strides": (1, 2)}),
+        ((1, 2, 5, 6), 3, {"kernel_shape": (3, 3), "auto_pad": "SAME_LOWER", "strides": (2, 2)}),
+        ((3, 2, 9), 2, {"kernel_shape": (4,), "strides": (3,)}),
+        ((1, 2, 4, 3, 5), 2, {"kernel_shape": (2, 1, 3), "pads": (0, 1, 1, 1, 0, 0)}),
+        ((2, 4, 5, 5), 6, {"kernel_shape": (3, 3), "group": 2}),
+        ((0, 2, 5), 2, {"kernel_shape": (3,)}),
+    ],
+)
+def test_conv_filter_grad(x_shape: tuple[int, ...], filters: int, attributes: dict[str, Any]) -> None:
+    """One convolution gives what the portable kernel adds up tap by tap, with strides, dilations and pads."""
+    from xrt_core.kernels import OpContext, find_kernel
+    from xrt_core.kernels.windows import windows_of
+
+    portable = find_kernel("xrt", "ConvFilterGrad")
+    assert portable is not None
+    x = RNG.standard_normal(x_shape).astype(np.float32)
+    entry = Value("x", TensorType(x.dtype, x.shape))
+    draft = Node("ConvFilterGrad", [entry, None], [Value("w")], attributes, domain="xrt", version=1)
+    out = windows_of(OpContext(draft, np), x.shape[2:], attributes["kernel_shape"]).out
+    dy = RNG.standard_normal((x_shape[0], filters, *out)).astype(np.float32)
+    group = attributes.get("group", 1)
+    shape = (filters, x_shape[1] // group, *attributes["kernel_shape"])
+    inputs = [entry, Value("dy", TensorType(dy.dtype, dy.shape))]
+    node = draft.replace(inputs=inputs, outputs=[Value("w", TensorType(x.dtype, shape))])
+    expected = portable.function(OpContext(node, np), x, dy)
+    found = compile_nodes(XlaEngine(), inputs, [node], list(node.outputs)).run([x, dy])[0]  # type: ignore[arg-type]
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_barrier() -> None:
+    """It gives what it is given, and stays in the program that XLA makes."""
+    x, y = (Value(n, TensorType(np.dtype(np.float32), (3,))) for n in "xy")
+    a, b = (Value(n, x.type) for n in "ab")
+    made = compile_nodes(XlaEngine(), [x, y], [Node("Barrier", [x, y], [a, b], domain="xrt", version=1)], [a, b])
+    given = [np.arange(3, dtype=np.float32), np.ones(3, np.float32)]
+    for found, expected in zip(made.run(given), given, strict=True):
+        np.testing.assert_array_equal(np.asarray(found), expected)

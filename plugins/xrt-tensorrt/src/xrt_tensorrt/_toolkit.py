@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import functools
 import importlib
 import importlib.util
-import logging
 import os
 import pathlib
 import re
@@ -20,11 +18,11 @@ import numpy as np
 
 from xrt_core.engine.onnx_model import OnnxModel
 from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError
+from xrt_tensorrt.messages import Messages, in_words, make_logger
 
 if TYPE_CHECKING:
     from xrt_tensorrt.settings import Settings
 
-log = logging.getLogger("xrt.tensorrt")
 
 RTX: Final = "TensorRT-RTX"
 FULL: Final = "TensorRT"
@@ -48,7 +46,6 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {  # that carry the libraries 
     FULL: ("tensorrt_libs",),
 }
 _DATA_CENTRE: Final = frozenset(((8, 0), (9, 0), (10, 0), (10, 3)))
-_LINES: Final = 4
 
 
 class ToolkitError(EngineUnavailableError):
@@ -189,7 +186,7 @@ class Toolkit:
         self.trt = trt
         self.flavour = flavour
         self.version = str(trt.__version__)
-        self.logger = _logger(trt)
+        self.logger = make_logger(trt)
         self._messages: Messages = self.logger.messages
         self._runtime: Any = None
         self._lock = threading.Lock()
@@ -394,83 +391,8 @@ def _refusal(parser: Any, said: Sequence[str]) -> Refusal:
         e = parser.get_error(i)
         node, name, operator = int(e.node()), e.node_name(), e.node_operator()
         where = f" (node {name!r}, {operator})" if name else f" ({operator})" if operator else ""
-        return Refusal(f"{_in_words(e.desc())}{where}", node)
+        return Refusal(f"{in_words(e.desc())}{where}", node)
     return Refusal("; ".join(said) or "the parser gave no reason")
-
-
-def _in_words(text: str) -> str:
-    """An assertion of the parser's source without its code, where it has a message beside it."""
-    line = _one_line(text)
-    if "Plugin not found" in line:  # what it looks for where it knows no operator of the name
-        return "it does not know the operator"
-    found = re.fullmatch(r'.* && "(.+)"', line)
-    return found[1] if found else "it gives no reason" if line == "false" else line
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).removeprefix("Assertion failed: ")
-
-
-# --- what it says --------------------------------------------------------------------------------------------------
-
-
-class Messages:
-    """The library's error lines, for the call that they belong to."""
-
-    def __init__(self) -> None:
-        self._here = threading.local()
-
-    def collect(self) -> _Collected:
-        """A context whose value is the list of the last error lines that this thread's calls make."""
-        return _Collected(self._here)
-
-    def add(self, line: str) -> None:
-        """An error line; kept if this thread is collecting."""
-        found = getattr(self._here, "lines", None)
-        if found is not None:
-            found.append(line)
-
-
-class _Collected:
-    def __init__(self, here: threading.local) -> None:
-        self._here = here
-        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
-
-    def __enter__(self) -> collections.deque[str]:
-        self._outer = getattr(self._here, "lines", None)
-        self._here.lines = self._lines
-        return self._lines
-
-    def __exit__(self, *_: object) -> None:
-        self._here.lines = self._outer
-
-
-def _logger(trt: Any) -> Any:
-    """An ILogger that writes to the logger "xrt.tensorrt"; the library's info is our debug."""
-    severity = trt.ILogger.Severity
-    levels = {
-        severity.INTERNAL_ERROR: logging.ERROR,
-        severity.ERROR: logging.ERROR,
-        severity.WARNING: logging.DEBUG,
-        severity.INFO: logging.DEBUG,
-    }
-
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.messages = Messages()
-
-        def log(self, severity: Any, message: str) -> None:
-            level = levels.get(severity)
-            if level is None:  # verbose: hundreds of lines for each layer
-                return
-            if level == logging.ERROR:
-                self.messages.add(_one_line(message))
-                level = logging.DEBUG  # who asked gets it in an exception
-            if log.isEnabledFor(level):
-                log.log(level, "%s", message)
-
-    return Logger()
 
 
 @functools.cache

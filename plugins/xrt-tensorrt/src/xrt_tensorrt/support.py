@@ -14,6 +14,7 @@ from xrt_core.engine.node_trials import why_unfit
 from xrt_core.engine.onnx_model import OnnxModel, onnx_model
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.schema import opset_range
 from xrt_core.ir.types import STRING, TensorType
 from xrt_tensorrt import _toolkit
 from xrt_tensorrt.deviations import FROM_BODY, NOT_FROM_BODY, deviation
@@ -73,8 +74,19 @@ def _tried(node: Node) -> Verdict:
 
 
 def _trial(node: Node, *, by_body: bool) -> str:
-    """What the parser says to a model of this node, "" where it takes it and sees the same results."""
-    function = _alone(node)
+    """What the parser says to a model of this node, "" where it takes it and sees the same results.
+
+    by_body: to the standard's body, in the first and in the last opset that has the operator in this version.
+    """
+    if not by_body or node.domain:
+        return _said(node, max(node.version, 1), by_body)
+    return next(
+        (said for o in sorted(set(opset_range(node.op_type, "", node.version))) if (said := _said(node, o, True))), ""
+    )
+
+
+def _said(node: Node, opset: int, by_body: bool) -> str:
+    function = _alone(node, opset)
     what = f"{node.operator}-{node.version}"
     try:
         model = onnx_model(function, engine="tensorrt")
@@ -112,7 +124,7 @@ def misfits(network: _toolkit.Network, function: Function, *, open_batch: bool =
     return ""
 
 
-def _alone(node: Node) -> Function:
+def _alone(node: Node, opset: int) -> Function:
     """A function of the one node; what is constant stays constant, for TensorRT asks for that in places."""
     fresh: dict[Value, Value] = {}
     inputs: list[Value | None] = []
@@ -129,7 +141,7 @@ def _alone(node: Node) -> Function:
                 entries.append(fresh[v])
     outputs = [None if v is None else Value(f"y{i}", v.type) for i, v in enumerate(node.outputs)]
     returned = [v for v in outputs if v is not None]
-    opsets = {"": max(node.version, 1)} if not node.domain else {"": 21, node.domain: node.version}
+    opsets = {"": opset} if not node.domain else {"": 21, node.domain: node.version}
     graph = Graph(entries, returned, [node.replace(inputs=inputs, outputs=outputs)], opsets=opsets, name="trial")
     return Function.from_graph(graph)
 

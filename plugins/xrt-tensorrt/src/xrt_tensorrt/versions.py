@@ -28,7 +28,7 @@ def aligned(function: Function) -> Function:
     nodes = []
     for n in body.nodes:
         since = n.version if n.domain else _since(n, newest)
-        if since != n.version and not _same_but_types(n, since):
+        if since != n.version and not (since and same_but_types(n.op_type, n.version, since)):
             return function
         nodes.append(n if since == n.version else _of_version(n, since))
     opsets = {**body.opsets, "": newest}
@@ -44,25 +44,28 @@ def _of_version(n: Node, version: int) -> Node:
     )  # fmt: skip
 
 
-def _schema(node: Node, opset: int) -> Any:
+def schema_of(op_type: str, opset: int, domain: str = "") -> Any:
+    """The schema of an operator in an opset, None where it has none there."""
     import onnx
 
     try:
-        return onnx.defs.get_schema(node.op_type, opset, node.domain)
+        return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
         return None
 
 
+def same_but_types(op_type: str, opset: int, other: int) -> bool:
+    """Whether an operator of the standard has the same inputs, outputs and attributes in two opsets."""
+    first, second = schema_of(op_type, opset), schema_of(op_type, other)
+    if first is None or second is None:
+        return False
+    return bool(first.since_version == second.since_version) or _form(first) == _form(second)
+
+
 def _since(node: Node, opset: int) -> int:
     """The version of the node's operator in an opset, 0 where it has none there."""
-    schema = _schema(node, opset)
+    schema = schema_of(node.op_type, opset, node.domain)
     return 0 if schema is None else int(schema.since_version)
-
-
-def _same_but_types(node: Node, version: int) -> bool:
-    """Whether another version of the node's operator has the same inputs, outputs and attributes."""
-    mine, other = _schema(node, node.version), _schema(node, version)
-    return mine is not None and other is not None and _form(mine) == _form(other)
 
 
 def _form(schema: Any) -> Any:

@@ -1,0 +1,71 @@
+"""The guard's report: totals, text, and Prometheus lines, from records that are written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from xrt_core.guard.outcome import Outcome, Piece
+from xrt_core.guard.report import GuardReport
+from xrt_core.guard.state import ClusterRecord, State
+
+
+def record(name: str = "c", number: int = 0) -> ClusterRecord:
+    """A cluster that is live after a failure."""
+    found = ClusterRecord(name, "e", 3, "MatMul, Add")
+    found.number = number
+    found.fault("compile", "crashed", "the child process ended (SIGABRT)", "line one\nline two", -6)
+    found.move(State.FAILED, "crashed")
+    found.move(State.QUEUED, "tried again")
+    found.move(State.READY, "fine")
+    found.outcome = Outcome("ready", (Piece("e", (0, 1, 2)),), "fine", {"compile": 2.0, "host": 0.5}, ("f: it is off",))
+    found.move(State.LIVE, "fine")
+    found.calls, found.host_calls = 10, 4
+    return found
+
+
+def test_totals() -> None:
+    """Calls, share and time saved: what the host takes more, for each call that it did not answer."""
+    one, two = record(), record("d", 1)
+    one.host_seconds.extend([0.3, 0.2, 0.4])
+    one.engine_seconds.extend([0.1, 0.1])
+    two.engine_seconds.append(0.1)  # the host never ran it here: what it took when it was examined counts
+    found = GuardReport.of([one, two], 60.0)
+    assert (found.calls, found.host_calls, found.accelerated_share) == (20, 8, 0.6)
+    assert found.saved_seconds == pytest.approx(6 * 0.2 + 6 * 0.4)
+    assert found.to_json()["saved_seconds"] == found.saved_seconds
+
+
+def test_a_slower_engine_saves_nothing() -> None:
+    """An estimate below nothing is nothing."""
+    one = record()
+    one.host_seconds.append(0.1)
+    one.engine_seconds.append(0.2)
+    assert GuardReport.of([one], 1.0).saved_seconds == 0
+
+
+def test_text() -> None:
+    """Everything that a person asks, the tail of the log included."""
+    text = GuardReport.of([record()], 1.0).as_text()
+    for part in (
+        "1 clusters, 10 calls, 60.0% accelerated", "c: live, runs on e: fine", "3 nodes: MatMul, Add",
+        "calls: 10, of them 4 on the host", "compile 2 s, host 500 ms", "turned down: f: it is off",
+        "queued +0.00 s, failed", "failed at compile, crashed (exit code -6): the child process ended (SIGABRT)",
+        "    | line two",
+    ):  # fmt: skip
+        assert part in text, text
+
+
+def test_nothing() -> None:
+    """Without clusters it says why."""
+    found = GuardReport.of([], 0.0)
+    assert "no cluster is under guard" in str(found)
+    assert found.accelerated_share == 0.0
+    assert found.to_json()["clusters"] == []
+
+
+def test_prometheus_escapes_names() -> None:
+    """A label's value may hold anything."""
+    text = GuardReport.of([record('a"b\\c\nd')], 1.0).to_prometheus()
+    assert 'xrt_cluster_calls_total{cluster="a\\"b\\\\c\\nd",number="0",engine="e"} 10' in text.splitlines()
+    assert 'stage="compile",kind="crashed"} 1' in text
+    assert text.endswith("\n")
