@@ -3,8 +3,8 @@
     python benchmarks/guard_models.py [MODEL ...] [--seconds 8] [--engines xla onnxruntime openvino] [--keep FOLDER]
 
 One process; the modules of a model take turns. Before each measured call there is a rest, as threads of some engines
-spin for a while, and a call that is not measured. A ratio is the median of the rounds' ratios, so that a machine that is
-slower for a while counts on both sides; the same engine twice shows how far that is from 1. Every module's results are
+spin for a while, and a call that is not measured. A ratio is the median of the rounds' ratios, so that a machine that
+is slower for a while counts on both sides; the same engine twice shows how far that is from 1. Every module's results are
 held against the host's first. `--keep` leaves the cache there, so that a second run has the verdicts of the first.
 """
 
@@ -39,7 +39,9 @@ LEAST_ROUNDS, SLOW_SECONDS = 9, 1.0
 """Rounds in any case; a module whose second call takes longer than this many seconds is timed by that call alone."""
 
 
-def rounds_of(modules: Mapping[str, XRTModule], inputs: Mapping[str, np.ndarray], seconds: float) -> dict[str, list[float]]:
+def rounds_of(
+    modules: Mapping[str, XRTModule], inputs: Mapping[str, np.ndarray], seconds: float
+) -> dict[str, list[float]]:
     """Milliseconds of the calls of each module, by round; all of them have run before."""
     times: dict[str, list[float]] = {name: [] for name in modules}
     racing = []
@@ -88,7 +90,7 @@ def wrong(name: str, got: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def row(name: str, names: Sequence[str], seconds: float, cache: str) -> tuple[str, float] | None:
-    """The measurements of one model as a row, and auto's ratio to the best engine; None where the model is not there."""
+    """The measurements of a model as a row, and auto's ratio to the best engine; None where the model is not there."""
     found = model_of(name)
     if found is None:
         return None

@@ -188,9 +188,11 @@ class Pipeline:
         self.guard: Guard | None = None
         if settings is not None:
             from xrt_core.guard.guard import Guard
+            from xrt_core.guard.outcome import Outcome
 
+            trusted = {} if saved is None else {k: Outcome.from_json(v) for k, v in saved.verdicts.items()}
             self.guard = Guard(
-                settings, self.compilation, disk, events, auto=options.engine == (AUTO,), trusted=saved is not None
+                settings, self.compilation, disk, events, auto=options.engine == (AUTO,), trusted=trusted
             )
         self._lowering = lowering(options)
         self.rules = rules_of(options)

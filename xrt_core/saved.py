@@ -19,7 +19,7 @@ from xrt_core.errors import CacheError, ModelLoadError
 from xrt_core.frontends.onnx_file import DataFile, map_file, serialised
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_from_name, dtype_name
-from xrt_core.options import TABLE, Options
+from xrt_core.options import AUTO, TABLE, Options
 from xrt_core.pipeline import Pipeline, Planned
 
 _WEIGHTS: Final = "weights"  # the location that the model's external data names; it is the model file itself
@@ -38,7 +38,9 @@ class SavedModel:
     options: Mapping[str, Any]
 
     def engine_names(self) -> tuple[str, ...] | str:
-        """The engines whose executables it holds, in order; "host" for none."""
+        """The engines whose executables it holds, in order; "auto" if it was saved so, "host" for none."""
+        if self.file.info.get("auto"):
+            return AUTO
         return tuple(e["name"] for e in self.file.info["engines"]) or "host"
 
     def check(self, engines: Sequence[tuple[Engine, str]]) -> None:
@@ -99,12 +101,16 @@ def save_module(
         "xrt-core": xrt_core.__version__,
         "options": _given(pipeline.options),
         "engines": _described(pipeline.engines),
+        "auto": pipeline.options.engine == (AUTO,),
         "signatures": list(_signatures(callers)),
     }
     target = pathlib.Path(path)
-    executables = pipeline.executables.stored()
+    executables = {e.key.digest: e for e in pipeline.executables.stored()}
+    if pipeline.guard is not None:
+        executables |= {e.key.digest: e for e in pipeline.guard.stored()}
+        info["verdicts"] = {k: v.to_json() for k, v in pipeline.guard.outcomes().items()}
     try:
-        write_model_file(target, write, executables, info)
+        write_model_file(target, write, executables.values(), info)
     except OSError as e:
         raise CacheError(f"{target} cannot be written: {e.strerror or e}") from e
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from xrt_core.guard.tuning import HOST_RUNS, LEAST_SECONDS, ROUNDS, tune
+from xrt_core.guard import tuning
+from xrt_core.guard.tuning import ENOUGH, HOST_RUNS, LEAST_SECONDS, ROUNDS, Tuning, settle
+from xrt_core.guard.tuning import tune as tune_for_real
 
 
 class Track:
@@ -33,11 +37,16 @@ class Track:
         self.busy[name] += took
 
 
+def tune(*args: Any, **options: Any) -> Tuning:
+    """Without rests: nothing here has threads."""
+    return tune_for_real(*args, rest=lambda: None, **options)
+
+
 @pytest.mark.parametrize(
     ("seconds", "winner"),
     [
         ({"a": 1.0, "b": 0.5, "host": 4.0}, "b"),
-        ({"a": 1.0, "b": 0.99, "host": 4.0}, "a"),  # not clearly faster: the preferred one stays
+        ({"a": 1.0, "b": 0.995, "host": 4.0}, "a"),  # not clearly faster: the preferred one stays
         ({"a": 1.0, "host": 0.95}, "a"),  # the host wins by a tenth or not at all
         ({"a": 1.0, "host": 0.89}, "host"),
         ({"a": 3.0, "b": 2.0, "host": 1.0}, "host"),
@@ -45,7 +54,7 @@ class Track:
     ],
 )
 def test_who_wins(seconds: dict[str, float], winner: str) -> None:
-    """The fastest wins; a later one by 2 %, the host by 10 %."""
+    """The fastest wins; a later one by 1 %, the host by 10 %."""
     track = Track(seconds)
     found = tune(track.contestants, "host", clock=track.clock)
     assert found.winner == winner
@@ -64,20 +73,30 @@ def test_outliers_and_drift_decide_nothing() -> None:
 
 
 def test_a_hopeless_one_drops_out() -> None:
-    """Who takes twice as long as another is timed once after warming up."""
-    track = Track({"a": 1e-4, "b": 1.1e-4, "slow": 1e-2, "host": 5e-3})
+    """Who takes twice as long as another drops out: after one round where runs are long, else after some."""
+    track = Track({"a": 0.1, "b": 0.11, "slow": 0.5, "host": 9.0})
     found = tune(track.contestants, "host", clock=track.clock)
     assert found.winner == "a"
     assert track.runs["slow"] == track.runs["host"] == 2
     assert set(found.seconds) == {"a", "b", "slow", "host"}
 
+    short = Track({"a": 0.03, "b": 0.031, "slow": 0.07, "host": 0.08})
+    assert tune(short.contestants, "host", clock=short.clock).winner == "a"
+    assert short.runs["slow"] == short.runs["host"] == ENOUGH + 1
+
+
+def test_one_interrupted_run_costs_nobody_the_race() -> None:
+    """A short run that was interrupted in the first round is no verdict."""
+    track = Track({"a": 0.03, "b": itertools.chain([0.5, 0.09], itertools.repeat(0.02)), "host": 0.2})
+    assert tune(track.contestants, "host", clock=track.clock).winner == "b"
+
 
 def test_a_close_race_ends() -> None:
-    """Equals run all rounds where runs are short; long ones are stopped by the time limit."""
+    """Equals run all rounds where runs are short, each time twice; long ones are stopped by the time limit."""
     track = Track({"a": 1e-4, "b": 1e-4, "host": 1e-4})
     assert tune(track.contestants, "host", clock=track.clock).winner == "a"
-    assert track.runs["a"] == ROUNDS + 1
-    assert track.now <= 2 * 3e-4 + LEAST_SECONDS
+    assert track.runs["a"] == 2 * ROUNDS + 1
+    assert track.now <= 3 * 3e-4 + LEAST_SECONDS
 
     long = Track({"a": 1.0, "b": 1.0, "host": 1.0})
     tune(long.contestants, "host", clock=long.clock)
@@ -86,10 +105,34 @@ def test_a_close_race_ends() -> None:
 
 
 def test_a_clear_race_ends_early() -> None:
-    """Ahead by more than a tenth in each of three rounds is enough."""
+    """Ahead by more than a tenth in each of some rounds is enough."""
     track = Track({"a": 1e-4, "host": 1.5e-4})
     found = tune(track.contestants, "host", clock=track.clock)
-    assert (found.winner, found.rounds) == ("a", 3)
+    assert (found.winner, found.rounds) == ("a", ENOUGH)
+
+
+@pytest.mark.parametrize(
+    ("busy", "steps"),
+    [
+        ([0.0, 0.0], 2),
+        ([1.0, 1.0, 0.0, 1.0, 0.0, 0.0], 6),  # one that only drew breath
+        ([1.0] * 100, 25),  # whoever never rests is not waited for
+    ],
+)
+def test_a_rest_is_until_the_threads_are_quiet(busy: list[float], steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for is that the process takes no processor time while this thread sleeps."""
+    now, used, looks = 0.0, 0.0, 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now, used, looks
+        now += seconds
+        used += busy[looks] * seconds
+        looks += 1
+
+    fake = SimpleNamespace(perf_counter=lambda: now, process_time=lambda: used, sleep=sleep)
+    monkeypatch.setattr(tuning, "time", fake)
+    settle()
+    assert looks == pytest.approx(steps, abs=1)  # 50 ms are 25 steps, or 26 as floats add up
 
 
 def test_the_deadline_ends_it() -> None:

@@ -355,8 +355,10 @@ def _vision() -> Iterator[Case]:
     yield Case("MaxUnpool", lambda x: ops.MaxUnpool(x, i64(1, 7, 10, 12).reshape(1, 1, 2, 2), kernel_shape=[2, 2],
                                                     strides=[2, 2]), (normal(1, 1, 2, 2),))  # fmt: skip
     flags = np.array([True, False, True])
-    yield Case("Compress", lambda x: ops.Exp(ops.Compress(x, flags, axis=1)).sum(), (normal(2, 4, 2),), again=False, jax=False)
-    yield Case("Compress-flat", lambda x: ops.Sin(ops.Compress(x, flags)).sum(), (normal(2, 3),), again=False, jax=False)
+    yield Case("Compress", lambda x: ops.Exp(ops.Compress(x, flags, axis=1)).sum(), (normal(2, 4, 2),),
+               again=False, jax=False)  # fmt: skip
+    yield Case("Compress-flat", lambda x: ops.Sin(ops.Compress(x, flags)).sum(), (normal(2, 3),),
+               again=False, jax=False)  # fmt: skip
     for name, attributes in (("plain", {}), ("reverse", {"reverse": 1}), ("exclusive", {"exclusive": 1})):
         yield Case(f"CumProd-{name}", lambda x, a=attributes: ops.CumProd(x, 1, **a), (normal(2, 4, 2),))
     yield Case("CumProd-zero", lambda x: ops.CumProd(x, 0), (np.array([1.5, 0.0, -0.7, 2.0]),), again=False, jax=False)

@@ -341,3 +341,19 @@ def test_without_donation_nothing_is_ever_gone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     assert not old.is_deleted()
     assert t.step(*batch(8)) == pytest.approx(reference.step(*batch(8)), rel=1e-5)
+
+
+def test_updates_merged_into_the_step() -> None:
+    """With merge_updates all is one launch, in place as well, to the same numbers, also with recomputation."""
+    jax = pytest.importorskip("jax")
+    reference = TrainModule(Net(), optimizer=Momentum(0.1), engine="host")
+    wanted = [float(reference.step(*batch(8))) for _ in range(4)]
+    for options in ({}, {"accumulate": 1, "recompute": "Tanh|MatMul"}):
+        t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", merge_updates=True, **options)  # type: ignore[arg-type]
+        found = [float(t.step(*batch(8))) for _ in range(3)]
+        old = t._state[0]
+        found.append(float(t.step(*batch(8))))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        assert len(t._last.plan.launches) == 1  # type: ignore[union-attr]
+        assert isinstance(old, jax.Array)
+        assert old.is_deleted()

@@ -84,6 +84,12 @@ class ModelFile:
         self._executables = {p.key.digest: p for p in places}
 
     @property
+    def verdicts(self) -> Mapping[str, Any]:
+        """What the guard decided about the clusters, as plain data, by the fingerprints of their functions."""
+        found = self.info.get("verdicts", {})
+        return found if isinstance(found, dict) else {}
+
+    @property
     def keys(self) -> list[CacheKey]:
         """The keys of the executables."""
         return [p.key for p in self._executables.values()]

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.executables import ExecutableStore
 from xrt_core.cache.key import CacheKey
+from xrt_core.cache.model_file import StoredExecutable
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog
@@ -57,7 +58,7 @@ class Guard:
 
     compilation: where executables come from. disk: the cache on disk, None where it is off: then executables cross
     from the child through a folder of this process. auto: the launches' engine is a name for whichever engine is best.
-    trusted: executables come with the model, were examined when it was saved, and go live at once.
+    trusted: outcomes that came with the model, by the fingerprints of their functions; they hold at once.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Guard:
         events: EventLog,
         *,
         auto: bool = False,
-        trusted: bool = False,
+        trusted: Mapping[str, Outcome] | None = None,
     ) -> None:
         self.settings = settings
         self.events = events
@@ -76,7 +77,7 @@ class Guard:
         self._compilation = compilation
         self._disk = disk
         self._auto = auto
-        self._trusted = trusted
+        self._trusted = dict(trusted or {})
         self._closed = False
         self._made = time.time()
         self._numbers = itertools.count()
@@ -121,6 +122,20 @@ class Guard:
         with self._lock:
             return GuardReport.of(self.records, time.time() - self._made)
 
+    def outcomes(self) -> dict[str, Outcome]:
+        """What was decided about every cluster that is live or was turned down, by its function's fingerprint."""
+        return {
+            launch.function.fingerprint: outcome
+            for launch in self._all()
+            if (outcome := launch.record.outcome) is not None and launch.record.state in (State.LIVE, State.REJECTED)
+        }
+
+    def stored(self) -> list[StoredExecutable]:
+        """The executables in use that crossed from a child through a folder of this process, serialised."""
+        with self._lock:
+            store = self._store
+        return [] if store is None else store.stored()
+
     def close(self) -> None:
         """Compile nothing any more. What is live stays so; nothing is waited for."""
         if not self._closed:
@@ -164,7 +179,7 @@ class Guard:
 
         job = Job(work, self)
         process_pool().submit(job)
-        if self._trusted or not self.settings.asynchronous:
+        if not self.settings.asynchronous or launch.function.fingerprint in self._trusted:
             job.done.wait()
         elif at_once:
             job.done.wait(_MOMENT)
@@ -236,12 +251,13 @@ class Guard:
     ) -> tuple[Outcome, bool]:
         """The outcome for a cluster, and whether it was known, or needs none: then executables come the plain way."""
         function, record = launch.function, launch.record
+        if (saved := self._trusted.get(function.fingerprint)) is not None:
+            return dataclasses.replace(saved, reason=f"it came with the model: {saved.reason}"), True
         if self._nothing_to_examine:
             names = self._candidates(launch)
             record.move(State.COMPILING)
             whole = tuple(range(len(function.body.nodes)))
-            why = "it came with the model" if self._trusted else "nothing is examined"
-            return Outcome("ready", (Piece(names[0], whole),), why), True
+            return Outcome("ready", (Piece(names[0], whole),), "nothing is examined"), True
         names, key = self._question(launch)
         disk = self._usable_disk()
         known = None if disk is not None and disk.mode == "verify" else find_verdict(key, function, disk)
@@ -267,7 +283,7 @@ class Guard:
 
     @property
     def _nothing_to_examine(self) -> bool:
-        return self._trusted or not (self.settings.verify or self.settings.tune or self.settings.sandbox)
+        return not (self.settings.verify or self.settings.tune or self.settings.sandbox)
 
     def _candidates(self, launch: GuardedLaunch) -> tuple[str, ...]:
         names = Build(self._compilation).candidates(launch.function, None if self._auto else launch.engine)

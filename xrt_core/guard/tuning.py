@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-MARGIN: Final = 1.02
+MARGIN: Final = 1.01
 """A later contestant takes the place of an earlier one when it is this many times as fast."""
 
 HOST_MARGIN: Final = 1.10
@@ -19,14 +19,33 @@ HOST_RUNS: Final = 10.0
 """A tuning takes at most the time of so many runs of the slowest of host and first contestant, beside the first round
 and `LEAST_SECONDS`."""
 
-LEAST_SECONDS: Final = 0.05
-"""Time that a tuning may take however fast the contestants are."""
+LEAST_SECONDS: Final = 0.3
+"""Seconds of running that a tuning may take however fast the contestants are."""
 
 HOPELESS: Final = 2.0
-"""A contestant whose best run takes so many times as long as another's best run drops out."""
+"""A contestant whose best run takes so many times as long as another's best run drops out: at once where its runs are
+long, after `ENOUGH` rounds where they are short, for one of those may just have been interrupted."""
 
-ROUNDS: Final = 15
-_ENOUGH: Final = 3  # rounds after which a clear lead ends it
+ROUNDS: Final = 25
+ENOUGH: Final = 5  # rounds after which a clear lead ends it
+LONG: Final = 0.1  # seconds of a run that an interruption makes no more than twice as long
+_WARM: Final = 0.02  # seconds of a run before which the caches and threads need no other run
+_REST, _STEP = 0.05, 2e-3  # seconds: the longest rest, and between two looks at the threads
+_QUIET: Final = 0.2  # share of one processor that a process at rest may use
+
+
+def settle() -> None:
+    """Wait until the threads of this process have nothing to do, 50 ms at the longest.
+
+    Threads of some engines go on spinning for some ten milliseconds after a run (ONNX Runtime), and would take the
+    processor from whoever is timed next. The one that is chosen will not have that neighbour.
+    """
+    end, quiet = time.perf_counter() + _REST, 0
+    while quiet < 2 and time.perf_counter() < end:
+        used, start = time.process_time(), time.perf_counter()
+        time.sleep(_STEP)
+        is_quiet = time.process_time() - used < _QUIET * (time.perf_counter() - start)
+        quiet = quiet + 1 if is_quiet else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +63,51 @@ def tune(
     *,
     clock: Callable[[], float] = time.perf_counter,
     until: float = float("inf"),
+    rest: Callable[[], None] = settle,
 ) -> Tuning:
     """Time the contestants and say who stays.
 
     contestants: name -> one run that has finished when it returns, in the order in which they are preferred.
     host: the name of the one that only wins clearly (`HOST_MARGIN`). until: a moment of `clock` after which no other
-    round begins. Each runs once for warming up; then rounds in changing order, in which everybody runs once, until the
-    time is up, `ROUNDS` are over, or one leads in every round by the margin. Raises what a run raises.
+    round begins. rest: what is waited for before a contestant's turn.
+
+    Each runs once for warming up; then rounds in changing order, in which everybody has a turn, until the time is up,
+    `ROUNDS` are over, or one leads in every round by the host's margin. A turn is a rest, a run that is not timed where
+    runs are short (as a caller in a loop has it), and one that is. Raises what a run raises.
     """
     names = list(contestants)
-    for name in names:
+    last: dict[str, float] = {}
+
+    def run(name: str) -> float:
+        start = clock()
         contestants[name]()
+        last[name] = clock() - start
+        return last[name]
+
+    for name in names:
+        run(name)
     times: dict[str, list[float]] = {name: [] for name in names}
     racing = list(names)
-    begin, limit = clock(), 0.0
+    spent, limit = 0.0, 0.0
     for k in range(ROUNDS):
         for name in racing[k % len(racing) :] + racing[: k % len(racing)]:
-            start = clock()
-            contestants[name]()
-            times[name].append(clock() - start)
+            rest()
+            if last[name] < _WARM:
+                spent += run(name)
+            times[name].append(run(name))
+            spent += last[name]
         if k == 0:
             limit = max(LEAST_SECONDS, HOST_RUNS * max(times[host if host in times else names[0]]))
-            begin = clock()
+            spent = 0.0
         best = min(min(times[name]) for name in racing)
-        racing = [name for name in racing if min(times[name]) <= HOPELESS * best]
-        now = clock()
-        if len(racing) == 1 or now - begin > limit or now > until:
+        racing = [
+            name
+            for name in racing
+            if min(times[name]) <= HOPELESS * best or (k + 1 < ENOUGH and min(times[name]) < LONG)
+        ]
+        if len(racing) == 1 or spent > limit or clock() > until:
             break
-        if k + 1 >= _ENOUGH and _is_clear(times, racing, host):
+        if k + 1 >= ENOUGH and _is_clear(times, racing, host):
             break
     winner = _winner(times, names, host)
     return Tuning(winner, {name: statistics.median(times[name]) for name in names}, len(times[winner]))

@@ -13,6 +13,7 @@ no_gradient(
     "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix",
     "QuantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul",
     "NonMaxSuppression", "StringNormalizer", "TfIdfVectorizer", "SequenceLength",
+    "StringConcat", "StringSplit", "RegexFullMatch", "ImageDecoder", "OptionalHasElement",
     by="xrt_core.training.rules.constant",
 )  # fmt: skip
 no_gradient("StopGradient", domain="xrt", by="xrt_core.training.rules.constant")

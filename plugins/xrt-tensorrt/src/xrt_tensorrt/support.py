@@ -14,7 +14,7 @@ from xrt_core.engine.node_trials import why_unfit
 from xrt_core.engine.onnx_model import OnnxModel, onnx_model
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
-from xrt_core.ir.schema import opset_range
+from xrt_core.ir.schema import latest_opset, opset_range
 from xrt_core.ir.types import STRING, TensorType
 from xrt_tensorrt import _toolkit
 from xrt_tensorrt.deviations import FROM_BODY, NOT_FROM_BODY, deviation
@@ -141,7 +141,7 @@ def _alone(node: Node, opset: int) -> Function:
                 entries.append(fresh[v])
     outputs = [None if v is None else Value(f"y{i}", v.type) for i, v in enumerate(node.outputs)]
     returned = [v for v in outputs if v is not None]
-    opsets = {"": opset} if not node.domain else {"": 21, node.domain: node.version}
+    opsets = {"": opset} if not node.domain else {"": latest_opset(""), node.domain: node.version}
     graph = Graph(entries, returned, [node.replace(inputs=inputs, outputs=outputs)], opsets=opsets, name="trial")
     return Function.from_graph(graph)
 

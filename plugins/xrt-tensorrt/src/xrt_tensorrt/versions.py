@@ -12,8 +12,9 @@ _NEW_ATTRIBUTES: Final = {
     "CastLike": ("saturate", "round_mode"),
     "QuantizeLinear": ("saturate", "block_size", "output_dtype", "precision"),
     "DequantizeLinear": ("block_size", "output_dtype"),
+    "Range": ("stash_type",),
 }
-"""Attributes that later versions added, and whose default is what earlier versions did."""
+"""Attributes that later versions added, whose default is what earlier ones did, or in 16 bits is more precise."""
 
 
 def aligned(function: Function) -> Function:

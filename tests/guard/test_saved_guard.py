@@ -1,0 +1,83 @@
+"""A guarded module in one file: what was decided comes along, pieces included, and nothing is examined again."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.guard.guarded import states
+from tests.guard.planted import deep
+from xrt_core import XRTModule
+from xrt_core.cache.executables import forget_all
+from xrt_core.engine import engines
+from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
+from xrt_core.guard.stimuli import stimulus
+from xrt_core.guard.verdicts import forget_all as forget_verdicts
+from xrt_core.testing.host_engine import HostCompiler, HostEngine, HostExecutable
+
+GUARD = {"guard": True, "guard_async": False, "guard_sandbox": False, "guard_tune": False}
+
+
+class _Spoilt(HostExecutable):
+    def run(self, *args: Any, **options: Any) -> Sequence[Any]:
+        return [r + 1 for r in super().run(*args, **options)]
+
+
+class _Compiler(HostCompiler):
+    def compile(self, *args: Any) -> Executable:
+        erf = any(n.op_type == "Erf" for n in args[0].body.nodes)
+        return _Spoilt(*args) if erf else super().compile(*args)
+
+
+class Suspect(HostEngine):
+    """Serialises, and is wrong wherever there is an Erf."""
+
+    name = "suspect"
+
+    def compiler(self, device: str, options: CompileOptions) -> GraphCompiler:
+        return _Compiler()
+
+
+@pytest.fixture
+def suspect() -> Iterator[None]:
+    engines.register(Suspect)
+    yield
+    engines.unregister("suspect")
+
+
+@pytest.mark.usefixtures("suspect")
+@pytest.mark.parametrize("cache", [True, False])
+def test_pieces_come_with_the_model(cache: bool, own_cache: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    function = deep(12)
+    inputs = stimulus(function, seed=9)
+    m = XRTModule(function.body, engine="suspect", cache=cache, **GUARD)
+    expected = m(*inputs)
+    assert len(m._pipeline.guard.outcomes()) == 1  # type: ignore[union-attr]
+    m.save(tmp_path / "model.xrt")
+    forget_all()
+    forget_verdicts()
+    loaded = XRTModule.load(tmp_path / "model.xrt", cache=False)
+    assert states(loaded) == ["queued", "ready", "live"]
+    for got, want in zip(loaded(*inputs), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+    names = [e.name for e in loaded.events]
+    assert "saved.loaded" in names
+    assert "compile" not in names
+    assert "it came with the model" in loaded.report().as_text()
+
+
+@pytest.mark.usefixtures("suspect", "own_cache")
+def test_other_signatures_of_a_loaded_model_are_examined(tmp_path: pathlib.Path) -> None:
+    function = deep(12)
+    m = XRTModule(function.body, engine="suspect", cache=False)
+    m(*stimulus(function))
+    m.save(tmp_path / "model.xrt")  # without a guard: nothing was examined
+    forget_all()
+    loaded = XRTModule.load(tmp_path / "model.xrt", cache=False, **GUARD)
+    loaded(*stimulus(function))
+    assert "it came with the model" not in loaded.report().as_text()
+    assert "right on" in loaded.report().as_text()
