@@ -4,8 +4,8 @@
 
 One process; the modules of a model take turns. Before each measured call there is a rest, as threads of some engines
 spin for a while, and a call that is not measured. A ratio is the median of the rounds' ratios, so that a machine that
-is slower for a while counts on both sides; the same engine twice shows how far that is from 1. Every module's results are
-held against the host's first. `--keep` leaves the cache there, so that a second run has the verdicts of the first.
+is slower for a while counts on both sides; the same engine twice shows how far that is from 1. Every module's results
+are held against the host's first. `--keep` leaves the cache there, so that a second run has the verdicts of the first.
 """
 
 from __future__ import annotations

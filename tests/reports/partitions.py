@@ -16,7 +16,7 @@ def _named(name: str, operator: str, inputs: list[Value], outputs: list[Value]) 
 
 
 def graph() -> Graph:
-    """x -> Relu -> Neg -> Exp -> Abs -> y, and Relu -> Sign -> z; with an Add of a constant, and a name that needs quoting."""
+    """x -> Relu -> Neg -> Exp -> Add -> Abs -> y, and Relu -> Sign -> z; with a constant, and a name to quote."""
     x, y, z = value("x", 2, 3), Value("y"), Value("z")
     a, b, c, d = (Value(n) for n in "abcd")
     one = Value.constant(np.ones((2, 3), np.float32), "one")

@@ -53,16 +53,21 @@ def _body(node: Node, call: NodeProto, opset: int) -> FunctionProto:
     schema = schema_of(node.op_type, node.version, node.domain)
     if schema is None:
         raise ValueError(f"{node.operator}-{node.version} is not an operator of the standard")
+    # versions of a body are opsets of the operator's own domain
+    own = node.version if node.domain else opset
     if schema.has_context_dependent_function:
-        version = _fitting(schema.context_dependent_function_opset_versions, opset, node)
+        version = _fitting(schema.context_dependent_function_opset_versions, own, node)
         types = [onnx.TypeProto() if v is None else type_to_proto(v.type) for v in node.inputs]
         given = call.SerializeToString(), [t.SerializeToString() for t in types]
         raw = schema.get_context_dependent_function_with_opset_version(version, *given)
         body: FunctionProto = onnx.FunctionProto.FromString(raw)
         del call.attribute[:]  # they are in the body already
     else:
-        version = _fitting(schema.function_opset_versions, opset, node)
+        version = _fitting(schema.function_opset_versions, own, node)
         body = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(version))
+    version = next(
+        (o.version for o in body.opset_import if o.domain in ("", "ai.onnx")), opset if node.domain else version
+    )
     for n in body.node:  # the model knows one opset, and so does the inliner
         if n.domain in ("", "ai.onnx") and not same_but_types(n.op_type, version, opset):
             raise ValueError(f"the body of {node.operator} is of opset {version}, where {n.op_type} was another")
