@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from xrt_core.engine.registry import miss
 from xrt_core.errors import PluginError, RegistrationError
 from xrt_core.events import process_events
 
@@ -174,8 +175,14 @@ def register_converter(source: str, target: str) -> Callable[[Convert], Convert]
     The function takes one array and returns one of the same dtype and shape; the first result of each step of a plan
     is checked. Plans that are made later use it; those that exist stay as they are.
 
-    Raises RegistrationError for a pair that is taken.
+    Raises RegistrationError for a pair that is taken, and for an engine that is not installed.
     """
+    from xrt_core.engine import engines
+
+    known = [HOST, *(line.name for line in engines.listing(probe=False))]
+    for space in (source, target):
+        if space not in known:
+            raise RegistrationError(miss("space", space, known, "a space is 'host' or the name of an engine"))
 
     def register(function: Convert) -> Convert:
         converters.register(source, target, function, owner=_owner(function))
@@ -198,15 +205,26 @@ def register_array_type(
         is of the type, every result goes through it; it may return the array itself. Without it results are NumPy's.
     name: for messages; the class's name, unless given.
 
-    Raises RegistrationError for a class or a name that is taken, and for what is no class or no function.
+    Raises RegistrationError for a class or a name that is taken, for one whose objects XRT takes anyway, and for what is
+    no class or no function.
     """
     owner = _owner(to_host)
     if not isinstance(type, _CLASS) or not callable(to_host) or not (from_host is None or callable(from_host)):
         raise RegistrationError(f"array type of {owner}: a class, to_host= and from_host= as functions are needed")
+    if (type.__module__.partition(".")[0], type.__qualname__) in _TAKEN_ANYWAY:
+        raise RegistrationError(
+            f"array type of {owner}: XRT takes a {type.__module__}.{type.__qualname__} as it is; register a class of your "
+            "own, which may derive from it"
+        )
     converters.register_type(ArrayType(type, name or type.__qualname__, to_host, from_host, owner))
 
 
 _CLASS: Final = type
+_TAKEN_ANYWAY: Final = frozenset(
+    [("numpy", "ndarray"), ("jax", "Array"), ("jaxlib", "Array"), ("jaxlib", "ArrayImpl"), ("cupy", "ndarray")]
+    + [("torch", "Tensor"), *(("builtins", name) for name in ("object", "list", "tuple", "dict", "NoneType"))]
+)
+"""Top package and name of the classes that are arguments, or hold them, without being told."""
 
 
 def _owner(function: object) -> str:

@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -204,23 +204,27 @@ class EngineManager:
     def load_converters(self) -> Mapping[str, PluginError]:
         """Load what the group `xrt.converters` names and let its hooks register; plugin -> why it could not be."""
         failed: dict[str, PluginError] = {}
-        for name, plugins in self._discovery.plugins("xrt.converters").items():
-            plugin = plugins[0]
-            if plugin.is_disabled:
-                continue
+        for name, owner, found in self._loaded("xrt.converters"):
             try:
-                problem = self._discovery.problem(plugins)
-                if problem is not None:
-                    raise PluginError(f"{problem[0]}; {problem[1]}")
-                self._hooks.add(self._discovery.load(plugin), f"converters:{name}", plugin.owner)
+                if isinstance(found, PluginError):
+                    raise found
+                self._hooks.add(found, f"converters:{name}", owner)
             except PluginError as e:
                 failed[name] = e
         return failed
 
     def load_passes(self) -> list[tuple[str, str, Any]]:
         """The passes of the group `xrt.passes`, then of the hook: rows (name, owner, pass or why it cannot be had)."""
-        found: list[tuple[str, str, Any]] = []
-        for name, plugins in self._discovery.plugins("xrt.passes").items():
+        return [*self._loaded("xrt.passes"), *self._hooks.passes()]
+
+    # --- within -------------------------------------------------------------------------------------------------
+
+    def _plugins(self) -> Mapping[str, tuple[Plugin, ...]]:
+        return self._discovery.plugins("xrt.engines")
+
+    def _loaded(self, group: str) -> Iterator[tuple[str, str, Any]]:
+        """Name, owner, and what a plugin's entry names, or the PluginError that says why it cannot be had."""
+        for name, plugins in self._discovery.plugins(group).items():
             plugin = plugins[0]
             if plugin.is_disabled:
                 continue
@@ -228,15 +232,10 @@ class EngineManager:
                 problem = self._discovery.problem(plugins)
                 if problem is not None:
                     raise PluginError(f"{problem[0]}; {problem[1]}")
-                found.append((name, plugin.owner, self._discovery.load(plugin)))
+                found: Any = self._discovery.load(plugin)
             except PluginError as e:
-                found.append((name, plugin.owner, e))
-        return found + self._hooks.passes()
-
-    # --- within -------------------------------------------------------------------------------------------------
-
-    def _plugins(self) -> Mapping[str, tuple[Plugin, ...]]:
-        return self._discovery.plugins("xrt.engines")
+                found = e
+            yield name, plugin.owner, found
 
     def _forget(self, name: str) -> None:
         self._engines.pop(name, None)

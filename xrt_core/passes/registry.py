@@ -165,6 +165,8 @@ def described(
     if not callable(rewrite):
         kind = type(thing).__name__
         raise RegistrationError(f"pass {label!r} of {owner} is a {kind}; give a function Graph -> Graph")
+    if not _takes_one(rewrite):
+        raise RegistrationError(f"pass {label!r} of {owner} cannot be called with a graph alone; give a function of it")
     held = rewrite if isinstance(rewrite, Pass) else _FunctionPass(label, rewrite)
     text = said("reason", reason) or (inspect.getdoc(thing) or "").partition("\n")[0]
     return RegisteredPass(
@@ -189,6 +191,17 @@ class _FunctionPass(Pass):
 
     def rewrite(self, graph: Graph) -> Graph:
         return self.function(graph)
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function may be called with one argument, as far as it tells its parameters."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # one written in C that does not tell
+        return True
+    return True
 
 
 def _tuple(names: str | Iterable[str] | None) -> tuple[str, ...]:

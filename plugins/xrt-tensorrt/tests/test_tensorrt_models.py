@@ -165,6 +165,7 @@ def test_a_file_for_another_machine(target: str, tmp_path: pathlib.Path, monkeyp
     fake = standin.Cuda((8, 9))
     engine_class = standin.Engine
     monkeypatch.setattr(_cuda, "_runtime", lambda: fake)
+    monkeypatch.setattr(_cuda, "_load_driver", lambda: None)
     monkeypatch.setattr(memory, "_scratch", {})
     monkeypatch.setattr(memory, "_local", threading.local())
     monkeypatch.setattr(TensorRTCompiler, "compile", lambda *a: pytest.fail("something was compiled"))

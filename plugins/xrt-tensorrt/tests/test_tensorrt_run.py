@@ -25,6 +25,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[standin.Cuda]:
     """A CUDA runtime of the CPU's memory, in the place of the real one."""
     fake = standin.Cuda()
     monkeypatch.setattr(_cuda, "_runtime", lambda: fake)
+    monkeypatch.setattr(_cuda, "_load_driver", lambda: None)
     monkeypatch.setattr(memory, "_local", threading.local())
     monkeypatch.setattr(memory, "_idle", {})
     monkeypatch.setattr(memory, "_scratch", {})
