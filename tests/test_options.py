@@ -11,7 +11,8 @@ import pytest
 
 from xrt_core import config
 from xrt_core.errors import OptionError
-from xrt_core.options import HUGE, TABLE, Options, as_markdown, resolve
+from xrt_core.options import HUGE, TABLE, Options, resolve
+from xrt_core.options.__main__ import as_markdown
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs" / "options.md"
 

@@ -77,6 +77,24 @@ def test_cancellation_condemns_nobody() -> None:
     assert not wrong.is_right
 
 
+def test_a_logistic_function_is_rounded_at_the_scale_of_its_range() -> None:
+    """1/2 plus a polynomial is off by a rounding step of 1/2, also where all results are tiny; more is wrong, and
+    an Exp in the same place has no such excuse."""
+    x, h, y = value("x", (4, 64)), value("h", (4, 64)), value("y", (64, 4))
+    inputs = [np.linspace(-16, -13, 256, dtype=F32).reshape(4, 64)]
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return np.rint((1 / (1 + np.exp(-x.astype(F64)))).T * 2**24).astype(F32) * F32(2**-24)
+
+    def made(op_type: str) -> Function:
+        return function([x], [node(op_type, [x], [h]), node("Transpose", [h], [y], perm=[1, 0])], y)
+
+    sigmoid = Referee(made("Sigmoid"), inputs)
+    assert sigmoid.judge(Call(rounded), {}).is_right
+    assert not sigmoid.judge(Call(lambda x: rounded(x) + F32(1e-5)), {}).is_right
+    assert not Referee(made("Exp"), inputs).judge(Call(rounded), {}).is_right
+
+
 def test_ties_behind_arithmetic_condemn_nobody() -> None:
     """ArgMax over sums that are equal but for rounding may take another of them; ArgMax of the inputs may not."""
     rng = np.random.default_rng(0)

@@ -175,17 +175,19 @@ def register_converter(source: str, target: str) -> Callable[[Convert], Convert]
     The function takes one array and returns one of the same dtype and shape; the first result of each step of a plan
     is checked. Plans that are made later use it; those that exist stay as they are.
 
-    Raises RegistrationError for a pair that is taken, and for an engine that is not installed.
+    Raises RegistrationError for a pair that is taken. An engine that is not there (it may come later) is a warning.
     """
-    from xrt_core.engine import engines
-
-    known = [HOST, *(line.name for line in engines.listing(probe=False))]
-    for space in (source, target):
-        if space not in known:
-            raise RegistrationError(miss("space", space, known, "a space is 'host' or the name of an engine"))
 
     def register(function: Convert) -> Convert:
-        converters.register(source, target, function, owner=_owner(function))
+        from xrt_core.engine import engines
+
+        owner = _owner(function)
+        converters.register(source, target, function, owner=owner)
+        known = [HOST, *(line.name for line in engines.listing(probe=False))]
+        for space in (source, target):
+            if space not in known:
+                error = miss("engine", space, known)
+                process_events.emit("converters.unknown", level=logging.WARNING, owner=owner, error=error)
         return function
 
     return register

@@ -93,13 +93,14 @@ def compare(
     *,
     host: np.ndarray | None = None,
     spare: int = 0,
+    scale: float = 0.0,
 ) -> Difference:
     """Hold a result against the reference.
 
     got: in the dtype that was asked for. want: the reference, perhaps in a wider dtype. host: the same result by the
     host in the dtype that was asked for, from inputs that are off by a rounding: where it strays from `want`, the
     function magnifies rounding, and `got` may stray as well (`NOISE`, `FLIPS`). spare: elements that may be out of
-    bounds in any case (integers that were rounded from floats).
+    bounds in any case (integers that were rounded from floats). scale: what the largest element counts for at least.
 
     Elements that overflow or vanish in got's dtype must do so; NaN and infinities must stand where the reference has
     them, unless the host in that dtype has something else there.
@@ -116,7 +117,7 @@ def compare(
         exact = _representable(want, got.dtype, wide)
         result = got.astype(wide)
         finite = np.isfinite(exact)
-        largest = float(np.abs(exact[finite]).max(initial=0.0))
+        largest = float(np.abs(exact[finite]).max(initial=scale))
         bound = tolerance.relative * np.abs(exact) + tolerance.absolute * largest + _smallest(got.dtype)
         error = np.abs(result - exact)
         inside = np.where(finite, error <= bound, _same(result, exact))

@@ -1,0 +1,325 @@
+"""The one table of options: each field of `Options` carries its kind, default, environment variable and help."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from xrt_core.errors import OptionError
+from xrt_core.ir.annotations import Phase
+from xrt_core.options.kinds import (
+    BYTES,
+    CACHE,
+    DEVICE,
+    ENGINE_OPTIONS,
+    ENGINES,
+    FLAG,
+    FOLDER,
+    HUGE,
+    MARKS,
+    PARALLEL,
+    PRECISION,
+    SECONDS,
+    SOME_SECONDS,
+    TARGET,
+    TRACE,
+    Kind,
+    choice,
+    integer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table. env: the environment variable, "" if it has none."""
+
+    name: str
+    kind: Kind
+    default: Any
+    env: str
+    help: str
+
+
+def _option(default: Any, kind: Kind, help: str, env: str = "") -> Any:
+    return dataclasses.field(default=default, metadata={"kind": kind, "env": env, "help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every option with its value; made by `resolve`. Hashable and comparable by the values alone."""
+
+    engine: tuple[str, ...] | None = _option(
+        None,
+        ENGINES,
+        "Engines to use, tried in this order on what is left. Not given: the switches below decide, and where they say "
+        "nothing, every engine that is ready takes part, in the order of the phase.",
+    )
+    phase: Phase = _option(  # noqa: RUF009 - it makes a dataclasses.field
+        "inference", choice("inference", "train"), "What the graph is run for; decides engine order and kernels."
+    )
+    device: str | None = _option(
+        None, DEVICE, "Device that engines compile for. Not given: the first usable device of each engine."
+    )
+    target: str | None = _option(
+        None,
+        TARGET,
+        "Kind of device to compile for that need not be here, for `save` and `xrt compile`; the engines must be named, "
+        "and what cannot run here the host runs.",
+    )
+    engine_options: str | None = _option(
+        None,
+        ENGINE_OPTIONS,
+        "Options of single engines, by the engine's name: engine_options={'tensorrt': {'optimization_level': 5}}. Each "
+        "engine's page lists its own.",
+    )
+    use_xla_jit: bool | None = _option(
+        None,
+        FLAG,
+        "Without `engine`: True uses only engines switched on like this, False leaves XLA out.",
+        "FLAGS_use_xla_jit",
+    )
+    use_tensorrt: bool | None = _option(
+        None,
+        FLAG,
+        "Without `engine`: True uses only engines switched on like this, False leaves TensorRT out.",
+        "FLAGS_use_tensorrt",
+    )
+    # One, not a larger number: the count of nodes says little about the work in them (a model may be one Attention or
+    # Conv node), and a Launch of one node costs a few microseconds. Who knows their graph better raises it.
+    minimum_nodes: int = _option(
+        1, integer(1), "Clusters with fewer nodes are dissolved.", "FLAGS_clustering_minimum_nodes"
+    )
+    maximum_nodes: int = _option(
+        HUGE, integer(1), "Clusters do not grow beyond this many nodes.", "FLAGS_clustering_maximum_nodes"
+    )
+    strict: bool = _option(
+        True, FLAG, "Folding must not delay any node outside the cluster.", "FLAGS_strict_clustering"
+    )
+    merge_updates: bool = _option(
+        False, FLAG, "Updates of variables may share a cluster with what computes their gradients."
+    )
+    prune: bool = _option(
+        True,
+        FLAG,
+        "Dissolve clusters that are estimated to save nothing, where the host has nodes anyway (docs/partitioning.md).",
+        "XRT_PRUNE",
+    )
+    marks: tuple[tuple[str, str], ...] | bool = _option(
+        (),
+        MARKS,
+        "Nodes marked for an engine, or for the host, by name or operator; names are patterns with * and ?. False: all "
+        "marks are ignored, those of the model too (docs/partitioning.md).",
+    )
+    automatic: bool | None = _option(
+        None,
+        FLAG,
+        "Whether nodes without a mark are offered to engines. Not given: where no node is marked for an engine, or "
+        "`xrt.init_subblock_optimizer` was called.",
+    )
+    trace: str = _option(
+        "",
+        TRACE,
+        "A folder: the graph before and after every pass is written into it, with times. True: a line of the log for "
+        "each pass.",
+        "XRT_TRACE",
+    )
+    max_workspace_bytes: int | None = _option(
+        None,
+        integer(1, " (bytes)"),
+        "Scratch memory that an engine may use for one executable, where the engine has such a limit. Not given: the "
+        "engine's own.",
+        "FLAGS_max_workspace_bytes",
+    )
+    max_batch_size: int | None = _option(
+        None, integer(1), "Largest batch that engines which need to know it prepare for.", "FLAGS_max_batch_size"
+    )
+    threads: int | None = _option(
+        None,
+        integer(1),
+        "Threads inside one operator of an executable on a CPU. Not given: the engine's default, with `parallel=True` "
+        "the cores divided by the number of engines. XLA uses all cores whatever is said here.",
+    )
+    # Tried rather than foretold: whether two engines get in each other's way depends on the machine and on both.
+    parallel: bool | Literal["auto"] = _option(
+        "auto",
+        PARALLEL,
+        "Whether independent clusters of different engines or devices run at the same time. 'auto': where they have "
+        "work enough, the first calls try it, and it stays where it is faster. False: one after another.",
+        "XRT_PARALLEL",
+    )
+    use_fp16: bool = _option(
+        False,
+        FLAG,
+        "Compute in float16 what may be (docs/precision.md). Inputs and outputs keep their types.",
+        "FLAGS_use_fp16",
+    )
+    use_bf16: bool = _option(
+        False,
+        FLAG,
+        "Compute in bfloat16 what may be (docs/precision.md). Inputs and outputs keep their types.",
+        "FLAGS_use_bf16",
+    )
+    precision: str | tuple[tuple[str, str], ...] = _option(
+        (),
+        PRECISION,
+        "A type: short for `use_fp16` or `use_bf16`. A mapping: what these nodes compute in, whatever the lists say; "
+        "names are patterns with * and ?.",
+        "XRT_PRECISION",
+    )
+    strict_types: bool = _option(
+        False,
+        FLAG,
+        "Every node computes in the types that the model says; only nodes that `precision` marks are lowered.",
+        "FLAGS_strict_types",
+    )
+    force_precision_constraints: bool = _option(
+        False,
+        FLAG,
+        "What `precision` says of a node is obeyed, or it is an error that names the node; otherwise it is followed "
+        "where possible.",
+        "FLAGS_force_precision_constraints",
+    )
+    use_int8: bool = _option(
+        False,
+        FLAG,
+        "Quantise to 8-bit integers by the ranges in `int8_calibration` (docs/precision.md).",
+        "FLAGS_use_int8",
+    )
+    int8_calibration: str | None = _option(
+        None,
+        FOLDER,
+        "Folder of the ranges that `xrt.ptq_calibration_mode` recorded.",
+        "FLAGS_int8_calibration",
+    )
+    cache_size: int = _option(
+        64, integer(1), "Signatures whose plans and executables a module keeps; the least recently used goes first."
+    )
+    # On by default: what is stored is checked before it is used, a failure of the disk costs nothing but the saving,
+    # the size is bounded, and unchanged weights are not hashed again. Engines that cannot serialise never touch it.
+    cache: Literal["readwrite", "read", "verify", "off"] = _option(
+        "readwrite",
+        CACHE,
+        "The cache of executables on disk (docs/cache.md). 'read' stores nothing; 'verify' compiles what is stored "
+        "again and compares results; 'off' keeps executables in memory only.",
+        "XRT_CACHE_MODE",
+    )
+    cache_dir: str | None = _option(
+        None, FOLDER, "Folder of the cache on disk. Not given: the user's cache folder.", "XRT_CACHE_DIR"
+    )
+    cache_bytes: int = _option(
+        4 << 30,
+        BYTES,
+        "What the cache on disk may take; what was used longest ago goes first.",
+        "XRT_CACHE_SIZE",
+    )
+    constant_fold_limit: int = _option(
+        1 << 16, integer(0, " (bytes)"), "Largest result that constant folding may put in the place of a node."
+    )
+    guard: bool | None = _option(
+        None,
+        FLAG,
+        "Safe to leave on (docs/guard.md): compiles beside the caller and in a child process, examines results and "
+        "speed against the host, and falls back. Not given: off, but on with `engine='auto'`.",
+        "XRT_GUARD",
+    )
+    guard_async: bool | None = _option(
+        None,
+        FLAG,
+        "Compile beside the caller; the host answers meanwhile. Not given, as for the next three: what `guard` says.",
+        "XRT_GUARD_ASYNC",
+    )
+    guard_sandbox: bool | None = _option(
+        None, FLAG, "Compile and examine in a child process, which may crash, hang or run out of memory.",
+        "XRT_GUARD_SANDBOX",
+    )  # fmt: skip
+    guard_verify: bool | None = _option(
+        None, FLAG, "Hold an executable's results against a reference before it may answer.", "XRT_GUARD_VERIFY"
+    )
+    guard_tune: bool | None = _option(
+        None,
+        FLAG,
+        "Time the engines that take a cluster, and the host; the fastest keeps it. `engine='auto'` is this with every "
+        "engine that is ready.",
+        "XRT_GUARD_TUNE",
+    )
+    guard_timeout: float = _option(
+        600.0,
+        SOME_SECONDS,
+        "Longest time that compiling and examining one cluster may take.",
+        "XRT_GUARD_TIMEOUT",
+    )
+    guard_memory: int | None = _option(
+        None,
+        BYTES,
+        "Memory that the child process may hold, weights mapped from files aside. Not given: half of the machine's.",
+        "XRT_GUARD_MEMORY",
+    )
+    guard_failures: int = _option(
+        3, integer(1), "So many failures at run time give the cluster back to the host.", "XRT_GUARD_FAILURES"
+    )
+    guard_retry: float = _option(
+        60.0,
+        SECONDS,
+        "Time until a failed cluster is tried again; each further wait is four times longer, up to an hour. 0: never.",
+        "XRT_GUARD_RETRY",
+    )
+    guard_run_timeout: float = _option(
+        0.0,
+        SECONDS,
+        "Longest time that one run of an executable may take before the host answers instead; costs some 20 us a call. "
+        "0: no limit.",
+        "XRT_GUARD_RUN_TIMEOUT",
+    )
+    guard_shadow: int = _option(
+        0, integer(0), "Every so many calls of a cluster the host runs it too and must agree. 0: never.",
+        "XRT_GUARD_SHADOW",
+    )  # fmt: skip
+    guard_real_inputs: bool = _option(
+        False,
+        FLAG,
+        "The inputs of a first call may be used to examine executables; they are written to a temporary file then.",
+        "XRT_GUARD_REAL_INPUTS",
+    )
+    verify: bool = _option(False, FLAG, "Check the graph against the IR's rules after every stage.", "XRT_VERIFY")
+    sources: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: MappingProxyType({}), repr=False, compare=False
+    )
+
+    @property
+    def narrow(self) -> str | None:
+        """What float32 is lowered to where the lists allow it: "float16", "bfloat16" or None."""
+        if self.use_fp16 or self.precision == "float16":
+            return "float16"
+        return "bfloat16" if self.use_bf16 or self.precision == "bfloat16" else None
+
+    def without_lowering(self) -> Options:
+        """The same options for a graph whose precision has been seen to."""
+        return dataclasses.replace(self, use_fp16=False, use_bf16=False, precision=())
+
+    def source(self, name: str) -> str:
+        """Where the value of option `name` came from: 'keyword ...', 'xrt.config...', 'environment variable ...',
+        or 'default'. Raises OptionError for an unknown option."""
+        if name not in TABLE:
+            raise unknown(name)
+        return self.sources.get(name, "default")
+
+
+TABLE: Final[Mapping[str, Option]] = MappingProxyType(
+    {
+        f.name: Option(f.name, f.metadata["kind"], f.default, f.metadata["env"], f.metadata["help"])
+        for f in dataclasses.fields(Options)
+        if "kind" in f.metadata
+    }
+)
+"""Every option by name, in the order of the documentation."""
+
+
+def unknown(name: str) -> OptionError:
+    """The error for a name that is no option."""
+    close = difflib.get_close_matches(str(name), TABLE, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return OptionError(f"unknown option {name!r} (keyword): {hint}options are {', '.join(TABLE)}")
