@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from xrt_core.errors import RegistrationError
 from xrt_core.events import Event, EventLog, subscribe
 
 
@@ -36,6 +37,12 @@ def test_span_times_its_body() -> None:
     assert good.seconds >= 0
     assert bad.fields["error"] == "ValueError: no"
     assert str(good).startswith("work in ")
+
+
+def test_a_listener_is_a_function() -> None:
+    """Said at once, and not at every event."""
+    with pytest.raises(RegistrationError, match="a function of an event, not 3"):
+        subscribe(3)  # type: ignore[arg-type]
 
 
 def test_listeners_cannot_do_harm(caplog: pytest.LogCaptureFixture) -> None:

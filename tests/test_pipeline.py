@@ -94,6 +94,24 @@ def late_chain(length: int) -> Graph:
     return graph_of([x], [last], nodes, "late")
 
 
+def test_a_cluster_that_the_host_took_over_counts_for_it() -> None:
+    """In nodes and in FLOPs, and the summary says so."""
+
+    def fail(function: Any) -> None:
+        if any(n.op_type == "Neg" for n in function.body.nodes):
+            raise ValueError("broken")
+
+    with fake_engine() as engine:
+        engine.on_compile = fail
+        engine.takes = lambda n: n.op_type != "Exp"
+        m = XRTModule(chain("Neg", "Exp", "Abs", "Floor"), engine="fake", prune=False)
+        m(X)
+        told = m.explain()
+    assert "clusters: 2 on fake (1 of them run by the host); 50% of nodes" in told.summary()
+    assert (told.engine_node_count, told.node_count) == (2, 4)
+    assert told.engine_flops == told.cluster_flops["fake_1"] < sum(told.cluster_flops.values()) < told.flops
+
+
 def test_what_depends_on_data_is_compiled_when_it_is_known() -> None:
     """Each part that waits is planned for the shapes that arrive, once for each; the explanation holds them all."""
     with fake_engine() as engine:
@@ -106,6 +124,9 @@ def test_what_depends_on_data_is_compiled_when_it_is_known() -> None:
         told = m.explain()
         assert "it waits for shapes that depend on data" in str(told)
         assert told.engine_node_count == 6
+        assert sum(told.cluster_flops.values()) < told.engine_flops < told.flops
+        clusters = [c for e in told._with_parts() for c in e.report.clusters]
+        assert f"clusters: {len(clusters)} on fake" in told.summary()  # those of the parts as well
         np.testing.assert_array_equal(m(given), [0, 1])
         assert len(engine.compiled) == compiled
         np.testing.assert_array_equal(m(-given), [])

@@ -168,6 +168,13 @@ def test_no_file_and_other_files(tmp_path: pathlib.Path) -> None:
         XRTModule.load(tmp_path / "other")
 
 
+def test_a_saved_module_is_no_model(engine: Named, tmp_path: pathlib.Path) -> None:
+    """Who takes it for one is told how to open it."""
+    path, _ = saved(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"is a saved module: XRTModule\.load\(.*\) opens it"):
+        XRTModule(path)
+
+
 def test_an_engine_that_cannot_serialise_is_an_error_and_leaves_no_file(tmp_path: pathlib.Path) -> None:
     with fake_engine():
         m = XRTModule(model(), engine="fake", cache=False)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from xrt_core.errors import RegistrationError
+
 logger: Final = logging.getLogger("xrt")
 
 
@@ -40,7 +42,12 @@ _listeners: list[Listener] = []
 
 
 def subscribe(listener: Listener) -> Callable[[], None]:
-    """Have every event of every log passed to `listener`, in the thread that emits it. Returns the way to undo it."""
+    """Have every event of every log passed to `listener`, in the thread that emits it. Returns the way to undo it.
+
+    Raises RegistrationError for what is no function.
+    """
+    if not callable(listener):
+        raise RegistrationError(f"subscribe takes a function of an event, not {listener!r}")
     _listeners.append(listener)
 
     def undo() -> None:

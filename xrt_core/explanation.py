@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ class Explanation:
     """One signature of one graph.
 
     name: of the graph. signature: input -> type, with the value where it belongs to the signature.
-    report: clusters and host nodes. flops, engine_flops: estimated, in all and on engines.
+    report: clusters and host nodes. own_flops: estimated, of this graph without its parts. cluster_flops: by cluster.
     errors: cluster -> what failed about it. lost: clusters that the host runs therefore.
     nested: parts planned by themselves (bodies of control flow, what waits for shapes), as far as they have run.
     partitioned: the graph with a Launch node per cluster, for pictures.
@@ -30,8 +30,8 @@ class Explanation:
     name: str
     signature: Mapping[str, str]
     report: PartitionReport
-    flops: int
-    engine_flops: int
+    own_flops: int
+    cluster_flops: Mapping[str, int]
     errors: Mapping[str, str] = field(default_factory=dict)
     lost: Collection[str] = ()
     nested: Mapping[str, tuple[Explanation, ...]] = field(default_factory=dict)
@@ -44,13 +44,12 @@ class Explanation:
     @property
     def node_count(self) -> int:
         """Nodes in this graph, parts included (of each part the first signature counts)."""
-        return self.report.node_count + sum(e[0].node_count for e in self.nested.values() if e)
+        return sum(e.report.node_count for e in self._with_parts())
 
     @property
     def engine_node_count(self) -> int:
         """Nodes that run on engines, parts included; nodes of clusters that the host took over do not count."""
-        own = sum(c.node_count for c in self.report.clusters if c.name not in self.lost)
-        return own + sum(e[0].engine_node_count for e in self.nested.values() if e)
+        return sum(c.node_count for e in self._with_parts() for c in e.report.clusters if c.name not in e.lost)
 
     @property
     def node_share(self) -> float:
@@ -58,15 +57,36 @@ class Explanation:
         return self.engine_node_count / self.node_count if self.node_count else 1.0
 
     @property
+    def flops(self) -> int:
+        """Estimated FLOPs, parts included."""
+        return sum(e.own_flops for e in self._with_parts())
+
+    @property
+    def engine_flops(self) -> int:
+        """Estimated FLOPs on engines, counted as `engine_node_count` counts."""
+        return sum(n for e in self._with_parts() for name, n in e.cluster_flops.items() if name not in e.lost)
+
+    @property
     def flop_share(self) -> float:
         """Share of the estimated FLOPs on engines, 1.0 where nothing computes."""
         return self.engine_flops / self.flops if self.flops else 1.0
 
+    def _with_parts(self) -> Iterator[Explanation]:
+        """This, and of each part, and of their parts, the first signature."""
+        yield self
+        for signatures in self.nested.values():
+            if signatures:
+                yield from signatures[0]._with_parts()
+
     def summary(self) -> str:
-        """One line: clusters by engine, shares, what stayed on the host."""
-        per_engine = Counter(c.engine for c in self.report.clusters)
+        """One line: clusters by engine, shares, what stayed on the host; parts included."""
+        whole = list(self._with_parts())
+        per_engine = Counter(c.engine for e in whole for c in e.report.clusters)
         clusters = ", ".join(f"{n} on {e}" for e, n in sorted(per_engine.items())) or "none"
-        host = self.report.host_nodes
+        lost = sum(c.name in e.lost for e in whole for c in e.report.clusters)
+        if lost:
+            clusters += f" ({lost} of them run by the host)"
+        host = [h for e in whole for h in e.report.host_nodes]
         left = ""
         if host:
             operators = Counter(h.operator for h in host).most_common(3)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xrt_core.cache.memory import LRU
+from xrt_core.cache.model_file import is_model_file
 from xrt_core.caller import GraphCaller
 from xrt_core.engine import engines as process_engines
-from xrt_core.errors import CacheError, InputError, QuantizationError
+from xrt_core.errors import CacheError, InputError, ModelLoadError, QuantizationError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph, Value
@@ -394,6 +396,8 @@ def _read(model: Any) -> Graph:
         return model.graph
     from xrt_core.frontends.onnx_import import import_model
 
+    if isinstance(model, str | os.PathLike) and is_model_file(pathlib.Path(model)):
+        raise ModelLoadError(f"{os.fspath(model)!r} is a saved module: XRTModule.load({os.fspath(model)!r}) opens it")
     return import_model(model)
 
 

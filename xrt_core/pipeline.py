@@ -248,7 +248,7 @@ class Pipeline:
             _signature(graph, optimised.known),
             run.report,
             graph_flops(graph),
-            sum(graph_flops(f.body) for f in functions),
+            {f.name: graph_flops(f.body) for f in functions},
             precision=optimised.precision,
             partitioned=folded,
         )

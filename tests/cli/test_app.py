@@ -168,10 +168,12 @@ def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("FLAGS_strict_clustering", "maybe")
     monkeypatch.setenv("XRT_DISABLE_PLUGINS", "ghost")
+    monkeypatch.setattr("xrt_core.steps._plugin_passes", {("fuse", "pkg"): "its module is broken"})
     done = xrt("doctor")
     assert done.exit_code == 1
     assert "problem: option 'strict' cannot be 'maybe' (from environment variable FLAGS_" in done.stdout
     assert "XRT_DISABLE_PLUGINS names 'ghost', which is not installed" in done.stdout
+    assert "problem: pass fuse of a plugin is left out: its module is broken" in done.stdout
 
 
 def test_random_inputs_follow_the_types() -> None:

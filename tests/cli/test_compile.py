@@ -59,6 +59,13 @@ def test_what_is_compiled_here_runs_in_another_process(xrt: Xrt, model: pathlib.
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert run.stdout.strip() == f"{[[0.0, 0.0, 3.0, 6.0]] * 2} 1.0", run.stderr
 
+    again = xrt("run", target, "--shape", "batch=2")
+    assert again.exit_code == 0, again.output
+    assert "2 nodes, clusters: 1 on onnxruntime; 100% of nodes" in again.stdout
+    refused = xrt("run", target, "-e", "host")
+    assert refused.exit_code == 2
+    assert "no such engine among those chosen" in refused.output
+
 
 def test_for_a_gpu_that_is_not_here(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """TensorRT builds for a named compute capability; the file says for which."""

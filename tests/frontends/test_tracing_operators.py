@@ -154,7 +154,8 @@ def test_nodes_remember_their_source_line() -> None:
 
 
 def test_power_by_engine_marks_the_nodes_built_inside() -> None:
-    """The innermost mark wins, None keeps nodes on the host, and a mark around the trace does not reach in."""
+    """The innermost mark wins, None keeps nodes on the host, and a mark around another trace does not reach into it."""
+    block = []
 
     def f(x: Any) -> Any:
         a = ops.Relu(x)
@@ -165,9 +166,38 @@ def test_power_by_engine_marks_the_nodes_built_inside() -> None:
             d = ops.Neg(c)
         return ops.Abs(d)
 
-    with power_by_engine("xla"):
-        graph = trace(f, X)
-    assert [n.annotations.engine for n in graph.nodes] == [None, "tensorrt", "host", "tensorrt", None]
+    def around(x: Any) -> Any:
+        with power_by_engine("xla"):
+            block.append(trace(f, X))
+            return ops.Neg(x)
+
+    outer = trace(around, X)
+    assert [n.annotations.engine for n in outer.nodes] == ["xla"]
+    assert [n.annotations.engine for n in block[0].nodes] == [None, "tensorrt", "host", "tensorrt", None]
+
+
+def test_power_by_engine_where_nothing_is_traced() -> None:
+    """A mark that marks nothing is an error that says where it belongs, and one block may be used again."""
+    with pytest.raises(TraceError, match=r"no.*is: put it around the operators inside"), power_by_engine("xla"):
+        pass
+    mine = power_by_engine("xla")
+
+    @power_by_engine("toy")
+    def first(x: Any) -> Any:
+        return ops.Abs(x)
+
+    def f(x: Any) -> Any:
+        x = first(x)
+        with mine:
+            y = ops.Exp(x)
+        y = ops.Log(y)
+        with mine, mine:
+            return ops.Neg(y)
+
+    nodes = trace(f, X).nodes
+    assert [(n.annotations.engine, n.annotations.region) for n in nodes] == [
+        ("toy", "block 1"), ("xla", "block 2"), (None, ""), ("xla", "block 3"),
+    ]  # fmt: skip
 
 
 def test_if_captures_outer_values_and_keeps_the_structure() -> None:

@@ -84,15 +84,37 @@ def test_a_logistic_function_is_rounded_at_the_scale_of_its_range() -> None:
     inputs = [np.linspace(-16, -13, 256, dtype=F32).reshape(4, 64)]
 
     def rounded(x: np.ndarray) -> np.ndarray:
-        return np.rint((1 / (1 + np.exp(-x.astype(F64)))).T * 2**24).astype(F32) * F32(2**-24)
+        return (np.rint((1 / (1 + np.exp(-x.astype(F64)))).T * 2**24) * 2.0**-24).astype(F32)
 
     def made(op_type: str) -> Function:
         return function([x], [node(op_type, [x], [h]), node("Transpose", [h], [y], perm=[1, 0])], y)
 
     sigmoid = Referee(made("Sigmoid"), inputs)
-    assert sigmoid.judge(Call(rounded), {}).is_right
-    assert not sigmoid.judge(Call(lambda x: rounded(x) + F32(1e-5)), {}).is_right
-    assert not Referee(made("Exp"), inputs).judge(Call(rounded), {}).is_right
+    assert sigmoid.judge(Call(lambda x: [rounded(x)]), {}).is_right
+    assert not sigmoid.judge(Call(lambda x: [rounded(x) + F32(1e-5)]), {}).is_right
+    assert not Referee(made("Exp"), inputs).judge(Call(lambda x: [rounded(x)]), {}).is_right
+
+
+def test_a_long_sum_may_be_made_one_after_the_other() -> None:
+    """What adds term by term in float32 passes, further on too; ten times its error does not, nor does as much error
+    where little is summed."""
+    x, s, y = value("x", (40_000,)), value("s", (1,)), value("y", (1,))
+    f = function([x], [node("ReduceSum", [x], [s]), node("Sqrt", [s], [y])], y)
+    inputs = [np.resize(np.array([0.1, 0.7, 1.3], F32), 40_000)]
+
+    def in_sequence(x: np.ndarray, times: float = 1.0) -> np.ndarray:
+        exact = x.astype(F64).sum()
+        return np.array([exact + times * (float(np.cumsum(x)[-1]) - exact)])
+
+    referee = Referee(f, inputs)
+    off = abs(in_sequence(inputs[0])[0] / inputs[0].astype(F64).sum() - 1)
+    assert off > 5e-5
+    assert referee.judge(Call(lambda x: [np.sqrt(in_sequence(x)).astype(F32)]), {}).is_right
+    assert not referee.judge(Call(lambda x: [np.sqrt(in_sequence(x, 10.0)).astype(F32)]), {}).is_right
+
+    h, z = value("h", (40_000,)), value("z", (40_000,))
+    short = function([x], [node("Sqrt", [x], [h]), node("Mul", [h, h], [z])], z)
+    assert not Referee(short, inputs).judge(Call(lambda x: [x * F32(1 + off)]), {}).is_right
 
 
 def test_ties_behind_arithmetic_condemn_nobody() -> None:

@@ -203,6 +203,14 @@ def test_what_is_no_pass(bad: Any) -> None:
         xrt.register_pass(bad, name="bad")
 
 
+@pytest.mark.parametrize("bad", [lambda: None, lambda graph, more: graph, lambda *, graph: graph])
+def test_a_pass_that_takes_no_graph_is_refused_at_once(user_passes: None, bad: Any) -> None:
+    """And not by every module that is made later; what has more arguments with defaults is fine."""
+    with pytest.raises(RegistrationError, match="'bad' of .* cannot be called with a graph alone"):
+        xrt.register_pass(bad, name="bad")
+    xrt.register_pass(lambda graph, twice=False: graph, name="bad")
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [

@@ -144,7 +144,7 @@ def test_dot_has_a_frame_for_each_cluster(mixed: Explanation) -> None:
 
 
 def test_an_explanation_without_its_graph_says_so(mixed: Explanation) -> None:
-    bare = Explanation(mixed.name, mixed.signature, mixed.report, mixed.flops, mixed.engine_flops)
+    bare = Explanation(mixed.name, mixed.signature, mixed.report, mixed.own_flops, mixed.cluster_flops)
     with pytest.raises(InputError, match="came without its graph"):
         bare.to_html()
 
@@ -191,6 +191,7 @@ def test_other_json_is_refused(mixed: Explanation, bad: object) -> None:
 def test_what_is_offloaded_passes(mixed: Explanation) -> None:
     assert_offloaded(mixed, ["Relu", "Neg", "Add"], engine="fake")
     assert_offloaded(mixed.report, ["Abs"])
+    assert_offloaded(mixed, "Abs", engine="second")
     assert_offloaded(mixed, share=0.8)
 
 
@@ -210,3 +211,5 @@ def test_an_operator_that_is_not_there_would_mean_nothing(mixed: Explanation) ->
         assert_offloaded(mixed, ["Conv"])
     with pytest.raises(InputError, match="names of operators"):
         assert_offloaded(mixed, [3])  # type: ignore[list-item]
+    with pytest.raises(InputError, match=r"takes what XRTModule\.explain gives, not a str"):
+        assert_offloaded("model", ["Abs"])  # type: ignore[arg-type]

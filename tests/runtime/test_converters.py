@@ -445,6 +445,10 @@ def test_array_types_that_cannot_be(ragged_type: None) -> None:
             xrt.register_array_type(Held, **arguments)
     with pytest.raises(RegistrationError, match="a class"):
         xrt.register_array_type("Held", to_host=abs)  # type: ignore[arg-type]
+    for known in (np.ndarray, list, object, type(None)):
+        with pytest.raises(RegistrationError, match=f"XRT takes a .*{known.__name__} as it is"):
+            xrt.register_array_type(known, to_host=np.asarray)
+        assert converters.array_type(known) is None
     assert converters.array_type(Held) is None
 
 

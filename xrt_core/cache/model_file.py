@@ -158,6 +158,15 @@ def write_model_file(
         raise
 
 
+def is_model_file(path: Path) -> bool:
+    """Whether a file begins as `write_model_file` writes it; False where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def read_model_file(path: Path, buffer: memoryview) -> ModelFile:
     """The model file whose bytes `buffer` maps. Raises CacheError with what is wrong with it."""
     if len(buffer) < _HEAD.size or bytes(buffer[:8]) != MAGIC:

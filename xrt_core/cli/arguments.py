@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xrt_core import options
+from xrt_core.cache.model_file import is_model_file
 from xrt_core.cli.display import working
 from xrt_core.cli.inputs import parse_shapes, random_inputs, read_inputs
 from xrt_core.errors import OptionError
@@ -16,7 +17,10 @@ from xrt_core.errors import OptionError
 if TYPE_CHECKING:
     from xrt_core.module import XRTModule
 
-Model = Annotated[pathlib.Path, typer.Argument(help="An ONNX file.", show_default=False)]
+OnnxFile = Annotated[pathlib.Path, typer.Argument(help="An ONNX file.", show_default=False)]
+Model = Annotated[
+    pathlib.Path, typer.Argument(help="An ONNX file, or one that `xrt compile` wrote.", show_default=False)
+]
 Engine = Annotated[
     list[str] | None,
     typer.Option("--engine", "-e", help="An engine to use; again for the next to try; 'host' for none. Default: all."),
@@ -47,13 +51,13 @@ def keywords_of(engine: Sequence[str] | None, option: Sequence[str] | None) -> d
 
 
 def load_module(model: pathlib.Path, engine: Sequence[str] | None, option: Sequence[str] | None) -> XRTModule:
-    """The module of a model file, with `--engine` and `--option` applied. Raises XRTError."""
+    """The module of an ONNX file or a saved module, with `--engine` and `--option` applied. Raises XRTError."""
     keywords = keywords_of(engine, option)
     options.resolve(keywords)  # bad options are said before a large file is read
     with working(f"loading {model.name}"):
         from xrt_core.module import XRTModule
 
-        return XRTModule(model, **keywords)
+        return XRTModule.load(model, **keywords) if is_model_file(model) else XRTModule(model, **keywords)
 
 
 def module_inputs(

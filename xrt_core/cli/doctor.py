@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import typer
 
 from xrt_core import __version__, options
-from xrt_core.cli import engines
+from xrt_core.cli import engines, passes
 from xrt_core.cli.display import command, say, show_table
 from xrt_core.engine.discovery import DISABLE_VARIABLE
 from xrt_core.engine.manager import EngineListing
@@ -117,6 +117,8 @@ def _problems(lines: list[EngineListing]) -> Iterator[Problem]:
     for e in lines:
         if e.status == "broken":
             yield Problem(f"engine {e.name}: {e.reason}", e.remedy or f"pip install --upgrade {e.package}")
+    for name, why in passes.listing()[1].items():
+        yield Problem(f"pass {name} of a plugin is left out: {why}", "mend or remove its package")
     try:
         options.resolve()
     except OptionError as e:

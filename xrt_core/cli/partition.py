@@ -16,7 +16,7 @@ from xrt_core.frontends.onnx_file import replace_file
 
 @command
 def partition(
-    model: Annotated[pathlib.Path | None, typer.Argument(help="An ONNX file.", show_default=False)] = None,
+    model: Annotated[pathlib.Path | None, typer.Argument(help="As of `xrt run`.", show_default=False)] = None,
     engine: arguments.Engine = None,
     inputs: arguments.Inputs = None,
     json: Annotated[

@@ -17,7 +17,7 @@ from xrt_core.errors import OptionError
 
 @command
 def train(
-    model: arguments.Model,
+    model: arguments.OnnxFile,
     data: Annotated[
         pathlib.Path,
         typer.Option("--data", "-d", help="A .npz file: the model's inputs and the labels by name, a row per sample."),
@@ -77,7 +77,7 @@ def _optimizer(name: str, rate: float) -> Any:
     from xrt_core.training import optimizer
 
     known = {k: v for k, v in vars(optimizer).items() if isinstance(v, type) and issubclass(v, optimizer.Optimizer)}
-    known.pop("Optimizer")
+    known = {k: v for k, v in known.items() if k != "Optimizer" and not k.startswith("_")}
     for k, kind in known.items():
         if k.lower() == name.lower():
             return kind(rate)

@@ -207,24 +207,27 @@ def register_array_type(
         is of the type, every result goes through it; it may return the array itself. Without it results are NumPy's.
     name: for messages; the class's name, unless given.
 
-    Raises RegistrationError for a class or a name that is taken, for one whose objects XRT takes anyway, and for what is
-    no class or no function.
+    Raises RegistrationError for a class or a name that is taken, for a class whose objects XRT takes anyway, and for
+    what is no class or no function.
     """
     owner = _owner(to_host)
     if not isinstance(type, _CLASS) or not callable(to_host) or not (from_host is None or callable(from_host)):
         raise RegistrationError(f"array type of {owner}: a class, to_host= and from_host= as functions are needed")
     if (type.__module__.partition(".")[0], type.__qualname__) in _TAKEN_ANYWAY:
         raise RegistrationError(
-            f"array type of {owner}: XRT takes a {type.__module__}.{type.__qualname__} as it is; register a class of your "
-            "own, which may derive from it"
+            f"array type of {owner}: XRT takes a {type.__module__}.{type.__qualname__} as it is; register a class of "
+            "your own, which may derive from it"
         )
     converters.register_type(ArrayType(type, name or type.__qualname__, to_host, from_host, owner))
 
 
 _CLASS: Final = type
 _TAKEN_ANYWAY: Final = frozenset(
-    [("numpy", "ndarray"), ("jax", "Array"), ("jaxlib", "Array"), ("jaxlib", "ArrayImpl"), ("cupy", "ndarray")]
-    + [("torch", "Tensor"), *(("builtins", name) for name in ("object", "list", "tuple", "dict", "NoneType"))]
+    (
+        *(("numpy", "ndarray"), ("cupy", "ndarray"), ("torch", "Tensor")),
+        *(("jax", "Array"), ("jaxlib", "Array"), ("jaxlib", "ArrayImpl")),
+        *(("builtins", name) for name in ("object", "list", "tuple", "dict", "NoneType")),
+    )
 )
 """Top package and name of the classes that are arguments, or hold them, without being told."""
 

@@ -16,7 +16,7 @@ from xrt_core.ir.types import STRING, SequenceType, TensorType
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["NodeTrials", "why_unfit"]
+__all__ = ["NodeTrials", "frozen", "why_unfit"]
 
 _REMEMBERED: Final = 10_000
 
@@ -64,7 +64,7 @@ class NodeTrials:
             node.domain,
             node.op_type,
             node.version,
-            tuple((name, _frozen(a)) for name, a in node.attributes.items()),
+            tuple((name, frozen(a)) for name, a in node.attributes.items()),
             len(node.inputs),
             *(_kind(v) for v in (*node.inputs, *node.outputs)),
         )
@@ -128,18 +128,18 @@ def _kind(v: Value | None) -> Hashable:
 def _exact(v: Value | None) -> Hashable:
     if v is None:
         return None
-    return v.shape, _frozen(v.data) if _is_small(v) else None
+    return v.shape, frozen(v.data) if _is_small(v) else None
 
 
-def _frozen(attribute: Any) -> Hashable:
+def frozen(attribute: Any) -> Hashable:
     """What tells an attribute, or a constant, from others, hashable."""
     if isinstance(attribute, np.ndarray):
         content = tuple(attribute.ravel().tolist()) if attribute.dtype == STRING else attribute.tobytes()
         return attribute.dtype, attribute.shape, content
     if isinstance(attribute, SparseTensor):
-        return _frozen(attribute.values), _frozen(attribute.indices), attribute.dims
+        return frozen(attribute.values), frozen(attribute.indices), attribute.dims
     if isinstance(attribute, tuple):
-        return tuple(map(_frozen, attribute))
+        return tuple(map(frozen, attribute))
     found: Hashable = attribute
     return type(attribute), found
 

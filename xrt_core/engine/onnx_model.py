@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from xrt_core.engine.opsets import aligned
 from xrt_core.errors import CompileError, ExportError
 from xrt_core.ir.function import Function
 from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
@@ -68,7 +69,8 @@ def onnx_model(
 
     engine: who asks, for messages.
     newest_opset: of the standard domain, the newest that the library knows; the model is of that or an older one where
-        the nodes' versions allow it.
+        the nodes' versions allow it. Nodes of several opsets come into one where that changes their types alone
+        (`opsets.aligned`).
     location: the entries of `external_data` that tell the library where a large constant lies.
     external_bytes: the size from which constants stay out of the model.
 
@@ -90,6 +92,9 @@ def onnx_model(
 
     try:
         model = function.to_onnx(tensor=write)
+        if model.functions and (same := aligned(function, newest_opset)) is not function:
+            weights.clear()
+            model = same.to_onnx(tensor=write)
     except ExportError as e:
         raise CompileError(f"{engine}: function {function.name!r} does not export: {e}") from e
     if model.functions:  # how the exporter writes nodes of another opset; libraries read them at the model's opset

@@ -23,7 +23,8 @@ _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _ours: dict[str, bool] = {}  # file name -> whether it belongs to this package
 
 _tracer: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("xrt_tracer", default=None)
-_mark: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("xrt_mark", default=None)
+_marks: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("xrt_marks", default=())
+"""Engine and region of the blocks that are open, the innermost last."""
 
 _LITERAL_SIZE = 64  # elements up to which equal literals share one constant
 _KNOWN_SIZE = 1024  # elements up to which values computed from shapes are followed while tracing
@@ -73,27 +74,39 @@ def located(message: str) -> str:
     return message if where is None else f"{where}: {message}"
 
 
-@contextlib.contextmanager
-def power_by_engine(name: str | None) -> Iterator[None]:
-    """Mark the nodes that are built inside for the engine `name`; None keeps them on the host.
+class power_by_engine(contextlib.ContextDecorator):
+    """Mark the nodes that are built inside the block, or the decorated function, for the engine `name`; None keeps them
+    on the host.
 
     Every block is a region of its own, which becomes one launch where that is possible. Of nested blocks the innermost
-    holds; one that names the engine of the block around it changes nothing. Raises TraceError for what is no name.
+    holds; one that names the engine of the block around it changes nothing. Raises TraceError for what is no name, and
+    where no graph is traced.
     """
-    if name is not None and not (isinstance(name, str) and name):
-        raise trace_error(f"power_by_engine({name!r}): it takes the name of an engine, or None for the host")
-    engine, outer, tracer = name or "host", _mark.get(), _tracer.get()
-    if outer is None or outer[0] != engine:
-        region = ""
-        if tracer is not None and engine != "host":
+
+    def __init__(self, name: str | None) -> None:
+        if name is not None and not (isinstance(name, str) and name):
+            raise trace_error(f"power_by_engine({name!r}): it takes the name of an engine, or None for the host")
+        self._engine = name or "host"
+
+    def __enter__(self) -> None:
+        tracer = _tracer.get()
+        if tracer is None:
+            raise trace_error(
+                "power_by_engine marks nodes while a graph is traced, and none is: put it around the operators inside "
+                "Graph.build, or mark by name or operator with XRTModule(..., marks={...})"
+            )
+        marks = _marks.get()
+        if marks and marks[-1][0] == self._engine:
+            mark = marks[-1]
+        elif self._engine == "host":
+            mark = ("host", "")
+        else:
             tracer.blocks += 1
-            region = f"block {tracer.blocks}"
-        outer = (engine, region)
-    token = _mark.set(outer)
-    try:
-        yield
-    finally:
-        _mark.reset(token)
+            mark = (self._engine, f"block {tracer.blocks}")
+        _marks.set((*marks, mark))
+
+    def __exit__(self, *exception: object) -> None:
+        _marks.set(_marks.get()[:-1])
 
 
 class Scope:
@@ -281,7 +294,8 @@ class Tracer:
             made = (Value(label, types[0]),)
         else:
             made = tuple(Value(self.fresh(f"{label}.{i}"), t) for i, t in enumerate(types))  # type: ignore[assignment]
-        engine, region = _mark.get() or (None, "")
+        marks = _marks.get()
+        engine, region = marks[-1] if marks else (None, "")
         annotations = Annotations(engine=engine, region=region, source=where) if where or engine else NO_ANNOTATIONS
         node = Node(op[0], inputs, made, attributes, domain=op[1], version=op[2], name=label, annotations=annotations)
         self.scope.nodes.append(node)
@@ -418,12 +432,12 @@ def current_tracer(what: str) -> Tracer:
 @contextlib.contextmanager
 def tracing(tracer: Tracer) -> Iterator[Tracer]:
     """Make `tracer` the one that records in this context; the engine marks of the surroundings do not reach in."""
-    token, mark = _tracer.set(tracer), _mark.set(None)
+    token, marks = _tracer.set(tracer), _marks.set(())
     try:
         yield tracer
     finally:
         tracer.scope.closed = True
-        _mark.reset(mark)
+        _marks.reset(marks)
         _tracer.reset(token)
 
 

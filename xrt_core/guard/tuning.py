@@ -1,4 +1,4 @@
-"""Which of several ways to compute the same is the fastest: timed in turns, compared by medians of ratios."""
+"""Which of several ways to compute the same is the fastest: timed in turns, compared by their better runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ LEAST_SECONDS: Final = 0.3
 """Seconds of running that a tuning may take however fast the contestants are."""
 
 HOPELESS: Final = 2.0
-"""A contestant whose best run takes so many times as long as another's best run drops out: at once where its runs are
+"""A contestant whose best run takes so many times as long as another's middle one drops out: at once where its runs are
 long, after `ENOUGH` rounds where they are short, for one of those may just have been interrupted."""
 
 ROUNDS: Final = 25
 ENOUGH: Final = 5  # rounds after which a clear lead ends it
-LONG: Final = 0.1  # seconds of a run that an interruption makes no more than twice as long
+LONG: Final = 0.2  # seconds of a run that an interruption makes no more than twice as long
+_EXCUSED: Final = 8.0  # so many times the bar may a short run take and still be called interrupted
 _WARM: Final = 0.02  # seconds of a run before which the caches and threads need no other run
 _REST, _STEP = 0.05, 2e-3  # seconds: the longest rest, and between two looks at the threads
 _QUIET: Final = 0.2  # share of one processor that a process at rest may use
@@ -50,7 +51,7 @@ def settle() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """winner: a contestant's name. seconds: the median of each. rounds: how often the winner was timed."""
+    """winner: a contestant's name. seconds: what a run of each takes. rounds: how often the winner was timed."""
 
     winner: str
     seconds: Mapping[str, float]
@@ -72,8 +73,8 @@ def tune(
     round begins. rest: what is waited for before a contestant's turn.
 
     Each runs once for warming up; then rounds in changing order, in which everybody has a turn, until the time is up,
-    `ROUNDS` are over, or one leads in every round by the host's margin. A turn is a rest, a run that is not timed where
-    runs are short (as a caller in a loop has it), and one that is. Raises what a run raises.
+    `ROUNDS` are over, or one is clearly ahead. A turn is a rest, a run that is not timed where runs are short (as a
+    caller in a loop has it), and one that is. Raises what a run raises.
     """
     names = list(contestants)
     last: dict[str, float] = {}
@@ -99,24 +100,31 @@ def tune(
         if k == 0:
             limit = max(LEAST_SECONDS, HOST_RUNS * max(times[host if host in times else names[0]]))
             spent = 0.0
-        best = min(min(times[name]) for name in racing)
+        bar = HOPELESS * min(statistics.median(times[name]) for name in racing)
         racing = [
             name
             for name in racing
-            if min(times[name]) <= HOPELESS * best or (k + 1 < ENOUGH and min(times[name]) < LONG)
+            if min(times[name]) <= bar or (k + 1 < ENOUGH and min(times[name]) < min(LONG, _EXCUSED * bar))
         ]
         if len(racing) == 1 or spent > limit or clock() > until:
             break
         if k + 1 >= ENOUGH and _is_clear(times, racing, host):
             break
     winner = _winner(times, names, host)
-    return Tuning(winner, {name: statistics.median(times[name]) for name in names}, len(times[winner]))
+    return Tuning(winner, {name: typical(times[name]) for name in names}, len(times[winner]))
+
+
+def typical(times: Sequence[float]) -> float:
+    """What an eighth of the runs stay under: other processes make runs longer and never shorter, so the better ones
+    tell more, and of many the best one may be an accident. On a machine that does nothing else they are all alike."""
+    return sorted(times)[len(times) // 8]
 
 
 def _ratio(times: Mapping[str, Sequence[float]], one: str, other: str) -> float:
-    """How many times as long as `other` one takes: the median over the rounds that both ran in."""
-    pairs = zip(times[one], times[other], strict=False)
-    return statistics.median(a / b if b > 0 else (float("inf") if a > 0 else 1.0) for a, b in pairs)
+    """How many times as long as `other` one takes, over the rounds that both ran in."""
+    rounds = min(len(times[one]), len(times[other]))
+    a, b = typical(times[one][:rounds]), typical(times[other][:rounds])
+    return a / b if b > 0 else (float("inf") if a > 0 else 1.0)
 
 
 def _winner(times: Mapping[str, Sequence[float]], names: Sequence[str], host: str | None) -> str:
@@ -133,7 +141,7 @@ def _winner(times: Mapping[str, Sequence[float]], names: Sequence[str], host: st
 
 
 def _is_clear(times: Mapping[str, Sequence[float]], racing: Sequence[str], host: str | None) -> bool:
-    """Whether the winner so far was ahead by the host's margin in every round."""
+    """Whether the middle run of the winner so far is ahead of everybody's best one by the host's margin."""
     first = _winner(times, racing, host if host in racing else None)
-    others = [name for name in racing if name != first]
-    return all(a * HOST_MARGIN <= b for name in others for a, b in zip(times[first], times[name], strict=False))
+    middle = statistics.median(times[first])
+    return all(middle * HOST_MARGIN <= min(times[name]) for name in racing if name != first)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import Shape
 
 # operators that move data or only look at shapes
 _FREE = frozenset({
@@ -16,7 +15,10 @@ _FREE = frozenset({
 
 
 def flops(node: Node) -> int:
-    """Two per multiply-add of products and convolutions, one per element of what else computes, 0 where unknown."""
+    """Two per multiply-add of products and convolutions, one per element of what else computes, 0 where unknown.
+
+    Depends on nothing but the operator, the types and, of the attributes, `transA`.
+    """
     op = node.op_type
     out = _elements(node.outputs[0] if node.outputs else None)
     if op in ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm"):
@@ -52,5 +54,10 @@ def _elements(v: Value | None) -> int:
     return _product(v.shape) if v is not None and v.shape is not None else 0
 
 
-def _product(shape: tuple[object, ...]) -> int:
-    return math.prod(d for d in shape if isinstance(d, int)) if all(isinstance(d, int) for d in shape) else 0
+def _product(shape: Shape) -> int:
+    found = 1
+    for d in shape:
+        if not isinstance(d, int):
+            return 0
+        found *= d
+    return found

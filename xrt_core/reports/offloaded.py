@@ -32,10 +32,12 @@ def assert_offloaded(
     must run on engines; without `ops` it takes the place of "no node at all".
 
     Raises AssertionError that lists the nodes with their reasons; InputError for an operator that the model does not
-    have, which would make the assertion mean nothing.
+    have, which would make the assertion mean nothing, and for what is no report.
     """
-    found = report if isinstance(report, PartitionReport) else report.report
-    wanted = None if ops is None else {_named(o) for o in ops}
+    found = report if isinstance(report, PartitionReport) else getattr(report, "report", None)
+    if not isinstance(found, PartitionReport):
+        raise InputError(f"assert_offloaded takes what XRTModule.explain gives, not a {type(report).__name__}")
+    wanted = None if ops is None else {_named(o) for o in ([ops] if isinstance(ops, str) else ops)}
     present = {o for c in found.clusters for o, _ in c.operators} | {h.operator for h in found.host_nodes}
     if missing := sorted((wanted or set()) - present):
         raise InputError(f"the model has no {', '.join(missing)}; its operators are {', '.join(sorted(present))}")

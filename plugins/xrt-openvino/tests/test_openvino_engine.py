@@ -13,7 +13,7 @@ import pytest
 from xrt_openvino import OpenVinoEngine
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function
-from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError
+from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError, UnsupportedError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import SequenceType, TensorType, ValueType
 
@@ -170,6 +170,15 @@ def test_any_memory_is_read(engine: OpenVinoEngine, count: int) -> None:
         assert np.array_equal(given, before)
 
 
+@pytest.mark.parametrize("code", ["l", "q", "L", "Q"])
+def test_every_integer_of_64_bits_is_read(engine: OpenVinoEngine, code: str) -> None:
+    """NumPy has two types for each, equal to each other; the library knows one of them."""
+    dtype = np.dtype(code)
+    x, y = _value("x", dtype, 3), _value("y", dtype, 3)
+    executable = _compile(engine, [x], [Node("Add", [x, x], [y], version=14)], [y])
+    assert executable.run([np.array([1, 2, 3], dtype)])[0].tolist() == [2, 4, 6]
+
+
 def test_an_input_that_is_handed_through(engine: OpenVinoEngine) -> None:
     """A Dropout outside of training vanishes with its input's name: the input is still read."""
     x, y = _value("x", F32, 3), _value("y", F32, 3)
@@ -225,6 +234,15 @@ def test_serialised_with_large_constants(engine: OpenVinoEngine) -> None:
     for damaged in (blob[:-1], b"nothing", blob[:40]):
         with pytest.raises(CompileError):
             compiler.load(damaged)
+
+
+def test_what_the_library_exports_wrongly_is_not_serialised(engine: OpenVinoEngine) -> None:
+    """A rotary embedding that comes back from bytes rotates otherwise."""
+    x, y, cos, sin = (_value(n, F32, *s) for n, s in
+                      (("x", (1, 2, 3, 8)), ("y", (1, 2, 3, 8)), ("cos", (1, 3, 4)), ("sin", (1, 3, 4))))  # fmt: skip
+    executable = _compile(engine, [x, cos, sin], [Node("RotaryEmbedding", [x, cos, sin], [y], version=23)], [y])
+    with pytest.raises(UnsupportedError, match="RoPE"):
+        executable.serialize()
 
 
 def test_float32_stays_float32(engine: OpenVinoEngine) -> None:

@@ -12,13 +12,18 @@ import numpy as np
 
 from xrt_core.engine.contract import Parameter
 
+ALIGNMENT = 256
+"""Of device memory, and of the addresses that TensorRT takes."""
+
 
 class Error(enum.IntEnum):
     """Codes of the runtime."""
 
     success = 0
     out_of_memory = 2
+    not_ready = 600
     illegal_address = 700
+    capture_unsupported = 900
 
 
 class Cuda:
@@ -42,6 +47,8 @@ class Cuda:
         self._capability = {"major": capability[0], "minor": capability[1]}
         self._devices = devices
         self._streams = 100
+        self._events = 6
+        self.device = 0
 
     def names(self, *wanted: str) -> list[str]:
         """Names of the calls made, of these functions alone where any are named."""
@@ -70,17 +77,28 @@ class Cuda:
     def _cudaDeviceGetAttribute(self, which: str, device: int) -> int:
         return self._capability[which]
 
+    def _cudaGetDevice(self) -> int:
+        return self.device
+
+    def _cudaSetDevice(self, device: int) -> None:
+        self.device = device
+
     def _cudaStreamCreate(self) -> int:
         self._streams += 1
         return self._streams
 
+    def _cudaStreamCreateWithFlags(self, flags: int) -> int:
+        return self._cudaStreamCreate()
+
     def _cudaEventCreateWithFlags(self, flags: int) -> int:
-        return 7
+        self._events += 1
+        return self._events
 
     def _cudaMallocAsync(self, size: int, stream: int) -> int:
-        memory = ctypes.create_string_buffer(size)
-        self.live[ctypes.addressof(memory)] = memory
-        return ctypes.addressof(memory)
+        memory = ctypes.create_string_buffer(size + ALIGNMENT)
+        address = -(-ctypes.addressof(memory) // ALIGNMENT) * ALIGNMENT
+        self.live[address] = memory
+        return address
 
     def _cudaFreeAsync(self, pointer: int, stream: int) -> None:
         del self.live[pointer]
@@ -142,6 +160,13 @@ class GraphStrategy(enum.Enum):
     WHOLE_GRAPH_CAPTURE = 1
 
 
+class Location(enum.Enum):
+    """TensorLocation."""
+
+    DEVICE = 0
+    HOST = 1
+
+
 class Context:
     """IExecutionContext: checks what it is given, and computes when it is enqueued."""
 
@@ -151,6 +176,7 @@ class Context:
         self.addresses: dict[str, int] = {}
         self.memory: tuple[int, int] | None = None
         self.streams: list[int] = []
+        self.devices: list[int] = []
 
     def set_input_shape(self, name: str, shape: Sequence[int]) -> bool:
         self.shapes[name] = tuple(shape)
@@ -167,7 +193,7 @@ class Context:
 
     def set_tensor_address(self, name: str, pointer: int) -> bool:
         self.addresses[name] = pointer
-        return True
+        return name in self.engine.tensors
 
     def set_device_memory(self, pointer: int, size: int) -> None:
         self.memory = (pointer, size)
@@ -177,10 +203,48 @@ class Context:
         if self.engine.broken:
             self.engine.logger.log(Severity.ERROR, self.engine.broken)
             return False
-        assert set(self.addresses) == {*self.engine.inputs, *self.engine.outputs}
-        assert self.memory is not None or not self.engine.scratch
+        assert set(self.addresses) == set(self.engine.tensors)
+        assert all(a and a % ALIGNMENT == 0 for a in self.addresses.values())
+        assert self.memory is not None or not self.engine.device_memory_size_v2
+        assert self.memory is None or self.memory[0] in self.engine.cuda.live
+        self.devices.append(self.engine.cuda.device)
         addresses = dict(self.addresses)
         self.engine.cuda.put(stream, lambda: self.engine.compute(addresses, self.shapes))
+        return True
+
+
+class RuntimeCache:
+    """IRuntimeCache that has compiled something once a context was made with it, and takes its own bytes alone."""
+
+    def __init__(self) -> None:
+        self.kernels = b""
+
+    def deserialize(self, blob: bytes) -> bool:
+        if blob.startswith(b"kernels"):
+            self.kernels = blob
+        return bool(self.kernels)
+
+    def serialize(self) -> bytes:
+        return self.kernels
+
+
+class RuntimeConfig:
+    """IRuntimeConfig."""
+
+    cuda_graph_strategy: GraphStrategy | None = None
+
+    def __init__(self) -> None:
+        self.strategy: Allocation | None = None
+        self.cache: RuntimeCache | None = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Allocation) -> None:
+        self.strategy = strategy
+
+    def create_runtime_cache(self) -> RuntimeCache:
+        return RuntimeCache()
+
+    def set_runtime_cache(self, cache: RuntimeCache) -> bool:
+        self.cache = cache
         return True
 
 
@@ -202,13 +266,30 @@ class Engine:
         self.outputs = {p.name: p for p in outputs}
         self.largest = largest
         self.scratch = scratch
+        self.device_memory_size_v2 = scratch
+        self.tensors = [*self.inputs, *self.outputs]
+        self.locations: dict[str, Location] = {}
         self.broken = ""
+        self.compiled = 0
         self.logger: Any = None
         self.contexts: list[Context] = []
         self.runtime_config: Any = None
 
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self.tensors)
+
+    def get_tensor_name(self, index: int) -> str:
+        return self.tensors[index]
+
+    def get_tensor_location(self, name: str) -> Location:
+        return self.locations.get(name, Location.DEVICE)
+
     def create_execution_context(self, how: Any) -> Context:
         self.runtime_config = how
+        if isinstance(how, RuntimeConfig) and how.cache is not None and not how.cache.kernels:
+            self.compiled += 1
+            how.cache.kernels = f"kernels {self.compiled}".encode()
         made = Context(self)
         self.contexts.append(made)
         return made
@@ -216,15 +297,15 @@ class Engine:
     def create_engine_inspector(self) -> Any:
         return SimpleNamespace(get_engine_information=lambda format: "layers of the stand-in")
 
-    def create_runtime_config(self) -> Any:
-        return SimpleNamespace(set_execution_context_allocation_strategy=lambda s: None, cuda_graph_strategy=None)
+    def create_runtime_config(self) -> RuntimeConfig:
+        return RuntimeConfig()
 
     def shape_of(self, name: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
         shape = {**self.inputs, **self.outputs}[name].shape
         return shape if self.largest is None else (next(iter(shapes.values()))[0], *shape[1:])
 
     def compute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
-        given = [_at(addresses[n], shapes[n], p.dtype) for n, p in self.inputs.items()]
+        given = [_at(addresses[n], shapes[n], p.dtype) for n, p in self.inputs.items() if n in addresses]
         for (name, p), r in zip(self.outputs.items(), self.function(*given), strict=True):
             _at(addresses[name], self.shape_of(name, shapes), p.dtype)[...] = r
 

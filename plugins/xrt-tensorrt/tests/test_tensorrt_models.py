@@ -176,7 +176,7 @@ def test_a_file_for_another_machine(target: str, tmp_path: pathlib.Path, monkeyp
 
     monkeypatch.setattr(_toolkit.Toolkit, "deserialize", deserialize)
     monkeypatch.setattr(
-        _toolkit.Toolkit, "new_context", lambda self, engine, cuda_graph: engine.create_execution_context(0)
+        _toolkit.Toolkit, "new_context", lambda self, engine, **_: engine.create_execution_context(0)
     )
     _forget()
     try:

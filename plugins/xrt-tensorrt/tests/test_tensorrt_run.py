@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
+import pathlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import standin
-from xrt_tensorrt import _cuda, _toolkit, memory
+from xrt_tensorrt import _cuda, _toolkit, kernels_cache, memory
 from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.executable import TensorRTExecutable
 
@@ -21,11 +24,12 @@ F32 = np.dtype(np.float32)
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[standin.Cuda]:
+def cuda(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[standin.Cuda]:
     """A CUDA runtime of the CPU's memory, in the place of the real one."""
     fake = standin.Cuda()
     monkeypatch.setattr(_cuda, "_runtime", lambda: fake)
     monkeypatch.setattr(_cuda, "_load_driver", lambda: None)
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(memory, "_local", threading.local())
     monkeypatch.setattr(memory, "_idle", {})
     monkeypatch.setattr(memory, "_scratch", {})
@@ -161,6 +165,163 @@ def test_a_slice_that_begins_anywhere_is_copied(cuda: standin.Cuda) -> None:
     np.testing.assert_array_equal(np.asarray(results[0]), x.array + y.array)
 
 
+class _Torch(_Foreign):
+    """An array as torch shows it: without a stream, at address 0 where it is empty, and not at all with gradients."""
+
+    def __init__(self, array: np.ndarray, requires_grad: bool = False, strides: tuple[int, ...] | None = None) -> None:
+        super().__init__(array, strides=strides)
+        self.requires_grad = requires_grad
+        self.waiting: list[int] = []
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.requires_grad:
+            raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad.")
+        found = {**super().__cuda_array_interface__, "version": 2}
+        del found["stream"]
+        return found if self.array.size else {**found, "data": (0, False)}
+
+    def __dlpack__(self, stream: int | None = -1) -> object:
+        self.waiting.append(stream)
+        return object()
+
+    def detach(self) -> _Torch:
+        return _Torch(self.array)
+
+    def contiguous(self) -> _Torch:
+        return _Torch(_aligned(self.array))
+
+
+def test_an_array_that_names_no_stream_is_waited_for(cuda: standin.Cuda) -> None:
+    """torch leaves the stream out of its interface; asked for DLPack, it lets the engine's stream wait."""
+    executable, engine = _executable(cuda)
+    x, y = (_Torch(_aligned(a)) for a in _arrays())
+    executable.run([x, y])
+    executable.run([x, y], RunOptions(stream=0))
+
+    assert x.waiting == y.waiting == [engine.contexts[0].streams[0], 1]  # 1: how DLPack writes the default stream
+    assert engine.contexts[0].addresses["x0"] == x.array.ctypes.data
+
+
+def test_arrays_with_gradients_and_gaps(cuda: standin.Cuda) -> None:
+    """torch shows no tensor that requires a gradient, and gathers one with gaps on the device."""
+    executable, _ = _executable(cuda)
+    x, y = _arrays()
+    found = executable.run([_Torch(_aligned(x), requires_grad=True), _Torch(y, strides=(4, 8))])
+
+    np.testing.assert_array_equal(np.asarray(found[0]), x + y)
+    assert "cudaMemcpyAsync" not in cuda.names()[: cuda.names().index("cudaStreamSynchronize")]
+
+
+def test_arrays_without_elements(cuda: standin.Cuda) -> None:
+    """What is empty may lie nowhere; TensorRT is given an address all the same."""
+    executable, engine = _executable(
+        cuda, lambda x: [x], _params("x", (0, 3)), _params("y", (0, 3)), scratch=0
+    )  # fmt: skip
+    (found,) = executable.run([_Torch(np.empty((0, 3), F32))])
+
+    assert np.asarray(found).shape == (0, 3)
+    assert engine.contexts[0].addresses["x0"] in cuda.live
+
+
+def test_the_callers_device_stays_current(cuda: standin.Cuda) -> None:
+    """A run is on the engine's device whatever the thread's current one is, which is the same afterwards."""
+    executable, engine = _executable(cuda)
+    for current in (0, 1, 0):
+        cuda.device = current
+        executable.run(_arrays())
+        assert cuda.device == current
+    assert set(engine.contexts[0].devices) == {0}
+
+
+def test_one_context_runs_one_thing_at_a_time(cuda: standin.Cuda) -> None:
+    """A run on another stream waits for the one before, which nobody waited for, unless that is done."""
+    executable, _ = _executable(cuda)
+    executable.run(_arrays(), RunOptions(stream=5), block_until_done=False)
+    (event,) = (a[0] for n, a in cuda.calls if n == "cudaEventRecord")
+    cuda.fail["cudaEventQuery"] = standin.Error.not_ready
+    executable.run(_arrays(), RunOptions(stream=5), block_until_done=False)
+    assert "cudaStreamWaitEvent" not in cuda.names()
+    executable.run(_arrays(), RunOptions(stream=6), block_until_done=False)
+    (waited,) = (a for n, a in cuda.calls if n == "cudaStreamWaitEvent")
+    assert (waited[0], waited[1] != event) == (6, True)
+    del cuda.fail["cudaEventQuery"]
+    executable.run(_arrays(), RunOptions(stream=7), block_until_done=False)
+    assert cuda.names().count("cudaStreamWaitEvent") == 1
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["plain", "graph"])
+def test_inputs_live_until_the_run_is_done(cuda: standin.Cuda, graph: bool) -> None:
+    """What the device still reads is held after the call, and given back by the next one."""
+    executable, _ = _executable(cuda, graph=graph)
+    x, y = (_Foreign(_aligned(a)) for a in _arrays())
+    alive = weakref.ref(x)
+    executable.run([x, y], block_until_done=False)
+    cuda.fail["cudaEventQuery"] = standin.Error.not_ready
+    del x
+    executable.run(_arrays(), block_until_done=False)
+    assert alive() is not None
+    del cuda.fail["cudaEventQuery"]
+    executable.run(_arrays(), block_until_done=False)
+    assert alive() is None
+
+
+def test_a_context_outlives_what_it_runs(cuda: standin.Cuda) -> None:
+    """An executable that is dropped while it runs is waited for, and its events go."""
+    executable, _ = _executable(cuda)
+    executable.run(_arrays(), block_until_done=False)
+    assert "cudaEventSynchronize" not in cuda.names()
+    del executable
+    gc.collect()
+    assert cuda.names("cudaEventSynchronize", "cudaEventDestroy") == ["cudaEventSynchronize", "cudaEventDestroy"]
+
+
+def test_scratch_memory_that_grows_is_not_taken_from_a_run(cuda: standin.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between setting its memory and enqueueing, another run on the stream may ask for more: the old one stays."""
+    first, engine = _executable(cuda)
+    second, _ = _executable(cuda, scratch=4096)
+    enqueue = _toolkit.Toolkit.enqueue
+
+    def interrupted(self: _toolkit.Toolkit, context: standin.Context, stream: int) -> None:
+        if context.engine is engine and memory._scratch[0, 9].nbytes == 64:
+            second.run(_arrays(), RunOptions(stream=9))
+        enqueue(self, context, stream)  # the stand-in checks that its memory is there
+
+    monkeypatch.setattr(_toolkit.Toolkit, "enqueue", interrupted)
+    first.run(_arrays(), RunOptions(stream=9))
+    assert memory._scratch[0, 9].nbytes == 4096
+    first.run(_arrays(), RunOptions(stream=9))
+    gc.collect()
+    assert engine.contexts[0].memory == (memory._scratch[0, 9].pointer, 64)
+    assert not [a for a, m in cuda.live.items() if len(m) == 64 + standin.ALIGNMENT]
+
+
+def test_an_engine_that_needs_memory_for_other_shapes_gets_some(cuda: standin.Cuda) -> None:
+    """A context without any is refused even where these shapes need none."""
+    executable, engine = _executable(cuda, scratch=0)
+    engine.device_memory_size_v2 = 1 << 20
+    executable.run(_arrays())
+
+    assert engine.contexts[0].memory == (memory._scratch[0, engine.contexts[0].streams[0]].pointer, 256)
+
+
+def test_an_input_that_nothing_reads(cuda: standin.Cuda) -> None:
+    """The engine may not have it; then it is not bound."""
+    executable, engine = _executable(cuda, lambda x: [x * 2], outs=_params("y", (2, 3)))
+    engine.tensors.remove("x1")
+    x, y = _arrays()
+
+    np.testing.assert_array_equal(np.asarray(executable.run([x, y])[0]), x * 2)
+
+
+def test_shapes_in_the_cpus_memory_are_refused(cuda: standin.Cuda) -> None:
+    """A tensor that TensorRT reads on the CPU would be read at an address of the device."""
+    executable, engine = _executable(cuda)
+    engine.locations["x1"] = standin.Location.HOST
+    with pytest.raises(ExecutionError, match="'x1' is a shape, which the engine wants in the CPU's memory"):
+        executable.run(_arrays())
+
+
 def test_streams_go_to_other_threads(cuda: standin.Cuda) -> None:
     """A thread that ends leaves its stream to the next one; two at the same time have two."""
     executable, engine = _executable(cuda)
@@ -218,7 +379,7 @@ def test_a_context_for_each_thread_and_shared_scratch_memory(cuda: standin.Cuda)
     thread.join()
 
     assert len(engine.contexts) == 2
-    assert {c.memory[0] for c in (*engine.contexts, *other.contexts) if c.memory} == {memory._scratch[9].pointer}
+    assert {c.memory[0] for c in (*engine.contexts, *other.contexts) if c.memory} == {memory._scratch[0, 9].pointer}
     assert len([1 for n, a in cuda.calls if n == "cudaMallocAsync" and a == (64, 9)]) == 1
 
 
@@ -246,6 +407,62 @@ def test_a_run_is_recorded_once_and_replayed(cuda: standin.Cuda) -> None:
         np.testing.assert_array_equal(np.asarray(total), x + y)
 
 
+def test_recording_is_apart_from_the_default_stream(cuda: standin.Cuda) -> None:
+    """The default stream cannot be recorded, nor one that is ordered against it while others use that."""
+    executable, engine = _executable(cuda, graph=True)
+    executable.run(_arrays(), RunOptions(stream=0))
+
+    (begun,) = (a[0] for n, a in cuda.calls if n == "cudaStreamBeginCapture")
+    assert ("cudaStreamCreateWithFlags", (1,)) in cuda.calls
+    assert ("cudaStreamDestroy", (begun,)) in cuda.calls
+    assert engine.contexts[0].streams == [0, begun]
+
+
+def test_a_recorded_run_has_scratch_memory_of_its_own(cuda: standin.Cuda) -> None:
+    """What other runs on the stream do to theirs, growing it say, leaves the recorded addresses good."""
+    executable, engine = _executable(cuda, graph=True)
+    executable.run(_arrays(), RunOptions(stream=9))
+    recorded = engine.contexts[0].memory
+    for scratch in (128, 4096):
+        _executable(cuda, scratch=scratch)[0].run(_arrays(), RunOptions(stream=9))
+    gc.collect()
+
+    assert recorded is not None
+    assert recorded[0] in cuda.live
+    assert recorded[0] != memory._scratch[0, 9].pointer
+
+
+@pytest.mark.parametrize("call", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"])
+def test_what_cannot_be_recorded_runs_as_it_is(cuda: standin.Cuda, call: str) -> None:
+    """The first run has its results, and so have the next ones."""
+    executable, _ = _executable(cuda, graph=True)
+    cuda.fail[call] = standin.Error.capture_unsupported
+    for i in range(3):
+        x, y = _arrays(i)
+        np.testing.assert_array_equal(np.asarray(executable.run([x, y])[0]), x + y)
+        cuda.captures.clear()
+
+    assert cuda.names("cudaStreamBeginCapture", "cudaGraphLaunch") == ["cudaStreamBeginCapture"]
+
+
+def test_the_bindings_take_what_they_are_given() -> None:
+    """cuda-bindings itself, where no driver is: every call gets as far as the missing driver."""
+    if not _cuda.why_unusable():
+        pytest.skip("there is a GPU: the tests of gpu show more")
+    event = _cuda._runtime().cudaEvent_t(7)
+    graph = _cuda._runtime().cudaGraphExec_t(7)
+    calls: list[Callable[[], Any]] = [
+        lambda: _cuda.on(0).__enter__(), _cuda.new_stream, lambda: _cuda.synchronize(5), lambda: _cuda.wait_for(5, 6),
+        _cuda.new_event, lambda: _cuda.record(event, 5), lambda: _cuda.wait_event(5, event),
+        lambda: _cuda.is_past(event), lambda: _cuda.synchronize_event(event), lambda: _cuda.forget_event(event),
+        lambda: _cuda.copy(16, 32, 4, 5), lambda: _cuda.allocate(16, 5), lambda: _cuda.release(16, 5),
+        lambda: _cuda.capture(lambda s: None), lambda: _cuda.replay(graph, 5), lambda: _cuda.forget(graph),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(ExecutionError, match=r"^tensorrt: cuda\w+: cudaError"):
+            call()
+
+
 def test_tensorrt_rtx_records_by_itself(cuda: standin.Cuda) -> None:
     """TensorRT-RTX is asked to capture whole graphs; the executable records nothing."""
     executable, engine = _executable(cuda, flavour=_toolkit.RTX, graph=True)
@@ -253,6 +470,61 @@ def test_tensorrt_rtx_records_by_itself(cuda: standin.Cuda) -> None:
 
     assert engine.runtime_config.cuda_graph_strategy is standin.GraphStrategy.WHOLE_GRAPH_CAPTURE
     assert "cudaStreamBeginCapture" not in cuda.names()
+
+
+def _rerun(executable: TensorRTExecutable) -> TensorRTExecutable:
+    """The same engine as another process would load it."""
+    built = executable.built
+    again = BuiltEngine(built.toolkit, 0, built.manifest, built.blob)
+    return TensorRTExecutable(again, executable._params, executable._returns)
+
+
+def test_compiled_kernels_are_kept(cuda: standin.Cuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What TensorRT-RTX compiles at an engine's first run is there for the next process, and for its other threads."""
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path))
+    executable, engine = _executable(cuda, flavour=_toolkit.RTX)
+    executable.run(_arrays())
+    (file,) = (tmp_path / "tensorrt").iterdir()
+    assert file.read_bytes() == b"kernels 1"
+    assert engine.runtime_config.strategy is standin.Allocation.USER_MANAGED
+
+    again = _rerun(executable)
+    again.run(_arrays())
+    thread = threading.Thread(target=lambda: again.run(_arrays()))
+    thread.start()
+    thread.join()
+    assert (engine.compiled, len(engine.contexts)) == (1, 3)
+
+
+def test_a_damaged_cache_of_kernels_costs_nothing_else(
+    cuda: standin.Cuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that TensorRT-RTX refuses are replaced, and a folder that cannot be written is left alone."""
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path))
+    executable, engine = _executable(cuda, flavour=_toolkit.RTX)
+    executable.run(_arrays())
+    (file,) = (tmp_path / "tensorrt").iterdir()
+    file.write_bytes(b"of another GPU")
+    _rerun(executable).run(_arrays())
+    assert (engine.compiled, file.read_bytes()) == (2, b"kernels 2")
+
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "file"))
+    x, y = _arrays()
+    np.testing.assert_array_equal(np.asarray(_rerun(executable).run([x, y])[0]), x + y)
+
+
+def test_the_oldest_kernels_go_first(
+    cuda: standin.Cuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files together stay below a limit."""
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels_cache, "_MOST_BYTES", 20)
+    for i in range(3):
+        _executable(cuda, flavour=_toolkit.RTX)[0].run(_arrays())
+        for file in (tmp_path / "tensorrt").iterdir():
+            os.utime(file, (file.stat().st_mtime - 100,) * 2)
+        assert len(list((tmp_path / "tensorrt").iterdir())) == min(i + 1, 2)
 
 
 def test_a_failed_run_says_why_and_leaves_the_executable_usable(cuda: standin.Cuda) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.passes.clustering.graphs import Recipe, engine, graph, names, recipes
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.clustering import Candidate, Clustering, Costs, cluster, costs_for, fold, mark, report
-from xrt_core.passes.clustering.gain import CPU, CUDA, CUDA_WITH_CUPY, Estimator, Rates, passes_of
+from xrt_core.passes.clustering.contract import reads_of
+from xrt_core.passes.clustering.gain import CPU, CUDA, CUDA_WITH_CUPY, Estimator, Rates, nbytes, passes_of
+from xrt_core.passes.flops import flops
 
 NOTHING = Rates(0.0, math.inf, math.inf)
 
@@ -31,6 +35,14 @@ def clustered(g: Graph, *engines: Candidate, costs: Costs = CPU, **options: obje
     return cluster(g, mark(g, engines), costs=lambda device: costs, **options)
 
 
+def estimate(g: Graph, costs: Costs, nodes: Sequence[int]) -> tuple[float, float, float]:
+    """Of one cluster: seconds on the host, on the engine, and of its boundary."""
+    assignment = np.full(len(g.nodes), -1)
+    assignment[list(nodes)] = 0
+    host, engine, boundary = Estimator(g, reads_of(g))(assignment, [costs], np.zeros(1, np.int64))[:, 0].tolist()
+    return host, engine, boundary
+
+
 def test_the_estimate_by_hand() -> None:
     """Every term of the formula, one at a time, for a product of 8 x 16 by a constant of 16 x 4, and a Relu."""
     x, h, y = (Value(n, TensorType(F32, s)) for n, s in (("x", (8, 16)), ("h", (8, 4)), ("y", (8, 4))))
@@ -38,8 +50,7 @@ def test_the_estimate_by_hand() -> None:
     g = graph_of([x], [y], [node("MatMul", [x, w], [h]), node("Relu", [h], [y])])
 
     def told(costs: Costs, *nodes: int) -> tuple[float, float, float]:
-        e = Estimator(g, costs)(nodes or (0, 1))
-        return e.host, e.engine, e.boundary
+        return estimate(g, costs, nodes or (0, 1))
 
     assert told(Costs(Rates(1.0, math.inf, math.inf), NOTHING, 0, 0)) == (3.0, 0, 0)  # passes: MatMul 2, Relu 1
     assert told(Costs(Rates(0, 1.0, math.inf), NOTHING, 0, 0))[0] == 2 * (512 + 128) + (128 + 128)
@@ -52,12 +63,53 @@ def test_the_estimate_by_hand() -> None:
     assert told(Costs(NOTHING, NOTHING, 0, 1.0), 0)[1] == 2.0  # of the product alone h crosses
 
 
+@settings(max_examples=150, deadline=None)
+@given(recipes(max_nodes=16), st.data())
+def test_all_clusters_are_estimated_as_one_by_one(recipe: Recipe, data: st.DataObject) -> None:
+    """Against the formula, written out for one cluster after another; captures, constants and outputs included."""
+    g = recipe.build()
+    kinds = [TensorType(F32, (2,)), TensorType(F32, (3, 5)), TensorType(F32, ("n",)), None]
+    g = retyped(g, {v: data.draw(st.sampled_from(kinds)) for n in g.nodes for v in n.outputs if v is not None})
+    owner = np.array(data.draw(st.lists(st.integers(-1, 3), min_size=len(g.nodes), max_size=len(g.nodes))))
+    costs = [Costs(Rates(2.0, 3.0, 5.0), Rates(0, 7.0, 11.0), 13.0, 17.0, 19.0), CPU]
+    which = np.array(data.draw(st.lists(st.integers(0, 1), min_size=4, max_size=4)))
+    found = Estimator(g, reads_of(g))(owner, costs, which)
+    for k in range(4):
+        c, nodes = costs[which[k]], [i for i in range(len(g.nodes)) if owner[i] == k]
+        made = {v for i in nodes for v in g.nodes[i].outputs if v is not None}
+        entry = {v for i in nodes for v in g.nodes[i].uses() if v.data is None} - made
+        leaving = {v for v in made if v in g.outputs or any(owner[i] != k for i in g.consumers.get(v, ()))}
+        moved = sum(nbytes(v) for v in entry) + sum(nbytes(v) for v in leaving)
+        around = c.launch + len(entry | leaving) * c.crossing + moved / c.copy
+        host = work = 0.0
+        for n in (g.nodes[i] for i in nodes):
+            size = sum(nbytes(v) for v in (*n.inputs, *n.outputs) if v is not None and v.data is None)
+            host += passes_of(n) * c.host.call + max(passes_of(n) * size / c.host.bandwidth, flops(n) / c.host.flops)
+            work += flops(n)
+        engine = around + max(moved / c.engine.bandwidth, work / c.engine.flops)
+        assert found[:, k].tolist() == pytest.approx([host, engine, around], rel=1e-12)
+
+
+def retyped(g: Graph, types: Mapping[Value, TensorType | None]) -> Graph:
+    """The graph with these types in it, bodies included."""
+    new = {v: v.with_type(t) for v, t in types.items()}
+
+    def node_of(n: Node) -> Node:
+        bodies = {
+            k: b.replace(nodes=[node_of(m) for m in b.nodes]) for k, b in n.attributes.items() if isinstance(b, Graph)
+        }
+        ins, outs = ([None if v is None else new.get(v, v) for v in ends] for ends in (n.inputs, n.outputs))
+        return n.replace(inputs=ins, outputs=outs, attributes={**n.attributes, **bodies})
+
+    return g.replace(nodes=[node_of(n) for n in g.nodes], outputs=[new.get(v, v) for v in g.outputs])
+
+
 def test_a_value_that_is_read_outside_crosses_once() -> None:
     """However often it is read, and outputs of the graph as well."""
     g = graph("a = A(x); b = A(a); h = H(a); i = H(a)", outputs="a b h i")
-    e = Estimator(g, Costs(NOTHING, NOTHING, 0, 1.0))
-    assert e((0, 1)).engine == 3.0
-    assert e((0,)).engine == 2.0
+    costs = Costs(NOTHING, NOTHING, 0, 1.0)
+    assert estimate(g, costs, (0, 1))[1] == 3.0
+    assert estimate(g, costs, (0,))[1] == 2.0
 
 
 def test_constants_for_each_device() -> None:

@@ -13,7 +13,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.clustering.cluster import Cluster, Clustering
 from xrt_core.passes.clustering.collector import collector_paused
-from xrt_core.passes.clustering.contract import adjacency, edges_of
+from xrt_core.passes.clustering.contract import Reads, adjacency, ascending, reads_of
 
 XRT_VERSION = 1
 
@@ -36,7 +36,8 @@ def fold(graph: Graph, clustering: Clustering) -> Graph:
     if not clustering.clusters:
         return graph
     assignment = clustering.assignment()
-    outer = _values_read_outside(graph, assignment)
+    reads = reads_of(graph)
+    outer = _values_read_outside(graph, reads, assignment)
     names = _names(graph, clustering)
     parameters: dict[Value, Parameter] = {}
     plain = Annotations(device=clustering.clusters[0].device)  # most launches can share it
@@ -54,18 +55,16 @@ def fold(graph: Graph, clustering: Clustering) -> Graph:
         else:
             unit[i] = unit_of_cluster[k]
     opsets = graph.opsets if "xrt" in graph.opsets else {**graph.opsets, "xrt": XRT_VERSION}
-    order = _order(graph, unit, len(units))
+    order = _order(reads, unit, len(units))
     return graph.replace(nodes=[units[u][1] for u in order], opsets=opsets)
 
 
-def _values_read_outside(graph: Graph, assignment: list[int]) -> set[Value]:
+def _values_read_outside(graph: Graph, reads: Reads, assignment: list[int]) -> set[Value]:
     producers = graph.producers
-    found = {v for v in graph.outputs if v in producers}
-    for v, users in graph.consumers.items():
-        p = producers.get(v)
-        if p is not None and (k := assignment[p]) >= 0 and any(assignment[u] != k for u in users):
-            found.add(v)
-    return found
+    cluster = np.asarray(assignment, np.int64)
+    made = np.where(reads.producer >= 0, cluster[reads.producer], -1)[reads.value]
+    crossing = np.unique(reads.value[(made >= 0) & (made != cluster[reads.reader])])
+    return {v for v in graph.outputs if v in producers}.union(reads.values[k] for k in crossing.tolist())
 
 
 def _names(graph: Graph, clustering: Clustering) -> list[str]:
@@ -146,11 +145,11 @@ def _aliases(nodes: list[Node], params: tuple[Value, ...], returns: tuple[Value,
     return found
 
 
-def _order(graph: Graph, unit: list[int], count: int) -> list[int]:
+def _order(reads: Reads, unit: list[int], count: int) -> list[int]:
     place = np.asarray(unit, np.int64)
-    source, target = (place[end] for end in edges_of(graph))
+    source, target = (place[end] for end in reads.edges)
     across = source != target
-    source, target = source[across], target[across]  # an edge between two units may stand more than once, on both sides
+    source, target = ascending(source[across], target[across], count)
     successors = adjacency(source, target, count)
     waiting = np.bincount(target, minlength=count).tolist()
     ready = [u for u, n in enumerate(waiting) if n == 0]

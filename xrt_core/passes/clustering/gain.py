@@ -24,8 +24,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import STRING, TensorType
+from xrt_core.passes.clustering.contract import Reads, ascending
 from xrt_core.passes.flops import flops
 
 
@@ -93,59 +96,103 @@ class Estimate:
 
 
 class Estimator:
-    """Estimates clusters of one graph by the constants of one device; what it works out about a node it keeps."""
+    """Estimates clusters of one graph; what is known of nodes and values is worked out once, and by kind."""
 
-    def __init__(self, graph: Graph, costs: Costs) -> None:
-        self.graph = graph
-        self.costs = costs
-        self._nodes: list[tuple[float, int] | None] = [None] * len(graph.nodes)
-        self._sizes: dict[int, tuple[object, int]] = {}  # id of a type -> (the type, its bytes)
-        self._returned = frozenset(graph.outputs)
+    def __init__(self, graph: Graph, reads: Reads) -> None:
+        unread = {v: None for v in graph.outputs if v in graph.producers and v not in graph.consumers}
+        sizes = _Sizes()
+        self._reads = reads
+        self._work = _work(graph, sizes)
+        values = [*reads.values, *unread]
+        self._bytes = np.array([sizes.of[sizes[v]] for v in values], np.float64)
+        self._constant = np.array([v.data is not None for v in values], np.bool_)
+        self._producer = np.append(reads.producer, np.array([graph.producers[v] for v in unread], np.int64))
+        returned = set(graph.outputs)
+        self._returned = np.array([v in returned for v in values], np.bool_)
+        self._seconds: dict[Rates, np.ndarray] = {}
 
-    def __call__(self, nodes: Sequence[int]) -> Estimate:
-        """What the cluster of these nodes (indices into the graph) saves. Linear in the nodes and their edges."""
-        listed, known, consumers, returned = self.graph.nodes, self._nodes, self.graph.consumers, self._returned
-        inside = frozenset(nodes)
-        host, work, moved = 0.0, 0, 0
-        made: set[Value] = set()
-        entry: set[Value] = set()
-        crossing = 0
-        for i in nodes:
-            n = listed[i]
-            seconds, count = known[i] or self._node(i)
-            host += seconds
-            work += count
-            for v in n.uses() if n.attributes else n.inputs:
-                if v is not None and v.data is None and v not in made:
-                    entry.add(v)
-            for o in n.outputs:
-                if o is not None:
-                    made.add(o)
-                    if o in returned or not inside.issuperset(consumers.get(o, ())):
-                        crossing += 1
-                        moved += self._bytes(o)
-        costs = self.costs
-        moved += sum(map(self._bytes, entry))
-        around = costs.launch + (crossing + len(entry)) * costs.crossing + moved / costs.copy
-        engine = around + max(moved / costs.engine.bandwidth, work / costs.engine.flops)
-        return Estimate(host, engine, around)
+    def __call__(self, assignment: np.ndarray, costs: Sequence[Costs], which: np.ndarray) -> np.ndarray:
+        """What clusters save, all at once: seconds on the host, on the engine and of its boundary, each a row.
 
-    def _node(self, i: int) -> tuple[float, int]:
-        """Seconds on the host, and FLOPs."""
-        n, rates = self.graph.nodes[i], self.costs.host
-        passes, work, size = passes_of(n), flops(n), 0
-        if n.op_type not in _VIEWS:
-            size = sum(self._bytes(v) for v in (*n.inputs, *n.outputs) if v is not None and v.data is None)
-        found = passes * rates.call + max(passes * size / rates.bandwidth, work / rates.flops), work
-        self._nodes[i] = found
+        assignment: per node the number of its cluster, -1 for none. which: per cluster the index of its constants in
+        `costs`. Linear in nodes and edges but for a sort of the values at boundaries.
+        """
+        count = len(which)
+        nodes = np.flatnonzero(assignment >= 0)
+        inside = assignment[nodes]
+        found = np.zeros((3, count))
+        work = np.bincount(inside, self._work[2][nodes], count)
+        crossing, moved = self._boundary(assignment, count)
+        for k, c in enumerate(costs):
+            own = which == k
+            host = np.bincount(inside, self._host(c.host)[nodes], count)
+            around = c.launch + crossing * c.crossing + moved / c.copy
+            engine = around + np.maximum(moved / c.engine.bandwidth, work / c.engine.flops)
+            found[:, own] = np.stack((host, engine, around))[:, own]
         return found
 
-    def _bytes(self, value: Value) -> int:
-        key = id(value.type)
-        known = self._sizes.get(key)
-        if known is None:
-            known = self._sizes[key] = (value.type, nbytes(value))
-        return known[1]
+    def _boundary(self, assignment: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Per cluster how many values cross its boundary, and their bytes."""
+        value = self._reads.value
+        made = np.where(self._producer >= 0, assignment[self._producer], -1)
+        read = assignment[self._reads.reader]
+        across = made[value] != read
+        leaves = self._returned.copy()
+        leaves[value[across]] = True
+        out = np.flatnonzero(leaves & (made >= 0))
+        enters = across & (read >= 0) & ~self._constant[value]
+        entry, reader = ascending(value[enters], read[enters], count)
+        clusters, values = np.append(made[out], reader), np.append(out, entry)
+        return np.bincount(clusters, minlength=count), np.bincount(clusters, self._bytes[values], count)
+
+    def _host(self, rates: Rates) -> np.ndarray:
+        """Per node the seconds on the host."""
+        found = self._seconds.get(rates)
+        if found is None:
+            passes, size, work = self._work
+            found = passes * rates.call + np.maximum(passes * size / rates.bandwidth, work / rates.flops)
+            self._seconds[rates] = found
+        return found
+
+
+class _Sizes(dict["Value | None", int]):
+    """Value -> the number of its kind: of one type, and constants or not. of: kind -> bytes that move, 0 for constants.
+
+    Models are repetitive, and have far fewer kinds than values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: list[int] = []
+        self._kinds: dict[tuple[object, bool], int] = {}
+        self._known: dict[tuple[int, bool], int] = {}  # the same by id of the type, which spares its hash
+
+    def __missing__(self, value: Value | None) -> int:
+        t, moves = (None, False) if value is None else (value.type, value.data is None)
+        kind = self._known.get((id(t), moves))
+        if kind is None:
+            kind = self._known[id(t), moves] = self._kinds.setdefault((t, moves), len(self.of))
+            if kind == len(self.of):
+                self.of.append(nbytes(value) if value is not None and moves else 0)
+        self[value] = kind
+        return kind
+
+
+def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
+    """For each node array operations on the host, bytes and FLOPs: three rows. Nodes of one kind are looked at once."""
+    known: dict[tuple[object, ...], tuple[int, int, int]] = {}
+    found = []
+    kind_of = sizes.__getitem__
+    for n in graph.nodes:
+        op = n.op_type
+        kinds = (*map(kind_of, n.inputs), -1, *map(kind_of, n.outputs))
+        key = (op, n.attributes.get("transA") if op == "Gemm" else None, kinds)
+        own = known.get(key)
+        if own is None:
+            size = 0 if op in _VIEWS else sum(sizes.of[k] for k in kinds if k >= 0)
+            own = known[key] = passes_of(n), size, flops(n)
+        found.append(own)
+    return np.array(found, np.float64).reshape(-1, 3).T.copy()
 
 
 _VIEWS: Final = frozenset({

@@ -27,39 +27,49 @@ is exactly when contracting it makes no cycle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from xrt_core.passes.clustering.contract import Contraction
 
+_LONG = 512  # bits of a set from which on it is worth shortening
+_FEW = 64  # live sets, and bits that are left of them, with which shortening is worth its time
 _SEARCH = 400  # units that one search for a second path may see
 _BUDGET = 12  # units that all searches may see, per unit and edge of the graph
 
 
-def free_groups(c: Contraction, open_: Sequence[bool], ignored: Collection[int] = ()) -> list[int]:
+def free_groups(c: Contraction, open_: np.ndarray, ignored: Sequence[int] | np.ndarray = ()) -> np.ndarray:
     """Group open units for which the same closed units wait; `ignored` ones do not count (nothing may depend on them).
 
-    Sets are bit masks, one bit for each closed unit that reads from an open one: time is linear in units and edges,
-    plus a 64th of a machine word's work per edge and closed unit (0.1 s in all for 100 000 units).
+    Sets are bit masks, one bit for each closed unit that reads from an open one, and bits that need not be told apart
+    any more become one (`_Sets.shorten`). Time is linear in units and edges, plus, where no such bits are found, a 64th
+    of a machine word's work per edge and closed unit (0.1 s in all for 100 000 units).
     """
     count = len(c)
+    source, target = c.edges
+    counts = np.zeros(count, np.bool_)  # closed units that read from an open one
+    counts[target[open_[source]]] = True
+    counts[open_] = False
+    counts[np.asarray(ignored, np.int64)] = False
+    earliest = np.full(count, count)  # the first unit with an edge to it: sets are kept until then, there can be many
+    earliest[target[::-1]] = source[::-1]
+    opened, counted, last_use = open_.tolist(), counts.tolist(), earliest.tolist()
+    successors = c.successors
     label = list(range(count))
     waiting: list[int | None] = [None] * count  # W of an open unit; of a closed one also itself
-    pending = [len(p) for p in c.predecessors]
-    groups: dict[int, tuple[int, int]] = {}  # W -> (first unit of the group, W as the one object that stands for it)
-    heads: dict[
-        tuple[int, int], tuple[int, int]
-    ] = {}  # the same by length and first bits: long hashes where needed only
-    bits = 0
-    for u in range(count - 1, -1, -1):
+    sets = _Sets()
+    bits, limit = 0, _LONG
+    for u in range(count - 1, int(open_.argmax()) - 1, -1):  # nothing before the first open unit matters
         mask = 0
         origin = -1  # a successor whose set is `mask`
-        for s in c.successors[u]:
+        for s in successors[u]:
             other = waiting[s]
             if other:
                 if not mask:
                     mask, origin = other, s
                 elif other is mask:
-                    if open_[s]:
+                    if opened[s]:
                         origin = s
                 else:
                     joined = mask | other
@@ -67,23 +77,83 @@ def free_groups(c: Contraction, open_: Sequence[bool], ignored: Collection[int] 
                         mask, origin = other, s
                     elif joined != mask:
                         mask, origin = joined, -1
-            pending[s] -= 1
-            if pending[s] == 0:
-                waiting[s] = None  # only live sets are kept: wide graphs would hold many
-        if open_[u]:
-            if origin >= 0 and open_[origin]:
-                label[u] = label[origin]  # spares the hash of a long mask
+            if last_use[s] == u:
+                waiting[s] = None
+        if opened[u]:
+            if origin >= 0 and opened[origin]:
+                label[u] = label[origin]  # spares the search
             else:
-                short = (length := mask.bit_length(), mask >> (length - 192) if length > 192 else mask)
-                label[u], whole = heads.setdefault(short, (u, mask))
-                if whole is not mask and whole != mask:
-                    label[u], whole = groups.setdefault(mask, (u, mask))
-                mask = whole
-        elif u not in ignored and any(open_[p] for p in c.predecessors[u]):
+                label[u], mask = sets.find(mask, u)
+        elif counted[u]:
             mask |= 1 << bits
             bits += 1
         waiting[u] = mask
-    return label
+        if bits > limit:
+            bits = sets.shorten(waiting, (u + np.flatnonzero(earliest[u:] < u)).tolist(), bits)
+            limit = max(_LONG, 2 * bits)
+    return np.asarray(label, np.int64)
+
+
+class _Sets:
+    """The sets that open units have, as bit masks, each with the first unit that has it."""
+
+    def __init__(self) -> None:
+        self._by_head: dict[tuple[int, int], tuple[int, int]] = {}  # by length and first bits: long hashes are rare
+        self._others: dict[int, tuple[int, int]] = {}  # those whose length and first bits another has as well
+
+    def find(self, mask: int, unit: int) -> tuple[int, int]:
+        """The unit that stands for this set, `unit` where it is new, and the one object for all equal masks."""
+        length = mask.bit_length()
+        head = length, mask >> (length - 192) if length > 192 else mask
+        found = self._by_head.setdefault(head, (unit, mask))
+        if found[1] is not mask and found[1] != mask:
+            return self._others.setdefault(mask, (unit, mask))
+        return found
+
+    def shorten(self, waiting: list[int | None], live: Sequence[int], bits: int) -> int:
+        """Make one bit of those that no live set tells apart, in all sets. Returns how many bits are in use then.
+
+        live: the units whose sets are still to be joined. All sets to come are made of theirs and of new bits, so what
+        none of them tells apart none will, and a set that is not made of theirs can be forgotten: none will equal it.
+        """
+        masks = {m: 0 for u in live if (m := waiting[u])}
+        classes: list[int] = []
+        if len(masks) > _FEW:
+            return bits
+        for mask in masks:
+            rest = mask
+            for k, known in enumerate(classes.copy()):
+                both = known & mask
+                if both:
+                    rest ^= both
+                    if both != known:
+                        classes[k] = both
+                        classes.append(known ^ both)
+            if rest:
+                classes.append(rest)
+            if len(classes) > _FEW:
+                return bits
+        for mask in masks:
+            masks[mask] = sum(1 << k for k, known in enumerate(classes) if known & mask)
+        for u in live:
+            if m := waiting[u]:
+                waiting[u] = masks[m]
+        entries = [*self._by_head.values(), *self._others.values()]
+        self._by_head, self._others = {}, {}
+        one = {short: short for short in masks.values()}
+        for unit, mask in entries:
+            short, rest = 0, mask
+            for k, known in enumerate(classes):
+                both = known & mask
+                if both:
+                    if both != known:
+                        break
+                    short |= 1 << k
+                    rest ^= both
+            else:
+                if not rest:
+                    self.find(one.setdefault(short, short), unit)
+        return len(classes)
 
 
 def level_groups(c: Contraction, open_: Sequence[bool]) -> list[int]:

@@ -128,6 +128,16 @@ def exported(compiled: Any) -> bytes:
     return bytes(found.getbuffer() if isinstance(found, io.BytesIO) else found)
 
 
+def layers(compiled: Any) -> set[str]:
+    """The kinds of operations that a compiled model runs, by the library's own names."""
+    return {
+        str(v.astype(str))
+        for node in compiled.get_runtime_model().get_ops()
+        for k, v in node.get_rt_info().items()
+        if k == "layerType"
+    }
+
+
 def listing(compiled: Any) -> str:
     """The operations of a compiled model, one a line, with the implementation that each got."""
     lines = []
@@ -168,10 +178,16 @@ def writable(array: np.ndarray) -> np.ndarray:
     return np.asarray(_Alias(array))
 
 
+_OTHER_NAMES: Final = {c: np.dtype(np.dtype(c).name) for c in "lLqQ" if np.dtype(c) is not np.dtype(np.dtype(c).name)}
+"""NumPy's second types for 64-bit integers (`long long` on Linux), which the library does not know, to the first."""
+
+
 def tensor_over(array: np.ndarray) -> Any:
     """A Tensor over the memory of a contiguous array."""
     if not array.flags.writeable:
         array = writable(array) if array.nbytes >= _ALIAS_BYTES else array.copy()
+    if array.dtype.char in _OTHER_NAMES:
+        array = array.view(_OTHER_NAMES[array.dtype.char])
     return ov.Tensor(array, shared_memory=True)
 
 

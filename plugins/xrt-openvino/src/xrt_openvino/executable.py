@@ -17,6 +17,8 @@ from xrt_openvino import _toolkit
 
 _MAGIC: Final = b"XRTOPV1\n"
 _MOST_STORED: Final = 1 << 25
+_LOST: Final = frozenset(("RoPE",))
+"""Operations whose settings are not in what the library exports (2026.4): imported they compute something else."""
 
 
 class OpenVinoExecutable(Executable):
@@ -78,7 +80,12 @@ class OpenVinoExecutable(Executable):
         raise ExecutionError(f"openvino: input {p.name!r} must be {p.type}, {given} was given")
 
     def serialize(self) -> bytes:
-        """The compiled model in one piece, for `OpenVinoCompiler.load` on a processor of the same kind."""
+        """The compiled model in one piece, for `OpenVinoCompiler.load` on a processor of the same kind.
+
+        Raises UnsupportedError for one that the library would give back as another.
+        """
+        if lost := _toolkit.layers(self._compiled) & _LOST:
+            raise UnsupportedError(f"openvino: an exported model forgets the settings of {', '.join(lost)}")
         try:
             model = _toolkit.exported(self._compiled)
         except Exception as e:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from xrt_core.errors import ExecutionError
 
 _OUT_OF_MEMORY: Final = 2
+_NOT_READY: Final = 600
 
 
 def _load_driver() -> None:
@@ -59,9 +62,24 @@ def capability(device: int = 0) -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
-def use(device: int) -> None:
-    """Make a device the calling thread's current one."""
-    _call("cudaSetDevice", device)
+class on:
+    """Within the body `device` is the calling thread's current one; afterwards the caller's own is again.
+
+    Events, contexts and engines belong to the device that is current when they are made or enqueued.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._before = device
+
+    def __enter__(self) -> None:
+        self._before = int(_call("cudaGetDevice"))
+        if self._before != self._device:
+            _call("cudaSetDevice", self._device)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != self._device:
+            _call("cudaSetDevice", self._before)
 
 
 def new_stream() -> int:
@@ -76,9 +94,45 @@ def synchronize(stream: int) -> None:
 
 def wait_for(stream: int, other: int) -> None:
     """Let what comes next on `stream` wait for what is on `other` now."""
-    event = _call("cudaEventCreateWithFlags", 2)  # cudaEventDisableTiming
-    _call("cudaEventRecord", event, other)
+    event = new_event()
+    try:
+        record(event, other)
+        wait_event(stream, event)
+    finally:  # CUDA keeps it until what waits for it has passed
+        forget_event(event)
+
+
+def new_event() -> Any:
+    """An event without a clock."""
+    return _call("cudaEventCreateWithFlags", 2)  # cudaEventDisableTiming
+
+
+def record(event: Any, stream: int) -> None:
+    """Let an event stand for what is on a stream now."""
+    _call("cudaEventRecord", event, stream)
+
+
+def wait_event(stream: int, event: Any) -> None:
+    """Let what comes next on a stream wait for an event."""
     _call("cudaStreamWaitEvent", stream, event, 0)
+
+
+def is_past(event: Any) -> bool:
+    """Whether what an event stands for is done. Raises ExecutionError with what failed there."""
+    error, *_ = _runtime().cudaEventQuery(event)
+    if int(error) == _NOT_READY:
+        return False
+    _raise_for(error, "cudaEventQuery")
+    return True
+
+
+def synchronize_event(event: Any) -> None:
+    """Wait until what an event stands for is done."""
+    _call("cudaEventSynchronize", event)
+
+
+def forget_event(event: Any) -> None:
+    """Destroy an event."""
     _call("cudaEventDestroy", event)
 
 
@@ -98,18 +152,28 @@ def release(pointer: int, stream: int) -> None:
     _call("cudaFreeAsync", pointer, stream)
 
 
-def begin_capture(stream: int) -> None:
-    """Record what comes on a stream instead of running it."""
-    _call("cudaStreamBeginCapture", stream, _runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
+def capture(work: Callable[[int], None]) -> Any:
+    """The executable graph of what `work` puts on the stream that it is given.
 
-
-def end_capture(stream: int) -> Any:
-    """The executable graph of what was recorded."""
-    graph = _call("cudaStreamEndCapture", stream)
+    That stream is apart from the default stream: while one that is ordered against it is being recorded, nothing in
+    the process may use the default stream. Raises ExecutionError for what cannot be recorded.
+    """
+    stream = int(_call("cudaStreamCreateWithFlags", 1))  # cudaStreamNonBlocking
     try:
-        return _call("cudaGraphInstantiate", graph, 0)
+        _call("cudaStreamBeginCapture", stream, _runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
+        try:
+            work(stream)
+        except BaseException:
+            with contextlib.suppress(ExecutionError):  # the recording is as broken as what was to be recorded
+                _call("cudaGraphDestroy", _call("cudaStreamEndCapture", stream))
+            raise
+        graph = _call("cudaStreamEndCapture", stream)
+        try:
+            return _call("cudaGraphInstantiate", graph, 0)
+        finally:
+            _call("cudaGraphDestroy", graph)
     finally:
-        _call("cudaGraphDestroy", graph)
+        _call("cudaStreamDestroy", stream)
 
 
 def replay(graph: Any, stream: int) -> None:
@@ -186,9 +250,14 @@ def _call(name: str, *args: Any) -> Any:
     rt = _runtime()
     error, *results = getattr(rt, name)(*args)
     if int(error) != 0:
-        what = "out of device memory" if int(error) == _OUT_OF_MEMORY else _name(rt, error)
-        raise ExecutionError(f"tensorrt: {name}: {what}")
+        _raise_for(error, name)
     return results[0] if results else None
+
+
+def _raise_for(error: Any, name: str) -> None:
+    if int(error) != 0:
+        what = "out of device memory" if int(error) == _OUT_OF_MEMORY else _name(_runtime(), error)
+        raise ExecutionError(f"tensorrt: {name}: {what}")
 
 
 def _name(rt: Any, error: Any) -> str:

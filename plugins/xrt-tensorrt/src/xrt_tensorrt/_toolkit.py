@@ -21,6 +21,7 @@ from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError
 from xrt_tensorrt.messages import Messages, in_words, make_logger
 
 if TYPE_CHECKING:
+    from xrt_tensorrt.kernels_cache import KernelsCache
     from xrt_tensorrt.settings import Settings
 
 
@@ -45,6 +46,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {  # that carry the libraries 
     RTX: ("tensorrt_rtx_libs", "onnxruntime_ep_nv_tensorrt_rtx"),
     FULL: ("tensorrt_libs",),
 }
+_LEAST_SCRATCH: Final = 256
 _DATA_CENTRE: Final = frozenset(((8, 0), (9, 0), (10, 0), (10, 3)))
 
 
@@ -322,24 +324,45 @@ class Toolkit:
                 lacking = f"no weights for {', '.join(missing[:5])}; " if missing else ""
                 raise CompileError(f"tensorrt: the engine cannot be refitted: {lacking}{'; '.join(said)}")
 
-    def new_context(self, engine: Any, *, cuda_graph: bool) -> Any:
+    def new_context(self, engine: Any, *, cuda_graph: bool, kernels: KernelsCache | None = None) -> Any:
         """An execution context whose device memory the caller brings. Raises ExecutionError where there is none.
 
         cuda_graph: TensorRT-RTX records and replays by itself; for full TensorRT the executable does it.
+        kernels: where TensorRT-RTX finds what it compiled before.
         """
         trt = self.trt
         with self._messages.collect() as said:
             strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-            if self.is_rtx and cuda_graph:
+            if self.is_rtx:
                 config = engine.create_runtime_config()
                 config.set_execution_context_allocation_strategy(strategy)
-                config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+                if cuda_graph:
+                    config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+                if kernels is not None:
+                    kernels.give(config)
                 context = engine.create_execution_context(config)
             else:
                 context = engine.create_execution_context(strategy)
             if context is None:
                 raise ExecutionError(f"tensorrt: no execution context: {'; '.join(said) or 'no reason was given'}")
         return context
+
+    def tensors(self, engine: Any) -> frozenset[str]:
+        """Names of an engine's inputs and outputs; an input that nothing reads may be missing.
+
+        Raises ExecutionError for one that TensorRT wants in the CPU's memory, as it does shapes.
+        """
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        for name in names:
+            if engine.get_tensor_location(name).name == "HOST":
+                raise ExecutionError(f"tensorrt: {name!r} is a shape, which the engine wants in the CPU's memory")
+        return frozenset(names)
+
+    def scratch_bytes(self, engine: Any, context: Any) -> int:
+        """Bytes of scratch memory that a context needs for the shapes that were set, 0 where it needs none at all."""
+        found = int(context.update_device_memory_size_for_shapes())
+        # a context of an engine that needs memory for some shapes does not run without any, whatever these shapes need
+        return found or min(int(engine.device_memory_size_v2), _LEAST_SCRATCH)
 
     def enqueue(self, context: Any, stream: int) -> None:
         """Run a context on a stream. Raises ExecutionError with the library's own words."""

@@ -17,6 +17,7 @@ from xrt_core.engine.contract import (
     Parameter,
 )
 from xrt_core.engine.onnx_model import EXTERNAL_BYTES, OnnxModel, onnx_model
+from xrt_core.engine.opsets import aligned
 from xrt_core.errors import CompileError, EngineUnavailableError
 from xrt_tensorrt import _cuda, timing
 from xrt_tensorrt._toolkit import Network, Refusal, Toolkit
@@ -27,7 +28,6 @@ from xrt_tensorrt.executable import TensorRTExecutable, read_blob
 from xrt_tensorrt.expansion import expand
 from xrt_tensorrt.settings import Settings, check_target
 from xrt_tensorrt.support import misfits, verdict
-from xrt_tensorrt.versions import aligned
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -154,7 +154,7 @@ class TensorRTCompiler(GraphCompiler):
             outputs=network.model.outputs,
         )
         refit = network.model if settings.strip_weights else None
-        return BuiltEngine(toolkit, self._device, manifest, blob, refit)
+        return BuiltEngine(toolkit, self._device, manifest, blob, refit, runtime_cache=settings.runtime_cache)
 
     # --- any batch -----------------------------------------------------------------------------------------------
 
@@ -228,7 +228,8 @@ class TensorRTCompiler(GraphCompiler):
         if manifest.stripped and function is None:
             raise CompileError("tensorrt: the engine was stripped of its weights, and no function gives them back")
         refit = self._model(function) if manifest.stripped and function is not None else None
-        built = BuiltEngine(self._toolkit, self._device, manifest, engine, refit)
+        kept = self._settings.runtime_cache
+        built = BuiltEngine(self._toolkit, self._device, manifest, engine, refit, runtime_cache=kept)
         if manifest.profile is not None and function is not None and (batched := generalise(function)) is not None:
             with self._lock:
                 known = self._open.setdefault(batched.fingerprint, built)

@@ -10,6 +10,7 @@ from xrt_core.engine.onnx_model import OnnxModel
 from xrt_core.errors import CompileError, ExecutionError
 from xrt_tensorrt import _cuda
 from xrt_tensorrt._toolkit import Toolkit
+from xrt_tensorrt.kernels_cache import KernelsCache
 from xrt_tensorrt.settings import Settings
 
 
@@ -76,7 +77,8 @@ class BuiltEngine:
     """A serialized engine; safe to use from many threads.
 
     An engine for any batch up to a size may be replaced by one for larger batches: `generation` then changes, and those
-    who made something of the engine make it anew. refit: the model whose weights a stripped engine gets.
+    who made something of the engine make it anew. refit: the model whose weights a stripped engine gets. runtime_cache:
+    what TensorRT-RTX compiles when it runs is kept across processes.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class BuiltEngine:
         manifest: Manifest,
         blob: bytes | memoryview,
         refit: OnnxModel | None = None,
+        *,
+        runtime_cache: bool = True,
     ) -> None:
         self.toolkit = toolkit
         self.device = device
@@ -94,6 +98,8 @@ class BuiltEngine:
         self.generation = 0
         self._refit = refit
         self._engine: Any = None
+        self._keeps_kernels = runtime_cache and toolkit.is_rtx
+        self._kernels: KernelsCache | None = None
         self._lock = threading.Lock()
 
     @property
@@ -106,10 +112,10 @@ class BuiltEngine:
         with self._lock:
             return self._loaded()
 
-    def current(self) -> tuple[int, Any]:
-        """Generation and `ICudaEngine`. Raises as `load`."""
+    def current(self) -> tuple[int, Any, KernelsCache | None]:
+        """Generation, `ICudaEngine`, and the cache of its compiled kernels where that is kept. Raises as `load`."""
         with self._lock:
-            return self.generation, self._loaded()
+            return self.generation, self._loaded(), self._kernels
 
     def replace(self, other: BuiltEngine) -> None:
         """Take the place of another engine for the same function, for larger batches.
@@ -118,7 +124,7 @@ class BuiltEngine:
         fresh = other.load() if self._engine is not None else None
         with self._lock:
             self.manifest, self.blob, self._refit = other.manifest, other.blob, other._refit
-            self._engine = fresh
+            self._engine, self._kernels = fresh, other._kernels
             self.generation += 1
 
     def _loaded(self) -> Any:
@@ -127,12 +133,14 @@ class BuiltEngine:
             if why:
                 built = ", ".join(self.manifest.targets)
                 raise ExecutionError(f"tensorrt: the engine was built for {built} and cannot run here: {why}")
-            _cuda.use(self.device)
-            engine = self.toolkit.deserialize(self.blob)
-            if self.manifest.stripped:
-                if self._refit is None:
-                    raise CompileError("tensorrt: the engine was stripped of its weights, and has no model to get them")
-                self.toolkit.refit(engine, self._refit)
+            with _cuda.on(self.device):
+                engine = self.toolkit.deserialize(self.blob)
+                if self.manifest.stripped:
+                    if self._refit is None:
+                        why = "the engine was stripped of its weights, and has no model to get them"
+                        raise CompileError(f"tensorrt: {why}")
+                    self.toolkit.refit(engine, self._refit)
+            self._kernels = KernelsCache(self.blob) if self._keeps_kernels else None
             self._engine = engine
         return self._engine
 

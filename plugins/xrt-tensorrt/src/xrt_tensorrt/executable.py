@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
+import logging
 import struct
 import sys
 import threading
@@ -16,7 +19,10 @@ from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
 from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_tensorrt import _cuda
 from xrt_tensorrt.engine import BuiltEngine, Manifest
+from xrt_tensorrt.kernels_cache import KernelsCache
 from xrt_tensorrt.memory import address_of, new_array, own_stream, pointer_of, scratch
+
+log = logging.getLogger("xrt.tensorrt")
 
 _MAGIC: Final = b"XRTTRT1\n"
 
@@ -51,24 +57,21 @@ class TensorRTExecutable(Executable):
         if complaint:
             raise ExecutionError(f"tensorrt: {complaint}")
         try:
-            session = self._session()
-            stream = own_stream(self.built.device) if run_options.stream is None else run_options.stream
-            results = session.run(inputs, stream)
-            if block_until_done:
-                _cuda.synchronize(stream)
-            return results
+            generation, engine, kernels = self.built.current()
+            with _cuda.on(self.built.device):
+                session = self._session(generation, engine, kernels)
+                stream = own_stream(self.built.device) if run_options.stream is None else run_options.stream
+                return session.run(inputs, stream, block_until_done)
         except ExecutionError:
             self._local.session = None  # whatever state it is in, the next run begins with a fresh one
             raise
         except CompileError as e:
             raise ExecutionError(str(e)) from e
 
-    def _session(self) -> Session:
-        generation, engine = self.built.current()
+    def _session(self, generation: int, engine: Any, kernels: KernelsCache | None) -> Session:
         found: Session | None = getattr(self._local, "session", None)
         if found is None or found.generation != generation:
-            _cuda.use(self.built.device)
-            found = Session(self.built, engine, generation, self._params, self._returns, self._cuda_graph)
+            found = Session(self.built, engine, generation, self._params, self._returns, self._cuda_graph, kernels)
             self._local.session = found
         return found
 
@@ -115,7 +118,10 @@ class TensorRTExecutable(Executable):
 
 
 class Session:
-    """An execution context of one thread, with what is bound to it."""
+    """An execution context of one thread, with what is bound to it.
+
+    A context runs one thing at a time: a run on another stream than the one before waits for that.
+    """
 
     def __init__(
         self,
@@ -125,10 +131,13 @@ class Session:
         params: Sequence[Parameter],
         returns: Sequence[Parameter],
         cuda_graph: bool,
+        kernels: KernelsCache | None,
     ) -> None:
+        self._flying: collections.deque[tuple[Any, int, list[Any]]] = collections.deque()
+        self._events: list[Any] = []
         self.generation = generation
+        self._device = built.device
         self._toolkit = built.toolkit
-        self._engine = engine
         self._params = params
         self._returns = returns
         self._inputs = built.manifest.inputs
@@ -136,9 +145,11 @@ class Session:
         self._graph: Recorded | None = None
         # TensorRT-RTX records by itself
         self._records = cuda_graph and not built.toolkit.is_rtx
-        self._context = built.toolkit.new_context(engine, cuda_graph=cuda_graph)
+        self._known = built.toolkit.tensors(engine)
+        self._kernels = self._unkept = kernels
+        self._context: Any = built.toolkit.new_context(engine, cuda_graph=cuda_graph, kernels=kernels)
         for name, p in zip(self._inputs, params, strict=True):
-            if not self._context.set_input_shape(name, p.shape):
+            if name in self._known and not self._context.set_input_shape(name, p.shape):
                 raise ExecutionError(
                     f"tensorrt: input {name!r} of shape {list(p.shape)} is outside the engine's profile"
                 )
@@ -146,9 +157,10 @@ class Session:
         if unknown:
             raise ExecutionError(f"tensorrt: {', '.join(unknown)} must be given before the engine can run")
         self._check_outputs()
-        self._scratch_bytes = self._context.update_device_memory_size_for_shapes()
+        self._scratch_bytes = built.toolkit.scratch_bytes(engine, self._context)
         self._bound: dict[str, int] = {}
-        self._memory = -1
+        self._memory: _cuda.DeviceArray | None = None
+        self._nothing: _cuda.DeviceArray | None = None
 
     def _check_outputs(self) -> None:
         for name, p in zip(self._outputs, self._returns, strict=True):
@@ -156,80 +168,138 @@ class Session:
             if shape != p.shape:
                 raise ExecutionError(f"tensorrt: output {name!r} would have shape {list(shape)}, expected {p.type}")
 
-    def run(self, inputs: Sequence[Any], stream: int) -> list[Any]:
-        """Put one run on a stream; the results are there when the stream has come so far."""
-        if self._records:
-            return self._replayed(inputs, stream)
-        held = []
-        for name, p, x in zip(self._inputs, self._params, inputs, strict=True):
-            pointer, owner = address_of(x, p, stream)
-            held.append(owner)
-            self._bind(name, pointer)
-        results = [new_array(p, stream) for p in self._returns]
-        for name, r in zip(self._outputs, results, strict=True):
-            self._bind(name, pointer_of(r))
-        self._set_memory(stream)
-        self._toolkit.enqueue(self._context, stream)
-        del held  # memory goes back in the order of the stream
+    def run(self, inputs: Sequence[Any], stream: int, block_until_done: bool) -> list[Any]:
+        """Put one run on a stream; the results are there when the stream has come so far, or at once."""
+        self._settle(stream)
+        held: list[Any] = []
+        try:
+            results = self._replayed(inputs, stream, held) if self._records else self._enqueued(inputs, stream, held)
+        except BaseException:
+            with contextlib.suppress(ExecutionError):
+                self._note(stream, held)  # some of it may be on the stream
+            raise
+        if block_until_done:
+            _cuda.synchronize(stream)
+            self._landed(len(self._flying))
+        else:
+            self._note(stream, held)
+        if self._unkept is not None:  # the first run compiled what was not compiled yet
+            self._unkept.keep()
+            self._unkept = None
         return results
 
-    def _replayed(self, inputs: Sequence[Any], stream: int) -> list[Any]:
-        """As `run`, through a recorded graph over memory of its own."""
-        if self._graph is None:
-            self._graph = Recorded(self._params, self._returns, stream)
-            for name, a in zip((*self._inputs, *self._outputs), self._graph.arrays, strict=True):
-                self._bind(name, a.pointer)
-            self._set_memory(stream)
-            self._graph.fill(inputs, stream)
+    def _enqueued(self, inputs: Sequence[Any], stream: int, held: list[Any]) -> list[Any]:
+        for name, p, x in zip(self._inputs, self._params, inputs, strict=True):
+            self._bind(name, address_of(x, p, stream, held), stream)
+        results = [new_array(p, stream) for p in self._returns]
+        for name, r in zip(self._outputs, results, strict=True):
+            self._bind(name, pointer_of(r), stream)
+        if self._scratch_bytes:
+            self._use(scratch(self._device, stream, self._scratch_bytes))
+        self._toolkit.enqueue(self._context, stream)
+        return results
+
+    def _replayed(self, inputs: Sequence[Any], stream: int, held: list[Any]) -> list[Any]:
+        """As `_enqueued`, through a recorded graph over memory of its own."""
+        graph = self._graph
+        if graph is None:
+            graph = Recorded(self._params, self._returns, self._scratch_bytes, stream)
+            for name, a in zip((*self._inputs, *self._outputs), graph.arrays, strict=True):
+                self._bind(name, a.pointer, stream)
+            self._use(graph.memory)
+            graph.fill(inputs, stream, held)
             self._toolkit.enqueue(self._context, stream)  # what is set up at a first run must not be recorded
             _cuda.synchronize(stream)
-            _cuda.begin_capture(stream)
             try:
-                self._toolkit.enqueue(self._context, stream)
-            finally:
-                recorded = _cuda.end_capture(stream)
-            self._graph.keep(recorded)
+                graph.keep(_cuda.capture(lambda s: self._toolkit.enqueue(self._context, s)))
+            except ExecutionError as e:
+                log.info("a run cannot be recorded and replayed: %s", e)
+                self._records = False
+                held.append(graph)
+            else:
+                self._graph = graph
         else:
-            self._graph.fill(inputs, stream)
-            self._graph.replay(stream)
-        return self._graph.results(stream)
+            graph.fill(inputs, stream, held)
+            graph.replay(stream)
+        return graph.results(stream)
 
-    def _bind(self, name: str, pointer: int) -> None:
+    def _bind(self, name: str, pointer: int, stream: int) -> None:
+        if name not in self._known:  # an input that nothing reads
+            return
+        if not pointer:  # an array without elements may lie nowhere, a bound tensor may not
+            if self._nothing is None:
+                self._nothing = _cuda.DeviceArray(np.dtype(np.uint8), (1,), stream)
+            pointer = self._nothing.pointer
         if self._bound.get(name) != pointer:
             if not self._context.set_tensor_address(name, pointer):
                 raise ExecutionError(f"tensorrt: {name!r} cannot be bound to the address {pointer:#x}")
             self._bound[name] = pointer
 
-    def _set_memory(self, stream: int) -> None:
-        if self._scratch_bytes:
-            pointer = scratch(stream, self._scratch_bytes)
-            if pointer != self._memory:
-                self._context.set_device_memory(pointer, self._scratch_bytes)
-                self._memory = pointer
+    def _use(self, memory: _cuda.DeviceArray) -> None:
+        """Run in this scratch memory, and hold it until another takes its place."""
+        if memory is not self._memory:
+            if self._scratch_bytes:
+                self._context.set_device_memory(memory.pointer, self._scratch_bytes)
+            self._memory = memory
+
+    # --- runs that nobody waited for -------------------------------------------------------------------------------
+
+    def _settle(self, stream: int) -> None:
+        """Let go of what earlier runs needed, and let `stream` wait for the last of them where that is on another."""
+        while self._flying and _cuda.is_past(self._flying[0][0]):
+            self._landed(1)
+        if self._flying:
+            event, other, _ = self._flying[-1]
+            if other != stream:
+                _cuda.wait_event(stream, event)
+
+    def _note(self, stream: int, held: list[Any]) -> None:
+        """Keep what is not given back in the order of `stream`, until what is on it now is done."""
+        event = self._events.pop() if self._events else _cuda.new_event()
+        _cuda.record(event, stream)
+        kept = [x for x in held if not (isinstance(x, _cuda.DeviceArray) and x.stream == stream)]
+        self._flying.append((event, stream, kept))
+
+    def _landed(self, count: int) -> None:
+        for _ in range(count):
+            self._events.append(self._flying.popleft()[0])
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        with contextlib.suppress(ExecutionError):  # after an error of the device, nothing runs there any more
+            if self._flying:  # a context must outlive what it runs
+                _cuda.synchronize_event(self._flying[-1][0])
+            self._context = None  # before the cache of its kernels
+            for event in (*self._events, *(f[0] for f in self._flying)):
+                _cuda.forget_event(event)
 
 
 class Recorded:
-    """A recorded run and the memory that it reads and writes."""
+    """A recorded run and the memory that it reads and writes, its scratch memory too: a graph holds addresses."""
 
-    def __init__(self, params: Sequence[Parameter], returns: Sequence[Parameter], stream: int) -> None:
+    def __init__(
+        self, params: Sequence[Parameter], returns: Sequence[Parameter], scratch_bytes: int, stream: int
+    ) -> None:
         self._params = params
         self._returns = returns
         self.arrays = [_cuda.DeviceArray(p.dtype, p.shape, stream) for p in (*params, *returns)]
+        self.memory = _cuda.DeviceArray(np.dtype(np.uint8), (scratch_bytes,), stream)
         self._graph: Any = None
 
     def keep(self, graph: Any) -> None:
         """Replay this from now on."""
         self._graph = graph
 
-    def fill(self, inputs: Sequence[Any], stream: int) -> None:
-        """Copy the inputs to where the graph reads them."""
+    def fill(self, inputs: Sequence[Any], stream: int, held: list[Any]) -> None:
+        """Copy the inputs to where the graph reads them. held: as in `address_of`."""
         for a, p, x in zip(self.arrays, self._params, inputs, strict=False):
             if isinstance(x, np.ndarray):
                 host = np.ascontiguousarray(x)
+                held.append(host)
                 _cuda.copy(a.pointer, host.ctypes.data, a.nbytes, stream)
             else:
-                pointer, _ = address_of(x, p, stream)
-                _cuda.copy(a.pointer, pointer, a.nbytes, stream)
+                _cuda.copy(a.pointer, address_of(x, p, stream, held), a.nbytes, stream)
 
     def replay(self, stream: int) -> None:
         """Run the graph."""

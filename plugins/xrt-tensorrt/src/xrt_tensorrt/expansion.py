@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from xrt_core.engine.opsets import same_but_types, schema_of
 from xrt_core.ir.graph import Node
 from xrt_core.ir.onnx_proto import type_to_proto
-from xrt_tensorrt.versions import same_but_types, schema_of
 
 if TYPE_CHECKING:
     from onnx import FunctionProto, ModelProto, NodeProto

@@ -24,6 +24,7 @@ class Settings:
     version_compatible: later versions of the library load the engine. hardware_compatibility: one of COMPATIBILITY.
     strip_weights: the engine is kept without its weights, and gets them from the model when it is loaded.
     timing_cache: tactics that were timed are kept across builds. cuda_graph: runs are recorded once and replayed.
+    runtime_cache: kernels that TensorRT-RTX compiled for this GPU are kept across processes.
     """
 
     target: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class Settings:
     strip_weights: bool = False
     timing_cache: bool = True
     cuda_graph: bool = False
+    runtime_cache: bool = True
 
     @classmethod
     def of(cls, options: CompileOptions, target: str = "") -> Settings:
@@ -98,6 +100,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "strip_weights": _flag,
     "timing_cache": _flag,
     "cuda_graph": _flag,
+    "runtime_cache": _flag,
 }
 
 

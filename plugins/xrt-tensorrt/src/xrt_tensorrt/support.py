@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from xrt_core.engine.contract import Function
-from xrt_core.engine.node_trials import why_unfit
+from xrt_core.engine.node_trials import frozen, why_unfit
 from xrt_core.engine.onnx_model import OnnxModel, onnx_model
 from xrt_core.errors import XRTError
-from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.schema import latest_opset, opset_range
 from xrt_core.ir.types import STRING, TensorType
 from xrt_tensorrt import _toolkit
@@ -44,7 +42,7 @@ def verdict(node: Node) -> Verdict:
         node.domain,
         node.op_type,
         node.version,
-        tuple([(name, _frozen(a)) for name, a in attributes.items()]) if attributes else None,
+        tuple([(name, frozen(a)) for name, a in attributes.items()]) if attributes else None,
         tuple([None if v is None else _kind(v) for v in node.inputs]),
         tuple([None if v is None else _kind(v) for v in node.outputs]),
     )
@@ -154,14 +152,3 @@ def _kind(v: Value) -> Hashable:
     if data is None:
         return t.dtype, t.shape
     return t.dtype, t.shape, data.tobytes() if data.nbytes < _FEW and data.dtype != STRING else "constant"
-
-
-def _frozen(attribute: Any) -> Hashable:
-    if isinstance(attribute, np.ndarray):
-        return attribute.dtype, attribute.shape, attribute.tobytes()
-    if isinstance(attribute, SparseTensor):
-        return _frozen(attribute.values), _frozen(attribute.indices), attribute.dims
-    if isinstance(attribute, tuple):
-        return tuple(map(_frozen, attribute))
-    found: Hashable = attribute
-    return type(attribute), found

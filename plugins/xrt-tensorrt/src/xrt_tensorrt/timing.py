@@ -28,7 +28,7 @@ def kept(toolkit: Toolkit, config: Any, wanted: bool) -> Iterator[None]:
         yield
         return
     path = folder() / f"timing-{_label(toolkit)}.bin"
-    cache = config.create_timing_cache(_read(path))
+    cache = config.create_timing_cache(read(path))
     if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, ignore_mismatch=False)
@@ -54,7 +54,8 @@ def _label(toolkit: Toolkit) -> str:
     )
 
 
-def _read(path: pathlib.Path) -> bytes:
+def read(path: pathlib.Path) -> bytes:
+    """A file of the folder; nothing where there is none, or where it is not ours."""
     try:
         status = path.stat()
         if status.st_size > _MOST or (hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0)):
@@ -71,15 +72,21 @@ def _merge(path: pathlib.Path, config: Any) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock"), mode=0o600).acquire(timeout=_WAIT_SECONDS):
         mine = config.get_timing_cache()
-        theirs = _read(path)
+        theirs = read(path)
         if theirs:
             other = config.create_timing_cache(theirs)
             if other is not None:
                 mine.combine(other, ignore_mismatch=False)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-        try:
-            temporary.write_bytes(bytes(mine.serialize()))
-            temporary.chmod(0o600)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write(path, bytes(mine.serialize()))
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Write a file of the folder, at once for who reads it meanwhile."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.chmod(0o600)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

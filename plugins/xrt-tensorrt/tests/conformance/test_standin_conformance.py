@@ -75,7 +75,7 @@ def _no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_toolkit.Network, "build", _build)
     monkeypatch.setattr(_toolkit.Toolkit, "deserialize", lambda self, blob: standin.MODULE.engines[bytes(blob)])
     monkeypatch.setattr(
-        _toolkit.Toolkit, "new_context", lambda self, engine, cuda_graph: engine.create_execution_context(None)
+        _toolkit.Toolkit, "new_context", lambda self, engine, **_: engine.create_execution_context(None)
     )
     CUDA.calls.clear()
 

@@ -1,11 +1,14 @@
-"""One opset for a function whose nodes are of several: a pass may have put a newer operator among others."""
+"""One opset for a function whose nodes are of several: a pass may have put newer versions among older ones."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from xrt_core.engine.contract import Function
+from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Node
+from xrt_core.ir.schema import find_schema
+
+__all__ = ["aligned", "same_but_types", "schema_of"]
 
 _NEW_ATTRIBUTES: Final = {
     "Cast": ("saturate", "round_mode"),
@@ -17,15 +20,21 @@ _NEW_ATTRIBUTES: Final = {
 """Attributes that later versions added, whose default is what earlier ones did, or in 16 bits is more precise."""
 
 
-def aligned(function: Function) -> Function:
-    """`function` with the standard's nodes in the versions of one opset, where they only differ from that in the types
-    that they take; as it is where they do already, or where they differ in more."""
+def aligned(function: Function, newest_opset: int | None = None) -> Function:
+    """`function` with the standard's nodes in the versions of one opset, that of its newest node.
+
+    A node changes its version only where the two differ in nothing but the types that they take. `function` itself
+    comes back where its nodes are of one opset already, where one of them differs in more, and where the opset would be
+    above `newest_opset`, which is the newest that the library knows.
+    """
     body = function.body
     versions = {n.version for n in body.nodes if not n.domain}
     opset = body.opsets.get("", 0)
     if not versions or all(_since(n, opset) == n.version for n in body.nodes if not n.domain):
         return function
     newest = max(versions)
+    if newest_opset is not None and newest > newest_opset:
+        return function
     nodes = []
     for n in body.nodes:
         since = n.version if n.domain else _since(n, newest)
@@ -46,13 +55,9 @@ def _of_version(n: Node, version: int) -> Node:
 
 
 def schema_of(op_type: str, opset: int, domain: str = "") -> Any:
-    """The schema of an operator in an opset, None where it has none there."""
-    import onnx
-
-    try:
-        return onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
-        return None
+    """The `onnx.defs.OpSchema` of an operator in an opset, None where the standard has none there."""
+    found = find_schema(op_type, domain, opset)
+    return None if found is None else found.onnx
 
 
 def same_but_types(op_type: str, opset: int, other: int) -> bool:

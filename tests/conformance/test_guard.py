@@ -1,0 +1,124 @@
+"""Node tests and development models through `engine="auto", guard=True`: right results, and no right engine condemned.
+
+Where the point is the verdict, the guard works at the first call and in this process (`guard_async`, `guard_sandbox`
+off); a sample goes the whole way, beside the caller and in a child. `benchmarks/guard_models.py` has every model, and
+the speed.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tests.conformance import dev_models
+from tests.conformance.node_tests import Runner, _normalize_tensor, node_tests
+from tests.conformance.test_onnx_nodes import expected_failures
+from xrt_core.frontends.onnx_import import import_model
+from xrt_core.ir.graph import Graph
+from xrt_core.module import XRTModule
+from xrt_core.onnx_backend import XRTBackend
+
+for _engine in ("onnxruntime", "openvino", "xla"):
+    pytest.importorskip(f"xrt_{_engine}", reason=f"the engine {_engine} is not installed")
+for _library in ("jax", "onnxruntime", "openvino"):
+    pytest.importorskip(_library, reason="an engine's library is not installed")
+
+AT_ONCE: Final[Mapping[str, Any]] = MappingProxyType(
+    {"engine": "auto", "guard": True, "guard_async": False, "guard_sandbox": False, "cache": False}
+)
+_SLOW, _FAST = 10, 100  # one node test of so many is run; in the fast run
+_FAST_MODELS: Final = ("silero_vad", "silero_vad_sequence")
+_SLOW_MODELS: Final = ("ppocr_cls", "minilm_int8", "light_shufflenet")
+
+
+def _node_cases() -> list[Any]:
+    names = sorted(node_tests().keys() - expected_failures().keys())
+    return [
+        pytest.param(n, marks=() if i % _FAST == 0 else pytest.mark.slow)
+        for i, n in enumerate(names)
+        if i % _SLOW == 0
+    ]
+
+
+@pytest.mark.parametrize("name", _node_cases())
+def test_a_node_test_passes(name: str) -> None:
+    """Whoever is chosen gives what ONNX expects, and no engine is found wrong: they pass these tests by themselves."""
+    test = node_tests()[name]
+    prepared = XRTBackend.prepare(test.model, **AT_ONCE)
+    for inputs, expected in test.data_sets:
+        for _ in range(2):
+            results = prepared.run([_normalize_tensor(x) for x in inputs])
+            with np.errstate(all="ignore"):
+                wanted = [_normalize_tensor(x) for x in expected]
+                Runner.assert_similar_outputs(wanted, list(results), rtol=test.rtol, atol=test.atol)
+    for c in prepared.module.report().clusters:
+        assert c["outcome"]["errors"] == []
+        assert c["outcome"]["verdict"] in ("ready", "slower")
+
+
+@cache
+def _model(name: str) -> tuple[Graph, Mapping[str, np.ndarray], Mapping[str, Any]]:
+    """The graph, inputs by name, and the host's results."""
+    try:
+        graph = import_model(str(dev_models.path(name)))
+    except PackageNotFoundError as e:
+        pytest.skip(f"package {e} is not installed (see models.txt)")
+    required = [v.name for v in graph.inputs if v not in graph.defaults]
+    inputs = dict(zip(required, dev_models.inputs_for(name).values(), strict=True))
+    return graph, inputs, XRTModule(graph, engine="host").run(inputs)
+
+
+def _check(name: str, results: Mapping[str, Any]) -> None:
+    tolerance = dev_models.MODELS[name][3] if name in dev_models.MODELS else 1e-3
+    for label, want in _model(name)[2].items():
+        got = results[label]
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), label
+        scale = max(float(np.ptp(want)), float(np.abs(want).max()), 1e-12)
+        assert float(np.abs(got.astype(np.float64) - want).max()) <= tolerance * scale, label
+
+
+@pytest.mark.parametrize("name", [*_FAST_MODELS, *(pytest.param(n, marks=pytest.mark.slow) for n in _SLOW_MODELS)])
+def test_a_model_is_right(name: str) -> None:
+    """All engines are found right and timed, and the one that was chosen gives the host's results."""
+    graph, inputs, _ = _model(name)
+    module = XRTModule(graph, **AT_ONCE)
+    for _ in range(3):
+        _check(name, module.run(inputs))
+    report = module.report()
+    assert report.accelerated_share > 0
+    assert sum(c["nodes"] for c in report.clusters) >= 20
+    for c in report.clusters:
+        outcome = c["outcome"]
+        assert c["state"] == "live" or outcome["verdict"] == "slower", c["reason"]
+        assert outcome["errors"] == []
+        assert {"xla", "onnxruntime", "openvino", "host"} <= set(outcome["timings"])
+        if c["state"] == "live":  # who was at least twice as fast as another was chosen over it
+            times = {e: s for e, s in outcome["timings"].items() if e in module.engines}
+            assert times[c["chosen"]] < 2 * min(times.values())
+
+
+@pytest.mark.parametrize("name", ["silero_vad_sequence", pytest.param("ppocr_cls", marks=pytest.mark.slow)])
+def test_a_model_goes_the_whole_way(name: str, tmp_path: pathlib.Path) -> None:
+    """The host answers until a child has examined all engines; the next module has the verdict from the disk."""
+    graph, inputs, wanted = _model(name)
+    with XRTModule(graph, engine="auto", guard=True, cache_dir=str(tmp_path)) as module:
+        first = module.run(inputs)
+        assert all(np.array_equal(first[label], want) for label, want in wanted.items())  # the host's very bits
+        assert module.wait(300)
+        _check(name, module.run(inputs))
+        (cluster,) = module.report().clusters
+        assert (cluster["state"], cluster["host_calls"], cluster["calls"]) == ("live", 1, 2), cluster["reason"]
+
+    with XRTModule(graph, engine="auto", guard=True, cache_dir=str(tmp_path)) as again:
+        again.run(inputs)
+        assert again.wait(60)
+        _check(name, again.run(inputs))
+        (known,) = again.report().clusters
+        assert (known["chosen"], known["reason"]) == (cluster["chosen"], cluster["reason"])

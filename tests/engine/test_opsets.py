@@ -1,0 +1,119 @@
+"""Functions whose nodes are of several opsets: brought into one where that changes nothing but the types they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import checker
+from onnx.reference import ReferenceEvaluator
+
+from tests.engine.test_onnx_model import function_of, value
+from xrt_core.engine.onnx_model import onnx_model
+from xrt_core.engine.opsets import aligned, same_but_types
+from xrt_core.errors import CompileError
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.onnx_proto import dtype_to_onnx
+
+F32 = np.dtype(np.float32)
+
+
+def lowered(dtype: Any = np.float16) -> Function:
+    """What lowering makes of a model of opset 17: Conv-22 between nodes of 13 and 14."""
+    x, y = (value(n, 1, 1, 4, 4) for n in "xy")
+    low, conv, relu = (value(n, 1, 1, 4, 4, dtype=dtype) for n in ("low", "conv", "relu"))
+    w = Value.constant(np.full((1, 1, 1, 1), -2, dtype), "w")
+    nodes = [
+        Node("Cast", [x], [low], {"to": dtype_to_onnx(np.dtype(dtype))}, version=13),
+        Node("Conv", [low, w], [conv], version=22),
+        Node("Relu", [conv], [relu], version=14),
+        Node("Cast", [relu], [y], {"to": dtype_to_onnx(F32)}, version=13),
+    ]
+    return function_of([x], nodes, [y], opset=17)
+
+
+def test_the_nodes_come_into_the_newest_ones_opset() -> None:
+    """Every node gets the version of that opset, and only versions change."""
+    before = lowered()
+    after = aligned(before)
+    assert [(n.op_type, n.version) for n in after.body.nodes] == [
+        ("Cast", 21), ("Conv", 22), ("Relu", 14), ("Cast", 21),
+    ]  # fmt: skip
+    assert after.body.opsets[""] == 22
+    assert [(n.inputs, n.outputs, n.attributes) for n in after.body.nodes] == [
+        (n.inputs, n.outputs, n.attributes) for n in before.body.nodes
+    ]
+
+
+def test_the_exported_model_computes_the_same() -> None:
+    """The hand-off gives one model without functions of its own, which the checker takes."""
+    model = onnx_model(lowered(), engine="it").model
+    checker.check_model(model, full_check=True)
+    assert not model.functions
+    assert [o.version for o in model.opset_import if not o.domain] == [22]
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(1, 1, 4, 4)
+    (got,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(got, np.maximum(-2 * x, 0), rtol=1e-3)
+
+
+def test_bfloat16_of_an_older_opset() -> None:
+    """The dtype that brought the newer version in stays the tensors' dtype."""
+    model = onnx_model(lowered(ml_dtypes.bfloat16), engine="it").model
+    checker.check_model(model, full_check=True)
+
+
+def test_weights_are_named_once() -> None:
+    """The second export, in one opset, is the one whose constants lie beside the model."""
+    exported = onnx_model(lowered(), engine="it", external_bytes=1)
+    assert list(exported.weights) == [t.name for t in exported.model.graph.initializer] == ["w"]
+
+
+def test_an_opset_that_the_library_does_not_know() -> None:
+    """A library of an older opset gets the plain answer, not a model that it misreads."""
+    function = lowered()
+    assert aligned(function, newest_opset=21) is function
+    with pytest.raises(CompileError, match=r"^it: function 'f' mixes .*Conv-22"):
+        onnx_model(function, engine="it", newest_opset=21)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "version", "attributes"),
+    [("ReduceMean", 13, {"axes": (1,)}), ("GroupNormalization", 18, {"num_groups": 1})],
+    ids=["an attribute became an input", "scale means something else"],
+)
+def test_versions_that_differ_in_more_stay(op_type: str, version: int, attributes: dict[str, Any]) -> None:
+    """A node that would mean something else is left alone, and so the whole function."""
+    x, r, c, y = value("x", 1, 1, 4, 4), value("r", 1, 1, 4, 4), value("c", 1, 1, 4, 4), value("y", 1, 1, 4, 4)
+    extra = [Value.constant(np.ones(1, np.float32), n) for n in "ab"] if op_type == "GroupNormalization" else []
+    nodes = [
+        Node(op_type, [x, *extra], [r], attributes, version=version),
+        Node("Conv", [r, Value.constant(np.ones((1, 1, 1, 1), np.float32), "w")], [c], version=22),
+        Node("Relu", [c], [y], version=14),
+    ]
+    function = function_of([x], nodes, [y], opset=17)
+    assert aligned(function) is function
+
+
+def test_one_opset_stays_as_it_is() -> None:
+    """A function without a newer node is not touched."""
+    x, y = value("x", 2), value("y", 2)
+    function = function_of([x], [Node("Relu", [x], [y], version=14)], [y], opset=17)
+    assert aligned(function) is function
+
+
+@pytest.mark.parametrize(
+    ("op_type", "old", "new", "same"),
+    [
+        ("Conv", 11, 22, True),
+        ("Cast", 13, 21, True),
+        ("Softmax", 11, 13, False),  # the default axis, and what it means
+        ("ReduceSum", 11, 13, False),
+        ("Gelu", 13, 20, False),  # not there yet
+    ],
+)
+def test_same_but_types(op_type: str, old: int, new: int, same: bool) -> None:
+    """Versions with the same inputs, outputs and attributes are told from others."""
+    assert same_but_types(op_type, old, new) is same
