@@ -117,7 +117,7 @@ def test_partition(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path, monkey
         (["run", "MODEL", "--inputs", "MODEL", "--random"], "--random and --shape have no meaning beside it"),
         (["run", "MODEL", "--shape", "x=a,b"], "it takes NAME=DIM,DIM"),
         (["run", "MODEL", "--shape", "z=1"], "no input or dimension 'z'; there are x, flag, batch"),
-        (["run", "MODEL", "--output", "MODEL/y.npz"], "Not a directory"),
+        (["run", "MODEL", "--output", "MODEL/y.npz"], "/y.npz: Not a directory"),
         (["partition", "MODEL", "--json", "no/such/folder/r.json"], "No such file or directory"),
     ],
 )

@@ -274,7 +274,7 @@ def test_a_saved_module_is_ready_when_it_is_loaded(tmp_path: pathlib.Path) -> No
         m.save(tmp_path / "m.xrt")
     fresh()
     with XRTModule.load(tmp_path / "m.xrt") as loaded:
-        assert states(loaded) == ["queued", "compiling", "ready", "live"]
+        assert states(loaded) == ["queued", "ready", "live"]
         np.testing.assert_array_equal(loaded(x), want)
         assert loaded.report().clusters[0]["host_calls"] == 0
         assert "compile" not in [e.name for e in loaded.events]

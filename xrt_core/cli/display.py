@@ -62,7 +62,9 @@ def _told(error: Exception) -> tuple[int, str]:
     if isinstance(error, XRTError):
         return USER_ERROR, str(error)
     if isinstance(error, OSError):
-        return USER_ERROR, f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        # of two names the second is the file that was asked for, the first one that was to take its place
+        name = error.filename2 or error.filename
+        return USER_ERROR, f"{name}: {error.strerror}" if name else str(error)
     return BUG, f"internal error: {type(error).__name__}: {error} (XRT_DEBUG=1 shows where; please report it)"
 
 

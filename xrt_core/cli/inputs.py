@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import InputError, OptionError
+from xrt_core.frontends.onnx_file import replace_file
 from xrt_core.ir.types import STRING, Dim, TensorType, ValueType
 
 
@@ -39,13 +40,7 @@ def write_outputs(path: pathlib.Path, outputs: Mapping[str, Any]) -> None:
             flat.update({f"{name}[{i}]": _storable(v) for i, v in enumerate(value)})
         elif value is not None:
             flat[name] = _storable(value)
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, **flat)  # type: ignore[arg-type]
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    replace_file(path, lambda file: np.savez(file, **flat))  # type: ignore[arg-type]
 
 
 def _storable(value: Any) -> np.ndarray:

@@ -173,8 +173,14 @@ def serialised(model: ModelProto) -> bytes:
 
 
 def replace_file(target: pathlib.Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside `target` and move it there, so that a reader sees the old one or the new one."""
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    """Write a file beside `target` and move it there, so that a reader sees the old one or the new one.
+
+    Raises OSError, which names `target`.
+    """
+    try:
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as e:
+        raise type(e)(e.errno, e.strerror, str(target)) from None
     try:
         with os.fdopen(descriptor, "wb") as f:
             write(f)
