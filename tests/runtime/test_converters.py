@@ -432,6 +432,8 @@ def test_an_unknown_type_says_how_to_make_it_known() -> None:
     """The message has the remedy."""
     with pytest.raises(InputError, match=r"input 'x': .*RaggedTensor is not an array.*xrt.register_array_type"):
         XRTModule(flat_graph(), engine="host")(RaggedTensor.of([1]))
+    with pytest.raises(InputError, match=r"argument 'x' is .*RaggedTensor.*xrt.register_array_type"):
+        XRTModule(lambda x: xrt.ops.Neg(x), engine="host")(RaggedTensor.of([1]))
 
 
 def test_array_types_that_cannot_be(ragged_type: None) -> None:

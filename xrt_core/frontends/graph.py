@@ -266,9 +266,10 @@ def _bind(
 def _check_arrays(structure: Structure, name: str, label: str) -> None:
     if structure.kind == "static":
         kind, value = structure.payload
+        own = "" if kind.__module__ == "builtins" else ", or tell XRT about the type: xrt.register_array_type"
         raise InputError(
             f"{label}.build: argument {name!r} is {value!r} ({kind.__name__}), not an array; pass np.asarray(...), or "
-            f"give the parameter a default to take Python values"
+            f"give the parameter a default to take Python values{own}"
         )
     for i, child in enumerate(structure.children):
         _check_arrays(child, f"{name}.{structure.keys[i] if structure.keys else i}", label)

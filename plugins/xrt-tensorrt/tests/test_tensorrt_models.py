@@ -175,9 +175,7 @@ def test_a_file_for_another_machine(target: str, tmp_path: pathlib.Path, monkeyp
         return engine_class(fake, lambda x: [-np.abs(x)], function.params, function.returns)
 
     monkeypatch.setattr(_toolkit.Toolkit, "deserialize", deserialize)
-    monkeypatch.setattr(
-        _toolkit.Toolkit, "new_context", lambda self, engine, **_: engine.create_execution_context(0)
-    )
+    monkeypatch.setattr(_toolkit.Toolkit, "new_context", lambda self, engine, **_: engine.create_execution_context(0))
     _forget()
     try:
         loaded = xrt.XRTModule.load(path)

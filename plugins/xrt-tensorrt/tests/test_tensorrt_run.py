@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import standin
-from xrt_tensorrt import _cuda, _toolkit, kernels_cache, memory
+from xrt_tensorrt import _cuda, _toolkit, dlpack, kernels_cache, memory
 from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.executable import TensorRTExecutable
 
@@ -320,6 +321,65 @@ def test_shapes_in_the_cpus_memory_are_refused(cuda: standin.Cuda) -> None:
     engine.locations["x1"] = standin.Location.HOST
     with pytest.raises(ExecutionError, match="'x1' is a shape, which the engine wants in the CPU's memory"):
         executable.run(_arrays())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.int8, np.uint8, np.bool_])
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 3)], ids=str)
+def test_dlpack(cuda: standin.Cuda, monkeypatch: pytest.MonkeyPatch, dtype: Any, shape: tuple[int, ...]) -> None:
+    """Other libraries read results in place, on the streams' order; the memory lives as long as they hold it."""
+    monkeypatch.setattr(dlpack, "KIND", 1)  # the stand-in's memory is the CPU's, so NumPy can read it
+    array = _cuda.DeviceArray(np.dtype(dtype), shape, 9)
+    want = (np.arange(int(np.prod(shape))) % 2).astype(dtype).reshape(shape)
+    _cuda.copy(array.pointer, want.ctypes.data, want.nbytes, 9)
+    pointer = array.pointer
+    cuda.calls.clear()
+    got = np.from_dlpack(array)
+    del array
+    gc.collect()
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+    assert ("cudaStreamWaitEvent", (1, 7, 0)) in cuda.calls  # who asks without a stream works on the default stream
+    assert pointer in cuda.live
+    cuda.calls.clear()
+    del got
+    gc.collect()
+    assert pointer not in cuda.live
+    assert cuda.names("cudaStreamWaitEvent", "cudaFreeAsync") == ["cudaStreamWaitEvent", "cudaFreeAsync"]
+
+
+def test_dlpack_that_nobody_reads(cuda: standin.Cuda) -> None:
+    """A capsule that is dropped leaves nothing behind; what cannot be given is refused before anything is done."""
+    array = _cuda.DeviceArray(F32, (2,), 9)
+    pointer = array.pointer
+    capsule = array.__dlpack__(stream=-1)
+    assert "cudaStreamWaitEvent" not in cuda.names()
+    with pytest.raises(BufferError, match="given as it is"):
+        array.__dlpack__(copy=True)
+    eight = _cuda.DeviceArray(np.dtype(ml_dtypes.float8_e4m3fn), (2,), 9)
+    with pytest.raises(BufferError, match="no float8_e4m3fn"):
+        eight.__dlpack__()
+    del array, eight
+    assert pointer in cuda.live
+    del capsule
+    gc.collect()
+    assert not cuda.live
+    assert not dlpack._shared
+
+
+def test_torch_reads_bfloat16_in_place(cuda: standin.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dtype that CuPy and NumPy lack keeps its name."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(dlpack, "KIND", 1)
+    array = _cuda.DeviceArray(np.dtype(ml_dtypes.bfloat16), (2, 2), 9)
+    want = np.array([[1, -2], [0.5, 3]], ml_dtypes.bfloat16)
+    _cuda.copy(array.pointer, want.ctypes.data, want.nbytes, 9)
+    got = torch.from_dlpack(array)
+    assert got.dtype == torch.bfloat16
+    assert got.tolist() == want.astype(float).tolist()
+    assert got.data_ptr() == array.pointer
+    del array, got
+    gc.collect()
+    assert not cuda.live
 
 
 def test_streams_go_to_other_threads(cuda: standin.Cuda) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.errors import ExecutionError
+from xrt_tensorrt import dlpack
 
 _OUT_OF_MEMORY: Final = 2
 _NOT_READY: Final = 600
@@ -189,8 +190,9 @@ def forget(graph: Any) -> None:
 class DeviceArray:
     """An array in device memory of its own, for where CuPy is not installed.
 
-    dtype, shape: as NumPy's. `numpy.asarray` copies it to the CPU; libraries that know `__cuda_array_interface__`
-    (torch, Numba, CuPy) read it in place. The memory goes back, in the order of `stream`, with the last reference.
+    dtype, shape: as NumPy's. It lies on the device that is current, to which `stream` belongs. `numpy.asarray` copies
+    it to the CPU; libraries that know DLPack or `__cuda_array_interface__` read it in place. The memory goes back, in the
+    order of `stream`, with the last reference.
     """
 
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...], stream: int) -> None:
@@ -198,6 +200,7 @@ class DeviceArray:
         self.shape = shape
         self.stream = stream
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._device = int(_call("cudaGetDevice"))
         self.pointer = allocate(self.nbytes, stream)
         weakref.finalize(self, _released, self.pointer, stream).atexit = False
 
@@ -221,6 +224,33 @@ class DeviceArray:
             "strides": None,
             "stream": self.stream or 1,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.KIND, self._device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """stream: of the consumer, -1 for one that waits by itself. Raises BufferError for what is asked in vain."""
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("this array is given as it is, where it is; numpy.asarray copies it to the CPU")
+        other = 1 if stream is None else stream  # None: the default stream
+
+        def done() -> None:  # holds the array, too
+            if other not in (-1, self.stream) and not sys.is_finalizing():
+                with contextlib.suppress(ExecutionError), on(self._device):
+                    wait_for(self.stream, other)  # what the consumer still reads is not given back before
+
+        made = dlpack.capsule(self.pointer, self.dtype, self.shape, self._device, done)
+        if other not in (-1, self.stream):
+            with on(self._device):
+                wait_for(other, self.stream)
+        return made
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
