@@ -100,13 +100,17 @@ class XRTModule:
         module = cls(saved, engine=engine or saved.engine_names(), **{**saved.options, **options})
         if not recompile:
             saved.check(module._pipeline.engines)
-        executables = module._pipeline.executables
+        executables, guard = module._pipeline.executables, module._pipeline.guard
         executables.sealed = not recompile
         for inputs in saved.signatures():
-            module.prepare(inputs)
+            caller, arrays = module._source.bind((), inputs)
+            caller.prepare(arrays)
+        missed = [*executables.missed, *(guard.missing(saved.file) if guard is not None else ())]
+        if missed and not recompile:
+            raise CacheError(f"{missed[0]}. XRTModule.load(..., recompile=True) compiles the model anew")
+        if guard is not None:
+            guard.start()
         executables.sealed = False
-        if executables.missed and not recompile:
-            raise CacheError(f"{executables.missed[0]}. XRTModule.load(..., recompile=True) compiles the model anew")
         return module
 
     @property

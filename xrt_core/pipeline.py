@@ -412,7 +412,7 @@ class Pipeline:
         except Exception as e:  # the host runs the cluster instead; an engine's failure never reaches the caller
             error = e if isinstance(e, EngineError) else CompileError(f"{type(e).__name__}: {e}")
             self.events.emit(
-                "compile.failed", level=logging.WARNING, engine=name, cluster=function.name, error=str(error)
+                "compile.failed", level=logging.DEBUG if self.executables.sealed else logging.WARNING, engine=name, cluster=function.name, error=str(error)
             )
         return Lowered(Launch(function, name, executable, lambda: self._host_run(function), error), name, label)
 

@@ -128,8 +128,7 @@ class ExecutableStore:
         try:
             stored = saved.executable(key)
             if stored is None:
-                rows = "; ".join(saved.nearest(key)) or "it holds no executables"
-                reason = f"{saved.path} holds no executable for {function.name}; the nearest differs in {rows}"
+                reason = saved.why_missing(key, function.name)
             else:
                 load = compiler.load if stored.whole else lambda blob: compiler.load_code(blob, function)
                 executable = load(stored.blob)

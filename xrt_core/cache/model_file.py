@@ -105,10 +105,11 @@ class ModelFile:
             return None
         return StoredExecutable(p.key, p.whole, p.cluster, p.nodes, bytes(self._read(p.blob, p.cluster)))
 
-    def nearest(self, key: CacheKey) -> list[str]:
-        """How the executable whose key is nearest to `key` differs from it; empty where the file has none."""
-        rows = [key.differences(p.key) for p in self._executables.values()]
-        return min(rows, key=len, default=[])
+    def why_missing(self, key: CacheKey, cluster: str) -> str:
+        """Why there is no executable of this key, in words: how the nearest one differs."""
+        rows = min((key.differences(p.key) for p in self._executables.values()), key=len, default=[])
+        differs = f"the nearest differs in {'; '.join(rows)}" if rows else "it holds no executables"
+        return f"{self.path} holds no executable for {cluster}; {differs}"
 
     def _read(self, blob: Blob, what: str) -> memoryview:
         found = self.buffer[blob.offset : blob.offset + blob.size]

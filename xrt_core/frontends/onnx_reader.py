@@ -379,7 +379,13 @@ class Reader:
 
 def _marks(p: NodeProto) -> dict[str, str]:
     """The metadata that marks a node or a call for an engine; the innermost that has any holds."""
-    return {text(e.key): text(e.value) for e in p.metadata_props if e.key in (MARK, REGION)}
+    found = {text(e.key): text(e.value) for e in p.metadata_props if e.key in (MARK, REGION)}
+    if found and not found.get(MARK):
+        raise ModelLoadError(
+            f"node {p.name!r} ({p.op_type}): its metadata has {REGION if REGION in found else MARK!r} and names no "
+            f"engine; {MARK!r} takes an engine's name, or 'host'"
+        )
+    return found
 
 
 def _hint(p: Any) -> ValueType | None:

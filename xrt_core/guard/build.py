@@ -55,7 +55,10 @@ class Build:
 
     def candidates(self, function: Function, first: str | None) -> tuple[str, ...]:
         """Engines that can have a function: `first`, then those of the others that take every node of it; without a
-        first all that take any node."""
+        first all that take any node. One that is marked for an engine is that engine's, or the host's."""
+        marked = {n.annotations.engine for n in function.body.nodes} & self.compilation.engines.keys()
+        if marked:
+            return tuple(e for e in self.compilation.engines if e in marked)
         if first is None:
             return tuple(e for e in self.compilation.engines if any(self.takes(e, function)))
         return (first, *(e for e in self.compilation.engines if e != first and all(self.takes(e, function))))

@@ -20,7 +20,7 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.executables import ExecutableStore
 from xrt_core.cache.key import CacheKey
-from xrt_core.cache.model_file import StoredExecutable
+from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog
@@ -129,6 +129,17 @@ class Guard:
             for launch in self._all()
             if (outcome := launch.record.outcome) is not None and launch.record.state in (State.LIVE, State.REJECTED)
         }
+
+    def missing(self, file: ModelFile) -> list[str]:
+        """What the clusters need that is not in the file which the model was loaded from."""
+        found = []
+        for launch in self._all():
+            function = launch.function
+            if function.fingerprint not in self._trusted:
+                key = self._compilation.key(function, self._candidates(launch)[0])
+                if file.executable(key) is None:
+                    found.append(file.why_missing(key, function.name))
+        return found
 
     def stored(self) -> list[StoredExecutable]:
         """The executables in use that crossed from a child through a folder of this process, serialised."""

@@ -20,6 +20,7 @@ from xrt_tensorrt.executable import TensorRTExecutable
 
 from xrt_core.engine.contract import Parameter, RunOptions
 from xrt_core.errors import CompileError, ExecutionError
+from xrt_core.runtime.arrays import to_numpy
 
 F32 = np.dtype(np.float32)
 
@@ -323,6 +324,19 @@ def test_shapes_in_the_cpus_memory_are_refused(cuda: standin.Cuda) -> None:
         executable.run(_arrays())
 
 
+class _OnTheDefaultStream:
+    """Asks as a consumer on the GPU does; NumPy names no stream."""
+
+    def __init__(self, array: _cuda.DeviceArray) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        return self._array.__dlpack__(stream=1, **asked)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.int8, np.uint8, np.bool_])
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 3)], ids=str)
 def test_dlpack(cuda: standin.Cuda, monkeypatch: pytest.MonkeyPatch, dtype: Any, shape: tuple[int, ...]) -> None:
@@ -333,18 +347,29 @@ def test_dlpack(cuda: standin.Cuda, monkeypatch: pytest.MonkeyPatch, dtype: Any,
     _cuda.copy(array.pointer, want.ctypes.data, want.nbytes, 9)
     pointer = array.pointer
     cuda.calls.clear()
-    got = np.from_dlpack(array)
+    got = np.from_dlpack(_OnTheDefaultStream(array))
     del array
     gc.collect()
     assert got.dtype == want.dtype
     np.testing.assert_array_equal(got, want)
-    assert ("cudaStreamWaitEvent", (1, 7, 0)) in cuda.calls  # who asks without a stream works on the default stream
+    assert ("cudaStreamWaitEvent", (1, 7, 0)) in cuda.calls
     assert pointer in cuda.live
     cuda.calls.clear()
     del got
     gc.collect()
     assert pointer not in cuda.live
     assert cuda.names("cudaStreamWaitEvent", "cudaFreeAsync") == ["cudaStreamWaitEvent", "cudaFreeAsync"]
+
+
+def test_the_core_reads_results(cuda: standin.Cuda) -> None:
+    """NumPy's DLPack refuses memory of a GPU; what the core gives to callers is copied up."""
+    executable, _ = _executable(cuda)
+    x, y = _arrays()
+    results = executable.run([x, y])
+    with pytest.raises(BufferError, match="names no stream"):
+        np.from_dlpack(results[0])
+    np.testing.assert_array_equal(to_numpy(results[0]), x + y)
+    assert not dlpack._shared
 
 
 def test_dlpack_that_nobody_reads(cuda: standin.Cuda) -> None:
@@ -354,10 +379,10 @@ def test_dlpack_that_nobody_reads(cuda: standin.Cuda) -> None:
     capsule = array.__dlpack__(stream=-1)
     assert "cudaStreamWaitEvent" not in cuda.names()
     with pytest.raises(BufferError, match="given as it is"):
-        array.__dlpack__(copy=True)
+        array.__dlpack__(stream=1, copy=True)
     eight = _cuda.DeviceArray(np.dtype(ml_dtypes.float8_e4m3fn), (2,), 9)
     with pytest.raises(BufferError, match="no float8_e4m3fn"):
-        eight.__dlpack__()
+        eight.__dlpack__(stream=1)
     del array, eight
     assert pointer in cuda.live
     del capsule
@@ -373,7 +398,7 @@ def test_torch_reads_bfloat16_in_place(cuda: standin.Cuda, monkeypatch: pytest.M
     array = _cuda.DeviceArray(np.dtype(ml_dtypes.bfloat16), (2, 2), 9)
     want = np.array([[1, -2], [0.5, 3]], ml_dtypes.bfloat16)
     _cuda.copy(array.pointer, want.ctypes.data, want.nbytes, 9)
-    got = torch.from_dlpack(array)
+    got = torch.from_dlpack(array.__dlpack__(stream=1))
     assert got.dtype == torch.bfloat16
     assert got.tolist() == want.astype(float).tolist()
     assert got.data_ptr() == array.pointer

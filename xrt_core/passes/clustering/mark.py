@@ -13,6 +13,7 @@ from xrt_core.ir.verdict import Support
 HOST = "host"
 """The name that a node pinned to the host carries as its engine."""
 
+_AUTO = "auto"  # stands for several engines, and takes no marks
 _LAUNCH = Support.no("it is a launch already")
 _CONTROL = Support.no("the host runs control flow; its bodies are planned by themselves")
 
@@ -74,7 +75,8 @@ def mark(
 
     A pinned node (`annotations.engine`) is asked of that engine alone, one pinned to "host" of none, and a Launch is
     never taken again. A node with bodies stays on the host whatever its mark, which is one on what is in them. A node
-    annotated with the other phase is refused. With `automatic` off only pinned nodes are asked about.
+    annotated with the other phase is refused. With `automatic` off only pinned nodes are asked about. A node of the way
+    back (phase "train") has its pin from a node of the forward pass; where that engine does not take it, it is free.
 
     obey: False lets pins to engines be, which is for runs that were told to use none.
     absent: engine -> why it does not take part and what to do about it, "" where nothing is known.
@@ -109,6 +111,11 @@ def mark(
                 f"{_describe(nodes[i], i)} is pinned to engine {p!r}, which does not take part here "
                 f"({', '.join(names) or 'no engine does'}); {why}"
             )
+    takes = {c.name: c.supports for c in engines}
+    free = [i for i, p in pinned.items() if p != HOST and nodes[i].annotations.phase == "train"]
+    free = [i for i in free if i not in apart and not takes[pinned[i]](nodes[i]).ok]
+    for i in free:
+        del pinned[i]
     unmarked = Support.no("it carries no mark, and automatic clustering is off (automatic=True switches it on)")
     verdicts: dict[str, Sequence[Support | None]] = {}
     for c in engines:
@@ -118,6 +125,8 @@ def mark(
             found = [unmarked] * len(nodes)
             for i, verdict in apart.items():
                 found[i] = verdict
+            for i in free:
+                found[i] = supports(nodes[i])
         elif pinned or apart:
             found = [None if i in pinned else apart[i] if i in apart else supports(n) for i, n in enumerate(nodes)]
         else:
@@ -141,7 +150,7 @@ def mark(
 def _refused(
     node: Node, index: int, engine: str, verdict: Support, engines: Sequence[Candidate], apart: Support | None
 ) -> str:
-    others = [c.name for c in engines if c.name != engine and apart is None and c.supports(node).ok]
+    others = [c.name for c in engines if c.name not in (engine, _AUTO) and apart is None and c.supports(node).ok]
     cure = f"mark it for {others[0]!r}, which takes it, or take the mark off" if others else "take the mark off"
     return (
         f"{_describe(node, index)} is pinned to engine {engine!r}, which cannot take it: "

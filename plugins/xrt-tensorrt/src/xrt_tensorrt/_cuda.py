@@ -191,8 +191,8 @@ class DeviceArray:
     """An array in device memory of its own, for where CuPy is not installed.
 
     dtype, shape: as NumPy's. It lies on the device that is current, to which `stream` belongs. `numpy.asarray` copies
-    it to the CPU; libraries that know DLPack or `__cuda_array_interface__` read it in place. The memory goes back, in the
-    order of `stream`, with the last reference.
+    it to the CPU; libraries that know DLPack or `__cuda_array_interface__` read it in place. The memory goes back with
+    the last reference, in the order of `stream`.
     """
 
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...], stream: int) -> None:
@@ -236,20 +236,22 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """stream: of the consumer, -1 for one that waits by itself. Raises BufferError for what is asked in vain."""
+        """stream: of the consumer, 1 for the default one, -1 for one that waits by itself; NumPy, which cannot read
+        memory of a GPU, gives none. Raises BufferError for what is asked in vain."""
+        if stream is None:
+            raise BufferError("this array is in a GPU's memory, and who asks for it names no stream")
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("this array is given as it is, where it is; numpy.asarray copies it to the CPU")
-        other = 1 if stream is None else stream  # None: the default stream
 
         def done() -> None:  # holds the array, too
-            if other not in (-1, self.stream) and not sys.is_finalizing():
+            if stream not in (-1, self.stream) and not sys.is_finalizing():
                 with contextlib.suppress(ExecutionError), on(self._device):
-                    wait_for(self.stream, other)  # what the consumer still reads is not given back before
+                    wait_for(self.stream, stream)  # what the consumer still reads is not given back before
 
         made = dlpack.capsule(self.pointer, self.dtype, self.shape, self._device, done)
-        if other not in (-1, self.stream):
+        if stream not in (-1, self.stream):
             with on(self._device):
-                wait_for(other, self.stream)
+                wait_for(stream, self.stream)
         return made
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
