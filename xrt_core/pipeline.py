@@ -411,9 +411,8 @@ class Pipeline:
             executable = self.compilation.executable(function, name)
         except Exception as e:  # the host runs the cluster instead; an engine's failure never reaches the caller
             error = e if isinstance(e, EngineError) else CompileError(f"{type(e).__name__}: {e}")
-            self.events.emit(
-                "compile.failed", level=logging.DEBUG if self.executables.sealed else logging.WARNING, engine=name, cluster=function.name, error=str(error)
-            )
+            level = logging.DEBUG if self.executables.sealed else logging.WARNING  # a load that refuses says it itself
+            self.events.emit("compile.failed", level=level, engine=name, cluster=function.name, error=str(error))
         return Lowered(Launch(function, name, executable, lambda: self._host_run(function), error), name, label)
 
     def _lower_host(self, node: Node, label: str) -> Lowered:

@@ -490,3 +490,17 @@ def test_auto_is_alone() -> None:
     """It names every engine, so another beside it is an error."""
     with pytest.raises(OptionError, match="stands alone"):
         XRTModule(chain()[0], engine=["auto", "plain"])
+
+
+def test_a_mark_binds_the_guard_too() -> None:
+    """A region that is marked for one engine is that engine's or the host's, whichever engine would be faster."""
+    graph, x, want = chain()
+    marked = graph.replace(
+        nodes=[n.replace(annotations=n.annotations.replace(engine="sleeps", region="r")) for n in graph.nodes]
+    )
+    inline = {"guard_async": False, "guard_sandbox": False}
+    with XRTModule(marked, engine=["plain", "sleeps"], guard=True, **inline) as m:
+        np.testing.assert_array_equal(m(x), want)
+        (cluster,) = m.report().clusters
+        assert cluster["engine"] == "sleeps"
+        assert cluster["chosen"] != "plain"

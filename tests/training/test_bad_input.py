@@ -12,6 +12,8 @@ import pytest
 import xrt_core as xrt
 from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, OptionError, XRTError
 from xrt_core.frontends import ops
+from xrt_core.ir.graph import Graph, Value
+from xrt_core.testing.functions import node, value
 from xrt_core.training import LAMB, SGD, Adagrad, Adam, AdamW, Momentum, TrainModule, gradients
 
 F = np.float32
@@ -141,3 +143,23 @@ def test_states_and_files_that_do_not_fit(tmp_path: pathlib.Path) -> None:
     unchanged(t, lambda: t.load(tmp_path / "none"), CheckpointError, "cannot be read")
     (tmp_path / "text").write_text("no checkpoint at all")
     unchanged(t, lambda: t.load(tmp_path / "text"), CheckpointError, "no safetensors file, or cut off")
+
+
+def test_a_model_says_what_does_not_fit() -> None:
+    """The width of an input, a loss that is no output, and labels without a loss that takes them."""
+    x, w, y = value("x", None, 8), Value.constant(np.ones((8, 3), np.float32), "w"), Value("y")
+    model = Graph([x], [y], [node("MatMul", [x, w], [y])], opsets={"": 21}, name="model")
+
+    def made(loss: str | None) -> TrainModule:
+        return TrainModule(model, loss=loss, optimizer=SGD(0.1), engine="host")
+
+    labels = np.zeros(4, np.int64)
+    t = made("cross_entropy")
+    before = t.state_dict()
+    with pytest.raises(InputError, match=r"input 'x': shape \[4, 5\] given, float32\[\?, 8\] expected"):
+        t.step(x=np.ones((4, 5), np.float32), labels=labels)
+    assert all(np.array_equal(a, before[n]) for n, a in t.state_dict().items())
+    with pytest.raises(OptionError, match="loss='cross_entropie': did you mean 'cross_entropy'"):
+        made("cross_entropie")
+    with pytest.raises(InputError, match="loss='cross_entropy' takes labels"):
+        made(None).step(x=np.ones((4, 8), np.float32), labels=labels)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -26,10 +27,20 @@ def mse(prediction: Tensor, target: Tensor) -> Tensor:
 LOSSES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({"cross_entropy": cross_entropy, "mse": mse})
 
 
-def loss_named(loss: Any) -> Any:
-    """The function behind a name of `LOSSES`; a function, a number, None or the name of an output as it is."""
+def loss_named(loss: Any, outputs: Sequence[str] | None = None) -> Any:
+    """The function behind a name of `LOSSES`; a function, a number, None or the name of an output as it is.
+
+    outputs: names of the model's outputs, None where they are not known yet. Raises OptionError for anything else.
+    """
     if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss]
-    if loss is None or callable(loss) or isinstance(loss, str | int):
+    known = outputs is None or not isinstance(loss, str) or loss in outputs
+    if known and (loss is None or callable(loss) or isinstance(loss, str | int)):
         return loss
+    if not known and outputs is not None:
+        close = get_close_matches(loss, [*LOSSES, *outputs], n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise OptionError(
+            f"loss={loss!r}: {hint}it takes a function, one of {', '.join(LOSSES)}, or an output: {', '.join(outputs)}"
+        )
     raise OptionError(f"loss={loss!r}: it takes a function, one of {', '.join(LOSSES)}, or an output's name or number")

@@ -132,7 +132,7 @@ class TrainModule:
         )
         if isinstance(self._source, WrittenGraph) and trainable is not None:
             self._source.select = trainable
-        self._loss = loss_named(loss)
+        self._loss = loss_named(loss, self._source.output_names)
         self._labels = label_names(self._loss, self._source)
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         if loss_scale is None and resolved.narrow == "float16":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -35,13 +35,20 @@ def label_names(loss: Any, source: FixedModel | WrittenGraph) -> tuple[str, ...]
     return tuple(p.name for p in parameters[count:] if p.default is p.empty)
 
 
+_LABELS: Final = {
+    "labels": "a loss brings its own inputs: loss='cross_entropy' takes labels",
+    "target": "a loss brings its own inputs: loss='mse' takes target",
+}
+
+
 def bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if len(args) > len(names):
         raise InputError(f"{len(args)} arrays given, a step takes {len(names)}: {', '.join(names)}")
     given = dict(zip(names, args, strict=False))
     for name, array in inputs.items():
         if name not in names:
-            raise InputError(f"unknown input {name!r}; a step takes {', '.join(names)}")
+            hint = f"; {_LABELS[name]}" if name in _LABELS else ""
+            raise InputError(f"unknown input {name!r}; a step takes {', '.join(names)}{hint}")
         if name in given:
             raise InputError(f"input {name!r} is given twice, by position and by name")
         given[name] = array
@@ -77,6 +84,7 @@ class FixedModel:
         self.by_value = tuple(
             model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs)
         )
+        self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
         self.output_count: int | None = len(model.outputs)
 
     def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
@@ -91,6 +99,12 @@ class FixedModel:
             t = v.type
             if isinstance(t, TensorType) and t.dtype is not None and found[v.name].dtype != t.dtype:
                 raise InputError(f"input {v.name!r}: dtype {found[v.name].dtype} given, {t.dtype} expected")
+            if isinstance(t, TensorType) and t.shape is not None:
+                shape = found[v.name].shape
+                if len(shape) != len(t.shape) or any(
+                    isinstance(d, int) and d != n for d, n in zip(t.shape, shape, strict=True)
+                ):
+                    raise InputError(f"input {v.name!r}: shape {list(shape)} given, {t} expected")
         return found
 
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
@@ -114,6 +128,7 @@ class WrittenGraph:
         self.name = type(graph).__name__
         self.select: Select = None
         self.by_value: tuple[str, ...] = ()
+        self.output_names: tuple[str, ...] | None = None
         self.output_count: int | None = None
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None

@@ -183,6 +183,8 @@ class Context:
         return self.engine.largest is None or shape[0] <= self.engine.largest
 
     def infer_shapes(self) -> list[str]:
+        if self.engine.uninferable:
+            raise RuntimeError(self.engine.uninferable)
         return []
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
@@ -270,6 +272,7 @@ class Engine:
         self.tensors = [*self.inputs, *self.outputs]
         self.locations: dict[str, Location] = {}
         self.broken = ""
+        self.uninferable = ""
         self.compiled = 0
         self.logger: Any = None
         self.contexts: list[Context] = []

@@ -115,6 +115,46 @@ def test_torch_in_and_out() -> None:
     _close(torch.as_tensor(y, device="cuda").cpu().numpy(), _expected(_x()))
 
 
+def test_torch_on_a_stream_of_its_own() -> None:
+    """A tensor that is still being computed on another stream is waited for, and DLPack gives the result back."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no CUDA")
+    executable = _compile(_function(512))
+    x = torch.from_numpy(_x(512)).cuda()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        big = torch.ones(4096, 4096, device="cuda")
+        for _ in range(20):
+            big = big @ big * 1e-4
+        late = x + 0 * big[:1, :1].nan_to_num(0, 0, 0)
+        (y,) = executable.run([late], block_until_done=False)
+        got = torch.from_dlpack(y) + 0
+    torch.cuda.synchronize()
+    _close(got.cpu().numpy(), _expected(_x(512)))
+
+
+def test_threads_on_one_stream_whose_scratch_memory_grows() -> None:
+    """Executables of several sizes on one stream, from several threads, without waiting in between."""
+    stream = _cuda.new_stream()
+    made = {batch: _compile(_function(batch)) for batch in (1, 64, 4096)}
+    wrong: list[int] = []
+
+    def work(batch: int) -> None:
+        for seed in range(20):
+            x = _x(batch, seed)
+            (y,) = made[batch].run([x], RunOptions(stream=stream), block_until_done=False)
+            if not np.allclose(np.asarray(y.get() if hasattr(y, "get") else y), _expected(x), rtol=1e-4, atol=1e-5):
+                wrong.append(batch)
+
+    threads = [threading.Thread(target=work, args=(batch,)) for batch in made]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
 def test_batches_grow() -> None:
     """Every batch gives the right result, also after the engine was rebuilt for a larger one."""
     compiler = TensorRTEngine().compiler("cuda:0", CompileOptions(max_batch_size=8, extra={"tf32": False}))

@@ -407,6 +407,14 @@ def test_torch_reads_bfloat16_in_place(cuda: standin.Cuda, monkeypatch: pytest.M
     assert not cuda.live
 
 
+def test_shapes_that_cannot_be_inferred(cuda: standin.Cuda) -> None:
+    """The bindings raise there, instead of answering; it is an error of the run."""
+    executable, engine = _executable(cuda)
+    engine.uninferable = "sizes do not go together"
+    with pytest.raises(ExecutionError, match="cannot be inferred: sizes do not go together"):
+        executable.run(_arrays())
+
+
 def test_streams_go_to_other_threads(cuda: standin.Cuda) -> None:
     """A thread that ends leaves its stream to the next one; two at the same time have two."""
     executable, engine = _executable(cuda)

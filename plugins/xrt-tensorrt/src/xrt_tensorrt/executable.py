@@ -153,7 +153,10 @@ class Session:
                 raise ExecutionError(
                     f"tensorrt: input {name!r} of shape {list(p.shape)} is outside the engine's profile"
                 )
-        unknown = self._context.infer_shapes()
+        try:
+            unknown = self._context.infer_shapes()
+        except RuntimeError as e:  # the binding's word for failing otherwise
+            raise ExecutionError(f"tensorrt: the engine's shapes cannot be inferred: {e}") from e
         if unknown:
             raise ExecutionError(f"tensorrt: {', '.join(unknown)} must be given before the engine can run")
         self._check_outputs()
