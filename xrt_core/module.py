@@ -12,6 +12,7 @@ from xrt_core.cache.memory import LRU
 from xrt_core.cache.model_file import is_model_file
 from xrt_core.caller import GraphCaller
 from xrt_core.engine import engines as process_engines
+from xrt_core.engine.contract import CompileOptions
 from xrt_core.errors import CacheError, InputError, ModelLoadError, QuantizationError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
@@ -135,6 +136,10 @@ class XRTModule:
     def engines(self) -> tuple[str, ...]:
         """Names of the engines that take part, in the order in which they are tried."""
         return tuple(e.name for e, _ in self._pipeline.engines)
+
+    def compile_options(self, engine: str, fused: bool = True) -> CompileOptions:
+        """What the compiler of an engine gets, its own options included. fused: False for its build without fusions."""
+        return self._pipeline.compilation.options_for(engine, fused)
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model. Returns its result, or a tuple of them where it has several.

@@ -33,7 +33,7 @@ def bisect(
     The exit code is 3 where a node is at fault.
     """
     from xrt_core.engine import engines
-    from xrt_core.engine.contract import CompileOptions, Function
+    from xrt_core.engine.contract import Function
     from xrt_core.guard.bisection import bisect_function, inputs_of_clusters
     from xrt_core.guard.bundle import Stage, bundle_of, leave_bundle
     from xrt_core.guard.correction import Candidate
@@ -45,10 +45,10 @@ def bisect(
         graph = module.partitioned(arrays)
     owner = engines.usable(engine)
     device = engines.device(owner)
-    options = CompileOptions()
+    options = module.compile_options(engine)
 
     def compile(function: Function, fused: bool) -> Any:
-        compiler = owner.compiler(device, CompileOptions(fused=fused))
+        compiler = owner.compiler(device, module.compile_options(engine, fused))
         return compiler.compile(function, function.params, function.returns, function.aliases)
 
     candidate = Candidate(engine, compile, owner.tolerance)

@@ -151,13 +151,20 @@ class EngineManager:
     def select(self, options: Options) -> list[Engine]:
         """The engines that `options` mean, in the order to try them; none for engine="host", `ready` for "auto".
 
-        Raises as `usable` for each engine asked for by name, EngineUnavailableError for a device it cannot use.
+        Raises as `usable` for each engine asked for by name, EngineUnavailableError for a device it cannot use, or that
+        none can where none is named.
         """
         self._check_options(options)
         if options.target is not None:
             return self._targeting(options.target, options)
         if options.engine is None or options.engine == (AUTO,):
-            return self.ready(options.phase, options.device, options)
+            ready = self.ready(options.phase, options.device, options)
+            if not ready and options.device is not None and options.device.partition(":")[0] != "cpu":
+                raise EngineUnavailableError(
+                    f"device={options.device!r} ({options.source('device')}): no engine that is ready can use it; "
+                    "`xrt engines` says what each can use, and engine='host' runs without engines"
+                )
+            return ready
         found = [self.usable(n) for n in options.engine if n != HOST]
         if options.device is not None:
             for engine in found:
