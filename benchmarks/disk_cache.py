@@ -53,7 +53,8 @@ def as_jax(name: str) -> dict[str, float]:
     inputs = list(inputs_for(name).values())
     caller = XRTModule(path(name), engine="xla")._source.caller
     assert caller is not None
-    (launch,) = caller.partition(inputs).graph.nodes  # only for its nodes: XRT compiles nothing here
+    nodes = caller.partition(inputs).graph.nodes  # XRT compiles nothing here
+    (launch,) = (n for n in nodes if n.op_type == "Launch")
     function = launch.attributes["function"]
     assert isinstance(function, Function)
     body = function.body

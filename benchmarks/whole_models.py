@@ -51,7 +51,7 @@ def hand_jitted(module: XRTModule, arrays: Sequence[np.ndarray]) -> list[Callabl
 
     caller = module._source.caller
     assert caller is not None
-    (node,) = caller.partition(arrays).graph.nodes
+    (node,) = (n for n in caller.partition(arrays).graph.nodes if n.op_type == "Launch")
     function = node.attributes["function"]
     assert isinstance(function, Function)
     body = function.body
