@@ -15,6 +15,7 @@ from xrt_core import XRTModule
 from xrt_core.cache.executables import forget_all
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
+from xrt_core.errors import CacheError
 from xrt_core.guard.stimuli import stimulus
 from xrt_core.guard.verdicts import forget_all as forget_verdicts
 from xrt_core.testing.host_engine import HostCompiler, HostEngine, HostExecutable
@@ -81,3 +82,16 @@ def test_other_signatures_of_a_loaded_model_are_examined(tmp_path: pathlib.Path)
     loaded(*stimulus(function))
     assert "it came with the model" not in loaded.report().as_text()
     assert "right on" in loaded.report().as_text()
+
+
+@pytest.mark.usefixtures("suspect", "own_cache")
+def test_a_guarded_load_refuses_what_an_unguarded_one_refuses(tmp_path: pathlib.Path) -> None:
+    """Executables that do not fit are an error, not a compilation in the background."""
+    function = deep(12)
+    m = XRTModule(function.body, engine="suspect", cache=False)
+    m(*stimulus(function))
+    m.save(tmp_path / "model.xrt")
+    forget_all()
+    for guard in ({}, GUARD):
+        with pytest.raises(CacheError, match="holds no executable for suspect_0; the nearest differs in threads"):
+            XRTModule.load(tmp_path / "model.xrt", cache=False, threads=1, **guard)

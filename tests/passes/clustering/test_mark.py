@@ -96,3 +96,22 @@ def test_supports_judges_types() -> None:
     verdict = mark(g, [engine("one", "A")]).verdicts["one"][0]
     assert verdict is not None
     assert verdict.ok
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_the_way_back_is_free_where_the_engine_of_its_pin_does_not_take_it(automatic: bool) -> None:
+    """A node of phase "train" got its pin from a forward node; others keep theirs, and are errors as ever."""
+    back = Annotations(engine="one", phase="train")
+    g = graph("a = A(x); b = B(a)", a=back, b=back)
+    marks = mark(g, [engine("one", "A"), engine("two", "A", "B")], "train", automatic=automatic)
+    assert list(marks.pins) == ["one", None]
+    assert [None if v is None else v.ok for v in marks.verdicts["one"]] == [True, False]
+    assert [None if v is None else v.ok for v in marks.verdicts["two"]] == [None, True]
+    with pytest.raises(GraphError, match="pinned to engine 'one', which cannot take it"):
+        mark(graph("b = B(x)", b=Annotations(engine="one")), [engine("one", "A")], "train")
+
+
+def test_the_cure_names_no_stand_in_for_engines() -> None:
+    """ "auto" takes no marks, so nobody is told to mark for it."""
+    with pytest.raises(GraphError, match=r"cannot take it: no kernel for B; take the mark off"):
+        mark(graph("b = B(x)", b=Annotations(engine="one")), [engine("one", "A"), engine("auto", "B")])

@@ -88,22 +88,7 @@ def mark(
     if len(set(names)) != len(names) or HOST in names:
         raise GraphError(f"candidate engines {names!r}: each name must stand once, and {HOST!r} is not an engine")
     nodes = graph.nodes
-    pinned: dict[int, str] = {}
-    apart: dict[int, Support] = {}
-    for i, n in enumerate(nodes):
-        if n.op_type == "Launch" and n.domain == "xrt":
-            apart[i] = _LAUNCH
-            continue
-        a = n.annotations
-        if a is NO_ANNOTATIONS:
-            continue
-        if a.phase is not None and a.phase != phase:
-            apart[i] = Support.no(f"it belongs to the phase {a.phase!r}, and this is {phase!r}")
-        if a.engine is not None and (obey or a.engine == HOST):
-            if a.engine != HOST and n.attributes and n.subgraphs:
-                apart.setdefault(i, _CONTROL)
-            else:
-                pinned[i] = a.engine
+    pinned, apart = _set_apart(nodes, phase, obey)
     for i, p in pinned.items():
         if p != HOST and p not in names:
             why = absent(p) or "add it with engine=[...] or take the mark off"
@@ -145,6 +130,27 @@ def mark(
         pins[i] = p
         regions[i] = nodes[i].annotations.region
     return Marks(names, verdicts, pins, regions, phase, device)
+
+
+def _set_apart(nodes: Sequence[Node], phase: Phase, obey: bool) -> tuple[dict[int, str], dict[int, Support]]:
+    """The nodes that are pinned, with their engines, and those that no engine is asked about, with the reason."""
+    pinned: dict[int, str] = {}
+    apart: dict[int, Support] = {}
+    for i, n in enumerate(nodes):
+        if n.op_type == "Launch" and n.domain == "xrt":
+            apart[i] = _LAUNCH
+            continue
+        a = n.annotations
+        if a is NO_ANNOTATIONS:
+            continue
+        if a.phase is not None and a.phase != phase:
+            apart[i] = Support.no(f"it belongs to the phase {a.phase!r}, and this is {phase!r}")
+        if a.engine is not None and (obey or a.engine == HOST):
+            if a.engine != HOST and n.attributes and n.subgraphs:
+                apart.setdefault(i, _CONTROL)
+            else:
+                pinned[i] = a.engine
+    return pinned, apart
 
 
 def _refused(
