@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import PackageNotFoundError
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,10 +16,9 @@ import numpy as np
 import pytest
 
 from tests.conformance import dev_models
+from tests.conformance.host_results import model_on_host
 from tests.conformance.node_tests import Runner, _normalize_tensor, node_tests
 from tests.conformance.test_onnx_nodes import expected_failures
-from xrt_core.frontends.onnx_import import import_model
-from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
 from xrt_core.onnx_backend import XRTBackend
 
@@ -63,21 +60,9 @@ def test_a_node_test_passes(name: str) -> None:
         assert c["outcome"]["verdict"] in ("ready", "slower")
 
 
-@cache
-def _model(name: str) -> tuple[Graph, Mapping[str, np.ndarray], Mapping[str, Any]]:
-    """The graph, inputs by name, and the host's results."""
-    try:
-        graph = import_model(str(dev_models.path(name)))
-    except PackageNotFoundError as e:
-        pytest.skip(f"package {e} is not installed (see models.txt)")
-    required = [v.name for v in graph.inputs if v not in graph.defaults]
-    inputs = dict(zip(required, dev_models.inputs_for(name).values(), strict=True))
-    return graph, inputs, XRTModule(graph, engine="host").run(inputs)
-
-
 def _check(name: str, results: Mapping[str, Any]) -> None:
     tolerance = dev_models.MODELS[name][3] if name in dev_models.MODELS else 1e-3
-    for label, want in _model(name)[2].items():
+    for label, want in model_on_host(name)[2].items():
         got = results[label]
         assert (got.dtype, got.shape) == (want.dtype, want.shape), label
         scale = max(float(np.ptp(want)), float(np.abs(want).max()), 1e-12)
@@ -87,7 +72,7 @@ def _check(name: str, results: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("name", [*_FAST_MODELS, *(pytest.param(n, marks=pytest.mark.slow) for n in _SLOW_MODELS)])
 def test_a_model_is_right(name: str) -> None:
     """All engines are found right and timed, and the one that was chosen gives the host's results."""
-    graph, inputs, _ = _model(name)
+    graph, inputs, _ = model_on_host(name)
     module = XRTModule(graph, **AT_ONCE)
     for _ in range(3):
         _check(name, module.run(inputs))
@@ -107,7 +92,7 @@ def test_a_model_is_right(name: str) -> None:
 @pytest.mark.parametrize("name", ["silero_vad_sequence", pytest.param("ppocr_cls", marks=pytest.mark.slow)])
 def test_a_model_goes_the_whole_way(name: str, tmp_path: pathlib.Path) -> None:
     """The host answers until a child has examined all engines; the next module has the verdict from the disk."""
-    graph, inputs, _ = _model(name)
+    graph, inputs, _ = model_on_host(name)
     with XRTModule(graph, engine="auto", guard=True, cache_dir=str(tmp_path)) as module:
         _check(name, module.run(inputs))
         assert module.wait(300)

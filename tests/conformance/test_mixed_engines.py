@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.metadata import PackageNotFoundError
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from tests.conformance import dev_models
-from xrt_core.frontends.onnx_import import import_model
+from tests.conformance.host_results import model_on_host
 from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
 
@@ -46,20 +44,8 @@ _TIES: Final = ("light_squeezenet",)  # a Softmax over a thousand logits that di
 _MODELS: Final = [pytest.param(n, marks=() if n in _FAST else pytest.mark.slow) for n in dev_models.names()]
 
 
-@cache
-def _model(name: str) -> tuple[Graph, Mapping[str, np.ndarray], Mapping[str, Any]]:
-    """The graph, inputs by name, and the host's results."""
-    try:
-        graph = import_model(str(dev_models.path(name)))
-    except PackageNotFoundError as e:
-        pytest.skip(f"package {e} is not installed (see models.txt)")
-    required = [v.name for v in graph.inputs if v not in graph.defaults]
-    inputs = dict(zip(required, dev_models.inputs_for(name).values(), strict=True))
-    return graph, inputs, XRTModule(graph, engine="host").run(inputs)
-
-
 def _check(name: str, graph: Graph, engines: Sequence[str]) -> XRTModule:
-    _, inputs, wanted = _model(name)
+    _, inputs, wanted = model_on_host(name)
     module = XRTModule(graph, engine=list(engines))
     results = module.run(inputs)
     tolerance = dev_models.MODELS[name][3] if name in dev_models.MODELS else 1e-3
@@ -77,7 +63,7 @@ def _check(name: str, graph: Graph, engines: Sequence[str]) -> XRTModule:
 @pytest.mark.parametrize("name", _MODELS)
 def test_in_every_order(name: str, engines: list[str]) -> None:
     """Whoever comes first takes what it can, the next what is left; the results are the host's."""
-    module = _check(name, _model(name)[0], engines)
+    module = _check(name, model_on_host(name)[0], engines)
     explanation = module.explain()
     used = {c.engine for c in explanation.report.clusters}
     assert used == ({engines[0], "xla"} if engines[0] == "openvino" and name in _INEXACT else {engines[0]})
@@ -88,7 +74,7 @@ def test_in_every_order(name: str, engines: list[str]) -> None:
 @pytest.mark.parametrize(("name", "dealt"), _DEALT)
 def test_with_the_operators_dealt_out(name: str, dealt: Mapping[str, frozenset[str]]) -> None:
     """Operators are marked for one engine each, so that values cross between engines all over the model."""
-    graph = _model(name)[0]
+    graph = model_on_host(name)[0]
     engine_of = {op_type: engine for engine, types in dealt.items() for op_type in types}
     nodes = [
         n.replace(annotations=n.annotations.replace(engine=engine_of[n.op_type]))
