@@ -14,10 +14,10 @@ import pytest
 import xrt_core as xrt
 from tests.fake_engines import FakeEngine, SecondEngine, fake_engine
 from tests.random_graphs import F32, graph_of, node
-from xrt_core.errors import GraphError, OptionError, TraceError
+from xrt_core.errors import GraphError, ModelLoadError, OptionError, TraceError
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.onnx_export import export_model
-from xrt_core.ir.annotations import MARK, Annotations
+from xrt_core.ir.annotations import MARK, REGION, Annotations
 from xrt_core.ir.dag import ancestors
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
@@ -150,6 +150,18 @@ def test_where_the_minimum_came_from() -> None:
     xrt.init_subblock_optimizer(4)
     with pytest.raises(OptionError, match=r"minimum_nodes=4 \(xrt.init_subblock_optimizer\) is above maximum_nodes=2"):
         XRTModule(chain("Neg"), engine="host", maximum_nodes=2)
+
+
+@pytest.mark.parametrize("metadata", [{MARK: ""}, {REGION: "r"}, {MARK: "", REGION: "r"}])
+def test_metadata_that_names_no_engine_is_an_error(metadata: dict[str, str]) -> None:
+    """It names the node and the key, and what the key takes."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> agraph (float[3] x) => (float[3] y) { [first] y = Neg(x) }'
+    )
+    for key, text in metadata.items():
+        model.graph.node[0].metadata_props.add(key=key, value=text)
+    with pytest.raises(ModelLoadError, match=r"'first' \(Neg\): its metadata .* names no engine; 'xrt.mark' takes"):
+        XRTModule(model, engine="host")
 
 
 def test_metadata_of_an_onnx_model(engines: Any) -> None:
