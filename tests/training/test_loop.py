@@ -147,3 +147,26 @@ def test_bad_arguments(files: tuple[pathlib.Path, pathlib.Path], arguments: list
     done = train(model, "--data", data, "-e", "host", *arguments)
     assert done.exit_code == 2, done.output
     assert message in done.output
+
+
+def test_an_interrupted_command_leaves_its_checkpoint(
+    files: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after two steps, then three more: the state is that of five steps."""
+    pytest.importorskip("safetensors")
+    model, data = files
+    common = [model, "--data", data, "--loss", "mse", "-b", 16, "-e", "host"]
+    state, whole = tmp_path / "s.safetensors", tmp_path / "w.safetensors"
+    assert train(*common, "--steps", 5, "--checkpoint", whole).exit_code == 0
+
+    def interrupted(trainer: Any, source: Any, steps: int, **options: Any) -> list[float]:
+        fit(trainer, source, 2, progress=False)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("xrt_core.training.loop.fit", interrupted)
+        done = train(*common, "--steps", 5, "--checkpoint", state)
+    assert done.exit_code == 130
+    assert "interrupted after step 2" in done.output
+    assert train(*common, "--steps", 3, "--checkpoint", state, "--resume").exit_code == 0
+    assert state.read_bytes() == whole.read_bytes()

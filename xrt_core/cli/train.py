@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,6 +13,8 @@ from xrt_core.cli import arguments
 from xrt_core.cli.display import command, duration, say, working
 from xrt_core.cli.inputs import read_inputs
 from xrt_core.errors import OptionError
+
+_INTERRUPTED: Final = 130  # what shells expect of a program that Ctrl-C ended
 
 
 @command
@@ -40,7 +42,7 @@ def train(
     output: Annotated[pathlib.Path | None, typer.Option("--output", help="Write the trained model (ONNX).")] = None,
     option: arguments.Option = None,
 ) -> None:
-    """Train a model; an interrupted or resumed run gives the numbers of one that ran through."""
+    """Train a model. Ctrl-C saves --checkpoint too; a run that is resumed gives the numbers of one that ran through."""
     from xrt_core.training.loop import batches, fit, save_curve
     from xrt_core.training.module import TrainModule
 
@@ -56,7 +58,13 @@ def train(
     begun = trainer.step_count
     source = batches(arrays, batch, seed=seed, start=begun)
     start = time.perf_counter()
-    losses = fit(trainer, source, steps, label=model.stem)
+    try:
+        losses = fit(trainer, source, steps, label=model.stem)
+    except KeyboardInterrupt:
+        if checkpoint is not None:
+            trainer.save(checkpoint)
+            say(f"interrupted after step {trainer.step_count}; wrote {checkpoint}, --resume goes on from there")
+        raise typer.Exit(_INTERRUPTED) from None
     took = time.perf_counter() - start
     say(trainer.explain().summary())
     say(
