@@ -3,9 +3,11 @@
     python benchmarks/guard.py overhead              # of a call of a live cluster over its bare executable
     python benchmarks/guard.py first [NAME ...]      # first result with the asynchronous guard beside the plain host
     python benchmarks/guard.py auto [NAME ...]       # every engine alone, and all of them under guard
+    python benchmarks/guard.py verify [NAME ...]     # time of checking results, in runs of the host, for each engine
 
-NAME: exported models (see exported.py). Every process of `first` and `auto` starts with an empty cache of its own, but
-for the second one of `first`, which has what the first one left. Run it on a machine that does nothing else.
+NAME: exported models (see exported.py); for `verify` development models too. Every process of `first` and
+`auto` starts with an empty cache of its own, but for the second one of `first`, which has what the first one left. Run
+it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -143,6 +145,61 @@ def auto(names: Sequence[str]) -> None:
         print(f"| {name} | {columns} | {found['auto'] / best:.3f} | {chosen} |")
 
 
+def verify(names: Sequence[str]) -> None:
+    """For each model and engine what an examination without tuning takes, in runs of the host, over all clusters.
+
+    verification: all but compilations and the candidate's own runs (accepted: 2). A run of the host is the middle one
+    of five in the same process, by the plan of a module without engines.
+    """
+    from cpu_engines import model_of
+
+    from xrt_core.engine import engines
+    from xrt_core.engine.contract import CompileOptions, Executable, Function
+    from xrt_core.guard.correction import Candidate
+    from xrt_core.guard.examine import ExamineSettings, examine
+    from xrt_core.guard.reference import Host
+    from xrt_core.guard.stimuli import stimulus
+    from xrt_core.guard.tuning import settle
+    from xrt_core.module import XRTModule
+    from xrt_core.options import resolve
+
+    print("| model | engine | clusters | host run (ms) | compile (ms) | candidate's runs | verification | verdicts |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in names:
+        found = model_of(name)
+        if found is None:
+            continue
+        for engine in engines.select(resolve({"engine": "auto"})):
+            module = XRTModule(found[0], engine=engine.name, cache="off")
+            nodes = module.partitioned(found[1]).nodes
+            functions = [f for n in nodes if isinstance(f := n.attributes.get("function"), Function)]
+            compilers = {fused: engine.compiler("cpu", CompileOptions(fused=fused)) for fused in (True, False)}
+
+            def compile(f: Function, fused: bool, compilers: Any = compilers) -> Executable:
+                return compilers[fused].compile(f, f.params, f.returns, f.aliases)  # type: ignore[no-any-return]
+
+            host = compiled = runs = verified = 0.0
+            verdicts = []
+            for f in functions:
+                inputs, timed, plan = stimulus(f), [], Host(f)
+                for _ in range(5):
+                    settle()
+                    start = time.perf_counter()
+                    plan.run(inputs)
+                    timed.append(time.perf_counter() - start)
+                settle()
+                outcome = examine(f, [Candidate(engine.name, compile, engine.tolerance)], ExamineSettings(tune=False))
+                host += statistics.median(timed)
+                compiled += outcome.timings.get("compile", 0.0)
+                runs += outcome.timings.get("checked runs", 0.0)
+                verified += outcome.timings.get("verify", 0.0)
+                verdicts.append(outcome.verdict)
+            if functions:
+                said = ", ".join(dict.fromkeys(verdicts))
+                print(f"| {name} | {engine.name} | {len(functions)} | {host * 1e3:.1f} | {compiled * 1e3:.0f} "
+                      f"| {runs / host:.2f} | {verified / host:.2f} | {said} |", flush=True)  # fmt: skip
+
+
 def _process(name: str, engine: str, guard: bool, cache: str) -> list[Any]:
     code = FIRST.format(folder=os.path.dirname(__file__), name=name, path=str(path(name)), engine=engine, guard=guard)
     environment = {**os.environ, "XRT_CACHE_DIR": cache}
@@ -152,9 +209,9 @@ def _process(name: str, engine: str, guard: bool, cache: str) -> list[Any]:
 
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else ""
-    if what not in ("overhead", "first", "auto"):
+    if what not in ("overhead", "first", "auto", "verify"):
         raise SystemExit(__doc__)
     if what == "overhead":
         overhead()
     else:
-        {"first": first, "auto": auto}[what](sys.argv[2:] or NAMES)
+        {"first": first, "auto": auto, "verify": verify}[what](sys.argv[2:] or NAMES)

@@ -1,10 +1,11 @@
 """Two independent branches on two engines: one after another, side by side, and as `parallel="auto"` decides.
 
-    python benchmarks/parallel.py [--engines xla onnxruntime] [--timeline FOLDER]
+    python benchmarks/parallel.py [--engines xla onnxruntime] [--timeline FOLDER] [--spinning]
 
 Prints, for branches of several kinds, the median time of a call in each mode, measured interleaved in one process, the
 ratio of each to the sequential one, what "auto" settled on, and for how long both engines were at work at once in a run
-side by side. --timeline writes that run of each case as FOLDER/<case>.json, for ui.perfetto.dev.
+side by side. --spinning lets ONNX Runtime's threads spin between runs, as they do where it is alone. --timeline writes
+that run of each case as FOLDER/<case>.json, for ui.perfetto.dev.
 
 The bound: "auto" is never slower than 1.05 times the sequential mode, with tiny branches neither.
 """
@@ -85,9 +86,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engines", nargs=2, default=("xla", "onnxruntime"))
     parser.add_argument("--timeline", type=pathlib.Path)
+    parser.add_argument("--spinning", action="store_true")
     arguments = parser.parse_args()
     engines: tuple[str, str] = (arguments.engines[0], arguments.engines[1])
     print(f"{os.cpu_count()} cores; {engines[0]} and {engines[1]}")
+    spins = {"onnxruntime": {"session": {"session.intra_op.allow_spinning": "1"}}} if arguments.spinning else None
     columns = "case", "sequential (ms)", "side by side (ms)", "auto (ms)", "side by side", "auto", "auto settled on"
     print(f"| {' | '.join(columns)} | overlap (ms) |")
     print("|---|---|---|---|---|---|---|---|")
@@ -95,7 +98,10 @@ def main() -> None:
         graph = two_branches(engines, branches)
         rng = np.random.default_rng(1)
         arrays = [rng.standard_normal(v.shape, np.float32) for v in graph.inputs]
-        modules = [XRTModule(graph, engine=engines, parallel=mode, prune=False, cache="off") for mode in MODES]
+        modules = [
+            XRTModule(graph, engine=engines, parallel=mode, prune=False, cache="off", engine_options=spins)
+            for mode in MODES
+        ]
         wanted = modules[0](*arrays)
         for m in modules:
             for _ in range(30):  # "auto" has settled after that

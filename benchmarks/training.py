@@ -1,6 +1,6 @@
 """Training: steps through XRT beside hand-written JAX, PyTorch and XRT's own host, interleaved in one process.
 
-    python benchmarks/training.py                  # steps of the 4-layer BERT and of a ResNet-18-like network
+    python benchmarks/training.py                  # steps of the 4-layer BERT, a ResNet-18-like network, MobileNetV2
     python benchmarks/training.py --inductor       # with torch inductor (its compilation takes a minute)
     python benchmarks/training.py --memory         # peak memory of a step, a process for each
     python benchmarks/training.py --compile        # the backward graph of BERT-base; time to the first step
@@ -294,6 +294,7 @@ def main() -> None:
     else:
         show_steps("4-layer BERT", bert(), a.inductor, a.seconds)
         show_steps("ResNet-18-like network, 8 images of 64 x 64", peers.resnet18(), a.inductor, a.seconds)
+        show_steps("MobileNetV2, 8 images of 128 x 128", peers.mobilenet_v2(), a.inductor, a.seconds)
 
 
 if __name__ == "__main__":

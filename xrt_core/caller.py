@@ -12,11 +12,12 @@ from xrt_core.errors import InputError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType, dtype_name
-from xrt_core.pipeline import Optimised, Partitioned, Pipeline, Planned
-from xrt_core.runtime.arrays import family_of, from_numpy, is_array, to_numpy
+from xrt_core.pipeline import FirstPlan, Optimised, Partitioned, Pipeline, Planned
+from xrt_core.runtime.arrays import is_array, to_numpy
+from xrt_core.runtime.binding import bind
 from xrt_core.runtime.converters import plain_arrays
 from xrt_core.runtime.parallel import Timeline
-from xrt_core.runtime.plan import HOST
+from xrt_core.runtime.plan import Plan
 from xrt_core.runtime.runner import Runner
 
 Call = Callable[[Sequence[Any]], list[Any]]
@@ -27,7 +28,8 @@ class GraphCaller:
 
     The first call of a signature checks the arguments, specialises, partitions and compiles; later ones look up the
     bound call by the types, shapes and dtypes of the arguments (and the values of those that determine shapes) and
-    run it.
+    run it. Where the host's plan answers first, the bound call goes when the plan with engines is ready, and the next
+    one binds that.
     """
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
@@ -37,6 +39,7 @@ class GraphCaller:
         self.graph: Graph = self.runner.captured.graph  # and not the given one, whose folded weights may then go
         self.last: Planned | None = None
         self._calls: LRU[tuple[Call, Planned]] = LRU(pipeline.options.cache_size)
+        self.runner.replaced = self._replaced
         self._by_value = bool(self.runner.by_value)
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
@@ -69,21 +72,36 @@ class GraphCaller:
         results, timeline = self.runner.plan_for(host).run_timed(host)
         return [to_numpy(r) for r in results], timeline
 
-    def prepare(self, arrays: Sequence[Any], key: Any = None) -> Call:
-        """The call bound to the signature and the families of these arguments."""
+    def prepare(self, arrays: Sequence[Any], key: Any = None, at_once: bool = False) -> Call:
+        """The call bound to the signature and the families of these arguments. at_once: with engines, not the host."""
         arrays, _ = plain_arrays(arrays)
         host = self.checked(arrays)
         self.runner.keep(plan for _, plan in self._calls.values())  # it has not seen the calls that went past it
         plan = self.runner.plan_for(host)
         assert isinstance(plan, Planned)
+        if at_once:
+            plan = _final(plan)
         self.last = plan
-        call = _bound(plan, arrays, self.pipeline.xp)
+        call = bind(plan, arrays, plan.engines, plan.xp)
         kept = {id(p) for p in self.runner.plans.values()}
         self._calls.retain(lambda entry: id(entry[1]) in kept)
         key = self._key(arrays) if key is None else key
         if key is not None:
             self._calls.put(key, (call, plan))
+            if isinstance(plan, FirstPlan) and plan.final not in (None, plan):  # it has been replaced meanwhile
+                self._replaced(plan, plan.final)
         return call
+
+    def _replaced(self, old: Plan, new: Plan | None) -> None:
+        self._calls.retain(lambda entry: entry[1] is not old)
+        if self.last is old and isinstance(new, Planned):
+            self.last = new
+
+    def finish(self) -> None:
+        """Plan with engines what the host answers so far."""
+        for plan in self.runner.plans.values():
+            if isinstance(plan, FirstPlan):
+                plan.finish()
 
     def _key(self, arrays: Sequence[Any]) -> Any:
         """The signature with arguments left out, or None where there are sequences: these are checked at every call."""
@@ -123,58 +141,25 @@ class GraphCaller:
     def partition(self, arrays: Sequence[Any]) -> Partitioned:
         """The partitioned graph for the signature of these arguments; nothing is compiled."""
         types, known = self.runner.signature(self.checked(arrays))
-        optimised: Optimised = self.runner.captured.optimise(types, known)
+        optimised: Optimised = self.pipeline.accelerated.adopt(self.runner.captured).optimise(types, known)
         return optimised.partition()
 
     def explain(self, arrays: Sequence[Any] | None) -> Explanation:
         """What was decided for these arguments; None: for the last new signature, or the declared types."""
         if arrays is None and self.last is not None:
-            return self.last.explain()
+            return _final(self.last).explain()
         if arrays is None:
             arrays = self.example()
         plan = self.runner.known_plan(self.checked(arrays))
-        return plan.explain() if isinstance(plan, Planned) else self.partition(arrays).explanation
+        return _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explanation
 
 
 _CONTAINERS = (list, tuple, dict, type(None))
 
 
-def _bound(plan: Planned, arrays: Sequence[Any], xp: Any) -> Call:
-    """Bind a plan to the families of its arguments and results; this is the hot path of every later call."""
-    run = plan.run
-    convert = [
-        i
-        for i, a in enumerate(arrays)
-        if (type(a) is not np.ndarray or to_numpy(a) is not a)
-        and not (family_of(type(a)) == "jax" and plan.engine_inputs[i] == "xla")
-        and not (family_of(type(a)) == "cupy" and xp is not np)
-    ]
-    family = _family(arrays) or "numpy"
-    out = from_numpy(family)
-    if family == "numpy" and not convert and HOST not in plan.spaces:
-        asarray = np.asarray
-        return lambda arrays: [asarray(r) for r in run(arrays)]
-
-    def call(arrays: Sequence[Any]) -> list[Any]:
-        if convert:
-            arrays = list(arrays)
-            for i in convert:
-                arrays[i] = to_numpy(arrays[i])
-        return [out(r) for r in run(arrays)]
-
-    return call
-
-
-def _family(arrays: Sequence[Any]) -> str | None:
-    """The family of the first array, also within sequences."""
-    for a in arrays:
-        if isinstance(a, list | tuple):
-            found = _family(a)
-            if found is not None:
-                return found
-        elif is_array(a):
-            return family_of(type(a))
-    return None
+def _final(plan: Planned) -> Planned:
+    """The plan with engines that comes after the host's, made now if it is not there; any other plan itself."""
+    return plan.finish() if isinstance(plan, FirstPlan) else plan
 
 
 def _check(name: str, declared: ValueType | None, a: Any) -> None:

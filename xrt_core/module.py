@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xrt_core.cache.memory import LRU
 from xrt_core.cache.model_file import is_model_file
@@ -20,18 +21,15 @@ from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.rewrite import bind_defaults
 from xrt_core.ir.types import OptionalType, TensorType, ValueType
 from xrt_core.options import Options, resolve
-from xrt_core.pipeline import Pipeline
+from xrt_core.pipeline import GuardedModule, Pipeline, pipeline_for
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array
 from xrt_core.runtime.converters import plain_arguments
 from xrt_core.runtime.parallel import Timeline
 from xrt_core.saved import SavedModel, open_saved, save_module
 
-if TYPE_CHECKING:
-    from xrt_core.guard.report import GuardReport
 
-
-class XRTModule:
+class XRTModule(GuardedModule):
     """A model that runs on engines, and where no engine takes a node, on the host.
 
         m = XRTModule("model.onnx", engine="xla")
@@ -56,10 +54,9 @@ class XRTModule:
     def __init__(self, model: Any, *, engine: str | Sequence[str] | None = None, **options: Any) -> None:
         self.options: Options = resolve({"engine": engine, **options})
         self.events = EventLog()
-        chosen = process_engines.select(self.options)
-        devices = [(e, process_engines.device(e, self.options.device)) for e in chosen]
         saved = model if isinstance(model, SavedModel) else None
-        self._pipeline = Pipeline(self.options, devices, self.events, saved.file if saved else None)
+        choose = partial(process_engines.choose, self.options)
+        self._pipeline = pipeline_for(self.options, choose, self.events, saved.file if saved else None)
         self._source: _Imported | _Traced
         if _is_traced(model):
             self._source = _Traced(model, self._pipeline)
@@ -77,7 +74,9 @@ class XRTModule:
         has more than one signature, or none yet (a file holds one graph), CacheError where the file cannot be written.
         """
         graph, callers = self._source.saved()
-        save_module(path, graph, callers, self._pipeline)
+        for caller in callers:
+            caller.finish()
+        save_module(path, graph, callers, self._pipeline.accelerated)
 
     @classmethod
     def load(
@@ -108,7 +107,7 @@ class XRTModule:
             caller.prepare(arrays)
         missed = [*executables.missed, *(guard.missing(saved.file) if guard is not None else ())]
         if missed and not recompile:
-            raise CacheError(f"{missed[0]}. XRTModule.load(..., recompile=True) compiles the model anew")
+            raise CacheError(f"{missed[0]}. XRTModule.load(..., recompile=True), or --recompile, compiles anew")
         if guard is not None:
             guard.start()
         executables.sealed = False
@@ -135,11 +134,11 @@ class XRTModule:
     @property
     def engines(self) -> tuple[str, ...]:
         """Names of the engines that take part, in the order in which they are tried."""
-        return tuple(e.name for e, _ in self._pipeline.engines)
+        return tuple(e.name for e, _ in self._pipeline.accelerated.engines)
 
     def compile_options(self, engine: str, fused: bool = True) -> CompileOptions:
         """What the compiler of an engine gets, its own options included. fused: False for its build without fusions."""
-        return self._pipeline.compilation.options_for(engine, fused)
+        return self._pipeline.accelerated.compilation.options_for(engine, fused)
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model. Returns its result, or a tuple of them where it has several.
@@ -168,36 +167,10 @@ class XRTModule:
         """Specialise and compile for the signature of these inputs, without running. With the asynchronous guard on,
         compilation begins beside the caller; `wait` waits for it."""
         caller, arrays = self._source.bind((), _mapping(inputs))
-        caller.prepare(arrays)
-        if self._pipeline.guard is not None:
-            self._pipeline.guard.start()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the guard is done with what was set going, by calls or `prepare`: every cluster is live, or was
-        given to the host. Returns False after `timeout` seconds; True at once where nothing is guarded."""
-        return self._pipeline.guard is None or self._pipeline.guard.wait(timeout)
-
-    def report(self) -> GuardReport:
-        """What the guard did with every cluster, with timings, failures and totals; empty where it is off."""
-        if self._pipeline.guard is None:
-            from xrt_core.guard.report import GuardReport
-
-            return GuardReport.of((), 0.0)
-        return self._pipeline.guard.report()
-
-    def close(self) -> None:
-        """Compile nothing any more, and end what compiles for this module, without waiting. Calls go on as they are.
-
-        Leaving the interpreter does the same. `with XRTModule(...) as m:` closes it at its end.
-        """
-        if self._pipeline.guard is not None:
-            self._pipeline.guard.close()
-
-    def __enter__(self) -> XRTModule:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        caller.prepare(arrays, at_once=True)
+        guard = self._pipeline.accelerated.guard
+        if guard is not None:
+            guard.start()
 
     def explain(self, inputs: Mapping[str, Any] | None = None) -> Explanation:
         """What was decided for the signature of `inputs`; without them, for the last new signature.
@@ -234,7 +207,7 @@ class XRTModule:
         caller = self._source.caller
         name = (caller.graph.name if caller else "") or "graph"
         takes = _names(caller.graph.inputs) if caller else "..."
-        return f"<XRTModule {name}: {takes} -> {', '.join(self.output_names)}; engines {self.engines or 'host'}>"
+        return f"<XRTModule {name}: {takes} -> {', '.join(self.output_names)}; engines {self._pipeline.chosen}>"
 
 
 class _Imported:

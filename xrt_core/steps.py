@@ -64,9 +64,10 @@ class Run:
     """What a pass of the core may know of the run that it is part of, and where it leaves what it found.
 
     options, rules, lowering: of the module. part: the graph is a part of another. types, known: of the signature.
-    engines: whether engines take part; candidates: those, and `device` the one of the first. automatic: whether nodes
-    without a mark are offered to them; obey: whether marks for engines hold; absent: see `mark`. host_on_device: the
-    host computes beside the engines. convert: puts converters where values cross. precision, report: results.
+    engines: whether engines take part; candidates: those, for a graph, and `device` the one of the first. automatic:
+    whether nodes without a mark are offered to them; obey: whether marks for engines hold; absent: see `mark`.
+    host_on_device: the host computes beside the engines. convert: puts converters where values cross. precision,
+    report: results.
     """
 
     options: Options
@@ -76,7 +77,7 @@ class Run:
     types: Sequence[ValueType | None] = ()
     known: Mapping[int, np.ndarray] = field(default_factory=dict)
     engines: bool = False
-    candidates: Sequence[Candidate] = ()
+    candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
     device: str = "cpu"
     automatic: bool = True
     obey: bool = True
@@ -147,7 +148,7 @@ def _subblock_to_engine(graph: Graph, run: Run) -> Graph:
     options = run.options
     marks = mark(
         graph,
-        run.candidates,
+        run.candidates(graph),
         options.phase,
         run.device,
         automatic=run.automatic,

@@ -65,6 +65,16 @@ def test_what_is_compiled_here_runs_in_another_process(xrt: Xrt, model: pathlib.
     refused = xrt("run", target, "-e", "host")
     assert refused.exit_code == 2
     assert "no such engine among those chosen" in refused.output
+    misfit = xrt("run", target, "--shape", "batch=2", "-o", "threads=1")
+    assert misfit.exit_code == 2
+    assert "--recompile" in misfit.output
+    for name in ("run", "partition"):
+        anew = xrt(name, target, "--shape", "batch=2", "-o", "threads=1", "--recompile")
+        assert anew.exit_code == 0, anew.output
+        assert "onnxruntime" in anew.stdout
+    plain = xrt("run", model, "--recompile")
+    assert plain.exit_code == 2
+    assert "--recompile is for what `xrt compile` wrote" in " ".join(plain.output.split())
 
 
 def test_for_a_gpu_that_is_not_here(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:

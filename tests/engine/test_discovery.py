@@ -9,9 +9,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
 
 from tests.engine.packages import add_package, engine_source
-from xrt_core.engine.discovery import Discovery
+from xrt_core.engine.discovery import Discovery, _is_plainly_met
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import EngineNotFoundError, EngineUnavailableError, PluginError
 from xrt_core.events import process_events
@@ -143,6 +146,8 @@ def test_several_versions_of_the_core(folder: pathlib.Path) -> None:
         ("name = 'other'", "calls itself 'other'; the entry point and the class must agree"),
         ("devices = ('gpu',)", "must be among cpu, cuda, tpu"),
         ("priority = 3", "must map 'train' and 'inference' to integers"),
+        ("array_families = 'jax'", "must be a tuple of some of jax, cupy, torch, other"),
+        ("array_families = ('numba',)", "must be a tuple of some of jax"),
         ("def __init__(self): raise RuntimeError('no luck')", "cannot be made: RuntimeError: no luck"),
         ("from abc import abstractmethod\n    @abstractmethod\n    def more(self): ...", "does not implement more"),
         (
@@ -279,3 +284,44 @@ def test_many_threads_get_one_engine(folder: pathlib.Path, manager: EngineManage
         found = set(pool.map(lambda _: id(manager.get("shared")), range(32)))
 
     assert len(found) == 1
+
+
+_NUMBERS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda n: ".".join(map(str, n)))
+
+
+@given(
+    bounds=st.lists(st.tuples(st.sampled_from(["<", "<=", ">", ">="]), _NUMBERS), min_size=1, max_size=3),
+    core=_NUMBERS,
+    comma=st.sampled_from([",", ", "]),
+)
+def test_plain_requirements_are_read_as_packaging_reads_them(
+    bounds: list[tuple[str, str]], core: str, comma: str
+) -> None:
+    """The short cut says yes exactly where `packaging` does, for requirements that are made of numbers."""
+    text = "xrt-core" + comma.join(sign + number for sign, number in bounds)
+    assert _is_plainly_met(text, core) == Requirement(text).specifier.contains(core, prereleases=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "core"),
+    [
+        ("xrt-core>=0.1; python_version>'3'", "0.1"),
+        ("xrt-core[x]>=0.1", "0.1"),
+        ("xrt-core-more>=0.1", "0.1"),
+        ("xrt-core~=0.1", "0.1"),
+        ("xrt-core>=0.1a1", "0.1"),
+        ("xrt-core>=0.1", "0.2.dev1"),
+        ("xrt-core", "0.1"),
+    ],
+)
+def test_other_requirements_are_left_to_packaging(text: str, core: str) -> None:
+    """Markers, extras, other signs and versions with letters are nothing for the short cut."""
+    assert not _is_plainly_met(text, core)
+
+
+def test_plain_requirements_do_not_import_packaging() -> None:
+    """Listing and loading the installed engines does without it."""
+    code = "import sys; from xrt_core.engine import engines; engines.get('xla'); print('packaging' in sys.modules)"
+    pytest.importorskip("xrt_xla", reason="a plugin of the project")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "False", done.stderr

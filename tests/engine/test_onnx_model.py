@@ -151,7 +151,7 @@ def test_the_opset_is_one_that_the_library_knows() -> None:
 def test_nodes_of_two_opsets_are_an_error() -> None:
     """Where no one opset fits all nodes, the library would misread some: the engine and the nodes are named."""
     x, y, z = (value(n, 2, 3) for n in "xyz")
-    nodes = [Node("Softmax", [x], [y], version=11), Node("Softmax", [y], [z], version=13)]
+    nodes = [Node("Softmax", [x], [y], {"axis": 0}, version=11), Node("Softmax", [y], [z], version=13)]
     with pytest.raises(CompileError, match=r"^it: function 'f' mixes .*Softmax-11, .*Softmax-13"):
         onnx_model(function_of([x], nodes, [z]), engine="it")
 

@@ -11,11 +11,13 @@ from onnx import checker
 from onnx.reference import ReferenceEvaluator
 
 from tests.engine.test_onnx_model import function_of, value
+from tests.host_run import run_graph
 from xrt_core.engine.onnx_model import onnx_model
 from xrt_core.engine.opsets import aligned, same_but_types
 from xrt_core.errors import CompileError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.inference import infer_types
 from xrt_core.ir.onnx_proto import dtype_to_onnx
 
 F32 = np.dtype(np.float32)
@@ -81,8 +83,8 @@ def test_an_opset_that_the_library_does_not_know() -> None:
 
 @pytest.mark.parametrize(
     ("op_type", "version", "attributes"),
-    [("ReduceMean", 13, {"axes": (1,)}), ("GroupNormalization", 18, {"num_groups": 1})],
-    ids=["an attribute became an input", "scale means something else"],
+    [("Softmax", 11, {"axis": 1}), ("GroupNormalization", 18, {"num_groups": 1})],
+    ids=["it is over two axes", "scale means something else"],
 )
 def test_versions_that_differ_in_more_stay(op_type: str, version: int, attributes: dict[str, Any]) -> None:
     """A node that would mean something else is left alone, and so the whole function."""
@@ -95,6 +97,47 @@ def test_versions_that_differ_in_more_stay(op_type: str, version: int, attribute
     ]
     function = function_of([x], nodes, [y], opset=17)
     assert aligned(function) is function
+
+
+@pytest.mark.parametrize(
+    ("op_type", "version", "opset", "shape", "attributes"),
+    [
+        ("Softmax", 11, 11, (3, 4), {}),
+        ("Softmax", 11, 11, (2, 5, 1, 1), {}),
+        ("LogSoftmax", 11, 11, (2, 1, 5), {"axis": -2}),
+        ("Hardmax", 1, 9, (1, 1), {}),
+        ("ReduceMean", 13, 17, (2, 3), {"axes": (1,), "keepdims": 0}),
+        ("ReduceSum", 11, 12, (2, 3), {}),
+        ("Squeeze", 11, 12, (2, 1), {"axes": (1,)}),
+        ("Unsqueeze", 11, 12, (2, 1), {"axes": (0, 3)}),
+        ("Split", 11, 12, (2, 6), {"axis": 1, "split": (4, 2)}),
+        ("Split", 13, 17, (2, 6), {"axis": 1}),
+        ("AveragePool", 11, 17, (1, 1, 4, 4), {"kernel_shape": (2, 2)}),
+        ("ArgMax", 11, 11, (3, 4), {}),
+        ("Shape", 13, 14, (3, 4), {}),
+    ],
+)
+def test_nodes_whose_form_changed(
+    op_type: str, version: int, opset: int, shape: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    """Beside a node of a newer opset: one model, whose results are those of the versions before."""
+    x, c = value("x", *shape), value("c", *shape)
+    outs = [Value(f"o{i}") for i in range(2 if op_type == "Split" else 1)]
+    draft = Node(op_type, [c], outs, attributes, version=version, name="n")
+    typed = draft.replace(outputs=[o.with_type(t) for o, t in zip(outs, infer_types(draft), strict=True)])
+    nodes = [Node("Cast", [x], [c], {"to": dtype_to_onnx(F32)}, version=21), typed]
+    function = function_of([x], nodes, list(typed.outputs), opset=opset)
+    after = aligned(function)
+    assert after is not function
+    assert onnx_model(function, engine="it").model.functions == []
+    arrays = [np.random.default_rng(0).standard_normal(shape).astype(F32)]
+    wanted = run_graph(function.body, arrays)
+    for got, want in zip(run_graph(after.body, arrays), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+    model = onnx_model(function, engine="it").model
+    checker.check_model(model, full_check=True)
+    for got, want in zip(ReferenceEvaluator(model).run(None, {"x": arrays[0]}), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_one_opset_stays_as_it_is() -> None:

@@ -115,6 +115,31 @@ def _lower_wrongly(node: Node) -> Lowered:
     return Lowered(off, HOST, node.operator)
 
 
+class CrashesOnSinh(Faulty):
+    """Its compiler takes the process with it where it meets a Sinh."""
+
+    name = "crashes_on_sinh"
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        made = compile()
+        assert isinstance(made, HostExecutable)
+        if any(n.op_type == "Sinh" for n in made.function.body.nodes):
+            self.on_sinh()
+        return super().on_compile(lambda: made)
+
+    def on_sinh(self) -> None:
+        os.abort()
+
+
+class HangsOnSinh(CrashesOnSinh):
+    """Its compiler does not come back where it meets a Sinh."""
+
+    name = "hangs_on_sinh"
+
+    def on_sinh(self) -> None:
+        time.sleep(3600)
+
+
 ALL: tuple[type[Engine], ...] = (
-    Plain, Memo, Sleeps, Unserialisable, SlowToCompile, FailsAWhile, Picky, WrongMul,
+    Plain, Memo, Sleeps, Unserialisable, SlowToCompile, FailsAWhile, Picky, WrongMul, CrashesOnSinh, HangsOnSinh,
 )  # fmt: skip

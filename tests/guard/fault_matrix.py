@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """How a fault ends. state: of the cluster. event: stage and kind of the `guard.fallback` event, None for none."""
+    """How a fault ends. state: of the cluster, "none" where there is none. event: stage and kind of the
+    `guard.fallback` event, None for none."""
 
     state: str
     event: tuple[str, str] | None
@@ -24,8 +25,21 @@ def _in_child(stage: str) -> dict[str, Cell]:
     }
 
 
+def _asked(stage: str) -> dict[str, Cell]:
+    return {
+        f"{stage}_raises": Cell("none", None),
+        f"{stage}_refused": Cell("none", None),
+        f"{stage}_hangs": Cell("none", (stage, "hung")),
+        f"{stage}_crashes": Cell("none", (stage, "crashed")),
+        f"{stage}_exits": Cell("none", (stage, "crashed")),
+        f"{stage}_memory": Cell("none", (stage, "memory")),
+    }
+
+
 WRONG = ("count", "shape", "dtype", "numbers")
 MATRIX: dict[str, Cell] = {
+    **_asked("probe"),
+    **_asked("supports"),
     **_in_child("compiler"),
     **_in_child("compile"),
     **_in_child("load"),
@@ -43,6 +57,8 @@ MATRIX: dict[str, Cell] = {
 """Fault (`xrt_core.testing.stage_faults`) -> how it ends, in every mode."""
 
 _STAGES = {
+    "probe": '`Engine.probe`, with `engine="auto"` or none named',
+    "supports": "`Engine.supports`",
     "compiler": "`Engine.compiler`",
     "compile": "`GraphCompiler.compile`",
     "load": "`GraphCompiler.load`",
@@ -69,7 +85,8 @@ def as_markdown() -> str:
             cell = MATRIX.get(f"{stage}_{kind}")
             if cell is not None:
                 event = "none" if cell.event is None else f"{cell.event[0]}, {cell.event[1]}"
-                lines.append(f"| {where} | {what} | {cell.state} | {event} |")
+                state = "does not come to be" if cell.state == "none" else cell.state
+                lines.append(f"| {where} | {what} | {state} | {event} |")
     return "\n".join(lines)
 
 

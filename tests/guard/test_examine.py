@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.guard.planted import Planted, deep
+from tests.guard.planted import Planted, deep, value
 from xrt_core.engine.contract import CompileOptions, Executable, Function, Tolerance
+from xrt_core.guard import verification
 from xrt_core.guard.correction import Candidate
 from xrt_core.guard.examine import ExamineSettings, examine
 from xrt_core.guard.outcome import HOST, Outcome
 from xrt_core.guard.stimuli import stimulus
-from xrt_core.ir.graph import Node
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.runtime.plan import Plan
 from xrt_core.testing.faults import FAULTS
+from xrt_core.testing.functions import node
 
 CHECK = ExamineSettings(tune=False)
 
@@ -45,6 +48,24 @@ class Clock:
         return Candidate(planted.name, compile)
 
 
+def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The host's runs from now on: in the function's own precision, or a wider one."""
+    runs: list[str] = []
+    own, wide = verification.Host.run, verification.run_host
+
+    def count_own(self: verification.Host, inputs: Any) -> Any:
+        runs.append("own")
+        return own(self, inputs)
+
+    def count_wide(*args: Any, **kwargs: Any) -> Any:
+        runs.append("wide")
+        return wide(*args, **kwargs)
+
+    monkeypatch.setattr(verification.Host, "run", count_own)
+    monkeypatch.setattr(verification, "run_host", count_wide)
+    return runs
+
+
 def nodes_of(outcome: Outcome, engine: str) -> set[int]:
     return {i for p in outcome.pieces if p.engine == engine for i in p.nodes}
 
@@ -65,20 +86,63 @@ def test_a_right_engine_is_ready() -> None:
 
 def test_the_host_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A right candidate costs two runs of the host, however many candidates there are."""
-    from xrt_core.guard import verification
+    runs = counted_runs(monkeypatch)
+    some = [Planted(name=n).candidate for n in ("one", "two")]
+    assert examine(deep(30), some, ExamineSettings(tune=False)).verdict == "ready"
+    assert runs == ["own", "own"]
 
-    runs: list[bool] = []
-    original = verification.run_host
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        runs.append(True)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(verification, "run_host", counted)
+def test_verification_times_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who takes long, and was several times as slow as another when results were checked, is not run to be timed."""
+    runs = counted_runs(monkeypatch)
     clock = Clock()
-    some = [clock.taking(Planted(name=n), 0.01) for n in ("one", "two")]
-    examine(deep(30), some, ExamineSettings(), clock=clock)
+    original = Plan._run
 
+    def slow(self: Plan, arrays: Any) -> Any:
+        clock.now += 10.0
+        return original(self, arrays)
+
+    monkeypatch.setattr(Plan, "_run", slow)
+    outcome = examine(deep(30), [clock.taking(Planted(), 1.0)], ExamineSettings(), clock=clock)
+
+    assert outcome.verdict == "ready"
+    assert runs == ["own", "own"]
+    assert outcome.timings["host"] == pytest.approx(10.0)
+    assert outcome.timings["verify"] == pytest.approx(20.0)
+    assert outcome.timings["checked runs"] == pytest.approx(4.0)
+
+
+def test_what_is_out_of_bounds_costs_the_referee(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that the host's own rounding puts out of bounds takes another run of the host, and is right."""
+    runs = counted_runs(monkeypatch)
+    x, a, y = value("x", (256,)), value("a", (256,)), value("y", (256,))
+    big = Value.constant(np.array(1e3, np.float32))
+    f = Function.from_graph(
+        Graph([x], [y], [node("Add", [x, big], [a]), node("Sub", [a, big], [y])], opsets={"": 21}, name="f")
+    )
+
+    class Simplified(Executable):
+        def run(self, inputs: Any, run_options: Any = None, block_until_done: bool = True) -> Any:
+            return [inputs[0].copy()]
+
+    assert examine(f, [Candidate("simplifies", lambda f, fused: Simplified())], CHECK).verdict == "ready"
+    assert runs == ["own", "own", "wide"]  # no second set: the budget is used
+
+
+def test_sets_that_show_nothing_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set on which the host has no numbers is a run of the host as well: the next one takes its place."""
+    runs = counted_runs(monkeypatch)
+    x, h, y = value("x", (64,)), value("h", (64,)), value("y", (64,))
+    below = Value.constant(np.array(-20.0, np.float32))
+    f = Function.from_graph(
+        Graph([x], [y], [node("Min", [x, below], [h]), node("Sqrt", [h], [y])], opsets={"": 21}, name="f")
+    )
+    assert examine(f, [Planted().candidate], CHECK).verdict == "ready"
+    assert len(runs) == 3  # nothing can be shown on any of them, and the first one is taken
+    runs.clear()
+    real = [np.full((4, 6), np.nan, np.float32)] * 2
+    outcome = examine(deep(2), [Planted().candidate], CHECK, real)
+    assert outcome.reason == "planted: right on 1 set of inputs"
     assert len(runs) == 2
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.conformance import dev_models
 from tests.guard.planted import Planted, deep, value
@@ -18,6 +21,7 @@ from xrt_core.guard.correction import Candidate
 from xrt_core.guard.examine import ExamineSettings, examine
 from xrt_core.guard.reference import run_host, wide_dtype
 from xrt_core.guard.stimuli import stimulus
+from xrt_core.guard.tolerance import tolerance_for
 from xrt_core.guard.verification import Referee
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.kernels import find_kernel, static_inputs
@@ -73,8 +77,60 @@ def test_cancellation_condemns_nobody() -> None:
     assert not referee.judge_results([referee.inputs[0] * 2], {}).is_right
     assert exact.is_right
     assert as_host.is_right, as_host.reason
-    assert referee.host_runs == 2
     assert not wrong.is_right
+    assert referee.host_runs == 3  # in its own precision, off by a rounding, and in a wider precision
+
+
+def layers(dtype: Any, seed: int, depth: int) -> Function:
+    """Dense layers and a Tanh between them, in one dtype."""
+    rng = np.random.default_rng(seed)
+    x = here = value("x", (4, 24), dtype)
+    nodes: list[Node] = []
+    for k in range(depth):
+        m, t = value(f"m{k}", (4, 24), dtype), value(f"t{k}", (4, 24), dtype)
+        w = Value.constant((rng.standard_normal((24, 24)) / 5).astype(dtype))
+        nodes += [node("MatMul", [here, w], [m]), node("Tanh", [m], [t])]
+        here = t
+    return function([x], nodes, here)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([F32, F64, np.float16, ml_dtypes.bfloat16]),
+    st.integers(0, 5),
+    st.integers(1, 6),
+    st.integers(0, 95),
+    st.sampled_from([-1.0, 1.0]),
+    st.floats(1.02, 50.0),
+    st.floats(0.0, 0.95),
+)
+def test_errors_beyond_the_range_are_found(
+    dtype: Any, seed: int, depth: int, at: int, sign: float, beyond: float, below: float
+) -> None:
+    """One element that is off by more than what the docs say a check may let through is found, one that is off by less
+    than the bound beside the host's own error is not."""
+    f = layers(dtype, seed, depth)
+    referee = Referee(f, stimulus(f, seed=seed), seed)
+    host = referee.expected()[0].astype(F64).ravel()
+    exact = referee.wanted()[0].astype(F64).ravel()
+    spread = np.abs(referee._perturbed()[0].astype(F64).ravel() - host)
+    wider = np.abs(referee._perturbed()[0].astype(F64).ravel() - exact)
+    row = tolerance_for(np.dtype(dtype), [], {})
+    largest = max(np.abs(exact).max(), np.abs(host).max())
+    off = np.abs(host - exact)
+    moved = max(np.quantile(spread, 0.95) + spread[at], np.quantile(wider, 0.95) + wider[at])
+    # an element that is off by k bounds may be larger by that, and so may its bound
+    most = (row.relative * np.abs(exact[at]) + row.absolute * largest + 8 * moved) / (1 - row.relative) + off[at]
+    least = row.relative * np.abs(exact[at]) + row.absolute * np.abs(exact).max()
+
+    def call(error: float) -> Call:
+        results = host.copy()
+        results[at] = exact[at] + sign * error
+        return Call(lambda x: [results.reshape(4, 24).astype(dtype)])
+
+    step = float(ml_dtypes.finfo(dtype).eps) * (abs(exact[at]) + most)
+    assert not referee.judge(call(most * beyond + step), {}).is_right
+    assert referee.judge(call(least * below - step), {}).is_right
 
 
 def test_a_logistic_function_is_rounded_at_the_scale_of_its_range() -> None:

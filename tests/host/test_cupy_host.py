@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fake_gpu import DeviceArray, fake_cupy
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
@@ -16,33 +17,10 @@ from xrt_core.module import XRTModule
 F32 = np.dtype(np.float32)
 
 
-class DeviceArray(np.ndarray):
-    """An array of the stand-in: computing with NumPy arrays is an error, as with CuPy."""
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(type(x) is np.ndarray and x.ndim for x in inputs):
-            raise TypeError("Unsupported type numpy.ndarray")
-        plain = [np.asarray(x) if isinstance(x, DeviceArray) else x for x in inputs]
-        kwargs.pop("out", None)
-        result = getattr(ufunc, method)(*plain, **kwargs)
-        return np.asarray(result).view(DeviceArray)
-
-    def get(self) -> np.ndarray:
-        """The array on the CPU."""
-        return np.array(self.view(np.ndarray))
-
-
-DeviceArray.__module__ = "cupy"
-
-
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A module `cupy` whose functions are NumPy's."""
-    module = types.ModuleType("cupy")
-    module.ndarray = DeviceArray  # type: ignore[attr-defined]
-    module.asarray = lambda x, dtype=None: np.array(x, dtype).view(DeviceArray)  # type: ignore[attr-defined]
-    module.asnumpy = lambda x: np.array(x).view(np.ndarray)  # type: ignore[attr-defined]
-    module.__getattr__ = lambda name: getattr(np, name)  # type: ignore[method-assign]
+    module = fake_cupy()
     monkeypatch.setitem(sys.modules, "cupy", module)
     return module
 

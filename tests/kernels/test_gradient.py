@@ -101,6 +101,33 @@ def test_average_pool_grad() -> None:
     np.testing.assert_allclose(counted, [[[11 / 3, 111 / 3, 110 / 3]]])
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4), (2, 3, 3, 2)])
+def test_batch_norm_grad(shape: tuple[int, ...]) -> None:
+    """The slopes of the weighed sum of a batch normalised by its own statistics, in all three inputs."""
+    x, dy, scale = RNG.standard_normal(shape), RNG.standard_normal(shape), RNG.standard_normal(shape[1])
+    axes, channel = (0, *range(2, len(shape))), (-1, *(1,) * (len(shape) - 2))
+
+    def loss(x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> float:
+        normal = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-3)
+        return float(((normal * scale.reshape(channel) + bias.reshape(channel)) * dy).sum())
+
+    given = [x, scale, np.zeros_like(scale)]
+    inputs = [Value(f"i{k}", TensorType(a.dtype, a.shape)) for k, a in enumerate((dy, x, scale))]
+    node = Node("BatchNormGrad", inputs, [Value(f"o{k}") for k in range(3)], {"epsilon": 1e-3}, domain="xrt", version=1)
+    kernel = find_kernel("xrt", "BatchNormGrad")
+    assert kernel is not None
+    found = kernel.function(OpContext(node, np), dy, x, scale)
+    assert infer_types(node) == tuple(TensorType(r.dtype, r.shape) for r in found)
+    for k, g in enumerate(found):
+        for at in np.ndindex(*g.shape):
+            both = []
+            for step in (1e-5, -1e-5):
+                moved = [a.copy() for a in given]
+                moved[k][at] += step
+                both.append(loss(*moved))
+            assert g[at] == pytest.approx((both[0] - both[1]) / 2e-5, rel=1e-5, abs=1e-7)
+
+
 def test_assign_and_stop_gradient() -> None:
     """An assignment gives the new value, of the variable's type; a stop gives what it gets."""
     old, new = np.zeros(3, np.float32), np.ones(3, np.float32)

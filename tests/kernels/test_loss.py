@@ -10,6 +10,7 @@ import pytest
 
 from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
 from tests.kernels.single_node import node_case
+from xrt_core.errors import InputError
 
 RUNS = [run_numpy, run_jax]
 CASES = cases_for("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
@@ -78,3 +79,15 @@ def test_types(dtype: Any, run: Any, rng: np.random.Generator) -> None:
     assert got.dtype == dtype
     assert got.shape == ()
     np.testing.assert_allclose(got.astype(np.float64), each.mean(), rtol=1e-2 if got.itemsize == 2 else 1e-12)
+
+
+@pytest.mark.parametrize("label", [-1, 4, 1000])
+@pytest.mark.parametrize("operator", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+def test_labels_that_are_no_class(operator: str, label: int) -> None:
+    """NumPy's kernels name the label and where it is; others give NaN, also where NumPy would count from the end."""
+    scores, labels = np.ones((3, 4), np.float32), np.array([0, label, -7])
+    with pytest.raises(InputError, match=rf"label {label} at \[1\]; with 4 classes labels are 0 to 3, or -7"):
+        run_numpy(node_case(operator, 13, [scores, labels], 1, ignore_index=-7))
+    made = node_case(operator, 13, [scores, labels], 1, ignore_index=-7, reduction="none")
+    found = np.asarray(run_jax(made)[0])
+    np.testing.assert_array_equal(np.isnan(found), [False, True, False])

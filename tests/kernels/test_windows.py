@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.kernels.node_cases import run_numpy
 from tests.kernels.single_node import node_case
+from xrt_core.host.executor import host_kernel
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.inference import infer_types
+from xrt_core.ir.types import TensorType
 from xrt_core.kernels.windows import Windows, pad_with
 
 OPERATORS = [("MaxPool", 22), ("AveragePool", 22), ("LpPool", 22), ("Conv", 11), ("ConvTranspose", 11)]
@@ -70,3 +76,29 @@ def test_padding_copies_only_where_it_must() -> None:
     assert pad_with(np, x, (0,), (0,), 0) is x
     y = pad_with(np, x, (1,), (2,), -np.inf)
     np.testing.assert_array_equal(y[0, 0], [-np.inf, 1, 1, 1, -np.inf, -np.inf])
+
+
+_AXIS = st.tuples(
+    st.integers(0, 5), st.integers(1, 5), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(0, 2)
+)
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool", "LpPool", "Conv"])
+@given(st.lists(_AXIS, min_size=1, max_size=2))
+def test_as_many_windows_as_fit(operator: str, axes: list[tuple[int, ...]]) -> None:
+    """Type inference and the kernel count those that fit, down to none at all, where onnx's inference finds one."""
+    size, kernel, strides, dilations, begin, end = zip(*axes, strict=True)
+    fits = tuple(sum(o * s + (k - 1) * d < b + n + e for o in range(20)) for n, k, s, d, b, e in axes)
+    x, y = Value("x", TensorType(np.dtype(np.float32), (2, 3, *size))), Value("y")
+    arrays = [np.ones((2, 3, *size), np.float32)]
+    inputs = [x]
+    if operator == "Conv":
+        arrays.append(np.ones((4, 3, *kernel), np.float32))
+        inputs.append(Value("w", TensorType(np.dtype(np.float32), arrays[1].shape)))
+    attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": begin + end}
+    node = Node(operator, inputs, [y], attributes, version=22)
+    want = (2, 4 if operator == "Conv" else 3, *fits)
+    (t,) = infer_types(node)
+    assert isinstance(t, TensorType)
+    assert t.shape == want
+    assert host_kernel(node)(arrays)[0].shape == want

@@ -164,6 +164,26 @@ def test_metadata_that_names_no_engine_is_an_error(metadata: dict[str, str]) -> 
         XRTModule(model, engine="host")
 
 
+def test_keys_that_are_nearly_marks_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """With what was meant, however many nodes and signatures there are; keys of others are theirs."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>'
+        "agraph (float[N] x) => (float[N] y) { [first] h = Neg(x) [second] y = Abs(h) }"
+    )
+    typos = {"xrt.marks": "fake", "xrt.engin": "fake", "XRT_region": "r", "xrt.zzz": "1", "namespace": "mark"}
+    for n in model.graph.node:
+        for key, text in {**typos, "pkg.torch.onnx.name": "x"}.items():
+            n.metadata_props.add(key=key, value=text)
+    m = XRTModule(model, engine="host")
+    for size in (2, 3):
+        m(np.ones(size, np.float32))
+    (said,) = [r.getMessage() for r in caplog.records if "mark nothing" in r.getMessage()]
+    for key, meant in (("xrt.marks", MARK), ("xrt.engin", MARK), ("XRT_region", REGION)):
+        assert f"{key!r} (node 'first'; did you mean {meant!r}?)" in said
+    assert "'xrt.zzz' (node 'first')" in said
+    assert not any(word in said for word in ("namespace", "torch"))
+
+
 def test_metadata_of_an_onnx_model(engines: Any) -> None:
     """Nodes carry marks in their file; a call of a function marks what is inlined, but not over its own marks."""
     model = onnx.parser.parse_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from xrt_core.frontends import ops
 from xrt_core.frontends.onnx_export import save
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
+from xrt_core.options import resolve
 from xrt_core.quantization import calibration
 from xrt_core.quantization.calibration import observers
 from xrt_core.quantization.qdq import quantise
@@ -333,6 +335,22 @@ def test_a_body_that_raises_writes_nothing(tmp_path: pathlib.Path) -> None:
         m(m(images(0)))
     assert not list(tmp_path.iterdir())
     assert calibration.active is None
+
+
+def test_a_relative_folder_begins_where_the_process_is(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways, when it is named: a change of the working directory afterwards does not move it."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    with xrt.ptq_calibration_mode("rel/ranges"):
+        xrt.XRTModule(network(), engine="host")(images(0))
+        os.chdir("/")
+    assert len(list((tmp_path / "rel" / "ranges").glob("*.json"))) == 1
+    os.chdir(tmp_path)
+    m = xrt.XRTModule(network(), engine="host", use_int8=True, int8_calibration="rel/ranges")
+    assert m.options.int8_calibration == str(tmp_path / "rel" / "ranges")
+    assert m(images(1, 2)).shape == (2, 10)
+    monkeypatch.setenv("FLAGS_int8_calibration", "./rel/../rel/ranges")
+    assert resolve({}).int8_calibration == str(tmp_path / "rel" / "ranges")
 
 
 def test_modes_do_not_nest(tmp_path: pathlib.Path) -> None:

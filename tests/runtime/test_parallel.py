@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from tests.fake_engines import SecondEngine, chosen, fake_engine
 from tests.host_run import assert_same
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
-from xrt_core import pipeline
 from xrt_core.errors import OptionError
 from xrt_core.host import executor
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
@@ -530,7 +529,7 @@ def test_little_work_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         m = XRTModule(fork_and_join(), engine=["fake", "second"])
         m(X)
         assert planned(m)._parallel is None
-        monkeypatch.setattr(pipeline, "_WORK", 2)
+        monkeypatch.setattr("xrt_core.pipeline.lowering._WORK", 2)
         m = XRTModule(fork_and_join(), engine=["fake", "second"])
         for _ in range(2 * parallel._ROUNDS + 3):
             np.testing.assert_array_equal(m(X), -X + np.abs(X))
@@ -578,7 +577,7 @@ def test_the_option() -> None:
 
 def test_engines_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they always run so: the cores over the engines, at least one; what is asked for wins."""
-    monkeypatch.setattr(pipeline.os, "sched_getaffinity", lambda _: range(9), raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(9), raising=False)
     with fake_engine(), fake_engine(SecondEngine):
 
         def threads(**options: Any) -> int | None:
@@ -591,8 +590,24 @@ def test_engines_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -
         assert threads(engine=both) is None
         assert threads(engine=both, parallel=False) is None
         assert threads(engine="fake", parallel=True) is None
-        monkeypatch.setattr(pipeline.os, "sched_getaffinity", lambda _: range(1), raising=False)
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: range(1), raising=False)
         assert threads(engine=both, parallel=True) == 1
+
+
+def test_compilers_are_told_where_clusters_share_the_cores() -> None:
+    """Where a plan has two on the CPU, whichever way it runs; not for an engine that is merely there."""
+    told: list[bool] = []
+    with fake_engine() as first, fake_engine(SecondEngine) as second:
+        for e in (first, second):
+            original = e.compiler
+            e.compiler = lambda device, options, make=original: told.append(options.shared) or make(device, options)
+        first.takes, second.takes = (lambda n, op=op: n.op_type == op for op in ("Neg", "Abs"))
+        XRTModule(fork_and_join(), engine=["fake", "second"], parallel=False, prune=False)(X)
+        assert told == [True, True]
+        told.clear()
+        first.takes = lambda n: n.op_type != "Add"
+        XRTModule(fork_and_join(), engine=["fake", "second"], prune=False)(X)
+        assert told == [False]
 
 
 # --- the timeline ---

@@ -40,6 +40,33 @@ def i64(*values: Any) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+def _signal() -> Iterator[Case]:
+    for parts in (1, 2):
+        for inverse in (0, 1):
+            for length in (None, 4, 7):
+                yield Case(
+                    f"DFT-{parts}-{inverse}-{length}",
+                    lambda x, inv=inverse, n=length: ops.DFT(x, None if n is None else np.int64(n), inverse=inv),
+                    (normal(2, 5, parts),),
+                )  # fmt: skip
+    for length in (None, 4, 7, 12):
+        yield Case(
+            f"DFT-onesided-{length}",
+            lambda x, n=length: ops.DFT(x, None if n is None else np.int64(n), np.int64(1), onesided=1),
+            (normal(2, 6, 1),),
+        )
+    for length in (None, 5, 8, 12):
+        yield Case(
+            f"DFT-inverse-onesided-{length}",
+            lambda x, n=length: ops.DFT(x, None if n is None else np.int64(n), inverse=1, onesided=1),
+            (normal(2, 5, 2),),
+        )
+    yield Case("DFT-17", lambda x: ops.DFT(x, axis=2), (normal(2, 3, 4, 2),), opset=17)
+    yield Case("STFT", lambda x, w: ops.STFT(x, np.int64(3), w), (normal(2, 11, 1), positive(4)))
+    yield Case("STFT-length", lambda x: ops.STFT(x, np.int64(2), None, np.int64(6)), (normal(1, 9, 1),))
+    yield Case("STFT-complex", lambda x: ops.STFT(x, np.int64(2), None, np.int64(5), onesided=0), (normal(2, 9, 2),))
+
+
 def _unary() -> Iterator[Case]:
     table: dict[str, Callable[..., np.ndarray]] = {
         "Abs": normal, "Neg": normal, "Exp": normal, "Log": positive, "Sqrt": positive, "Reciprocal": positive,
@@ -349,9 +376,26 @@ def _vision() -> Iterator[Case]:
                                   coordinate_transformation_mode="output_half_pixel"),
         (normal(1, 1, 7, 8), np.array([[0.3, 0.6, 4.1, 3.1], [1.63, 1.1, 2.9, 5.2]])),
     )  # fmt: skip
+    boxes = np.array([[0, 0.2, 0.3, 3.1, 4.4], [1, 1.4, 1.2, 1.3, 2.6], [0, 2, 3, 9, 9.0]])
+    yield Case("MaxRoiPool", lambda x, r: ops.MaxRoiPool(x, r, pooled_shape=[2, 3], spatial_scale=0.8),
+               (distinct(2, 2, 5, 6), boxes), wrt=(0,), again=False)  # fmt: skip
+    moves = inner(2, 8, 3, 2) * 1.2 + 0.013
+    yield Case("DeformConv", lambda x, w, o: ops.DeformConv(x, w, o, strides=[1, 2], pads=[1, 0, 0, 1]),
+               (normal(2, 2, 3, 4), normal(2, 2, 2, 2), moves), tolerance=1e-5)  # fmt: skip
+    yield Case(
+        "DeformConv-groups",
+        lambda x, w, o, b, m: ops.DeformConv(x, w, o, b, m, group=2, offset_group=2, dilations=[2, 1]),
+        (normal(1, 4, 4, 3), normal(2, 2, 2, 2), inner(1, 16, 2, 2) + 0.017, normal(2), positive(1, 8, 2, 2)),
+        tolerance=1e-5,
+    )
     yield Case("Col2Im", lambda x: ops.Col2Im(x, i64(4, 5), i64(2, 3), pads=[1, 0, 0, 1], strides=[1, 2]),
                (normal(2, 12, 8),))  # fmt: skip
     yield Case("Col2Im-dilated", lambda x: ops.Col2Im(x, i64(6), i64(2), dilations=[3]), (normal(1, 4, 3),))
+    cache, update = normal(2, 3, 6, 2), normal(2, 3, 3, 2)
+    yield Case("TensorScatter", lambda c, u: ops.TensorScatter(c, u, i64(1, 3)), (cache, update))
+    yield Case("TensorScatter-from-0", lambda c, u: ops.TensorScatter(c, u), (cache, update))
+    yield Case("TensorScatter-circular", lambda c, u: ops.TensorScatter(c, u, i64(5, 4), mode="circular"),
+               (cache, update))  # fmt: skip
     yield Case("MaxUnpool", lambda x: ops.MaxUnpool(x, i64(1, 7, 10, 12).reshape(1, 1, 2, 2), kernel_shape=[2, 2],
                                                     strides=[2, 2]), (normal(1, 1, 2, 2),))  # fmt: skip
     flags = np.array([True, False, True])
@@ -416,7 +460,7 @@ CASES: list[Case] = [
     case
     for family in (
         _unary, _binary, _linear, _reduction, _movement, _indexing, _normalization, _loss, _convolution, _pooling,
-        _resize, _vision, _random, _composed, _recurrent,
+        _resize, _vision, _signal, _random, _composed, _recurrent,
     )
     for case in family()
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Three models, each written by hand in XRT, JAX and PyTorch over the same parameters, and their training loops.
+"""Models, each written by hand in XRT, JAX and PyTorch over the same parameters, and their training loops.
 
 JAX's and PyTorch's are what their users write: a jitted step that donates its state, `torch.optim.Adam`.
 """
@@ -223,6 +223,102 @@ def resnet18(size: int = 64, count: int = 8) -> Model:
     """Eight residual blocks of 64 to 512 channels, as in ResNet-18, with a 3x3 stem."""
     widths, strides = (64, 64, 128, 128, 256, 256, 512, 512), (1, 1, 2, 1, 2, 1, 2, 1)
     return cnn(widths, strides, size, count, stem=64, classes=100)
+
+
+# --- inverted residuals with depthwise convolutions -------------------------------------------------------------------
+
+
+class _Mobile(_CNN):
+    """Blocks of MobileNetV2: wider by a 1x1 convolution, a depthwise one, narrower by another 1x1 one."""
+
+    def scores(self, x: Any) -> Any:
+        p = self.p
+
+        def six(x: Any) -> Any:
+            return ops.Clip(x, np.asarray(0, F), np.asarray(6, F))
+
+        x = six(self.norm(ops.Conv(x, p["stem.w"], pads=[1, 1, 1, 1], strides=[2, 2]), "stem"))
+        for k, s in enumerate(self.strides):
+            h = six(self.norm(ops.Conv(x, p[f"{k}.w1"]), f"{k}.n1"))
+            wide = p[f"{k}.w2"].shape[0]
+            h = six(self.norm(ops.Conv(h, p[f"{k}.w2"], pads=[1, 1, 1, 1], strides=[s, s], group=wide), f"{k}.n2"))
+            h = self.norm(ops.Conv(h, p[f"{k}.w3"]), f"{k}.n3")
+            x = x + h if s == 1 and x.shape[1] == h.shape[1] else h
+        return ops.Flatten(ops.GlobalAveragePool(x)) @ p["fc.w"] + p["fc.b"]
+
+
+def _mobile_jax(strides: tuple[int, ...], p: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def conv(x: Any, w: Any, stride: int = 1) -> Any:
+        pad = w.shape[2] // 2
+        return jax.lax.conv_general_dilated(
+            x, w, (stride, stride), [(pad, pad)] * 2, dimension_numbers=("NCHW", "OIHW", "NCHW"),
+            feature_group_count=x.shape[1] // w.shape[1],
+        )  # fmt: skip
+
+    def norm(x: Any, name: str) -> Any:
+        mean = x.mean((0, 2, 3), keepdims=True)
+        variance = ((x - mean) ** 2).mean((0, 2, 3), keepdims=True)
+        y = (x - mean) * jax.lax.rsqrt(variance + 1e-5)
+        return y * p[f"{name}.scale"][:, None, None] + p[f"{name}.bias"][:, None, None]
+
+    x = jnp.clip(norm(conv(batch["x"], p["stem.w"], 2), "stem"), 0, 6)
+    for k, s in enumerate(strides):
+        h = jnp.clip(norm(conv(x, p[f"{k}.w1"]), f"{k}.n1"), 0, 6)
+        h = jnp.clip(norm(conv(h, p[f"{k}.w2"], s), f"{k}.n2"), 0, 6)
+        h = norm(conv(h, p[f"{k}.w3"]), f"{k}.n3")
+        x = x + h if s == 1 and x.shape[1] == h.shape[1] else h
+    return _jax_cross_entropy(jnp.mean(x, (2, 3)) @ p["fc.w"] + p["fc.b"], batch["labels"])
+
+
+def _mobile_torch(strides: tuple[int, ...], p: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+    from torch.nn import functional as f
+
+    def conv(x: Any, w: Any, stride: int = 1) -> Any:
+        return f.conv2d(x, w, stride=stride, padding=w.shape[2] // 2, groups=x.shape[1] // w.shape[1])
+
+    def norm(x: Any, name: str) -> Any:
+        return f.batch_norm(x, None, None, p[f"{name}.scale"], p[f"{name}.bias"], training=True, eps=1e-5)
+
+    x = f.relu6(norm(conv(batch["x"], p["stem.w"], 2), "stem"))
+    for k, s in enumerate(strides):
+        h = f.relu6(norm(conv(x, p[f"{k}.w1"]), f"{k}.n1"))
+        h = f.relu6(norm(conv(h, p[f"{k}.w2"], s), f"{k}.n2"))
+        h = norm(conv(h, p[f"{k}.w3"]), f"{k}.n3")
+        x = x + h if s == 1 and x.shape[1] == h.shape[1] else h
+    return f.cross_entropy(x.mean((2, 3)) @ p["fc.w"] + p["fc.b"], batch["labels"])
+
+
+def mobilenet(
+    blocks: tuple[tuple[int, int, int], ...] = ((2, 8, 1), (4, 16, 2), (4, 16, 1)), size: int = 12, count: int = 16,
+    stem: int = 8, classes: int = 4,
+) -> Model:  # fmt: skip
+    """Inverted residual blocks, each (how much wider inside, channels, stride), on the images of `cnn`."""
+    like = cnn((), (), size, count, stem, classes)
+    rng, p, norms, have = np.random.default_rng(3), {"stem.w": like.parameters["stem.w"]}, {"stem": stem}, stem
+    for k, (factor, width, _) in enumerate(blocks):
+        wide = factor * have
+        p[f"{k}.w1"], p[f"{k}.w2"] = _weights(rng, wide, have, 1, 1), _weights(rng, wide, 1, 3, 3)
+        p[f"{k}.w3"] = _weights(rng, width, wide, 1, 1)
+        norms |= {f"{k}.n1": wide, f"{k}.n2": wide, f"{k}.n3": width}
+        have = width
+    for name, width in norms.items():
+        p[f"{name}.scale"], p[f"{name}.bias"] = np.ones(width, F), np.zeros(width, F)
+    p["fc.w"], p["fc.b"] = _weights(rng, have, classes), np.zeros(classes, F)
+    strides = tuple(s for *_, s in blocks)
+    return Model(
+        "inverted residuals", p, like.batch, lambda q: _Mobile(q, strides), lambda q, b: _mobile_jax(strides, q, b),
+        lambda q, b: _mobile_torch(strides, q, b), 2e-4,
+    )  # fmt: skip
+
+
+def mobilenet_v2(size: int = 128, count: int = 8) -> Model:
+    """The blocks of MobileNetV2."""
+    table = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    blocks = tuple((t, c, s if i == 0 else 1) for t, c, n, s in table for i in range(n))
+    return mobilenet(blocks, size, count, stem=32, classes=100)
 
 
 # --- BERT -------------------------------------------------------------------------------------------------------------

@@ -163,3 +163,41 @@ def test_a_model_says_what_does_not_fit() -> None:
         made("cross_entropie")
     with pytest.raises(InputError, match="loss='cross_entropy' takes labels"):
         made(None).step(x=np.ones((4, 8), np.float32), labels=labels)
+
+
+class Tokens(xrt.Graph):
+    """An embedding and a classifier of the tokens around; labels below 0 do not count."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.table, self.w = (rng.standard_normal(s).astype(F) for s in ((6, 4), (4, 3)))
+
+    def build(self, tokens: Any, labels: Any) -> Any:
+        scores = ops.Gather(self.table, tokens.astype(np.int64)) @ self.w
+        labels = labels.reshape(-1)
+        return ops.SoftmaxCrossEntropyLoss(scores.reshape((-1, 3)), labels, ignore_index=-5, outputs=1)
+
+
+@pytest.mark.parametrize("engine", ["host", "xla"])
+def test_numbers_out_of_range(engine: str) -> None:
+    """A label that is no class and a row that is not there are refused before the step, which then goes as before."""
+    if engine == "xla":
+        pytest.importorskip("xrt_xla")
+    t, other = (TrainModule(Tokens(), optimizer=Momentum(0.1), engine=engine) for _ in range(2))
+    tokens, labels = np.array([[0, 5, -6], [1, 2, 3]], np.int32), np.array([[0, 1, 2], [2, -5, -5]])
+    first = t.step(tokens, labels), other.step(tokens, labels)
+    assert first[0] == first[1]
+    for which, array, number, match in (
+        ("labels", labels, 3, r"'labels': 3 at \[1, 0\], and 1 such in all; .*SoftmaxCrossEntropyLoss.* 0 to 2 and the "
+         "ignored -5"),
+        ("labels", labels, -1, "a number from 0 to 2"),
+        ("tokens", tokens, 6, r"'tokens': 6 at \[1, 0\].*Gather.* from -6 to 5"),
+        ("tokens", tokens, -7, "a number from -6 to 5"),
+    ):  # fmt: skip
+        wrong = array.copy()
+        wrong[1, 0] = number
+        with pytest.raises(InputError, match=match):
+            t.step(**{"tokens": tokens, "labels": labels, which: wrong})
+    with pytest.raises(InputError, match="'labels': 9"):  # at the first step of a signature as well
+        t.step(tokens[:1], labels[:1] + 9)
+    assert t.step(tokens, labels) == other.step(tokens, labels)

@@ -59,6 +59,13 @@ class LRU(Generic[V]):
                         self._making.pop(key, None)
         return found
 
+    def replace(self, old: V, new: V) -> None:
+        """Let one value stand where another does, if it still does."""
+        with self._lock:
+            for key, value in self._entries.items():
+                if value is old:
+                    self._entries[key] = new
+
     def retain(self, keep: Callable[[V], bool]) -> None:
         """Forget every entry whose value `keep` refuses."""
         with self._lock:

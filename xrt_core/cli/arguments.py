@@ -35,6 +35,10 @@ Shape = Annotated[
 Option = Annotated[
     list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, any option of docs/options.md; again for more.")
 ]
+Recompile = Annotated[
+    bool,
+    typer.Option("--recompile", help="Of a saved model: compile what does not fit this machine, instead of refusing."),
+]
 
 
 def keywords_of(engine: Sequence[str] | None, option: Sequence[str] | None) -> dict[str, Any]:
@@ -50,14 +54,22 @@ def keywords_of(engine: Sequence[str] | None, option: Sequence[str] | None) -> d
     return keywords
 
 
-def load_module(model: pathlib.Path, engine: Sequence[str] | None, option: Sequence[str] | None) -> XRTModule:
-    """The module of an ONNX file or a saved module, with `--engine` and `--option` applied. Raises XRTError."""
+def load_module(
+    model: pathlib.Path, engine: Sequence[str] | None, option: Sequence[str] | None, recompile: bool = False
+) -> XRTModule:
+    """The module of an ONNX file or a saved module, with `--engine` and `--option` applied. Raises XRTError.
+
+    recompile: see `XRTModule.load`; without meaning, and an error, for an ONNX file.
+    """
     keywords = keywords_of(engine, option)
     options.resolve(keywords)  # bad options are said before a large file is read
+    saved = is_model_file(model)
+    if recompile and not saved:
+        raise OptionError(f"--recompile is for what `xrt compile` wrote; {model} is compiled without it")
     with working(f"loading {model.name}"):
         from xrt_core.module import XRTModule
 
-        return XRTModule.load(model, **keywords) if is_model_file(model) else XRTModule(model, **keywords)
+        return XRTModule.load(model, recompile=recompile, **keywords) if saved else XRTModule(model, **keywords)
 
 
 def module_inputs(

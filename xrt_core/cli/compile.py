@@ -30,6 +30,7 @@ def compile(
         bool, typer.Option("--partial", help="Write the file even where an engine failed to compile a cluster.")
     ] = False,
     option: arguments.Option = None,
+    recompile: arguments.Recompile = False,
 ) -> None:
     """Compile a model for the signature of its inputs, and write it with its weights and executables into one file."""
     start = time.perf_counter()
@@ -38,7 +39,7 @@ def compile(
         if any(o.partition("=")[0] == "target" for o in given):
             raise OptionError("--target and --option target=... say the same thing; give one of them")
         given.append(f"target={target}")
-    module = arguments.load_module(model, engine, given)
+    module = arguments.load_module(model, engine, given, recompile)
     arrays = arguments.module_inputs(module, inputs, False, shape, 0)
     with working("compiling"):
         module.prepare(arrays)

@@ -34,6 +34,7 @@ def partition(
     ] = None,
     shape: arguments.Shape = None,
     option: arguments.Option = None,
+    recompile: arguments.Recompile = False,
 ) -> None:
     """Show the clusters of a model, their engines, and the reason for every node that stays on the host."""
     if diff is not None:
@@ -43,7 +44,7 @@ def partition(
         return
     if model is None:
         raise InputError("give a model, or two reports with --diff")
-    module = arguments.load_module(model, engine, option)
+    module = arguments.load_module(model, engine, option, recompile)
     arrays = arguments.module_inputs(module, inputs, False, shape, 0)
     with working("partitioning"):
         explanation = module.explain(arrays)

@@ -33,9 +33,10 @@ def report(
     seed: arguments.Seed = 0,
     shape: arguments.Shape = None,
     option: arguments.Option = None,
+    recompile: arguments.Recompile = False,
 ) -> None:
     """Run a model with the guard on, wait for its verdicts, run it again, and print the guard's report."""
-    module = arguments.load_module(model, engine, ["guard=true", *(option or ())])
+    module = arguments.load_module(model, engine, ["guard=true", *(option or ())], recompile)
     with module:
         arrays = arguments.module_inputs(module, inputs, random, shape, seed)
         start = time.monotonic()

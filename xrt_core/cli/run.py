@@ -28,6 +28,7 @@ def run(
     seed: arguments.Seed = 0,
     shape: arguments.Shape = None,
     option: arguments.Option = None,
+    recompile: arguments.Recompile = False,
     timeline: Annotated[
         pathlib.Path | None,
         typer.Option("--timeline", help="A JSON file for the times of one more run's steps, for ui.perfetto.dev."),
@@ -35,7 +36,7 @@ def run(
 ) -> None:
     """Run a model and show its outputs, the share that engines took, and times."""
     start = time.perf_counter()
-    module = arguments.load_module(model, engine, option)
+    module = arguments.load_module(model, engine, option, recompile)
     loaded = time.perf_counter()
     arrays = arguments.module_inputs(module, inputs, random, shape, seed)
     ready = time.perf_counter()

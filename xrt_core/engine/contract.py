@@ -29,6 +29,7 @@ from xrt_core.ir.verdict import Support
 
 __all__ = [
     "API_VERSION",
+    "ARRAY_FAMILIES",
     "CompileOptions",
     "Engine",
     "EngineStatus",
@@ -45,6 +46,9 @@ __all__ = [
 
 API_VERSION: Final = 1
 """Version of this contract. An engine states the one it was written for; the core refuses others with the reason."""
+
+ARRAY_FAMILIES: Final = ("jax", "cupy", "torch", "other")
+"""What `Engine.array_families` may name."""
 
 _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
@@ -70,7 +74,8 @@ class CompileOptions:
 
     phase: "inference" or "train". fused: False asks for the build with the engine's fusions off, which the guard
     uses as a reference. workspace_bytes, max_batch_size: limits some engines honour. threads: intra-op threads of an
-    executable on a CPU (None: the engine's default). extra: the engine's own options.
+    executable on a CPU (None: the engine's default). shared: other executables run on the same cores before and after
+    this one in each call, so that threads which wait for work should sleep. extra: the engine's own options.
     """
 
     phase: Phase = "inference"
@@ -78,13 +83,18 @@ class CompileOptions:
     workspace_bytes: int | None = None
     max_batch_size: int | None = None
     threads: int | None = None
+    shared: bool = False
     extra: Mapping[str, Any] = field(default_factory=lambda: _NO_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to run. stream: the caller's CUDA stream as an integer handle, or None. donate: whether the executable may
-    write results into aliased inputs in place (the caller no longer uses them)."""
+    """How to run.
+
+    stream: the caller's CUDA stream as an integer handle (0 and 1: the legacy default stream, 2: that of the thread);
+    None: any stream of the executable's. donate: whether the executable may write results into aliased inputs in place
+    (the caller no longer uses them).
+    """
 
     stream: int | None = None
     donate: bool = True
@@ -117,11 +127,12 @@ class Executable(ABC):
     ) -> Sequence[Any]:
         """Run once.
 
-        inputs: one array per entry parameter, of its dtype and shape: NumPy arrays, or arrays of the engine's own
-            library (what an earlier `run` of the same engine returned). They are not modified, except those that
-            `aliases` names, when `run_options.donate` is set.
+        inputs: one array per entry parameter, of its dtype and shape: NumPy arrays, arrays of the engine's own library
+            (what an earlier `run` of the same engine returned), or of those in `Engine.array_families`. They are not
+            modified, except those that `aliases` names, when `run_options.donate` is set.
         Returns one array per return parameter, in the engine's own array type; it must support `numpy.asarray` or
-            DLPack. With block_until_done=False the arrays may still be under computation.
+            DLPack. With block_until_done=False the arrays may still be under computation; only an engine that says
+            `asynchronous` is asked for that, see there.
         Raises ExecutionError, after which the executable must stay usable.
         """
 
@@ -184,6 +195,15 @@ class Engine(ABC):
         inference TensorRT 100, XLA 50.
     automatic: optional; whether the engine takes part where nobody names one. False suits an engine that is there to
         learn from or to debug with, and would slow a model down.
+    array_families: optional; the libraries, of ARRAY_FAMILIES, whose arrays `Executable.run` takes as they are, beside
+        NumPy's. "other" is any object that shows memory of a GPU by DLPack or by `__cuda_array_interface__`. On a GPU
+        only arrays in the memory of the executable's own device are given so; all else arrives as NumPy arrays.
+    asynchronous: optional; whether the core may run executables on a GPU with block_until_done=False, and the caller's
+        stream in `run_options`. By this an engine says: such a run comes after what makes its inputs (an array that
+        does not tell by DLPack or `__cuda_array_interface__` is made on that stream); who reads a result by DLPack, by
+        the array protocol or, where results are CuPy's arrays, on that stream, gets it finished; inputs on the device
+        may be released at once, and any input be written to after a result was read so; and what fails late raises
+        where a result is read on the CPU.
     tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
         XRT (`guard/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
         when it checks a compiled cluster.
@@ -196,6 +216,8 @@ class Engine(ABC):
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 0})
     automatic: ClassVar[bool] = True
+    array_families: ClassVar[tuple[str, ...]] = ()
+    asynchronous: ClassVar[bool] = False
     tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 

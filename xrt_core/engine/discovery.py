@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import operator
 import os
 import re
 import threading
@@ -29,6 +30,10 @@ GROUPS: Final = ("xrt.engines", "xrt.frontends", "xrt.passes", "xrt.converters")
 DISABLE_VARIABLE: Final = "XRT_DISABLE_PLUGINS"
 SLOW_IMPORT_SECONDS: Final = 1.0
 _CORE: Final = "xrt-core"
+_RELEASE: Final = re.compile(r"\d+(?:\.\d+)*")
+_BOUND: Final = re.compile(rf"(<=|>=|<|>)\s*({_RELEASE.pattern})")
+_PLAIN: Final = re.compile(rf"{_CORE}\s*{_BOUND.pattern}(\s*,\s*{_BOUND.pattern})*")
+_COMPARE: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?")
 
 
@@ -209,9 +214,30 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def _is_plainly_met(text: str, core_version: str) -> bool:
+    """Whether a requirement has numbers alone ("xrt-core>=0.1,<0.2") and this core meets it.
+
+    That is what nearly all are like; importing `packaging`, which knows the rest, takes 10 ms of every process.
+    """
+    if not _PLAIN.fullmatch(text) or not _RELEASE.fullmatch(core_version):
+        return False
+    here = _release(core_version)
+    return all(_COMPARE[sign](here, _release(number)) for sign, number in _BOUND.findall(text))
+
+
+def _release(text: str) -> list[int]:
+    """The numbers of a version without the zeros at its end: 1.0 and 1.0.0 are the same."""
+    numbers = [int(n) for n in text.split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
+
+
 def _unmet_requirement(plugin: Plugin, core_version: str) -> tuple[str, str] | None:
     for text in plugin.requirements:
         if not _normal(re.split(r"[^\w.-]", text.strip(), maxsplit=1)[0]).startswith(_CORE):
+            continue
+        if _is_plainly_met(text, core_version):
             continue
         from packaging.requirements import InvalidRequirement, Requirement
 
@@ -227,5 +253,3 @@ def _unmet_requirement(plugin: Plugin, core_version: str) -> tuple[str, str] | N
                 f"pip install --upgrade {_CORE} {plugin.package}",
             )
     return None
-
-

@@ -6,12 +6,12 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from xrt_core.engine.contract import API_VERSION, Engine, EngineStatus
+from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
 from xrt_core.engine.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
 from xrt_core.engine.hooks import Hooks
 from xrt_core.engine.op_kernels import KNOWN_DEVICES, op_kernels
@@ -133,23 +133,27 @@ class EngineManager:
 
     # --- all of them --------------------------------------------------------------------------------------------
 
-    def ready(self, phase: Phase, device: str | None, options: Options) -> list[Engine]:
+    def ready(
+        self, phase: Phase, device: str | None, options: Options, without: Collection[str] = ()
+    ) -> list[Engine]:
         """Every usable engine that can drive `device`, best first for `phase`, as the switches in `options` allow.
 
         A switch that is True leaves only engines switched on; one that is False takes its engine out, and an engine
-        whose `automatic` is False stays out. An engine that cannot be used is left out, with an event, unless a switch
-        asks for it: then its error is raised.
+        whose `automatic` is False stays out; so do those named by `without`. An engine that cannot be used is left out,
+        with an event, unless a switch asks for it: then its error is raised.
         """
         wanted = [(s, n) for s, n in _SWITCHES if getattr(options, s) is True]
         if wanted:
             found = [self._switched_on(name, options.source(switch)) for switch, name in wanted]
         else:
-            refused = {n for s, n in _SWITCHES if getattr(options, s) is False}
+            refused = {*without, *(n for s, n in _SWITCHES if getattr(options, s) is False)}
             found = [e for n in self.names() if n not in refused and (e := self._usable_or_none(n, device)) is not None]
         return sorted(found, key=lambda e: (-e.priority.get(phase, 0), e.name))
 
-    def select(self, options: Options) -> list[Engine]:
+    def select(self, options: Options, without: Collection[str] = ()) -> list[Engine]:
         """The engines that `options` mean, in the order to try them; none for engine="host", `ready` for "auto".
+
+        without: engines that stay out where none is named.
 
         Raises as `usable` for each engine asked for by name, EngineUnavailableError for a device it cannot use, or that
         none can where none is named.
@@ -158,7 +162,7 @@ class EngineManager:
         if options.target is not None:
             return self._targeting(options.target, options)
         if options.engine is None or options.engine == (AUTO,):
-            ready = self.ready(options.phase, options.device, options)
+            ready = self.ready(options.phase, options.device, options, without)
             if not ready and options.device is not None and options.device.partition(":")[0] != "cpu":
                 raise EngineUnavailableError(
                     f"device={options.device!r} ({options.source('device')}): no engine that is ready can use it; "
@@ -170,6 +174,14 @@ class EngineManager:
             for engine in found:
                 self.device(engine, options.device)
         return found
+
+    def choose(self, options: Options, without: Collection[str] = ()) -> list[tuple[Engine, str]]:
+        """The engines of `select`, each with the device to compile for. Raises as `select` and `device`."""
+        return [(e, self.device(e, options.device)) for e in self.select(options, without)]
+
+    def registered(self, name: str) -> type[Engine] | None:
+        """The class that `register` added under a name; None for a plugin's engine, or none."""
+        return self._registered.get(name)
 
     def listing(self, *, probe: bool = True) -> list[EngineListing]:
         """A line for every engine, by name. probe: import each and ask whether it is ready; False imports nothing."""
@@ -380,6 +392,9 @@ def _fault(engine: Any, name: str | None = None) -> str:
         return f"it is written for engine API {engine.api_version!r}, and this core has {API_VERSION}; {cure}"
     if not engine.devices or any(d not in KNOWN_DEVICES for d in engine.devices):
         return f"its devices are {engine.devices!r}; they must be among {', '.join(KNOWN_DEVICES)}"
+    families = engine.array_families
+    if not isinstance(families, tuple) or any(f not in ARRAY_FAMILIES for f in families):
+        return f"its array_families are {families!r}; they must be a tuple of some of {', '.join(ARRAY_FAMILIES)}"
     if not isinstance(engine.priority, Mapping) or not all(isinstance(p, int) for p in engine.priority.values()):
         return f"its priority is {engine.priority!r}; it must map 'train' and 'inference' to integers"
     return ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
+
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Node
+from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.schema import find_schema
 
 __all__ = ["aligned", "same_but_types", "schema_of"]
@@ -16,16 +18,35 @@ _NEW_ATTRIBUTES: Final = {
     "QuantizeLinear": ("saturate", "block_size", "output_dtype", "precision"),
     "DequantizeLinear": ("block_size", "output_dtype"),
     "Range": ("stash_type",),
+    **dict.fromkeys(("ArgMax", "ArgMin"), ("select_last_index",)),
+    "AveragePool": ("dilations",),
+    "Reshape": ("allowzero",),
+    "Shape": ("start", "end"),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), ("reduction",)),
 }
 """Attributes that later versions added, whose default is what earlier ones did, or in 16 bits is more precise."""
+
+_REDUCTIONS: Final = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSumSquare",
+)  # fmt: skip
+_INPUT_SINCE: Final = {
+    **dict.fromkeys(("ReduceSum", "Squeeze", "Unsqueeze"), ("axes", 13)),
+    **dict.fromkeys(_REDUCTIONS, ("axes", 18)),
+    "Split": ("split", 13),
+}
+"""Attributes that are the second input from a version on."""
+_ONE_AXIS_SINCE: Final = dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13)
+"""Operators that were over all axes from one on, and are over that one from a version on."""
 
 
 def aligned(function: Function, newest_opset: int | None = None) -> Function:
     """`function` with the standard's nodes in the versions of one opset, that of its newest node.
 
-    A node changes its version only where the two differ in nothing but the types that they take. `function` itself
-    comes back where its nodes are of one opset already, where one of them differs in more, and where the opset would be
-    above `newest_opset`, which is the newest that the library knows.
+    A node changes its version where the two differ in nothing but the types that they take, where an attribute became
+    an input, and where all the axes that an old Softmax is over are one and others of size 1. `function` itself comes
+    back where its nodes are of one opset already, where one of them differs in more, and where the opset would be above
+    `newest_opset`, which is the newest that the library knows.
     """
     body = function.body
     versions = {n.version for n in body.nodes if not n.domain}
@@ -38,20 +59,48 @@ def aligned(function: Function, newest_opset: int | None = None) -> Function:
     nodes = []
     for n in body.nodes:
         since = n.version if n.domain else _since(n, newest)
-        if since != n.version and not (since and same_but_types(n.op_type, n.version, since)):
+        new = n if since == n.version else _of_version(n, since)
+        if new is None:
             return function
-        nodes.append(n if since == n.version else _of_version(n, since))
+        nodes.append(new)
     opsets = {**body.opsets, "": newest}
     return Function(
         function.name, function.params, function.returns, body.replace(nodes=nodes, opsets=opsets), function.aliases
     )
 
 
-def _of_version(n: Node, version: int) -> Node:
+def _of_version(n: Node, version: int) -> Node | None:
+    """The node in a later version with the same meaning; None where there is none."""
+    inputs, attributes = n.inputs, dict(n.attributes)
+    name, since = _INPUT_SINCE.get(n.op_type, ("", 0))
+    if n.version < since <= version:
+        if name in attributes:
+            values = np.atleast_1d(np.asarray(attributes.pop(name), np.int64))
+            inputs = (*inputs, Value.constant(values, f"{n.name}/{name}"))
+    elif n.version < _ONE_AXIS_SINCE.get(n.op_type, 0) <= version:
+        axis = _one_axis(n)
+        if axis is None:
+            return None
+        attributes["axis"] = axis
+    elif not (version and same_but_types(n.op_type, n.version, version)) and n.op_type != "Split":
+        return None
+    if n.op_type == "Split" and n.version < 18 <= version and len(inputs) < 2:
+        attributes["num_outputs"] = len(n.outputs)
     return Node(
-        n.op_type, n.inputs, n.outputs, n.attributes, domain=n.domain, version=version, name=n.name,
+        n.op_type, inputs, n.outputs, attributes, domain=n.domain, version=version, name=n.name,
         annotations=n.annotations,
     )  # fmt: skip
+
+
+def _one_axis(n: Node) -> int | None:
+    """The axis that an old Softmax is over, None where it is over several, or its shape is not known."""
+    shape = n.inputs[0].shape if n.inputs[0] is not None else None
+    axis = n.attributes.get("axis", 1)
+    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        return None
+    axis %= len(shape)
+    long = [i for i in range(axis, len(shape)) if shape[i] != 1]
+    return None if len(long) > 1 else long[0] if long else axis
 
 
 def schema_of(op_type: str, opset: int, domain: str = "") -> Any:

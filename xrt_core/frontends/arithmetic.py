@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt_core.frontends import application as make
+from xrt_core.frontends.locations import trace_error
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64, is_float
-from xrt_core.frontends.tracing import trace_error
 
 if TYPE_CHECKING:
     from xrt_core.frontends.tensor import Tensor

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import GraphError
-from xrt_core.frontends.tracing import as_array, is_array, trace_error
+from xrt_core.frontends.arrays import as_array, is_array
+from xrt_core.frontends.locations import trace_error
 from xrt_core.ir.graph import Attribute, Graph, SparseTensor
 from xrt_core.ir.schema import AttributeKind
 from xrt_core.ir.types import (

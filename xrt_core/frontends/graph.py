@@ -11,10 +11,12 @@ import numpy as np
 
 from xrt_core.errors import InputError, TraceError
 from xrt_core.frontends.application import value_of
+from xrt_core.frontends.arrays import is_array
+from xrt_core.frontends.locations import located, trace_error
 from xrt_core.frontends.structure import LEAF, Structure, flatten
 from xrt_core.frontends.subgraphs import as_output, is_tensor_like
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.frontends.tracing import Tracer, active_tracer, is_array, located, trace_error, tracing
+from xrt_core.frontends.tracing import Tracer, active_tracer, tracing
 from xrt_core.ir import graph as ir
 from xrt_core.ir.schema import MINIMUM_OPSET, latest_opset
 from xrt_core.ir.types import STRING, TensorType, ValueType, type_from_text

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends.application import apply, constant, literal, stack_scalars, with_axes
+from xrt_core.frontends.arrays import as_array, is_array
+from xrt_core.frontends.locations import trace_error
 from xrt_core.frontends.promotion import BOOL, INT64, is_integer
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.frontends.tracing import as_array, current_tracer, is_array, trace_error
+from xrt_core.frontends.tracing import current_tracer
 
 _LAST = 2**63 - 1
 _FIRST = -(2**63)

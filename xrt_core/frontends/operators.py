@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends.application import constant, literal, stack_scalars, value_of
+from xrt_core.frontends.arrays import is_array
 from xrt_core.frontends.attributes import attribute_value
+from xrt_core.frontends.locations import trace_error
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64
 from xrt_core.frontends.schema_types import schema_dtypes
 from xrt_core.frontends.subgraphs import trace_bodies
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.frontends.tracing import Tracer, current_tracer, is_array, trace_error
+from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Attribute, Value
 from xrt_core.ir.schema import Schema, find_schema, latest_opset
 from xrt_core.ir.types import SequenceType, TensorType, dtype_name

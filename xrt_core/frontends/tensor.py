@@ -10,8 +10,12 @@ import numpy as np
 
 from xrt_core.frontends import application as make
 from xrt_core.frontends import arithmetic as ops
+from xrt_core.frontends.locations import trace_error
+from xrt_core.frontends.numpy_calls import refuse, ufunc_of_tensors
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64, is_float, sum_dtype
-from xrt_core.frontends.tracing import Scope, current_tracer, trace_error
+from xrt_core.frontends.tensor_elementwise import Elementwise
+from xrt_core.frontends.tensor_operators import Operators
+from xrt_core.frontends.tracing import Scope, current_tracer
 from xrt_core.ir.graph import Value
 from xrt_core.ir.types import DTYPE_TO_ONNX, Dim, ValueType
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from xrt_core.frontends.arithmetic import Axes
 
 
-class Tensor:
+class Tensor(Operators, Elementwise):
     """A value of the graph being traced.
 
     It has a dtype and a shape but no numbers yet. Arithmetic, comparisons and indexing follow NumPy; Python numbers
@@ -28,8 +32,8 @@ class Tensor:
     """
 
     __slots__ = ("_scope", "_value")
-    __array_ufunc__ = None  # so that `array + tensor` asks the tensor
-    __array_priority__ = 1000.0
+    __array_ufunc__ = ufunc_of_tensors
+    __array_function__ = refuse
 
     def __init__(self, value: Value, scope: Scope) -> None:
         self._value = value
@@ -138,125 +142,6 @@ class Tensor:
         if tracer.loss is not None:
             raise trace_error("backward() is called twice: add the losses, and call it on their sum")
         tracer.loss = value
-
-    # arithmetic
-
-    def __add__(self, other: Any) -> Tensor:
-        return ops.arithmetic("Add", self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return ops.arithmetic("Add", other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return ops.arithmetic("Sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return ops.arithmetic("Sub", other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return ops.arithmetic("Mul", self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return ops.arithmetic("Mul", other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return ops.divide(self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return ops.divide(other, self)
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return ops.floor_divide(self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return ops.floor_divide(other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return ops.modulo(self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return ops.modulo(other, self)
-
-    def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
-        return ops.floor_divide(self, other), ops.modulo(self, other)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return ops.arithmetic("Pow", self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return ops.arithmetic("Pow", other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return ops.arithmetic("MatMul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return ops.arithmetic("MatMul", other, self)
-
-    def __neg__(self) -> Tensor:
-        return make.apply("Neg", self)
-
-    def __pos__(self) -> Tensor:
-        return self
-
-    def __abs__(self) -> Tensor:
-        return make.apply("Abs", self)
-
-    # comparisons; a tensor is hashed by identity, as == gives a tensor
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> Any:
-        return NotImplemented if other is None else ops.compare("Equal", self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return NotImplemented if other is None else make.apply("Not", ops.compare("Equal", self, other))
-
-    def __lt__(self, other: Any) -> Tensor:
-        return ops.compare("Less", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return ops.compare("LessOrEqual", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return ops.compare("Greater", self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return ops.compare("GreaterOrEqual", self, other)
-
-    # bits and truth
-
-    def __and__(self, other: Any) -> Tensor:
-        return ops.bitwise("And", self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return ops.bitwise("And", other, self)
-
-    def __or__(self, other: Any) -> Tensor:
-        return ops.bitwise("Or", self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return ops.bitwise("Or", other, self)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return ops.bitwise("Xor", self, other)
-
-    def __rxor__(self, other: Any) -> Tensor:
-        return ops.bitwise("Xor", other, self)
-
-    def __invert__(self) -> Tensor:
-        return make.apply("Not" if self.dtype == BOOL else "BitwiseNot", self)
-
-    def __lshift__(self, other: Any) -> Tensor:
-        return ops.shift("LEFT", self, other)
-
-    def __rlshift__(self, other: Any) -> Tensor:
-        return ops.shift("LEFT", other, self)
-
-    def __rshift__(self, other: Any) -> Tensor:
-        return ops.shift("RIGHT", self, other)
-
-    def __rrshift__(self, other: Any) -> Tensor:
-        return ops.shift("RIGHT", other, self)
 
     # indexing
 
@@ -403,76 +288,3 @@ class Tensor:
     def cumsum(self, axis: int) -> Tensor:
         """The running sum along an axis."""
         return make.apply("CumSum", self, make.literal(ops.axis_of(axis, self.ndim), INT64))
-
-    # elementwise
-
-    def exp(self) -> Tensor:
-        """e to the power of each element."""
-        return make.apply("Exp", ops.floating(self))
-
-    def log(self) -> Tensor:
-        """The natural logarithm."""
-        return make.apply("Log", ops.floating(self))
-
-    def sqrt(self) -> Tensor:
-        """The square root."""
-        return make.apply("Sqrt", ops.floating(self))
-
-    def sin(self) -> Tensor:
-        """The sine."""
-        return make.apply("Sin", ops.floating(self))
-
-    def cos(self) -> Tensor:
-        """The cosine."""
-        return make.apply("Cos", ops.floating(self))
-
-    def tanh(self) -> Tensor:
-        """The hyperbolic tangent."""
-        return make.apply("Tanh", ops.floating(self))
-
-    def sigmoid(self) -> Tensor:
-        """1 / (1 + exp(-x))."""
-        return make.apply("Sigmoid", ops.floating(self))
-
-    def relu(self) -> Tensor:
-        """Zero where an element is negative."""
-        return make.apply("Relu", self)
-
-    def erf(self) -> Tensor:
-        """The error function."""
-        return make.apply("Erf", self)
-
-    def abs(self) -> Tensor:
-        """The absolute value."""
-        return make.apply("Abs", self)
-
-    def floor(self) -> Tensor:
-        """The largest integer not above each element."""
-        return make.apply("Floor", self)
-
-    def ceil(self) -> Tensor:
-        """The smallest integer not below each element."""
-        return make.apply("Ceil", self)
-
-    def round(self) -> Tensor:
-        """The nearest integer, halves to even."""
-        return make.apply("Round", self)
-
-    def pow(self, exponent: Any) -> Tensor:
-        """Each element to a power."""
-        return ops.arithmetic("Pow", self, exponent)
-
-    def matmul(self, other: Any) -> Tensor:
-        """The matrix product."""
-        return ops.arithmetic("MatMul", self, other)
-
-    def clip(self, min: Any = None, max: Any = None) -> Tensor:
-        """The elements held between two bounds, either of which may be left out."""
-        result = self
-        if min is not None:
-            result = ops.arithmetic("Max", result, min)
-        return result if max is None else ops.arithmetic("Min", result, max)
-
-    def softmax(self, axis: int = -1) -> Tensor:
-        """exp(x) over its sum along an axis."""
-        return make.apply("Softmax", self, axis=axis)

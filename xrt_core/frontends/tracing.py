@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import pathlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from xrt_core.errors import GraphError, ShapeError, TraceError
-from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations, SourceLocation
+from xrt_core.errors import GraphError, ShapeError
+from xrt_core.frontends.arrays import as_array
+from xrt_core.frontends.locations import trace_error, user_location
+from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.graph import Attribute, Node, Value
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.schema import Schema, find_schema, latest_opset, why_unknown
-from xrt_core.ir.types import DTYPE_TO_ONNX, STRING, SequenceType, TensorType, ValueType
-
-_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
-_ours: dict[str, bool] = {}  # file name -> whether it belongs to this package
+from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
 
 _tracer: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("xrt_tracer", default=None)
 _marks: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("xrt_marks", default=())
@@ -42,36 +38,6 @@ _SHAPE_OF_FIRST_INPUT = frozenset({
     ("", "GroupNormalization"), ("", "MeanVarianceNormalization"), ("ai.onnx.ml", "Imputer"),
     ("ai.onnx.ml", "Normalizer"), ("ai.onnx.ml", "Scaler"),
 })  # fmt: skip
-
-
-def user_location() -> SourceLocation | None:
-    """The innermost line of the caller's own code: the first frame outside this package."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        ours = _ours.get(code.co_filename)
-        if ours is None:
-            ours = _ours[code.co_filename] = _is_internal(code.co_filename)
-        if not ours:
-            return SourceLocation(code.co_filename, frame.f_lineno, code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-def _is_internal(filename: str) -> bool:
-    standard = filename == contextlib.__file__ or filename.startswith("<frozen")
-    return standard or pathlib.Path(_PACKAGE) in pathlib.Path(filename).parents
-
-
-def trace_error(message: str) -> TraceError:
-    """A TraceError whose message begins with the user's line."""
-    return TraceError(located(message))
-
-
-def located(message: str) -> str:
-    """`message` with the user's line in front, where there is one."""
-    where = user_location()
-    return message if where is None else f"{where}: {message}"
 
 
 class power_by_engine(contextlib.ContextDecorator):
@@ -370,47 +336,6 @@ def _check_reshape(found: ValueType | None, schema: Schema, inputs: Sequence[Val
         have, want = np.prod(source.shape, dtype=np.int64), np.prod(found.shape, dtype=np.int64)  # type: ignore[arg-type]
         if have != want:
             raise ShapeError(f"Reshape: {source.type} has {have} elements, the shape {list(found.shape)} takes {want}")
-
-
-def is_array(obj: object) -> bool:
-    """Whether an object is an array of some library (NumPy's scalars count, Python's numbers do not)."""
-    if isinstance(obj, np.ndarray | np.generic):
-        return True
-    kind = type(obj)
-    return hasattr(kind, "__dlpack__") or hasattr(kind, "__array__")
-
-
-def as_array(obj: Any) -> np.ndarray:
-    """The NumPy array over an array-like object, without a copy where its memory is the host's.
-
-    Raises TraceError for an object that gives no array, and for a dtype that ONNX has no element type for.
-    """
-    array: np.ndarray = obj
-    if not isinstance(obj, np.ndarray):
-        if hasattr(obj, "detach"):  # torch: a parameter that requires a gradient refuses to leave otherwise
-            obj = _torch_view(obj.detach().cpu())
-        try:
-            array = np.asarray(obj)
-        except Exception:
-            try:
-                array = np.from_dlpack(obj)
-            except Exception as e:
-                raise trace_error(f"{type(obj).__name__} object cannot become a NumPy array: {e}") from None
-    if array.dtype.kind in "UST":
-        array = array.astype(object)
-    if array.dtype not in DTYPE_TO_ONNX:
-        raise trace_error(f"ONNX has no element type for {array.dtype} (an array of shape {array.shape})")
-    return array
-
-
-def _torch_view(tensor: Any) -> Any:
-    """The tensor itself, or for a dtype that torch cannot hand to NumPy the array over its bytes."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    if not hasattr(ml_dtypes, name):
-        return tensor
-    code = {1: "uint8", 2: "int16"}[tensor.element_size()]
-    raw = tensor.contiguous().view(getattr(sys.modules["torch"], code)).numpy()
-    return raw.view(getattr(ml_dtypes, name))
 
 
 def active_tracer() -> Tracer | None:

@@ -11,7 +11,7 @@ import numpy as np
 from xrt_core.errors import XRTError
 from xrt_core.guard.correction import Budget, Candidate, Corrector
 from xrt_core.guard.pieces import subfunction
-from xrt_core.guard.reference import run_host
+from xrt_core.guard.reference import Host, run_host
 from xrt_core.guard.stimuli import SEQUENCE, stimulus
 from xrt_core.guard.verification import Referee
 from xrt_core.host.executor import run_node
@@ -57,7 +57,7 @@ def bisect_function(
     total = len(function.body.nodes)
     cases: list[Sequence[np.ndarray]] = [] if inputs is None else [inputs]
     cases += [stimulus(function, kind, seed) for kind in SEQUENCE[:2]]
-    budget = Budget(compiles)
+    budget, host = Budget(compiles), Host(function)
     corrector = Corrector(function, candidate, cases, budget, seed)
     reason, runs = "", False
     try:
@@ -67,7 +67,7 @@ def bisect_function(
         reason = f"it does not compile: {type(e).__name__}: {e}"
     else:
         for case in cases:
-            check = Referee(function, case, seed).judge(executable, candidate.tolerance)
+            check = Referee(function, case, seed, host=host).judge(executable, candidate.tolerance)
             if not check.is_right:
                 if check.is_doubtful and corrector.are_right_apart():
                     why = f"right ({total} nodes, each by itself; as a whole off by what rounding to integers explains)"

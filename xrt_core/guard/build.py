@@ -7,23 +7,20 @@ from typing import Any
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 from xrt_core.guard.outcome import HOST, Piece
-from xrt_core.host.executor import host_kernel
+from xrt_core.guard.pieces import convex_pieces
+from xrt_core.guard.reference import lower_host
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.verdict import Support
-from xrt_core.passes.clustering import Candidate, cluster, fold, mark
+from xrt_core.passes.clustering import Candidate, cluster, costs_for, fold, mark
 from xrt_core.passes.clustering.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.compilation import Compilation
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 
-Compile = Callable[[Function, str, bool], Executable]
-"""(function, engine, fused) -> executable, of a function that the engine takes whole."""
-
-
-def host_plan(body: Graph) -> Plan:
-    """The plan that runs every node on the host, in NumPy."""
-    return make_plan(body, lambda n: Lowered(host_kernel(n), HOST, n.operator))
+Compile = Callable[[Function, str, bool, bool], Executable]
+"""(function, engine, fused, shared) -> executable, of a function that the engine takes whole; shared: see
+`CompileOptions`."""
 
 
 class PiecesExecutable(Executable):
@@ -67,18 +64,39 @@ class Build:
         """For each node whether the engine takes it."""
         return [self._support(engine, n).ok for n in function.body.nodes]
 
-    def executable(self, function: Function, engine: str, fused: bool = True) -> Executable:
+    def executable(
+        self, function: Function, engine: str, fused: bool = True, *, alone: bool = False, shared: bool = False
+    ) -> Executable:
         """A function on an engine; nodes that it doesn't take go to the other engines, in their order, and the host.
 
-        Raises CompileError, or whatever an engine raises.
+        alone: to the host at once. shared: other executables run on the same cores in each call. Raises CompileError,
+        or whatever an engine raises.
         """
         if all(self.takes(engine, function)):
-            return self._compile(function, engine, fused)
-        device = self.compilation.engines[engine][1]
-        names = [engine, *(e for e in self.compilation.engines if e != engine)]
-        askers = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
+            return self._compile(function, engine, fused, shared)
         body = _unpinned(function.body)
-        return self._folded(body, cluster(body, mark(body, askers, device=device)), lambda k: fused)
+        return self._folded(body, self._clustering(body, engine, alone), lambda k: fused)
+
+    def alone(self, function: Function, engine: str) -> tuple[Piece, ...] | None:
+        """The pieces of a function that an engine and the host run without the other engines; None where none of them
+        takes a part in `executable`, or nothing is left of the engine's own."""
+        if all(self.takes(engine, function)):
+            return None
+        body = _unpinned(function.body)
+        mine = self._clustering(body, engine, True).clusters
+        if not mine or mine == self._clustering(body, engine, False).clusters:
+            return None
+        covered = {i for c in mine for i in c.nodes}
+        left = convex_pieces(body, [i for i in range(len(body.nodes)) if i not in covered])[1]
+        pieces = [*(Piece(engine, c.nodes) for c in mine), *(Piece(HOST, nodes) for nodes in left)]
+        return tuple(sorted(pieces, key=lambda p: p.nodes))
+
+    def _clustering(self, body: Graph, engine: str, alone: bool) -> Clustering:
+        names = [engine] if alone else [engine, *(e for e in self.compilation.engines if e != engine)]
+        askers = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
+        marks = mark(body, askers, device=self.compilation.engines[engine][1])
+        # alone it is the partition that a module with this engine has, which asks the cost model
+        return cluster(body, marks, costs=costs_for if alone else None)
 
     def pieces(self, function: Function, pieces: Sequence[Piece]) -> Executable:
         """A function as an examination left it. Raises as `executable`, and InternalError for pieces that don't fit."""
@@ -99,13 +117,15 @@ class Build:
         first = {c.nodes[0]: k for k, c in enumerate(clustering.clusters)}
         number = {body.nodes[i]: k for i, k in first.items()}
 
+        on_cpu = sum(c.device.partition(":")[0] == "cpu" for c in clustering.clusters)
+
         def lower(node: Node) -> Lowered:
             function, engine = node.attributes.get("function"), node.attributes.get("engine")
             if not isinstance(function, Function):
-                return Lowered(host_kernel(node), HOST, node.operator)
+                return lower_host(node)
             assert isinstance(engine, str)
             k = number[function.body.nodes[0]]
-            made = self.executable(function, engine, fused(k))
+            made = self.executable(function, engine, fused(k), shared=on_cpu > 1)
             return Lowered(_to_host(made), HOST, f"{function.name} on {engine}")
 
         return PiecesExecutable(make_plan(fold(body, clustering), lower))

@@ -22,11 +22,12 @@ import numpy as np
 
 from xrt_core.engine.contract import Executable, Tolerance
 from xrt_core.errors import CompileError
-from xrt_core.guard.outcome import HOST, Piece
+from xrt_core.guard.outcome import HOST, Faults, Piece
 from xrt_core.guard.pieces import Nodes, convex_pieces, side_by_side, subfunction
 from xrt_core.guard.reference import Values, run_host
 from xrt_core.guard.verification import Referee
 from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph
 
 NO_TOLERANCES: Final[Mapping[str, Tolerance]] = MappingProxyType({})
 
@@ -36,12 +37,14 @@ class Candidate:
     """An engine that a Function is tried on.
 
     compile: (function, fused) -> executable; raises whatever the engine raises. tolerance: what the engine declares
-    about its own precision (`Engine.tolerance`).
+    about its own precision (`Engine.tolerance`). pieces: of the function that is examined, where this is no candidate
+    of its own but another way to share the function out: it is not corrected.
     """
 
     engine: str
     compile: Callable[[Function, bool], Executable]
     tolerance: Mapping[str, Tolerance] = field(default_factory=lambda: NO_TOLERANCES)
+    pieces: tuple[Piece, ...] | None = None
 
     def build(self, function: Function, fused: bool) -> Executable:
         """The executable. Raises CompileError where it is none, and whatever the engine raises."""
@@ -97,6 +100,50 @@ class Correction:
         return sum(len(p.nodes) for p in self.pieces if p.engine != HOST)
 
 
+class Search:
+    """Looks for nodes at fault by bisection, until every convex piece without them is good.
+
+    reason: of nodes, what is wrong with them; "" for nothing. is_good: whether they can stay as they are; where it is
+    left out, they can where nothing is wrong with them. offenders, cuts: what is known, and after `run` what was found.
+    """
+
+    def __init__(
+        self, body: Graph, reason: Callable[[Nodes], str], is_good: Callable[[Nodes], bool] | None = None
+    ) -> None:
+        self.offenders: dict[int, str] = {}
+        self.cuts: set[int] = set()
+        self._body = body
+        self._reason = reason
+        self._is_good = is_good or (lambda nodes: not reason(nodes))
+
+    def run(self) -> None:
+        """Search. Raises what the callables raise; what was found until then stays."""
+        while (bad := self._first_bad()) is not None:
+            self._bisect(bad)
+
+    def pieces(self) -> tuple[list[Nodes], list[Nodes]]:
+        """The nodes that stay and the offenders, as convex pieces."""
+        return convex_pieces(self._body, self.offenders, self.cuts)
+
+    def _first_bad(self) -> Nodes | None:
+        return next((nodes for nodes in self.pieces()[0] if not self._is_good(nodes)), None)
+
+    def _bisect(self, nodes: Nodes) -> None:
+        """Evict one node of a bad piece, or cut it where both sides are right."""
+        cut: int | None = None
+        while len(nodes) > 1:
+            left, right = nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]
+            if self._reason(left):
+                nodes, cut = left, None
+            else:
+                nodes, cut = right, right[0] if cut is None else cut
+        reason = self._reason(nodes)
+        if reason or cut is None:
+            self.offenders[nodes[0]] = reason
+        else:
+            self.cuts.add(cut)
+
+
 class Corrector:
     """Finds the parts of a Function that an engine gets right. Every compilation is taken from `budget`.
 
@@ -120,26 +167,31 @@ class Corrector:
         self._known: dict[tuple[Nodes, bool], tuple[str, Executable | None]] = {}
         self._all: Nodes = tuple(range(len(function.body.nodes)))
         self._nodes_are_right = False  # each by itself, but for the offenders
-        self.offenders: dict[int, str] = {}
+        self._search = Search(function.body, self.reason, lambda nodes: self._right(nodes) is not None)
 
     def known_wrong(self, reason: str) -> None:
         """Say that the fused build of the whole is wrong, so that it is not tried again."""
         self._known[self._all, True] = reason, None
 
+    def known_faults(self, faults: Faults) -> None:
+        """Say what was found before: the whole is not tried at all."""
+        for fused in (True, False):
+            self._known[self._all, fused] = faults.reason, None
+        self._search.offenders.update(faults.offenders)
+        self._search.cuts.update(faults.cuts)
+
     def correct(self, *, apart: bool) -> Correction:
         """The pieces that are right. apart: look for nodes that are wrong by themselves first (there is no use in it
         where the function does not even compile)."""
         complete = True
-        cuts: set[int] = set()
         try:
             if self._right(self._all) is None:
                 if apart:
-                    self.offenders.update(self.find_apart() or {})
-                while (bad := self._first_bad(cuts)) is not None:
-                    self._bisect(bad, cuts)
+                    self._search.offenders.update(self.find_apart() or {})
+                self._search.run()
         except OutOfBudget:
             complete = False
-        return self._result(cuts, complete)
+        return self._result(complete)
 
     def find_apart(self) -> dict[int, str] | None:
         """The nodes that are wrong by themselves, found by one compilation, each with what is wrong; None where they
@@ -156,7 +208,8 @@ class Corrector:
             return None
         found: dict[int, str] = {}
         for values in self._cases_values():
-            referee = Referee(function, [values[v] for v in meant], self._seed)
+            own = [values[v] for i in nodes for v in self.function.body.nodes[i].outputs if v is not None]
+            referee = Referee(function, [values[v] for v in meant], self._seed, results=own)
             differences = referee.judge(executable, self.candidate.tolerance).differences
             if not differences:  # it raised, or gave something else than the results
                 return None
@@ -193,9 +246,8 @@ class Corrector:
         except Exception as e:  # whatever an engine raises
             return f"it does not compile: {type(e).__name__}: {e}", None
         for values in self._cases_values():
-            check = Referee(part, [values[v] for v in part.body.inputs], self._seed).judge(
-                executable, self.candidate.tolerance
-            )
+            given, own = ([values[v] for v in ends] for ends in (part.body.inputs, part.body.outputs))
+            check = Referee(part, given, self._seed, results=own).judge(executable, self.candidate.tolerance)
             if not check.is_right and not (check.is_doubtful and self._nodes_are_right):
                 return check.reason, None
         return "", executable
@@ -204,33 +256,14 @@ class Corrector:
         """Which build of these nodes is right: True for the fused one, False for the unfused one, None for neither."""
         return next((fused for fused in (True, False) if not self.reason(nodes, fused)), None)
 
-    def _first_bad(self, cuts: set[int]) -> Nodes | None:
-        stay, _ = convex_pieces(self.function.body, self.offenders, cuts)
-        return next((nodes for nodes in stay if self._right(nodes) is None), None)
-
-    def _bisect(self, nodes: Nodes, cuts: set[int]) -> None:
-        """Evict one node of a bad piece, or cut it where both sides are right."""
-        cut: int | None = None
-        while len(nodes) > 1:
-            left, right = nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]
-            if self.reason(left):
-                nodes, cut = left, None
-            else:
-                nodes, cut = right, right[0] if cut is None else cut
-        reason = self.reason(nodes)
-        if reason or cut is None:
-            self.offenders[nodes[0]] = reason
-        else:
-            cuts.add(cut)
-
     def _cases_values(self) -> Sequence[Values]:
         """For each case every value on the way, by the host in the function's own precision."""
         while len(self._values) < len(self._cases):
             self._values.append(run_host(self.function, self._cases[len(self._values)], keep=True)[1])
         return self._values
 
-    def _result(self, cuts: set[int], complete: bool) -> Correction:
-        stay, leave = convex_pieces(self.function.body, self.offenders, cuts)
+    def _result(self, complete: bool) -> Correction:
+        stay, leave = self._search.pieces()
         pieces: list[tuple[Piece, Executable | None]] = [(Piece(HOST, nodes), None) for nodes in leave]
         for nodes in stay:
             right = next((f for f in (True, False) if self._known.get((nodes, f), ("unknown",))[0] == ""), None)
@@ -239,6 +272,5 @@ class Corrector:
             else:
                 pieces.append((Piece(self.candidate.engine, nodes, right), self._known[nodes, right][1]))
         pieces.sort(key=lambda p: p[0].nodes)
-        return Correction(
-            tuple(p for p, _ in pieces), tuple(x for _, x in pieces), dict(sorted(self.offenders.items())), complete
-        )
+        offenders = dict(sorted(self._search.offenders.items()))
+        return Correction(tuple(p for p, _ in pieces), tuple(x for _, x in pieces), offenders, complete)

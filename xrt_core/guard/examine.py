@@ -6,9 +6,10 @@ It knows no process, thread or cache: whoever calls it decides where it runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -16,10 +17,11 @@ import numpy as np
 from xrt_core.engine.contract import Executable, RunOptions
 from xrt_core.errors import InputError, XRTError
 from xrt_core.guard.correction import Budget, Candidate, Correction, Corrector, OutOfBudget
-from xrt_core.guard.outcome import HOST, Outcome, Piece
+from xrt_core.guard.outcome import HOST, Faults, Outcome, Piece
 from xrt_core.guard.pieces import Run, run_pieces
+from xrt_core.guard.reference import Host
 from xrt_core.guard.stimuli import SEQUENCE, stimulus
-from xrt_core.guard.tuning import tune
+from xrt_core.guard.tuning import Stopwatch, tune
 from xrt_core.guard.verification import Check, Referee
 from xrt_core.ir.function import Function
 from xrt_core.runtime.arrays import to_numpy
@@ -28,6 +30,7 @@ __all__ = ["Candidate", "ExamineSettings", "examine"]
 
 _NO_DONATION: Final = RunOptions(donate=False)
 _SHOWN: Final = 5
+NO_FAULTS: Final[Mapping[str, Faults]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class ExamineSettings:
     verify: check results, and correct what is wrong. tune: time what is right against the host and each other.
     seed: of the made-up inputs. deadline_seconds: after which no compilation, check or round of timing begins.
     max_compiles: compilations that the correction of one candidate may take. stimuli: sets of inputs that results are
-    checked on, and runs of the host that this may cost; a result of the last set that is out of bounds costs one more.
+    checked on, and runs of the host that this may cost; a result of the last set that is out of bounds costs two more.
     """
 
     verify: bool = True
@@ -50,7 +53,8 @@ class ExamineSettings:
 
 @dataclass(frozen=True)
 class _Contestant:
-    """What is left of a candidate and right: its pieces, with executables for those that are not the host's."""
+    """What is left of a candidate and right: its pieces, with executables for those that are not the host's, or one for
+    all of them together."""
 
     candidate: Candidate
     pieces: tuple[Piece, ...]
@@ -59,7 +63,7 @@ class _Contestant:
 
     @property
     def label(self) -> str:
-        if all(p.engine != HOST and p.fused for p in self.pieces):
+        if self.candidate.pieces is not None or all(p.engine != HOST and p.fused for p in self.pieces):
             return self.candidate.engine
         return f"{self.candidate.engine} {'unfused' if len(self.pieces) == 1 else 'in pieces'}"
 
@@ -70,18 +74,20 @@ def examine(
     settings: ExamineSettings,
     inputs: Sequence[np.ndarray] | None = None,
     *,
+    faults: Mapping[str, Faults] = NO_FAULTS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Outcome:
     """What to do with a cluster.
 
     candidates: engines that may take it, in the order in which they are preferred. inputs: those of a real call; they
-    are the first set that results are checked on, and those that are timed. Without them both are made up.
+    are the first set that results are checked on, and those that are timed. Without them both are made up. faults: of
+    candidates that are known to be at fault as a whole, by engine.
 
     Without `tune` the first candidate that is right wins. Only where none is right as a whole are they corrected, in
     order, until something is left of one. Raises nothing for whatever an engine does; XRTError where even the host
     cannot run the function.
     """
-    return _Examination(function, settings, inputs, clock).outcome(candidates)
+    return _Examination(function, settings, inputs, faults, clock).outcome(candidates)
 
 
 class _Examination:
@@ -90,32 +96,40 @@ class _Examination:
         function: Function,
         settings: ExamineSettings,
         inputs: Sequence[np.ndarray] | None,
+        faults: Mapping[str, Faults],
         clock: Callable[[], float],
     ) -> None:
-        self.function, self.settings, self.clock = function, settings, clock
+        self.function, self.settings, self.faults, self.clock = function, settings, faults, clock
         self.until = clock() + settings.deadline_seconds
         self.whole = tuple(range(len(function.body.nodes)))
         self.errors: list[str] = []
         self.timings: dict[str, float] = {}
         self.referees: list[Referee] = []
+        self.host = Host(function, clock)
+        self.quickest: dict[str, float] = {}  # seconds of one run of each candidate as it was checked
+        self._wasted = 0  # runs of the host on sets that showed nothing
         self._sources = _sources(function, settings.seed, inputs)
 
     def outcome(self, candidates: Sequence[Candidate]) -> Outcome:
         contestants: list[_Contestant] = []
         turned_down: list[tuple[Candidate, str, bool]] = []
         for candidate in candidates:
+            if (known := self.faults.get(candidate.engine)) is not None:
+                turned_down.append((candidate, known.reason, False))
+                self.errors.append(f"{candidate.engine}: {known.reason}")
+                continue
             executable, reason = self._compiled(candidate)
             check = None if executable is None or not self.settings.verify else self._check(candidate, executable)
             if executable is not None and (check is None or check.is_right):
-                piece = Piece(candidate.engine, self.whole)
-                note = self._note(check)
-                contestants.append(_Contestant(candidate, (piece,), (executable,), note))
+                pieces = candidate.pieces or (Piece(candidate.engine, self.whole),)
+                contestants.append(_Contestant(candidate, pieces, (executable,), self._note(check)))
                 if not self.settings.tune:
                     break
             else:
                 reason = reason or (check.reason if check is not None else "")
                 self.errors.append(f"{candidate.engine}: {reason}")
-                turned_down.append((candidate, reason, executable is not None))
+                if candidate.pieces is None:
+                    turned_down.append((candidate, reason, executable is not None))
         if not contestants:
             for candidate, reason, compiles in turned_down:
                 corrected = self._corrected(candidate, reason, compiles)
@@ -141,37 +155,46 @@ class _Examination:
 
     def _check(self, candidate: Candidate, executable: Executable) -> Check:
         found = Check("")
+        runs, apart = Stopwatch(self.clock), Stopwatch(self.clock)
+        budget = Budget(1, self.until, self.clock)
         with self._timed("verify"):
             for k in range(self.settings.stimuli):
                 referee = self._referee(k)
                 if referee is None:
                     break
-                found = referee.judge(executable, candidate.tolerance)
+                found = referee.judge(runs.on(executable), candidate.tolerance)
                 if not found.is_right:
                     break
-            if found.is_doubtful and self._corrector(candidate, Budget(1, self.until, self.clock)).are_right_apart():
-                return Check("", found.differences, found.tolerance)
+            if found.is_doubtful:
+                timed = Candidate(
+                    candidate.engine, lambda f, fused: apart.on(candidate.build(f, fused)), candidate.tolerance
+                )
+                if self._corrector(timed, budget).are_right_apart():
+                    found = Check("", found.differences, found.tolerance)
+        self._move("verify", "compile", budget.seconds)
+        self._move("verify", "checked runs", runs.seconds + apart.seconds)
+        self.quickest[candidate.engine] = runs.quickest
         return found
 
     def _referee(self, k: int) -> Referee | None:
         """The judge over set number `k` of inputs; None where the budget of host runs is used up."""
         if k < len(self.referees):
             return self.referees[k]
-        if k and (sum(r.host_runs for r in self.referees) >= self.settings.stimuli or self.clock() > self.until):
-            return None
         error: XRTError | None = None
         dull: Referee | None = None
-        for arrays in self._sources:
-            referee = Referee(self.function, arrays, self.settings.seed)
+        while not k or (self._host_runs < self.settings.stimuli and self.clock() <= self.until):
+            arrays = next(self._sources, None)
+            if arrays is None:
+                break
+            referee = Referee(self.function, arrays, self.settings.seed, host=self.host)
             try:
-                telling = referee.is_telling
+                if referee.is_telling:
+                    self.referees.append(referee)
+                    return referee
+                dull = dull or referee
             except XRTError as e:  # made-up inputs that the operators refuse
                 error = e
-                continue
-            if telling:
-                self.referees.append(referee)
-                return referee
-            dull = dull or referee
+            self._wasted += 1
         if k:
             return None
         if dull is None:
@@ -179,11 +202,18 @@ class _Examination:
         self.referees.append(dull)
         return dull
 
+    @property
+    def _host_runs(self) -> int:
+        return self._wasted + sum(r.host_runs for r in self.referees)
+
     def _corrected(self, candidate: Candidate, reason: str, compiles: bool) -> _Contestant | None:
         self._referee(0)
         with self._timed("correct"):
             corrector = self._corrector(candidate, Budget(self.settings.max_compiles, self.until, self.clock))
-            corrector.known_wrong(reason)
+            if (known := self.faults.get(candidate.engine)) is not None:
+                corrector.known_faults(known)
+            else:
+                corrector.known_wrong(reason)
             found = corrector.correct(apart=compiles)
         for i, why in found.offenders.items():
             self.errors.append(f"{candidate.engine}: {label(self.function, i)}: {why}")
@@ -201,9 +231,10 @@ class _Examination:
         runs: dict[str, Callable[[], object]] = {}
         for c in contestants:
             runs.setdefault(c.label, _repeat(self._run_of(c), arrays))
-        runs[HOST] = _repeat(run_pieces(self.function, [self.whole], [None]), arrays)
+        runs[HOST] = _repeat(self.host.run, arrays)
+        known = {HOST: self.host.seconds, **self.quickest}
         try:
-            tuning = tune(runs, HOST, clock=self.clock, until=self.until)
+            tuning = tune(runs, HOST, clock=self.clock, until=self.until, known=known)
         except Exception as e:  # it ran when it was checked
             self.errors.append(f"it failed while it was timed: {type(e).__name__}: {e}")
             return self._on_host("failed", self.errors[-1])
@@ -223,7 +254,7 @@ class _Examination:
         def run_of(executable: Executable | None) -> Run | None:
             return None if executable is None else lambda given: executable.run(given, _NO_DONATION)
 
-        if len(contestant.pieces) == 1:
+        if len(contestant.executables) == 1:
             run = run_of(contestant.executables[0])
             assert run is not None
             return lambda given: [to_numpy(r) for r in run(given)]
@@ -256,6 +287,10 @@ class _Examination:
 
     def _on_host(self, verdict: Any, reason: str) -> Outcome:
         return Outcome(verdict, (Piece(HOST, self.whole),), reason, dict(self.timings), tuple(self.errors))
+
+    def _move(self, source: str, target: str, seconds: float) -> None:
+        self.timings[source] -= seconds
+        self.timings[target] = self.timings.get(target, 0.0) + seconds
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:

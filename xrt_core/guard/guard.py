@@ -27,15 +27,16 @@ from xrt_core.events import EventLog
 from xrt_core.guard.build import Build
 from xrt_core.guard.bundle import Stage, bundle_of, leave_bundle
 from xrt_core.guard.examine import ExamineSettings
+from xrt_core.guard.inquiry import Inquiry
 from xrt_core.guard.launch import GuardedLaunch, HostRun
+from xrt_core.guard.leaving import Leaving, within_library
 from xrt_core.guard.limits import TooLong, within
 from xrt_core.guard.outcome import Outcome, Piece
 from xrt_core.guard.pool import Job, Slot, WorkerFailure, process_pool
-from xrt_core.guard.report import GuardReport
+from xrt_core.guard.salvage import examined_in_child
 from xrt_core.guard.scratch import new_folder
 from xrt_core.guard.settings import GuardSettings
 from xrt_core.guard.state import ClusterRecord, Kind, State
-from xrt_core.guard.tolerance import compare, float_dtypes, tolerance_for
 from xrt_core.guard.transport import write_arrays, write_function
 from xrt_core.guard.verdicts import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.verification import Referee
@@ -43,7 +44,7 @@ from xrt_core.guard.worker import examined
 from xrt_core.ir.function import Function
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.compilation import Compilation
-from xrt_core.runtime.launch import operators_of
+from xrt_core.runtime.launch import Launch, operators_of
 
 _MOST_RECORDS: Final = 4096
 _QUICK_BYTES: Final = 4 << 20  # hashing so many bytes takes some ten milliseconds
@@ -74,12 +75,11 @@ class Guard:
         self.settings = settings
         self.events = events
         self.records: list[ClusterRecord] = []
-        self._compilation = compilation
+        self.inquiry = Inquiry(settings, compilation, disk, events)
         self._disk = disk
         self._auto = auto
         self._trusted = dict(trusted or {})
         self._closed = False
-        self._made = time.time()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._launches: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()
@@ -89,13 +89,21 @@ class Guard:
         self._store: ExecutableStore | None = None
         self._between: DiskCache | None = None
 
+    @property
+    def _compilation(self) -> Compilation:
+        return self.inquiry.compilation
+
     # --- for the pipeline -----------------------------------------------------------------------------------------
 
-    def launch(self, function: Function, engine: str, host: Callable[[], HostRun]) -> GuardedLaunch:
-        """The launch of a cluster. Nothing is compiled yet: its first call, or `start`, sets that going."""
+    def launch(
+        self, function: Function, engine: str, host: Callable[[], HostRun], shared: bool = False
+    ) -> GuardedLaunch:
+        """The launch of a cluster. Nothing is compiled yet: its first call, or `start`, sets that going. shared: see
+        `CompileOptions`."""
         record = ClusterRecord(function.name, engine, len(function.body.nodes), operators_of(function))
         record.number = next(self._numbers)
         launch = GuardedLaunch(function, engine, host, self, record)
+        launch.shares_cores = shared
         with self._lock:
             self.records.append(record)
             del self.records[:-_MOST_RECORDS]
@@ -117,10 +125,23 @@ class Guard:
                 return False
         return True
 
-    def report(self) -> GuardReport:
-        """What became of every cluster."""
+    def begin_all(self, launches: Sequence[Launch]) -> None:
+        """Set these launches going, as far as they are not."""
+        for launch in launches:
+            if isinstance(launch, GuardedLaunch):
+                self.begin(launch, None)
+
+    def count(self, launches: Sequence[Launch], calls: int) -> None:
+        """Count so many calls that the host answered before the launches were there."""
+        for launch in launches:
+            if isinstance(launch, GuardedLaunch):
+                launch.record.calls += calls
+                launch.record.host_calls += calls
+
+    def known(self) -> list[ClusterRecord]:
+        """The record of every cluster."""
         with self._lock:
-            return GuardReport.of(self.records, time.time() - self._made)
+            return list(self.records)
 
     def outcomes(self) -> dict[str, Outcome]:
         """What was decided about every cluster that is live or was turned down, by its function's fingerprint."""
@@ -136,7 +157,7 @@ class Guard:
         for launch in self._all():
             function = launch.function
             if function.fingerprint not in self._trusted:
-                key = self._compilation.key(function, self._candidates(launch)[0])
+                key = self._compiles(launch).key(function, self._candidates(launch)[0])
                 if file.executable(key) is None:
                     found.append(file.why_missing(key, function.name))
         return found
@@ -213,16 +234,11 @@ class Guard:
     def compare(
         self, launch: GuardedLaunch, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]
     ) -> str:
-        """See `launch.Keeper`. Where the two differ, the host in higher precision says whether it is rounding."""
-        function = launch.function
-        dtypes = float_dtypes(function.body)
+        """See `launch.Keeper`. Where the two differ, the host runs again to say whether it is rounding."""
         engine = self._compilation.engines.get(launch.record.chosen)
-        own = {} if engine is None else engine[0].tolerance
-        for p, got, want in zip(function.returns, results, expected, strict=True):
-            if not compare(to_numpy(got), want, tolerance_for(p.dtype, dtypes, own)).is_right:
-                check = Referee(function, inputs).judge_results([to_numpy(r) for r in results], own)
-                return "" if check.is_doubtful else check.reason
-        return ""
+        referee = Referee(launch.function, inputs, results=[to_numpy(r) for r in expected])
+        check = referee.judge_results([to_numpy(r) for r in results], {} if engine is None else engine[0].tolerance)
+        return "" if check.is_doubtful else check.reason
 
     # --- the way of a cluster ---------------------------------------------------------------------------------------
 
@@ -243,6 +259,8 @@ class Guard:
                 executable = within(self.settings.timeout, self._realise, launch, outcome, known)
                 launch.go_live(executable, outcome.reason)
                 self._tell(record, start)
+        except Leaving:
+            pass
         except WorkerFailure as e:
             if not self._closed:
                 stage = "examine" if record.state is State.VERIFYING else "compile"
@@ -269,7 +287,8 @@ class Guard:
             record.move(State.COMPILING)
             whole = tuple(range(len(function.body.nodes)))
             return Outcome("ready", (Piece(names[0], whole),), "nothing is examined"), True
-        names, key = self._question(launch)
+        with within_library():
+            names, key = self._question(launch)
         disk = self._usable_disk()
         known = None if disk is not None and disk.mode == "verify" else find_verdict(key, function, disk)
         if known is not None:
@@ -280,7 +299,7 @@ class Guard:
         if self.settings.sandbox:
             outcome = self._in_child(launch, names, inputs, slot)
         else:
-            compilation = self._compilation.through(self._crossing_store())
+            compilation = self._compiles(launch).through(self._crossing_store())
             outcome = within(
                 self.settings.timeout,
                 lambda: examined(
@@ -296,6 +315,9 @@ class Guard:
     def _nothing_to_examine(self) -> bool:
         return not (self.settings.verify or self.settings.tune or self.settings.sandbox)
 
+    def _compiles(self, launch: GuardedLaunch) -> Compilation:
+        return self._compilation.sharing() if launch.shares_cores else self._compilation
+
     def _candidates(self, launch: GuardedLaunch) -> tuple[str, ...]:
         names = Build(self._compilation).candidates(launch.function, None if self._auto else launch.engine)
         return names if self.settings.tune else names[:1]
@@ -303,7 +325,7 @@ class Guard:
     def _question(self, launch: GuardedLaunch) -> tuple[tuple[str, ...], CacheKey]:
         """The engines that a cluster is tried on, and the key of the verdict on them."""
         names = self._candidates(launch)
-        keys = [self._compilation.key(launch.function, n) for n in self._needed(names)]
+        keys = [self._compiles(launch).key(launch.function, n) for n in self._needed(names)]
         return names, verdict_key(keys, self._examine)
 
     def _needed(self, names: Sequence[str]) -> list[str]:
@@ -313,7 +335,7 @@ class Guard:
     def _in_child(
         self, launch: GuardedLaunch, names: Sequence[str], inputs: list[np.ndarray] | None, slot: Slot
     ) -> Outcome:
-        function, settings, options = launch.function, self.settings, self._compilation.options
+        function, settings, options = launch.function, self.settings, self._compiles(launch).options
         folder = new_folder("job")
         try:
             write_function(function, folder)
@@ -326,21 +348,32 @@ class Guard:
                     {"name": e.name, "module": type(e).__module__, "class": type(e).__qualname__, "device": device}
                     for e, device in (self._compilation.engines[n] for n in self._needed(names))
                 ],
-                "candidates": list(names),
                 "options": {
                     **{f.name: getattr(options, f.name) for f in dataclasses.fields(options)},
                     "extra": {engine: dict(own) for engine, own in options.extra.items()},
                 },
-                "settings": dataclasses.asdict(self._examine),
                 "cache": {"folder": str(disk.folder), "limit": disk.limit, "mode": disk.mode},
-                "timeout": settings.timeout,
             }
-            answer = slot.run(request, settings.timeout, settings.memory, lambda _: self._compiled(launch.record))
+
+            def ask(extra: Mapping[str, Any], timeout: float, stage: Callable[[str], None]) -> dict[str, Any]:
+                limited = dataclasses.replace(self._examine, deadline_seconds=0.8 * timeout)
+                asked = {**request, **extra, "timeout": timeout, "settings": dataclasses.asdict(limited)}
+                return slot.run(asked, timeout, settings.memory, stage)
+
+            outcome, failures = examined_in_child(
+                function.body,
+                names,
+                ask,
+                settings.timeout,
+                lambda: self._compiled(launch.record),
+                salvage=not launch.record.faults,
+                is_wanted=lambda: not self._closed,
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        if "error" in answer:
-            raise WorkerFailure(answer["kind"], answer["error"])
-        return Outcome.from_json(answer["outcome"])
+        for engine, (stage, e) in failures.items():
+            self.fell_back(launch, stage, e.kind, f"{engine}: {e}", e.log, e.exit_code)
+        return outcome
 
     def _compiled(self, record: ClusterRecord) -> None:
         record.move_from(State.COMPILING, State.VERIFYING)
@@ -351,8 +384,10 @@ class Guard:
         Others are compiled once more here, now that they have been compiled without harm.
         """
         plain = known or (self._crossing() is self._disk and self._disk.mode == "readwrite")
-        compilation = self._compilation if plain else self._compilation.through(self._crossing_store())
-        made = Build(compilation).pieces(launch.function, outcome.pieces)
+        compilation = self._compiles(launch)
+        compilation = compilation if plain else compilation.through(self._crossing_store())
+        with within_library():
+            made = Build(compilation).pieces(launch.function, outcome.pieces)
         whole = outcome.pieces[0] if len(outcome.pieces) == 1 else None
         return made if whole is not None and whole.engine == launch.engine else _AsNumpy(made)
 
@@ -385,10 +420,11 @@ class Guard:
     ) -> pathlib.Path | None:
         """Leave a reproducer of a failure before the cluster was live; its path, or None where none can be written."""
         disk = self._usable_disk() if stage in ("compile", "examine") and kind != "slower" else None
-        name = launch.engine if launch.engine in self._compilation.engines else next(iter(self._compilation.engines))
+        engines = self.inquiry.every.engines
+        name = launch.engine if launch.engine in engines else next(iter(engines))
         if disk is None or disk.mode != "readwrite":
             return None
-        engine, device = self._compilation.engines[name]
+        engine, device = engines[name]
         options = self._compilation.options_for(name)
         what: Stage = "compile" if stage == "compile" else "wrong"
         try:

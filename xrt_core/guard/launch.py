@@ -11,6 +11,7 @@ import numpy as np
 from xrt_core.engine.contract import Executable, Function
 from xrt_core.errors import ExecutionError
 from xrt_core.guard.limits import TooLong, Watched
+from xrt_core.guard.planning import beside_caller
 from xrt_core.guard.settings import GuardSettings
 from xrt_core.guard.state import ClusterRecord, Kind, State
 from xrt_core.runtime.arrays import to_numpy
@@ -48,13 +49,14 @@ class GuardedLaunch(Launch):
     costs a try block, a look at the shapes and a counter more than the executable itself.
     """
 
-    __slots__ = ("__weakref__", "_call", "_donated", "_keeper", "_passed", "_watched", "record")
+    __slots__ = ("__weakref__", "_call", "_donated", "_keeper", "_passed", "_watched", "record", "shares_cores")
 
     def __init__(
         self, function: Function, engine: str, host: Callable[[], HostRun], keeper: Keeper, record: ClusterRecord
     ) -> None:
         super().__init__(function, engine, None, host)
         self.record = record
+        self.shares_cores = False
         self._keeper = keeper
         self._donated = tuple(a.input for a in function.aliases)
         self._passed = 0
@@ -63,7 +65,7 @@ class GuardedLaunch(Launch):
         self._call: HostRun = self._waiting
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        return self._call(arrays)
+        return self._call(arrays if self.enter is None else self.enter(arrays))
 
     @property
     def trouble(self) -> str:
@@ -99,7 +101,8 @@ class GuardedLaunch(Launch):
     def _waiting(self, arrays: Arrays) -> Arrays:
         record, keeper = self.record, self._keeper
         due = record.state is State.QUEUED or (record.state is State.FAILED and time.monotonic() >= record.retry_at)
-        if due and (not keeper.settings.asynchronous or (record.calls == 0 and keeper.knows(self))):
+        knows = record.calls == 0 and not beside_caller() and keeper.knows  # a rehearsal waits for nothing
+        if due and (not keeper.settings.asynchronous or (knows and knows(self))):
             keeper.begin(self, arrays, at_once=True)
             if record.state is State.LIVE:
                 return self._call(arrays)

@@ -11,6 +11,7 @@ Verdict = Literal["ready", "wrong", "slower", "failed"]
 """wrong, slower: the host keeps all nodes; failed: it could not be compiled or examined."""
 
 HOST: Final = "host"
+NO_OFFENDERS: Final[Mapping[int, str]] = MappingProxyType({})
 _NO_TIMINGS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -25,6 +26,28 @@ class Piece:
     engine: str
     nodes: tuple[int, ...]
     fused: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is known about a candidate that took its process with it.
+
+    reason: what it did. offenders: node -> what is wrong with it. cuts: indices of nodes at which it has to be cut.
+    """
+
+    reason: str
+    offenders: Mapping[int, str] = field(default_factory=lambda: NO_OFFENDERS)
+    cuts: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, which `from_json` takes back."""
+        return {"reason": self.reason, "offenders": list(self.offenders.items()), "cuts": list(self.cuts)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Faults:
+        """The faults that `to_json` gave."""
+        offenders = {_index(i): _text(why) for i, why in data["offenders"]}
+        return cls(_text(data["reason"]), MappingProxyType(offenders), tuple(_index(i) for i in data["cuts"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,12 +191,16 @@ class Slot:
         try:
             answer = worker.run(request, timeout, memory, stage)
         except WorkerFailure:
-            self._worker = None
+            self._drop(worker)
             raise
         if memory and own_memory(worker.pid) > memory // 2:  # what this job left must not count against the next
-            self._worker = None
+            self._drop(worker)
             worker.kill()
         return answer
+
+    def _drop(self, worker: Worker) -> None:
+        if self._worker is worker:  # and not the next one, where a thread that was given up comes back late
+            self._worker = None
 
     def kill(self) -> None:
         """End the worker, and so its job."""

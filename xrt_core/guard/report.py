@@ -15,6 +15,8 @@ from xrt_core.guard.state import ClusterRecord, State
 class GuardReport:
     """Clusters as `ClusterRecord.to_json` gives them, and totals.
 
+    planning: graphs that are planned with engines beside their callers, as `PlanningRecord.to_json` gives them: those
+    under way, and those where it failed.
     calls: of all clusters together. host_calls: those that the host answered. saved_seconds: estimated, from how long
     the host and the executable took for the same cluster. seconds: since the module was made.
     """
@@ -24,9 +26,12 @@ class GuardReport:
     host_calls: int
     saved_seconds: float
     seconds: float
+    planning: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, records: Sequence[ClusterRecord], seconds: float) -> GuardReport:
+    def of(
+        cls, records: Sequence[ClusterRecord], seconds: float, planning: Sequence[Mapping[str, Any]] = ()
+    ) -> GuardReport:
         """The report on these records, as they are now."""
         return cls(
             tuple({**r.to_json(), "saved_seconds": _saved(r)} for r in records),
@@ -34,6 +39,7 @@ class GuardReport:
             sum(r.host_calls for r in records),
             sum(_saved(r) for r in records),
             seconds,
+            tuple(planning),
         )
 
     @property
@@ -50,16 +56,18 @@ class GuardReport:
             "accelerated_share": self.accelerated_share,
             "saved_seconds": self.saved_seconds,
             "seconds": self.seconds,
+            "planning": [dict(p) for p in self.planning],
         }
 
     def as_text(self) -> str:
         """Readable: totals, then each cluster with its state, timings, history and failures."""
+        lines = [_planning(p) for p in self.planning]
         if not self.clusters:
-            return "no cluster is under guard (guard=True turns it on; clusters appear with the first call)"
-        lines = [
+            return "\n".join(lines) or "no cluster is under guard (guard=True turns it on; clusters come with calls)"
+        lines.append(
             f"{len(self.clusters)} clusters, {self.calls} calls, {self.accelerated_share:.1%} accelerated, "
             f"about {self.saved_seconds:.3g} s saved"
-        ]
+        )
         for c in self.clusters:
             lines.append(f"{c['name']}: {c['state']}, runs on {c['chosen']}: {c['reason'] or 'no reason to give'}")
             lines.append(f"  {c['nodes']} nodes: {c['operators']}")
@@ -115,6 +123,13 @@ class GuardReport:
 
     def __str__(self) -> str:
         return self.as_text()
+
+
+def _planning(p: Mapping[str, Any]) -> str:
+    since = f"since {time.strftime('%H:%M:%S', time.localtime(p['since']))}"
+    if p["state"] == "failed":
+        return f"{p['graph']}: the host has it, as planning it with engines failed ({p['reason']})"
+    return f"{p['graph']}: the host answers, {p['state']} for engines {since}"
 
 
 def _saved(r: ClusterRecord) -> float:

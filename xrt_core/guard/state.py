@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from xrt_core.errors import InternalError
 from xrt_core.guard.outcome import Outcome
+from xrt_core.guard.planning import later
 
 Kind = Literal[
     "raised", "hung", "crashed", "memory", "wrong count", "wrong shape", "wrong dtype", "wrong numbers", "slower",
@@ -53,7 +54,6 @@ READY where nothing is to be examined. LIVE is left for REJECTED when a shadow r
 """
 
 _HISTORY: Final = 64
-_LONGEST_RETRY: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,7 @@ class ClusterRecord:
     def postpone(self, first: float) -> None:
         """Set when a failure is tried again: after `first` seconds, four times longer each time, at most an hour."""
         self.attempts += 1
-        wait = min(first * 4.0 ** (self.attempts - 1), _LONGEST_RETRY) if first > 0 else float("inf")
-        self.retry_at = time.monotonic() + wait
+        self.retry_at = later(first, self.attempts)
 
     def fault(self, stage: str, kind: Kind, message: str, log: str = "", exit_code: int | None = None) -> Fault:
         """Note a failure."""

@@ -35,6 +35,9 @@ FLIPS: Final = 4.0
 """This many times as many elements may be out of bounds as the host itself has beyond its own noise."""
 
 
+_BLOCK: Final = 1 << 14  # elements
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """How a result compares with the reference.
@@ -112,6 +115,8 @@ def compare(
         return Difference(0.0, 0.0, 0, 0, 0)
     if not float_like(got.dtype) and got.dtype.kind != "c":
         return _compare_exact(got, want, tolerance, host, spare)
+    if host is None and got.dtype == want.dtype and (found := _clearly_inside(got, want, tolerance, spare, scale)):
+        return found
     wide = np.dtype(np.complex128 if got.dtype.kind == "c" else np.float64)
     with np.errstate(all="ignore"):
         exact = _representable(want, got.dtype, wide)
@@ -148,6 +153,35 @@ def compare(
             f"not {exact[index]:.8g}"
         )
     return Difference(absolute, relative, outside, want.size, allowed, reason)
+
+
+def _clearly_inside(
+    got: np.ndarray, want: np.ndarray, tolerance: Tolerance, spare: int, scale: float
+) -> Difference | None:
+    """What `compare` finds where all elements are numbers and within bounds, else None: by blocks that stay in the
+    processor's cache, which for large results takes a small part of the time."""
+    if got.dtype.kind != "f":
+        return None
+    ours, theirs = np.ravel(got), np.ravel(want)
+    parts = [slice(k, k + _BLOCK) for k in range(0, ours.size, _BLOCK)]
+    largest = max(scale, *(float(np.abs(theirs[p]).max()) for p in parts))  # a NaN hides here, and shows below
+    if not np.isfinite(largest):
+        return None
+    absolute = relative = 0.0
+    tiny = _smallest(got.dtype)
+    bound = tolerance.absolute * largest + tiny
+    with np.errstate(all="ignore"):
+        for p in parts:
+            exact = theirs[p].astype(np.float64)
+            error = np.abs(ours[p].astype(np.float64) - exact)
+            np.abs(exact, out=exact)
+            if not bool((error <= tolerance.relative * exact + bound).all()):
+                return None
+            absolute = max(absolute, float(error.max()))
+            if largest and relative * 0.1 * largest < error.max():  # else no element here can be the worst
+                error *= exact >= 0.1 * largest
+                relative = max(relative, float((error / np.maximum(exact, tiny)).max()))
+    return Difference(absolute / (largest or 1.0), relative, 0, got.size, int(tolerance.share * got.size + spare))
 
 
 def _compare_exact(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
+
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 
 MARGIN: Final = 1.01
 """A later contestant takes the place of an earlier one when it is this many times as fast."""
@@ -25,6 +29,11 @@ LEAST_SECONDS: Final = 0.3
 HOPELESS: Final = 2.0
 """A contestant whose best run takes so many times as long as another's middle one drops out: at once where its runs are
 long, after `ENOUGH` rounds where they are short, for one of those may just have been interrupted."""
+
+KNOWN_HOPELESS: Final = 4.0
+"""The same for one whose time is known from other runs, the first among them."""
+
+NOTHING_KNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 
 ROUNDS: Final = 25
 ENOUGH: Final = 5  # rounds after which a clear lead ends it
@@ -58,6 +67,39 @@ class Tuning:
     rounds: int
 
 
+class Stopwatch:
+    """Times the runs of executables by `clock`. seconds: of all of them; quickest: of the quickest one."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds = 0.0
+        self.quickest = math.inf
+        self._clock = clock
+
+    def on(self, executable: Executable) -> Executable:
+        """The executable, whose runs count."""
+        return _Timed(executable, self)
+
+    def run(self, call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Time one run. Raises what it raises; then it does not count as a quick one."""
+        start = self._clock()
+        try:
+            results = call()
+            self.quickest = min(self.quickest, self._clock() - start)
+            return results
+        finally:
+            self.seconds += self._clock() - start
+
+
+class _Timed(Executable):
+    def __init__(self, inner: Executable, watch: Stopwatch) -> None:
+        self._inner, self._watch = inner, watch
+
+    def run(
+        self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
+    ) -> Sequence[Any]:
+        return self._watch.run(lambda: self._inner.run(inputs, run_options, block_until_done))
+
+
 def tune(
     contestants: Mapping[str, Callable[[], object]],
     host: str | None = None,
@@ -65,16 +107,19 @@ def tune(
     clock: Callable[[], float] = time.perf_counter,
     until: float = float("inf"),
     rest: Callable[[], None] = settle,
+    known: Mapping[str, float] = NOTHING_KNOWN,
 ) -> Tuning:
     """Time the contestants and say who stays.
 
     contestants: name -> one run that has finished when it returns, in the order in which they are preferred.
     host: the name of the one that only wins clearly (`HOST_MARGIN`). until: a moment of `clock` after which no other
-    round begins. rest: what is waited for before a contestant's turn.
+    round begins. rest: what is waited for before a contestant's turn. known: seconds that the quickest run took of
+    those who have run before: they need no warming up, and one whose run was long, and `KNOWN_HOPELESS` times as long
+    as another's, has no turn at all.
 
-    Each runs once for warming up; then rounds in changing order, in which everybody has a turn, until the time is up,
-    `ROUNDS` are over, or one is clearly ahead. A turn is a rest, a run that is not timed where runs are short (as a
-    caller in a loop has it), and one that is. Raises what a run raises.
+    The others run once for warming up; then rounds in changing order, in which everybody has a turn, until the time is
+    up, `ROUNDS` are over, or one is clearly ahead. A turn is a rest, a run that is not timed where runs are short (as
+    a caller in a loop has it), and one that is. Raises what a run raises.
     """
     names = list(contestants)
     last: dict[str, float] = {}
@@ -86,9 +131,15 @@ def tune(
         return last[name]
 
     for name in names:
-        run(name)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    racing = list(names)
+        last[name] = known.get(name, math.inf)
+        if last[name] == math.inf:
+            run(name)
+    best = min(last.values())
+    times: dict[str, list[float]] = {}
+    for name in names:
+        is_hopeless = name in known and last[name] > max(LONG, KNOWN_HOPELESS * best)
+        times[name] = [known[name]] if is_hopeless else []
+    racing = [name for name in names if not times[name]]
     spent, limit = 0.0, 0.0
     for k in range(ROUNDS):
         for name in racing[k % len(racing) :] + racing[: k % len(racing)]:

@@ -16,7 +16,7 @@ from xrt_core.guard.outcome import Outcome
 from xrt_core.ir.fingerprint import function_lines
 from xrt_core.ir.function import Function
 
-_REVISION: Final = 2
+_REVISION: Final = 3
 """Raised with every change to examinations that makes older verdicts doubtful."""
 _KNOWN: Final = 1024  # verdicts that a process remembers
 _memory: LRU[Outcome] = LRU(_KNOWN)

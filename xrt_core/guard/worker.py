@@ -25,17 +25,24 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.executables import ExecutableStore
 from xrt_core.engine import engines as process_engines
-from xrt_core.engine.contract import CompileOptions, Engine, Executable
+from xrt_core.engine.contract import CompileOptions, Engine, Executable, RunOptions
 from xrt_core.errors import EngineError, EngineNotFoundError, XRTError
 from xrt_core.events import EventLog
+from xrt_core.guard.asking import answer
 from xrt_core.guard.build import Build
-from xrt_core.guard.examine import Candidate, ExamineSettings, examine
-from xrt_core.guard.outcome import Outcome
+from xrt_core.guard.examine import NO_FAULTS, Candidate, ExamineSettings, examine
+from xrt_core.guard.outcome import Faults, Outcome, Piece
+from xrt_core.guard.pieces import subfunction
+from xrt_core.guard.reference import run_host
+from xrt_core.guard.stimuli import stimulus
 from xrt_core.guard.transport import read_arrays, read_function
 from xrt_core.ir.function import Function
 from xrt_core.runtime.compilation import Compilation
 
 Say = Callable[[Mapping[str, Any]], None]
+
+TRYING: Final = "trying "
+"""A stage that the child tells: this and the engine's name, before each of its compilations."""
 
 NICE: Final = 3
 """How much the child gives way to who waits for results: its parent's calls come first."""
@@ -79,7 +86,35 @@ def run_job(request: Mapping[str, Any], say: Say) -> Outcome:
     engines = [(engine_of(e), e["device"]) for e in request["engines"]]
     compilation = Compilation(engines, CompileOptions(**request["options"]), store, events)
     settings = ExamineSettings(**request["settings"])
-    return examined(function, compilation, request["candidates"], settings, inputs, lambda: say({"stage": "verifying"}))
+    if "probe" in request:
+        return probed(function, compilation, request["probe"]["engine"], request["probe"]["nodes"], settings, inputs)
+    return examined(
+        function,
+        compilation,
+        request["candidates"],
+        settings,
+        inputs,
+        lambda: say({"stage": "verifying"}),
+        lambda engine: say({"stage": TRYING + engine}),
+        {engine: Faults.from_json(f) for engine, f in request["faults"].items()},
+    )
+
+
+def probed(
+    function: Function,
+    compilation: Compilation,
+    engine: str,
+    nodes: Sequence[int],
+    settings: ExamineSettings,
+    inputs: Sequence[np.ndarray] | None,
+) -> Outcome:
+    """Compile some nodes of a function and run them once, on the host's values for what enters them, to see whether
+    this process lives on. Raises whatever the engine raises."""
+    part = subfunction(function, nodes)
+    values = run_host(function, stimulus(function, seed=settings.seed) if inputs is None else inputs, keep=True)[1]
+    made = _build(compilation).executable(part, engine)
+    made.run([values[v].copy() for v in part.body.inputs], RunOptions(donate=False))
+    return Outcome("ready", (Piece(engine, tuple(nodes)),), "it lives on")
 
 
 def examined(
@@ -89,29 +124,42 @@ def examined(
     settings: ExamineSettings,
     inputs: Sequence[np.ndarray] | None,
     compiled: Callable[[], None],
+    trying: Callable[[str], None] = lambda engine: None,
+    faults: Mapping[str, Faults] = NO_FAULTS,
 ) -> Outcome:
-    """Examine a function on the engines `candidates`, here and now; `compiled` is called after the first compilation.
+    """Examine a function on the engines `candidates`, here and now; `compiled` is called after each compilation,
+    `trying` with the engine's name before it. faults: see `examine`."""
+    build = _build(compilation, compiled)
 
-    What is looked at is what the disk gives back, where an engine serialises: that is what will run.
-    """
-    said = False
+    def candidate(engine: str, pieces: tuple[Piece, ...] | None = None) -> Candidate:
+        alone = pieces is not None
 
-    def compile(f: Function, engine: str, fused: bool) -> Executable:
-        nonlocal said
-        made = compilation.executable(f, engine, fused)
-        made = compilation.stored(f, engine, fused) or made
-        if not said:
-            said = True
-            compiled()
+        def compile(f: Function, fused: bool) -> Executable:
+            trying(engine)
+            return build.executable(f, engine, fused, alone=alone)
+
+        name = f"{engine} alone" if alone else engine
+        return Candidate(name, compile, compilation.engines[engine][0].tolerance, pieces)
+
+    ways = []
+    for engine in candidates:
+        ways.append(candidate(engine))
+        if settings.tune and engine not in faults and (pieces := build.alone(function, engine)) is not None:
+            ways.append(candidate(engine, pieces))
+    return examine(function, ways, settings, inputs, faults=faults)
+
+
+def _build(compilation: Compilation, compiled: Callable[[], None] = lambda: None) -> Build:
+    """Executables as they will run: what the disk gives back, where an engine serialises. `compiled` is called after
+    each compilation."""
+
+    def compile(f: Function, engine: str, fused: bool, shared: bool) -> Executable:
+        made = compilation.executable(f, engine, fused, shared)
+        made = compilation.stored(f, engine, fused, shared) or made
+        compiled()
         return made
 
-    build = Build(compilation, compile)
-
-    def candidate(engine: str) -> Candidate:
-        owner = compilation.engines[engine][0]
-        return Candidate(engine, lambda f, fused: build.executable(f, engine, fused), owner.tolerance)
-
-    return examine(function, [candidate(e) for e in candidates], settings, inputs)
+    return Build(compilation, compile)
 
 
 def engine_of(described: Mapping[str, str]) -> Engine:
@@ -137,6 +185,8 @@ def engine_of(described: Mapping[str, str]) -> Engine:
 
 def _answer(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     try:
+        if "ask" in request:
+            return answer(request, engine_of)
         return {"outcome": run_job(request, say).to_json()}
     except MemoryError as e:
         return {"error": f"MemoryError: {e}", "kind": "memory"}

@@ -53,6 +53,11 @@ def _input_shape(node: Node) -> Types:
     return (TensorType(dy.dtype, (*lead, *node.attributes["size"])),)  # type: ignore[misc]
 
 
+def _batch_norm(node: Node) -> Types:
+    """BatchNormGrad: gradients by x, by the scale, and by the bias, which is of the scale's type."""
+    return _tensor(node, 1), _tensor(node, 2), _tensor(node, 2)
+
+
 def _uniform(node: Node) -> Types:
     """CounterUniform: `shape` numbers of float32."""
     import numpy as np
@@ -83,4 +88,10 @@ _own("Cofactors", 1, _like(0))
 _own("ConvFilterGrad", 2, _filter, ("kernel_shape",), **_WINDOW, group="int")
 _own("MaxPoolGrad", 3, _like(1), ("kernel_shape",), **_POOL)
 _own("AveragePoolGrad", 1, _input_shape, ("kernel_shape", "size"), **_POOL, count_include_pad="int", size="ints")
+register_schema(
+    Schema(
+        DIALECT, "BatchNormGrad", DIALECT_VERSION, 3, 3, 1, 3,
+        MappingProxyType({"epsilon": AttributeSchema("epsilon", "float", False)}), infer=_batch_norm,
+    )
+)  # fmt: skip
 _own("CounterUniform", 1, _uniform, ("shape", "stream"), shape="ints", stream="int")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from xrt_core.ir.graph import Node, Value
-from xrt_core.ir.types import TensorType, ValueType
+from xrt_core.ir.types import Dim, TensorType, ValueType
 
 Types = tuple[ValueType | None, ...]
 Rule = Callable[[Node, Types], Types]
@@ -67,28 +67,53 @@ def _max_unpool(node: Node, inferred: Types) -> Types:
 
 
 def _pool(node: Node, inferred: Types) -> Types:
-    """Before opset 22 onnx counts windows that begin in the padding at the end; the operator drops them."""
+    """onnx rounds towards zero where no window fits, and before opset 22 counts those that begin in the padding at the
+    end; the operator has none of either."""
     x, out = node.inputs[0], inferred[0]
-    if not node.attributes.get("ceil_mode") or node.version >= 22 or x is None or not x.is_static:
-        return inferred
-    if not isinstance(out, TensorType) or not out.is_static or node.attributes.get("auto_pad", "NOTSET") != "NOTSET":
+    if x is None or not x.is_static or not isinstance(out, TensorType):
         return inferred
     assert x.shape is not None
-    assert out.shape is not None
-    spatial = len(x.shape) - 2
-    strides = _ints(node, "strides", spatial)
-    begins = _ints(node, "pads", 2 * spatial, 0)[:spatial]
-    dims = list(out.shape)
-    for i in range(spatial):
-        size, count = x.shape[2 + i], dims[2 + i]
+    counts = _windows(node, x.shape[2:], _ints(node, "kernel_shape", len(x.shape) - 2))
+    if counts is None:
+        return inferred
+    shape = (*x.shape[:2], *counts)
+    return tuple(TensorType(t.dtype, shape) if isinstance(t, TensorType) else t for t in inferred)
+
+
+def _conv(node: Node, inferred: Types) -> Types:
+    """As `_pool`."""
+    x, w, out = node.inputs[0], node.inputs[1], inferred[0]
+    if x is None or w is None or not x.is_static or not w.is_static or not isinstance(out, TensorType):
+        return inferred
+    assert x.shape is not None
+    assert w.shape is not None
+    counts = _windows(node, x.shape[2:], w.shape[2:])
+    return inferred if counts is None else (TensorType(out.dtype, (x.shape[0], w.shape[0], *counts)),)
+
+
+def _windows(node: Node, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> tuple[int, ...] | None:
+    """How many windows there are along each spatial axis; None for attributes that do not fit."""
+    rank = len(sizes)
+    strides, dilations = _ints(node, "strides", rank), _ints(node, "dilations", rank)
+    pads = _ints(node, "pads", 2 * rank, 0)
+    if not len(kernel) == len(strides) == len(dilations) == rank or len(pads) != 2 * rank or not all(strides):
+        return None
+    padding = node.attributes.get("auto_pad") or "NOTSET"
+    counts = []
+    for i, (size, k) in enumerate(zip(sizes, kernel, strict=True)):
         assert isinstance(size, int)
-        assert isinstance(count, int)
-        if count > 1 and (count - 1) * strides[i] >= size + begins[i]:
-            dims[2 + i] = count - 1
-    corrected_type = TensorType(out.dtype, tuple(dims))
-    return tuple(
-        TensorType(t.dtype, corrected_type.shape) if isinstance(t, TensorType) else t for t in inferred
-    )
+        assert isinstance(k, int)
+        begin, end = (pads[i], pads[rank + i]) if padding == "NOTSET" else (0, 0)
+        room = size + begin + end - (k - 1) * dilations[i] - 1
+        if padding in ("SAME_UPPER", "SAME_LOWER"):
+            count = -(-size // strides[i])
+        elif node.attributes.get("ceil_mode"):
+            count = -(-room // strides[i]) + 1
+            count -= (count - 1) * strides[i] >= size + begin
+        else:
+            count = room // strides[i] + 1
+        counts.append(max(count, 0))
+    return tuple(counts)
 
 
 def _ints(node: Node, attribute: str, count: int, default: int = 1) -> tuple[int, ...]:
@@ -108,6 +133,7 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
         "Range": _range,
         "STFT": _stft,
         "MaxUnpool": _max_unpool,
+        "Conv": _conv,
         **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
     }
 )

@@ -112,6 +112,27 @@ def average_pool_grad(ctx: OpContext, dy: Any) -> Any:
     return narrow(_cropped(total, windows), dtype)
 
 
+@kernel("BatchNormGrad", domain="xrt")
+def batch_norm_grad(ctx: OpContext, dy: Any, x: Any, scale: Any) -> Any:
+    """Gradients of BatchNormalization by the statistics of the batch: by x[N, C, ...], by the scale, by the bias.
+
+    With n = (x - mean) / deviation over all axes but the second, and P elements to a channel:
+    by the bias sum(dy), by the scale sum(dy n), by x scale / deviation (dy - (sum(dy) + n sum(dy n)) / P).
+    """
+    xp, wide, back = ctx.xp, widen(x), widen(dy)
+    axes, shape = (0, *range(2, x.ndim)), (-1,) + (1,) * (x.ndim - 2)
+    count = max(math.prod(x.shape[a] for a in axes), 1)
+    centred = wide - xp.sum(wide, axis=axes, keepdims=True) / count
+    variance = xp.sum(centred * centred, axis=axes) / count
+    inverse = 1 / xp.sqrt(variance + ctx.attr("epsilon", 1e-5))
+    by_bias, by_scale = xp.sum(back, axis=axes), xp.sum(back * centred, axis=axes) * inverse
+    factor, first, second = (
+        xp.reshape(p, shape) for p in (widen(scale) * inverse, by_bias / count, by_scale * inverse / count)
+    )
+    by_x = factor * (back - first - centred * second)
+    return narrow(by_x, x.dtype), narrow(by_scale, scale.dtype), narrow(by_bias, scale.dtype)
+
+
 @kernel("Cofactors", domain="xrt")
 def cofactors(ctx: OpContext, x: Any) -> Any:
     """The gradient of the determinant of the matrices in the last two axes, by their singular values:

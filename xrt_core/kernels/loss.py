@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from xrt_core.errors import InputError
 from xrt_core.kernels.activation import log_softmax
 from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import result, widen
@@ -14,11 +17,20 @@ def _likelihood_loss(ctx: OpContext, log_prob: Any, target: Any, weight: Any) ->
     """Weighted negative log-likelihood of the targets along axis 1, reduced as `reduction` says.
 
     Targets equal to `ignore_index` (which need not be a class) weigh nothing; "mean" divides by the sum of weights.
+    Others must be classes: under NumPy one that is none raises InputError, elsewhere its loss is NaN.
     """
     xp, ignore, reduction = ctx.xp, ctx.attr("ignore_index"), ctx.attr("reduction", "mean")
     counted = None if ignore is None else target != ignore
     safe = target if counted is None else xp.where(counted, target, xp.zeros_like(target))
+    classes = log_prob.shape[1]
+    outside = (safe < 0) | (safe >= classes)
+    if xp is np:
+        _refuse(ctx, safe, outside, classes)
+    else:
+        safe = xp.where(outside, xp.zeros_like(safe), safe)
     loss = -xp.take_along_axis(log_prob, xp.expand_dims(safe, 1), axis=1)[:, 0]
+    if xp is not np:
+        loss = xp.where(outside, xp.asarray(np.nan, loss.dtype), loss)
     weights = None if weight is None else xp.take(widen(weight), safe, axis=0)
     if counted is not None:
         loss = xp.where(counted, loss, xp.zeros_like(loss))
@@ -31,6 +43,16 @@ def _likelihood_loss(ctx: OpContext, log_prob: Any, target: Any, weight: Any) ->
     if reduction == "sum":
         return xp.sum(loss)
     return xp.mean(loss) if weights is None else xp.sum(loss) / xp.sum(weights)
+
+
+def _refuse(ctx: OpContext, targets: np.ndarray, outside: np.ndarray, classes: int) -> None:
+    if outside.any():
+        at = tuple(map(int, np.argwhere(outside)[0]))
+        raise InputError(
+            f"{ctx.node.operator} {ctx.node.name!r}: label {int(targets[at])} at {list(at)}; with {classes} classes "
+            f"labels are 0 to {classes - 1}"
+            + ("" if ctx.attr("ignore_index") is None else f", or {ctx.attr('ignore_index')}")
+        )
 
 
 @kernel("NegativeLogLikelihoodLoss")

@@ -15,7 +15,7 @@ from xrt_core.kernels.registry import kernel
 Reduction = Callable[[Any, Any, tuple[int, ...], bool], Any]
 
 
-def _axes(ctx: OpContext, rank: int, given: Any) -> tuple[int, ...]:
+def reduced_axes(ctx: OpContext, rank: int, given: Any) -> tuple[int, ...]:
     """Axes to reduce over: an input or an attribute; none given means all, or none with noop_with_empty_axes."""
     axes = ctx.attr("axes") if given is None else given.reshape(-1).tolist()
     if not axes:
@@ -29,7 +29,7 @@ def _register(op_type: str) -> Callable[[Reduction], Reduction]:
     def wrap(reduction: Reduction) -> Reduction:
         @kernel(op_type, static=(1,))
         def reduce(ctx: OpContext, x: Any, axes: Any = None) -> Any:
-            over = _axes(ctx, x.ndim, axes)
+            over = reduced_axes(ctx, x.ndim, axes)
             return result(ctx.xp, reduction(ctx.xp, widen(x), over, bool(ctx.attr("keepdims", 1))), x.dtype)
 
         reduce.__doc__ = reduction.__doc__

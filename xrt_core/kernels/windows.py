@@ -54,6 +54,8 @@ class Windows:
 
     def span(self, axis: int, tap: int) -> slice:
         """The elements along `axis` of the padded input that `tap` of every window meets."""
+        if self.out[axis] == 0:
+            return slice(0, 0)
         start = tap * self.dilations[axis]
         return slice(start, start + (self.out[axis] - 1) * self.strides[axis] + 1, self.strides[axis])
 

@@ -136,6 +136,13 @@ def _accept_folder(value: Any) -> str:
     return path
 
 
+def _accept_place(value: Any) -> str:
+    path = os.path.expanduser(os.fspath(value))
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ValueError
+    return os.path.abspath(path)
+
+
 def _accept_parallel(value: Any) -> bool | str:
     return str(value) if isinstance(value, str) and value == "auto" else _accept_flag(value)
 
@@ -147,6 +154,11 @@ def _parse_parallel(text: str) -> bool | str:
 PARALLEL = Kind("'auto', True or False", _accept_parallel, _parse_parallel)
 FOLDER = Kind(
     "a folder's path, absolute or beginning with '~'", _accept_folder, lambda text: _accept_folder(text.strip())
+)
+PLACE = Kind(
+    "a folder's path; a relative one begins where the process is then",
+    _accept_place,
+    lambda text: _accept_place(text.strip()),
 )
 _BYTES_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 

@@ -22,6 +22,7 @@ from xrt_core.options.kinds import (
     HUGE,
     MARKS,
     PARALLEL,
+    PLACE,
     PRECISION,
     SECONDS,
     SOME_SECONDS,
@@ -105,7 +106,8 @@ class Options:
     prune: bool = _option(
         True,
         FLAG,
-        "Dissolve clusters that are estimated to save nothing, where the host has nodes anyway (docs/partitioning.md).",
+        "Dissolve clusters that are estimated to save nothing, where the host has nodes anyway, and give those that "
+        "cut a later engine's in pieces, and are not worth it, to that engine (docs/partitioning.md).",
         "XRT_PRUNE",
     )
     marks: tuple[tuple[str, str], ...] | bool = _option(
@@ -191,7 +193,7 @@ class Options:
     )
     int8_calibration: str | None = _option(
         None,
-        FOLDER,
+        PLACE,
         "Folder of the ranges that `xrt.ptq_calibration_mode` recorded.",
         "FLAGS_int8_calibration",
     )

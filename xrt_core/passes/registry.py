@@ -120,6 +120,18 @@ class PassRegistry:
             raise RegistrationError(f"pass {name!r} is named by {user.name!r} of {user.owner}; take that out first")
         self._passes = {n: p for n, p in self._passes.items() if n != name}
 
+    def snapshot(self) -> PassRegistry:
+        """A registry with the passes that are in this one now."""
+        made = PassRegistry(())
+        made._passes = self._passes  # replaced, never changed
+        return made
+
+    def with_plugins_of(self, other: PassRegistry) -> PassRegistry:
+        """This one, with the passes of plugins that another has beside it; those that do not fit in are left out."""
+        made = self.snapshot()
+        made.register_all(p for n, p in other._passes.items() if p.origin == "plugin" and n not in self._passes)
+        return made
+
     def order(self, stage: Stage) -> tuple[RegisteredPass, ...]:
         """The passes of a stage in the order in which they run: the core's as they stand, others as they ask."""
         return _sorted(self._passes, stage)

@@ -72,7 +72,7 @@ def ptq_calibration_mode(folder: str | os.PathLike[str]) -> Iterator[None]:
         with xrt.ptq_calibration_mode("ranges"):
             for x in batches:
                 m(x)
-        q = xrt.XRTModule("model.onnx", use_int8=True, int8_calibration=os.path.abspath("ranges"))
+        q = xrt.XRTModule("model.onnx", use_int8=True, int8_calibration="ranges")
 
     folder: made if need be; ranges that it holds already are widened. A body that raises writes nothing. The mode holds
     for all threads of the process. Raises QuantizationError where the folder cannot be written, or a mode is on.

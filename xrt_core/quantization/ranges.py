@@ -72,8 +72,8 @@ def file_of(folder: str | os.PathLike[str], fingerprint: str) -> pathlib.Path:
 
 
 def prepare_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
-    """The folder, made if need be. Raises QuantizationError where nothing can be written there."""
-    path = pathlib.Path(folder).expanduser()
+    """The folder's absolute path; makes the folder. Raises QuantizationError where nothing can be written there."""
+    path = pathlib.Path(folder).expanduser().absolute()  # the working directory may change before it is written to
     try:
         path.mkdir(parents=True, exist_ok=True)
         replace_file(path / ".writable", lambda f: f.write(b""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -64,11 +64,11 @@ def _type_name(x: Any) -> str:
 
 
 def _read(x: Any) -> np.ndarray | None:
-    if isinstance(x, np.ndarray | np.generic):
+    family = family_of(type(x))
+    if family == "numpy" and isinstance(x, np.ndarray | np.generic):
         if type(x).__name__ == "MaskedArray" and np.any(x.mask):  # type: ignore[union-attr]
             raise InputError("it has masked elements; fill them first (x.filled(value))")
         return np.asarray(x)
-    family = family_of(type(x))
     if family == "jax":
         return np.asarray(x)
     if family == "torch":
@@ -105,7 +105,7 @@ def _numpy_of_torch(x: Any) -> np.ndarray:
 
 def to_host(xp: Any) -> Converter:
     """The function that takes arrays to the host's namespace: to NumPy, or under CuPy to the device."""
-    return to_numpy if xp is np else _to_cupy
+    return to_numpy if xp is np else to_cupy
 
 
 def from_numpy(family: str) -> Converter:
@@ -136,7 +136,7 @@ def _to_torch(x: Any) -> Any:
     torch = sys.modules["torch"]
     if family_of(type(x)) == "jax":
         try:
-            return torch.from_dlpack(x)  # a result of this call: nobody else holds its memory
+            return torch.from_dlpack(x).cpu()  # a result of this call: nobody else holds its memory
         except (BufferError, RuntimeError, TypeError, ValueError):
             pass  # a dtype that the two libraries do not exchange
     x = to_numpy(x)
@@ -150,15 +150,48 @@ def _to_torch(x: Any) -> Any:
     return torch.from_numpy(x) if x.dtype.kind in "biufc" else x
 
 
-def _to_cupy(x: Any) -> Any:
-    cupy = sys.modules["cupy"]  # loaded: the caller gave one of its arrays
-
+def to_cupy(x: Any) -> Any:
+    """A CuPy array of any array: in place where it lies on a GPU; text stays NumPy's. CuPy must have been loaded."""
+    cupy = sys.modules["cupy"]
     if isinstance(x, cupy.ndarray):
         return x
-    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:  # kDLCUDA
-        return cupy.from_dlpack(x)
+    if type(x) is not np.ndarray and cuda_device(x) is not None:
+        try:
+            x = plain_tensor(x) if family_of(type(x)) == "torch" else x
+            return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            pass  # a dtype that CuPy has not
     x = to_numpy(x)
     return cupy.asarray(x) if isinstance(x, np.ndarray) and x.dtype != object else x
 
 
-_TO_FAMILY: dict[str, Converter] = {"numpy": to_numpy, "jax": _to_jax, "torch": _to_torch, "cupy": _to_cupy}
+def plain_tensor(x: Any) -> Any:
+    """A torch tensor whose memory holds its numbers, and which shows it to other libraries."""
+    if x.requires_grad:
+        x = x.detach()
+    return x.resolve_neg() if x.is_neg() else x
+
+
+_CUDA: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+
+def cuda_device(x: Any) -> int | None:
+    """The CUDA device in whose memory an array of any library lies; None for the CPU, or what does not tell."""
+    try:
+        kind, index = x.__dlpack_device__()
+    except Exception:  # no DLPack, or none for such an array: one that is spread over devices, say
+        # the CUDA array interface does not name the device; where there is more than one it is taken to be the first
+        return 0 if cuda_interface(x) is not None else None
+    return int(index) if int(kind) in _CUDA else None
+
+
+def cuda_interface(x: Any) -> dict[str, Any] | None:
+    """What an array says of its memory by the CUDA array interface; None for an array that does not have it."""
+    try:
+        found = x.__cuda_array_interface__
+    except Exception:  # torch raises what it likes for arrays on the CPU, and for dtypes that it cannot name
+        return None
+    return found if isinstance(found, dict) else None
+
+
+_TO_FAMILY: dict[str, Converter] = {"numpy": to_numpy, "jax": _to_jax, "torch": _to_torch, "cupy": to_cupy}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from xrt_core.cache.executables import ExecutableStore
@@ -35,7 +35,14 @@ class Compilation:
         self.options = options
         self.events = events
         self._store = store
-        self._compilers: dict[tuple[str, bool], GraphCompiler] = {}
+        self._compilers: dict[tuple[str, bool, bool], GraphCompiler] = {}
+
+    def without(self, names: Collection[str]) -> Compilation:
+        """The same with fewer engines; compilers are shared."""
+        kept = [e for name, e in self.engines.items() if name not in names]
+        other = Compilation(kept, self.options, self._store, self.events)
+        other._compilers = self._compilers
+        return other
 
     def through(self, store: ExecutableStore) -> Compilation:
         """The same engines and options with another store; compilers are shared."""
@@ -43,13 +50,20 @@ class Compilation:
         other._compilers = self._compilers
         return other
 
-    def executable(self, function: Function, engine: str, fused: bool = True) -> Executable:
-        """The executable of `function` on an engine. fused: False for the engine's build without fusions.
+    def sharing(self) -> Compilation:
+        """The same for executables all of which share the cores with others (see `CompileOptions.shared`)."""
+        other = Compilation(tuple(self.engines.values()), replace(self.options, shared=True), self._store, self.events)
+        other._compilers = self._compilers
+        return other
+
+    def executable(self, function: Function, engine: str, fused: bool = True, shared: bool = False) -> Executable:
+        """The executable of `function` on an engine. fused: False for the engine's build without fusions. shared: see
+        `CompileOptions`.
 
         Raises CompileError where the engine broke its contract, and whatever else the engine raises.
         """
         owner, device = self.engines[engine]
-        options = self.options_for(engine, fused)
+        options = self.options_for(engine, fused, shared)
 
         def compile(compiler: GraphCompiler) -> Executable:
             nodes = len(function.body.nodes)
@@ -62,13 +76,17 @@ class Compilation:
                 )
             return made
 
-        return self._store.obtain(function, owner, device, options, lambda: self._compiler(engine, fused), compile)
+        return self._store.obtain(
+            function, owner, device, options, lambda: self._compiler(engine, fused, shared), compile
+        )
 
-    def stored(self, function: Function, engine: str, fused: bool = True) -> Executable | None:
+    def stored(
+        self, function: Function, engine: str, fused: bool = True, shared: bool = False
+    ) -> Executable | None:
         """What the disk holds for `executable`, loaded once more; None where there is nothing that loads."""
         owner, device = self.engines[engine]
-        options = self.options_for(engine, fused)
-        return self._store.load(function, owner, device, options, lambda: self._compiler(engine, fused))
+        options = self.options_for(engine, fused, shared)
+        return self._store.load(function, owner, device, options, lambda: self._compiler(engine, fused, shared))
 
     def key(self, function: Function, engine: str) -> CacheKey:
         """The key of `executable`."""
@@ -86,21 +104,24 @@ class Compilation:
                 with contextlib.suppress(EngineError):  # another trouble of the engine is said when it compiles
                     self._compiler(name, self.options.fused)
 
-    def options_for(self, engine: str, fused: bool = True) -> CompileOptions:
+    def options_for(self, engine: str, fused: bool = True, shared: bool = False) -> CompileOptions:
         """What one engine's compiler gets."""
+        shared = shared or self.options.shared
         extra = self.options.extra
-        if not extra and fused == self.options.fused:
+        if not extra and (fused, shared) == (self.options.fused, self.options.shared):
             return self.options
-        return replace(self.options, fused=fused, extra=extra.get(engine, {}))
+        return replace(self.options, fused=fused, shared=shared, extra=extra.get(engine, {}))
 
-    def _compiler(self, engine: str, fused: bool) -> GraphCompiler:
-        made = self._compilers.get((engine, fused))
+    def _compiler(self, engine: str, fused: bool, shared: bool = False) -> GraphCompiler:
+        shared = shared or self.options.shared
+        made = self._compilers.get((engine, fused, shared))
         if made is None:  # without a lock: one that hangs in its engine must not stop the others; two do no harm
-            made = self._compilers[engine, fused] = self._new_compiler(*self.engines[engine], fused)
+            new = self._new_compiler(*self.engines[engine], fused, shared)
+            made = self._compilers[engine, fused, shared] = new
         return made
 
-    def _new_compiler(self, engine: Engine, device: str, fused: bool) -> GraphCompiler:
-        compiler = engine.compiler(device, self.options_for(engine.name, fused))
+    def _new_compiler(self, engine: Engine, device: str, fused: bool, shared: bool) -> GraphCompiler:
+        compiler = engine.compiler(device, self.options_for(engine.name, fused, shared))
         if not isinstance(compiler, GraphCompiler):
             raise CompileError(
                 f"engine {engine.name!r} ({engine.package}) gave a {type(compiler).__name__} as its compiler for "

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.contract import Executable, Function
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Function, RunOptions
 from xrt_core.errors import EngineError, ExecutionError
 from xrt_core.runtime.arrays import to_numpy
 
@@ -20,6 +21,9 @@ _SHOWN = 5
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 
+how: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar("xrt_how", default=(DEFAULT_RUN_OPTIONS, True))
+"""How launches on a GPU run in this call: the options, and whether each is waited for."""
+
 
 class Launch:
     """Runs one Function on its engine; where the engine fails, on the host, so that the caller gets a result.
@@ -27,9 +31,12 @@ class Launch:
     function, engine: what runs where. executable: None when compilation failed, `error` then says why.
     host: makes the function that runs the same nodes on the host (called at the first failure).
     After three failures in a row the executable is given up and the host keeps the cluster. error: the last failure.
+    enter: what makes arrays that the engine takes of the host's; None where it takes them as they are.
     """
 
-    __slots__ = ("_host", "_host_run", "_lock", "_proven", "engine", "error", "executable", "failures", "function")
+    __slots__ = (
+        "_host", "_host_run", "_lock", "_proven", "engine", "enter", "error", "executable", "failures", "function"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,6 +51,7 @@ class Launch:
         self.executable = executable
         self.error: Exception | None = error
         self.failures = 0
+        self.enter: HostRun | None = None
         self._proven = False  # the last run succeeded, and its results were looked at
         self._host = host
         self._host_run: HostRun | None = None
@@ -74,8 +82,11 @@ class Launch:
             return f"{why}, the host runs it: {self.error}"
         return f"failed while running, the host stood in: {self.error}"
 
-    def _prove(self, results: Sequence[Any]) -> None:
-        """Hold the first results against what was promised. Raises ExecutionError where they differ."""
+    def _prove(self, results: Sequence[Any], waited: bool = True) -> None:
+        """Hold the first results against what was promised. Raises ExecutionError where they differ.
+
+        waited: whether the run is known to have succeeded. One that is not leaves failures before it as they are.
+        """
         fault = misfit(results, self.function)
         if fault:
             raise ExecutionError(
@@ -83,7 +94,8 @@ class Launch:
                 "this is a bug of the engine's package"
             )
         with self._lock:
-            self.failures, self._proven = 0, True
+            if waited or not self.failures:
+                self.failures, self._proven = 0, True
 
     def failed(self, error: Exception) -> None:
         """Note a failure of the executable; the third in a row retires it."""
@@ -110,6 +122,45 @@ class Launch:
                 if self._host_run is None:
                     self._host_run = self._host()
         return self._host_run([to_numpy(a) for a in arrays])
+
+
+class DeviceLaunch(Launch):
+    """A Launch on a GPU.
+
+    asynchronous: whether it may run ahead, that is, return results that are still under computation. It does so where
+    `how` says so. A failure is raised then, to whoever set `how` and runs everything once more without running ahead:
+    only in the order of the streams could the host read inputs that are not finished. One that writes into its inputs
+    is always waited for.
+    """
+
+    __slots__ = ("_keeps_inputs", "asynchronous")
+
+    def __init__(self, asynchronous: bool, function: Function, *launch: Any) -> None:
+        super().__init__(function, *launch)
+        self.asynchronous = asynchronous
+        self._keeps_inputs = not function.aliases
+
+    def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        executable = self.executable
+        if executable is None:
+            return self.on_host(arrays)
+        options, wait = how.get()
+        try:
+            if self.enter is not None:
+                arrays = self.enter(arrays)
+            if not self.asynchronous:
+                results = executable.run(arrays)
+            else:
+                results = executable.run(arrays, options, wait or not self._keeps_inputs)
+            if not self._proven:
+                self._prove(results, wait)
+            return results
+        except Exception as e:
+            if not wait:
+                raise
+            arrays = [to_numpy(a) for a in arrays]
+            self.failed(e)
+            return self.on_host(arrays)
 
 
 def operators_of(function: Function) -> str:

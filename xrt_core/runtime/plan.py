@@ -11,7 +11,7 @@ import numpy as np
 from xrt_core.errors import InternalError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy
-from xrt_core.runtime.launch import Launch
+from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory import Buffers, Memory
 from xrt_core.runtime.parallel import Execute, SideBySide, Span, Step, Timeline, Trial, timed
 
@@ -93,6 +93,16 @@ class Plan:
     def side_by_side(self) -> bool:
         """Whether launches of different lanes run at the same time; False while that is being tried."""
         return self._parallel is not None and self._execute is self._parallel
+
+    @property
+    def may_run_side_by_side(self) -> bool:
+        """Whether launches of different lanes run at the same time, or may come to do so."""
+        return self._parallel is not None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether every launch may return results that are still under computation, and there is one."""
+        return bool(self.launches) and all(isinstance(x, DeviceLaunch) and x.asynchronous for x in self.launches)
 
     def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """Results as of `run`, and when each step ran. What is still being tried runs side by side."""

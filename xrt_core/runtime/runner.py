@@ -37,6 +37,7 @@ class Runner:
     max_signatures: how many plans are kept. engine_signatures: after so many different signatures, all new ones share
         plans for the host that know ranks, but no shapes and no values (None: never): what changes at every call is
         not worth compiling, or planning.
+    replaced: is told of a plan that took the place of another.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Runner:
         self.by_value = tuple(by_value)
         self.max_by_value = max_by_value
         self.engine_signatures = engine_signatures
+        self.replaced: Callable[[Plan, Plan], None] = lambda old, new: None
         self._make = make
         self._to_host = to_host
         self._planned = 0
@@ -89,6 +91,11 @@ class Runner:
         keys = {id(plan): key for key, plan in self.plans.items()}
         for plan in plans:
             self.plans.get(keys.get(id(plan)))
+
+    def replace(self, old: Plan, new: Plan) -> None:
+        """Let a plan stand where another does, if it still does, and tell `replaced`."""
+        self.plans.replace(old, new)
+        self.replaced(old, new)
 
     def known_plan(self, arrays: Sequence[Any]) -> Plan | None:
         """The plan that is there for the signature of these arguments, or None."""

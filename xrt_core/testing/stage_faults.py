@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
+from xrt_core.engine.contract import CompileOptions, EngineStatus, Executable, GraphCompiler, Phase, Support
+from xrt_core.ir.graph import Node
 from xrt_core.testing.faults import Faulty, _FaultyCompiler, _FaultyExecutable
 
 LATE_PROCESS: Final = "XRT_FAULT_PROCESS"
@@ -73,10 +74,21 @@ _RESULTS: Final[MappingProxyType[str, Callable[[Results], Any]]] = MappingProxyT
 
 
 class StageFault(Faulty):
-    """Base of the engines here. stage: "compiler", "compile", "load", "run" or "late_run". kind: what it does there."""
+    """Base of the engines here. stage: "probe", "supports", "compiler", "compile", "load", "run" or "late_run". kind:
+    what it does there."""
 
     stage: ClassVar[str] = ""
     kind: ClassVar[str] = ""
+
+    def probe(self) -> EngineStatus:
+        if self.stage == "probe":
+            self._hit()
+        return super().probe()
+
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        if self.stage == "supports":
+            self._hit()
+        return super().supports(node, device, phase)
 
     def compiler(self, device: str, options: CompileOptions) -> GraphCompiler:
         if self.stage == "compiler":
@@ -115,7 +127,7 @@ class _StageCompiler(_FaultyCompiler):
 
 def _make() -> dict[str, type[StageFault]]:
     made = {}
-    for stage in ("compiler", "compile", "load", "run", "late_run"):
+    for stage in ("probe", "supports", "compiler", "compile", "load", "run", "late_run"):
         kinds = list(_DEEDS) + (list(_RESULTS) if stage in ("run", "late_run") else [])
         if stage == "late_run":  # in the caller's process: nothing survives these there, and no promise says so
             kinds = [k for k in kinds if k not in ("crashes", "exits", "memory")]

@@ -24,13 +24,15 @@ from xrt_core.options import resolve
 from xrt_core.passes.precision import PrecisionReport
 from xrt_core.passes.recompute import Recompute
 from xrt_core.passes.specialise import specialise
-from xrt_core.pipeline import Pipeline, Planned
+from xrt_core.pipeline import GuardedModule, Pipeline, Planned
 from xrt_core.runtime.arrays import family_of, to_numpy
+from xrt_core.runtime.binding import taken_by
 from xrt_core.steps import expand, lowering
 from xrt_core.training import checkpoint
 from xrt_core.training.finite import not_finite
 from xrt_core.training.losses import loss_named
 from xrt_core.training.optimizer import Optimizer
+from xrt_core.training.ranges import IndexRange, refuse_out_of_range
 from xrt_core.training.recomputation import labels
 from xrt_core.training.sources import FixedModel, WrittenGraph, label_names
 from xrt_core.training.step import MICRO, STEP, Recipe, initial_state, loss_scale_of, training_graph
@@ -43,19 +45,21 @@ _FORMAT = "xrt-training-1"
 class _Step:
     """The plan of one signature.
 
-    direct: for each input the engine whose arrays it may take as they are, or None. reads, writes: indices into the
-    state of what the plan takes last, and gives after the loss. precision: what was lowered in the forward graph.
+    direct: for each input the families of arrays, beside NumPy's, that it takes as they are. reads, writes: indices
+    into the state of what the plan takes last, and gives after the loss. precision: what was lowered in the forward
+    graph. ranges: what it asks of the integers among its inputs.
     """
 
     plan: Planned
     graph: Graph
-    direct: tuple[str | None, ...]
+    direct: tuple[tuple[str, ...], ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     precision: PrecisionReport | None = None
+    ranges: tuple[IndexRange, ...] = ()
 
 
-class TrainModule:
+class TrainModule(GuardedModule):
     r"""Trains a model: each step computes the loss, the gradients and the new variables as one graph.
 
         t = TrainModule("model.onnx", loss="cross_entropy", optimizer=Adam(1e-3), engine="xla")
@@ -116,7 +120,6 @@ class TrainModule:
         **options: Any,
     ) -> None:
         resolved = resolve({"engine": engine, "phase": "train", **options})
-        chosen = process_engines.select(resolved)
         self.events = EventLog()
         if resolved.use_int8:
             source = resolved.source("use_int8")
@@ -124,7 +127,7 @@ class TrainModule:
         self._lowering = lowering(resolved, training=True)
         self._pipeline = Pipeline(
             resolved.without_lowering(),  # it is the forward graph that is lowered
-            [(e, process_engines.device(e, resolved.device)) for e in chosen],
+            process_engines.choose(resolved),
             self.events,
         )
         self._source: FixedModel | WrittenGraph = (
@@ -173,6 +176,7 @@ class TrainModule:
                 found = self._make(batch, update)
             rate = np.array(self._optimizer.rate_at(self._count_of(STEP)), np.float32)
             arrays = [*batch.values(), rate, *(self._state[i] for i in found.reads)]
+            refuse_out_of_range(found.ranges, arrays)
             if fresh or self._check:
                 # the first run of a program is the one that fails, if any: NumPy arrays are never donated
                 arrays = [to_numpy(a) for a in arrays]
@@ -198,7 +202,7 @@ class TrainModule:
     def _run(self, step: _Step, arrays: list[Any]) -> Sequence[Any]:
         direct = step.direct
         for i, a in enumerate(arrays):
-            if type(a) is not np.ndarray and not (direct[i] == "xla" and family_of(type(a)) == "jax"):
+            if type(a) is not np.ndarray and family_of(type(a)) not in direct[i]:
                 arrays[i] = to_numpy(a)
         try:
             return step.plan.run(arrays)
@@ -238,7 +242,9 @@ class TrainModule:
         state = [to_numpy(self._state[i]) for i in reads]
         plan = runner.plan_for([*(batch[n] for n in order), np.zeros((), np.float32), *state])
         assert isinstance(plan, Planned)
-        return _Step(plan, graph, plan.engine_inputs, reads, writes, report)
+        engines = self._pipeline.compilation.engines
+        direct = tuple(taken_by(engines, name) for name in plan.engine_inputs)
+        return _Step(plan, graph, direct, reads, writes, report, made.ranges)
 
     def _begin(self, variables: Sequence[Variable]) -> None:
         if not any(v.trained for v in variables):

@@ -31,7 +31,7 @@ Key = tuple[str, str]
 
 FAMILIES = (
     "elementwise", "activation", "linear", "reduction", "movement", "indexing", "normalization", "loss",
-    "convolution", "pooling", "resize", "vision", "random", "control", "recurrent", "constant",
+    "convolution", "pooling", "resize", "vision", "signal", "random", "control", "recurrent", "constant",
 )  # fmt: skip
 """Modules of `training.rules`, in which rules stand by family."""
 

@@ -13,7 +13,7 @@ from xrt_core.frontends import ops
 from xrt_core.frontends.application import literal
 from xrt_core.frontends.promotion import FLOAT32, INT64
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.frontends.tracing import Tracer, tracing
+from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.infra import run_passes
@@ -21,6 +21,7 @@ from xrt_core.passes.recompute import Recompute, way_forward
 from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNodes
 from xrt_core.training.backward import dialect, emit, filled, where
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
+from xrt_core.training.ranges import IndexRange, index_ranges
 from xrt_core.training.recomputation import keep_mark
 from xrt_core.training.reverse import found_backward
 from xrt_core.training.variables import Variable
@@ -110,11 +111,15 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """The graph of a step. reads, writes: names of the state among its last inputs, and its outputs after the loss."""
+    """The graph of a step. reads, writes: names of the state among its last inputs, and its outputs after the loss.
+
+    ranges: what it asks of the integers among its inputs.
+    """
 
     graph: Graph
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    ranges: tuple[IndexRange, ...]
 
 
 def training_graph(
@@ -136,43 +141,18 @@ def training_graph(
     tracer.reserve(n.name for n in forward.nodes)
     tracer.reserve([v.name for v in forward.inputs])
     count = len(forward.inputs) - len(recipe.variables)
+    values = {v.name: v for v in forward.inputs[count:]}
+    values |= {n: Value(n, t) for n, t in state.items() if n not in values}
+    added = {n: Value(n, t) for n, t in extra.items()}
+    rate = Value(RATE, TensorType(FLOAT32, ()))
     with tracing(tracer):
         scope = tracer.scope
-        values = {v.name: v for v in forward.inputs[count:]}
-        others = {n: Value(n, t) for n, t in state.items() if n not in values}
-        values = {**values, **others}
-        added = {n: Value(n, t) for n, t in extra.items()}
-        rate = Value(RATE, TensorType(FLOAT32, ()))
         read = {n: Tensor(v, scope) for n, v in values.items()}
         turn = read[STEP] if recipe.accumulate == 1 else read[STEP] * recipe.accumulate + read[MICRO]
         running = _forward(tracer, forward, turn, recipe)
         loss = _loss(tracer, forward, added, recipe.loss)
-        trained = [v for v in recipe.variables if v.trained]
-        scaled, scale = _scaled(loss, read, recipe.scale)
-        gradients = _gradients(scaled, [read[v.name] for v in trained], recipe.named)
-        if scale is not None:
-            gradients = [g / scale.astype(g.dtype) for g in gradients]
-        start = len(scope.nodes) if recipe.accumulate > 1 else None  # sums belong to the updates: they are in place
-        new: dict[str, Tensor] = {}
-        if recipe.accumulate > 1:
-            sums = {v.name: read[sum_name(v.name)] + g for v, g in zip(trained, gradients, strict=True)}
-            gradients = [s / float(recipe.accumulate) for s in sums.values()]
-            if not update:
-                new = {sum_name(n): s for n, s in sums.items()} | {MICRO: read[MICRO] + 1}
-        if update:
-            sound = finite(gradients) if recipe.scale is not None and recipe.scale.dynamic else None
-            if recipe.optimizer.clip_norm is not None:
-                gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
-            start = len(scope.nodes) if start is None else start
-            new = _updates(read, trained, gradients, Tensor(rate, scope), recipe.optimizer)
-            new[STEP] = read[STEP] + 1
-            if sound is not None:
-                assert recipe.scale is not None
-                new = {n: where(sound, t, read[n]) for n, t in new.items()}
-                new |= _next_scale(read, sound, recipe.scale)
-            if recipe.accumulate > 1:
-                new |= {sum_name(v.name): filled(read[sum_name(v.name)]) for v in trained}
-                new[MICRO] = literal(0, INT64)
+        gradients = _unscaled_gradients(loss, read, recipe)
+        start, new = _new_state(read, gradients, Tensor(rate, scope), recipe, update)
         for name, v in running.items():
             fresh = Tensor(v, scope)
             kept = recipe.scale is not None and recipe.scale.dynamic  # an overflow leaves the statistics alone as well
@@ -186,12 +166,56 @@ def training_graph(
     graph = Graph(
         inputs, [loss._value, *made], nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name,
     )  # fmt: skip
+    graph = _finished(graph, recipe)
+    return StepGraph(graph, tuple(reads), tuple(writes), index_ranges(graph))
+
+
+def _unscaled_gradients(loss: Tensor, read: Mapping[str, Tensor], recipe: Recipe) -> list[Tensor]:
+    """The gradients of the trained variables, by way of the scaled loss where there is a scale."""
+    scaled, scale = _scaled(loss, read, recipe.scale)
+    gradients = _gradients(scaled, [read[v.name] for v in recipe.variables if v.trained], recipe.named)
+    return gradients if scale is None else [g / scale.astype(g.dtype) for g in gradients]
+
+
+def _new_state(
+    read: Mapping[str, Tensor], gradients: list[Tensor], rate: Tensor, recipe: Recipe, update: bool
+) -> tuple[int, dict[str, Tensor]]:
+    """Name -> new value, of all but running statistics; and where in the scope the nodes of the update begin.
+
+    Sums over micro-batches belong to the update: they are in place.
+    """
+    nodes = current_tracer("an update").scope.nodes
+    trained = [v for v in recipe.variables if v.trained]
+    many = recipe.accumulate > 1
+    start = len(nodes)
+    if many:
+        sums = {v.name: read[sum_name(v.name)] + g for v, g in zip(trained, gradients, strict=True)}
+        gradients = [s / float(recipe.accumulate) for s in sums.values()]
+        if not update:
+            return start, {sum_name(n): s for n, s in sums.items()} | {MICRO: read[MICRO] + 1}
+    sound = finite(gradients) if recipe.scale is not None and recipe.scale.dynamic else None
+    if recipe.optimizer.clip_norm is not None:
+        gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
+    if not many:
+        start = len(nodes)
+    new = _updates(read, trained, gradients, rate, recipe.optimizer)
+    new[STEP] = read[STEP] + 1
+    if sound is not None:
+        assert recipe.scale is not None
+        new = {n: where(sound, t, read[n]) for n, t in new.items()}
+        new |= _next_scale(read, sound, recipe.scale)
+    if many:
+        new |= {sum_name(v.name): filled(read[sum_name(v.name)]) for v in trained}
+        new[MICRO] = literal(0, INT64)
+    return start, new
+
+
+def _finished(graph: Graph, recipe: Recipe) -> Graph:
+    """Simplified, the phase of each node set, and what is to be recomputed copied."""
     graph = run_passes(graph, (IdentityNodes(), CommonSubexpressions(), DeadNodes()))
     ahead = set(way_forward(graph))  # the rest belongs to training alone, which not every engine takes part in
     graph = graph.replace(nodes=[n if i in ahead else _of_training(n) for i, n in enumerate(graph.nodes)])
-    if recipe.recompute is not None:
-        graph = run_passes(graph, (recipe.recompute, DeadNodes()))
-    return StepGraph(graph, tuple(reads), tuple(writes))
+    return graph if recipe.recompute is None else run_passes(graph, (recipe.recompute, DeadNodes()))
 
 
 def _gradients(loss: Tensor, variables: Sequence[Tensor], named: bool) -> list[Tensor]:

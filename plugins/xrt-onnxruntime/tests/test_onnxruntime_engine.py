@@ -92,6 +92,24 @@ def test_wrong_options_are_errors(engine: OnnxRuntimeEngine, extra: dict[str, An
         engine.compiler("cpu", CompileOptions(extra=extra))
 
 
+def test_threads_do_not_spin_where_cores_are_shared(engine: OnnxRuntimeEngine) -> None:
+    """By default; what the user says of it wins."""
+    inside = "session.intra_op.allow_spinning"
+
+    def said(shared: bool, extra: dict[str, Any]) -> str:
+        options = engine.compiler("cpu", CompileOptions(shared=shared, extra=extra)).session_options()
+        try:
+            return str(options.get_session_config_entry(inside))
+        except RuntimeError:  # nothing was said
+            return ""
+
+    assert [said(shared, {}) for shared in (False, True)] == ["", "0"]
+    assert said(True, {"session": {inside: "1"}}) == "1"
+    x = _value("x", F32, 4)
+    made = _compile(engine, [x], [Node("Neg", [x], [y := _value("y", F32, 4)], version=13)], [y], shared=True)
+    np.testing.assert_array_equal(made.run([np.ones(4, F32)])[0], -np.ones(4, F32))
+
+
 def _divided(divisor: np.ndarray | None) -> Node:
     t = TensorType(I32, (2,))
     return Node("Div", [Value("x", t), Value("d", t, divisor)], [Value("y", t)], version=14)
@@ -215,6 +233,6 @@ def test_nodes_of_one_name_are_told_apart(engine: OnnxRuntimeEngine) -> None:
 def test_nodes_of_two_opsets_do_not_compile(engine: OnnxRuntimeEngine) -> None:
     """Where no one opset fits all nodes the library would misread some, so it is an error that says so."""
     x, y, z = (_value(n, F32, 2, 3) for n in "xyz")
-    nodes = [Node("Softmax", [x], [y], version=11), Node("Softmax", [y], [z], version=13)]
+    nodes = [Node("Softmax", [x], [y], {"axis": 0}, version=11), Node("Softmax", [y], [z], version=13)]
     with pytest.raises(CompileError, match="no one opset"):
         _compile(engine, [x], nodes, [z])

@@ -26,14 +26,16 @@ TARGET = "sm_89"
 class Row:
     """One operator.
 
-    cases: tests. taken: `supports` says yes. built: an engine was built. by_body: of those taken, by the body that the
-    standard gives the operator. reasons: of those that are not taken, or not built, with their counts.
+    cases: tests. taken: `supports` says yes. built: an engine was built. by_body, by_kernel: of those taken, by the
+    body that the standard gives the operator, and by an op kernel of this package.
+    reasons: of those that are not taken, or not built, with their counts.
     """
 
     cases: int = 0
     taken: int = 0
     built: int = 0
     by_body: int = 0
+    by_kernel: int = 0
     reasons: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
@@ -75,7 +77,9 @@ def rows(cases: Iterable[Case], *, build: bool = True) -> dict[str, Row]:
             row.reasons[verdict_.reason] += 1
             continue
         row.taken += 1
-        row.by_body += verdict(node).by_body
+        way = verdict(node).way
+        row.by_body += way == "body"
+        row.by_kernel += way == "kernel"
         if not build:
             continue
         try:
@@ -103,14 +107,14 @@ def short(reason: str) -> str:
 
 def table(found: dict[str, Row]) -> str:
     """The table in Markdown, one line for each operator, by name."""
-    lines = [
-        "| operator | tests | taken | built | of these by the standard's body | most frequent reason for the rest |"
-    ]
-    lines.append("|---|---|---|---|---|---|")
+    heads = ("operator", "tests", "taken", "built", "by its body", "by a kernel", "most frequent reason for the rest")
+    lines = [f"| {' | '.join(heads)} |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for name, r in sorted(found.items()):
         reason = short(r.reasons.most_common(1)[0][0]) if r.reasons else ""
-        lines.append(f"| {name} | {r.cases} | {r.taken} | {r.built} | {r.by_body or ''} | {reason} |")
-    total = [sum(getattr(r, f) for r in found.values()) for f in ("cases", "taken", "built", "by_body")]
+        cells = (name, r.cases, r.taken, r.built, r.by_body or "", r.by_kernel or "", reason)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    total = [sum(getattr(r, f) for r in found.values()) for f in ("cases", "taken", "built", "by_body", "by_kernel")]
     lines.append(f"| **all** | {' | '.join(f'**{n}**' for n in total)} | |")
     return "\n".join(lines)
 

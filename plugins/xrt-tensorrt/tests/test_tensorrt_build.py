@@ -280,7 +280,7 @@ def test_another_version(engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch
 
 def test_a_refused_function_names_the_node(engine: TensorRTEngine) -> None:
     """The parser's message and the node are in the error."""
-    x, y = _value("x", F32, 3, 3), _value("y", F32)
+    x, y = _value("x", F32, 5, 5), _value("y", F32)
     function = _function([x], [Node("Det", [x], [y], version=11, name="determinant")], [y])
     with pytest.raises(CompileError, match=r"refused by the parser: .*'determinant', Det"):
         _compile(_compiler(engine), function)
@@ -304,7 +304,7 @@ def test_the_open_network(engine: TensorRTEngine) -> None:
 
     batched = generalise(_mlp(2))
     assert batched is not None
-    network = _compiler(engine).network(batched.function, open_batch=True)
+    network = _compiler(engine).network(batched.function, -1)
     assert [tuple(t.shape) for t in (*network.inputs, *network.outputs)] == [(-1, 32), (-1, 2, 32)]
 
 

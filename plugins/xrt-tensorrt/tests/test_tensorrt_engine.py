@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,14 +19,16 @@ from xrt_core.errors import EngineUnavailableError, OptionError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType
 
-F32, I64, I4, F8 = (np.dtype(t) for t in (np.float32, np.int64, ml_dtypes.int4, ml_dtypes.float8_e4m3fn))
+F32, I64, U8 = (np.dtype(t) for t in (np.float32, np.int64, np.uint8))
+I4, F8, BF16 = (np.dtype(t) for t in (ml_dtypes.int4, ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16))
 
 
 def _node(
-    op_type: str, *types: TensorType, version: int = 13, out: TensorType | None = None, **attributes: Any
-) -> Node:
+    op_type: str, *types: TensorType, version: int = 13, out: TensorType | None = None, domain: str = "",
+    **attributes: Any,
+) -> Node:  # fmt: skip
     inputs = [Value(f"x{i}", t) for i, t in enumerate(types)]
-    return Node(op_type, inputs, [Value("y", out or types[0])], attributes, version=version, name="n")
+    return Node(op_type, inputs, [Value("y", out or types[0])], attributes, domain=domain, version=version, name="n")
 
 
 def test_importing_the_engine_does_not_import_the_library() -> None:
@@ -131,14 +134,18 @@ def test_options_are_read() -> None:
         (_node("Abs", TensorType(np.dtype(np.float64), (2,))), "float64, which TensorRT does not have"),
         (_node("Abs", TensorType(np.dtype(np.uint64), (2,))), "uint64, which TensorRT does not have"),
         (_node("Cast", TensorType(F32, (2,)), out=TensorType(I4, (2,)), to=22), "only as a constant"),
-        (_node("Cast", TensorType(F32, (2,)), out=TensorType(F8, (2,)), to=17),
-         "only between QuantizeLinear and DequantizeLinear"),
+        (_node("Exp", TensorType(F8, (2,))), "only between QuantizeLinear and DequantizeLinear"),
+        (_node("Cast", TensorType(F32, (2,)), out=TensorType(F8, (2,)), to=17, saturate=0), "saturates where it makes"),
         (_node("RandomNormalLike", TensorType(F32, (2,)), version=1), "draws random numbers"),
-        (_node("Det", TensorType(F32, (3, 3)), out=TensorType(F32, ()), version=22), "parser refuses Det-22"),
-        (_node("QuantizeLinear", TensorType(F32, (2,)), TensorType(F32, ()), out=TensorType(np.dtype(np.uint8), (2,))),
-         "the scale 'x1' of QuantizeLinear is not known"),
-        (_node("AveragePool", TensorType(F32, (1, 1, 5, 5)), out=TensorType(F32, (1, 1, 2, 2)), version=22,
-               kernel_shape=(2, 2), dilations=(2, 2), strides=(2, 2)), "does not support dilations other than 1"),
+        (_node("Unique", TensorType(F32, (3,)), out=TensorType(F32, (3,)), version=11), "parser refuses Unique-11"),
+        (_node("Det", TensorType(F32, (5, 5)), out=TensorType(F32, ()), version=22), "matrices above 4 x 4"),
+        (_node("Exp", TensorType(U8, (2,))), "uint8 only where tensors enter and leave"),
+        (_node("QuantizeLinear", TensorType(F32, (2,)), TensorType(F32, ()), version=21, precision=7, output_dtype=2,
+               out=TensorType(U8, (2,))), "divides by the scale in float32"),
+        (_node("MatMulInteger", TensorType(U8, (2, 20_000)), TensorType(U8, (20_000, 2)), version=10,
+               out=TensorType(np.dtype(np.int32), (2, 2))), "take more than 64 pieces that are exact"),
+        (_node("CounterUniform", TensorType(np.dtype(np.int64), ()), out=TensorType(F32, (2,)), domain="xrt", version=1,
+               shape=(2,), stream=0), "does not take xrt.CounterUniform"),
     ],
     ids=lambda x: x.op_type if isinstance(x, Node) else None,
 )  # fmt: skip
@@ -148,6 +155,24 @@ def test_supports_refuses_with_the_reason(engine: TensorRTEngine, node: Node, re
         said = engine.supports(node, "cuda", "inference")
         assert not said
         assert reason in said.reason
+
+
+@pytest.mark.parametrize(
+    ("target", "node", "reason"),
+    [
+        ("sm_86", _node("DequantizeLinear", TensorType(F8, (4,)), TensorType(F32, ()), version=21,
+                        out=TensorType(F32, (4,))), "float8_e4m3fn: it needs compute capability 8.9, this is 8.6"),
+        ("sm_75", _node("Relu", TensorType(BF16, (4,)), version=14), "needs compute capability 8.0, this is 7.5"),
+        ("sm_75", _node("MatMul", TensorType(F32, (4, 4)), TensorType(F32, (4, 4))), "no float32 matrices .MatMul. on"),
+    ],
+)  # fmt: skip
+def test_what_a_gpu_lacks_is_refused_for_it(engine: TensorRTEngine, target: str, node: Node, reason: str) -> None:
+    """A dtype or a product that the target's GPU does not have stays with others, and goes where there is one."""
+    known = [Value.constant(np.ones(v.shape or (), v.dtype), v.name) if i and node.op_type == "DequantizeLinear" else v
+             for i, v in enumerate(node.inputs)]  # fmt: skip
+    node = node.replace(inputs=known)
+    assert engine.supports(node, "cuda", "inference")
+    assert re.search(reason, engine.targeting(target).supports(node, "cuda", "inference").reason)
 
 
 def test_another_shape_than_onnx_says_is_refused(engine: TensorRTEngine) -> None:
@@ -170,11 +195,17 @@ def test_a_repeated_question_asks_nobody(engine: TensorRTEngine, monkeypatch: py
 
 
 def test_training(engine: TensorRTEngine) -> None:
-    """Plain operators are for training too; those with weights, and those of the dialect, are not."""
-    t = TensorType(F32, (2, 3))
-    assert engine.supports(_node("Relu", t, version=14), "cuda", "train")
-    assert engine.supports(_node("MatMul", t, TensorType(F32, (3, 2)), out=TensorType(F32, (2, 2))), "cuda", "train")
-    for node in (_node("BatchNormalization", t, version=15), Node("Assign", [], [], domain="xrt", version=1)):
+    """Operators are for training where variables may be plain inputs: the parser's, and those of kernels."""
+    t, image, vector = TensorType(F32, (2, 3)), TensorType(F32, (2, 3, 4, 4)), TensorType(F32, (3,))
+    for node in (
+        _node("Relu", t, version=14),
+        _node("MatMul", t, TensorType(F32, (3, 2)), out=TensorType(F32, (2, 2))),
+        _node("Conv", image, TensorType(F32, (3, 3, 1, 1)), version=11),
+        _node("BatchNormalization", image, vector, vector, vector, vector, version=15),
+        _node("Assign", t, t, domain="xrt", version=1),
+    ):
+        assert engine.supports(node, "cuda", "train"), node
+    for node in (_node("HannWindow", t, version=17), _node("Barrier", t, domain="xrt", version=1)):
         said = engine.supports(node, "cuda", "train")
         assert said.reason == f"tensorrt does not take {node.operator} for training"
 
@@ -189,6 +220,6 @@ def test_operators_by_their_body(engine: TensorRTEngine) -> None:
     normalised = Node("LayerNormalization", [x, scale], outputs, version=17)
     plain = Node("LayerNormalization", [x, scale], outputs[:1], version=17)
 
-    assert verdict(normalised).by_body
+    assert verdict(normalised).way == "body"
     assert not verdict(normalised).reason
-    assert not verdict(plain).by_body
+    assert verdict(plain).way == "parser"

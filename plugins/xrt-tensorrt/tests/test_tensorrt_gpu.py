@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from xrt_tensorrt import TensorRTEngine, _cuda
 from xrt_tensorrt.executable import TensorRTExecutable
+from xrt_tensorrt.memory import address_of
 
 import xrt_core as xrt
 from benchmarks import exported
-from xrt_core.engine.contract import CompileOptions, Function, RunOptions
+from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 
@@ -132,6 +133,74 @@ def test_torch_on_a_stream_of_its_own() -> None:
         got = torch.from_dlpack(y) + 0
     torch.cuda.synchronize()
     _close(got.cpu().numpy(), _expected(_x(512)))
+
+
+def test_inputs_are_bound_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of CuPy and torch reach TensorRT by their own addresses, through a module, and nothing is copied."""
+    bound: list[int] = []
+
+    def noted(x: Any, p: Any, stream: int, held: list[Any]) -> int:
+        bound.append(address_of(x, p, stream, held))
+        return bound[-1]
+
+    monkeypatch.setattr("xrt_tensorrt.executable.address_of", noted)
+    module = xrt.XRTModule(_function().body, engine="tensorrt", engine_options={"tensorrt": {"tf32": False}})
+    cupy = pytest.importorskip("cupy")
+    given: list[tuple[Any, int]] = [(a := cupy.asarray(_x()), a.data.ptr)]
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        given.append((t := torch.from_numpy(_x()).cuda(), t.data_ptr()))
+    for x, pointer in given:
+        y = module(x)
+        assert type(y) is type(x)
+        assert bound[-1] == pointer
+        _close(y.cpu().numpy() if hasattr(y, "cpu") else y, _expected(_x()))
+
+
+@pytest.mark.parametrize("extra", [{}, {"cuda_graph": True}], ids=["plain", "graph"])
+def test_an_aliased_input_is_updated_in_place(extra: dict[str, Any]) -> None:
+    """A variable of CuPy's keeps its address over many runs on the caller's stream, and is never read too early."""
+    cupy = pytest.importorskip("cupy")
+    v, g, new, old = (Value(n, TensorType(F32, (256,))) for n in ("v", "g", "new", "old"))
+    nodes = [Node("Sub", [v, g], [new], version=14), Node("Neg", [v], [old], version=13)]
+    function = Function.from_graph(
+        Graph([v, g], [new, old], nodes, opsets={"": 21}, name="update"), aliases=[InputOutputAlias(0, 0)]
+    )
+    executable = _compile(function, extra=extra)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        variable, step = cupy.full(256, 100, cupy.float32), cupy.ones(256, cupy.float32)
+        pointer, current, seen = variable.data.ptr, variable, []
+        for _ in range(20):
+            current, before = executable.run([current, step], RunOptions(stream=stream.ptr), block_until_done=False)
+            seen.append(before)
+            assert current.data.ptr == pointer
+        stream.synchronize()
+        assert variable.get().tolist() == [80] * 256
+        assert [float(b.get()[0]) for b in seen] == [-100.0 + i for i in range(20)]
+        (kept, _) = executable.run([variable, step], RunOptions(stream=stream.ptr, donate=False))
+        assert kept.data.ptr != pointer
+        assert variable.get().tolist() == [80] * 256
+
+
+def test_recorded_runs_follow_the_callers_stream() -> None:
+    """A replay reads what a slow producer on the same stream has written before it."""
+    cupy = pytest.importorskip("cupy")
+    executable = _compile(_function(), extra={"cuda_graph": True})
+    spin = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long t) { long long s = clock64(); while (clock64() - s < t) {} }', "spin"
+    )
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        x, options = cupy.zeros((2, 64), cupy.float32), RunOptions(stream=stream.ptr)
+        sources = [cupy.asarray(_x(seed=i)) for i in range(4)]
+        executable.run([x], options)
+        found = []
+        for source in sources:
+            spin((1,), (1,), (np.int64(50_000_000),))
+            x[...] = source
+            found.append(executable.run([x], options, block_until_done=False)[0])
+        stream.synchronize()
+        for i, y in enumerate(found):
+            _close(y, _expected(_x(seed=i)))
 
 
 def test_threads_on_one_stream_whose_scratch_memory_grows() -> None:

@@ -5,22 +5,37 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import standin
-from xrt_tensorrt import _cuda, _toolkit, dlpack, kernels_cache, memory
+from xrt_tensorrt import TensorRTEngine, _cuda, _toolkit, dlpack, kernels_cache, memory
 from xrt_tensorrt.engine import BuiltEngine, Manifest
-from xrt_tensorrt.executable import TensorRTExecutable
+from xrt_tensorrt.executable import TensorRTExecutable, read_blob
 
-from xrt_core.engine.contract import Parameter, RunOptions
+from xrt_core.engine import engines
+from xrt_core.engine.contract import (
+    EngineStatus,
+    Function,
+    GraphCompiler,
+    InputOutputAlias,
+    Parameter,
+    RunOptions,
+    Support,
+)
 from xrt_core.errors import CompileError, ExecutionError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.module import XRTModule
 from xrt_core.runtime.arrays import to_numpy
+from xrt_core.testing.host_engine import HostExecutable
 
 F32 = np.dtype(np.float32)
 
@@ -136,6 +151,9 @@ class _Foreign:
     def get(self) -> np.ndarray:
         return self.array
 
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.array
+
 
 def _aligned(array: np.ndarray, offset: int = 0) -> np.ndarray:
     """A copy that begins so many bytes after a multiple of 256."""
@@ -170,6 +188,8 @@ def test_a_slice_that_begins_anywhere_is_copied(cuda: standin.Cuda) -> None:
 class _Torch(_Foreign):
     """An array as torch shows it: without a stream, at address 0 where it is empty, and not at all with gradients."""
 
+    device = "cuda:0"
+
     def __init__(self, array: np.ndarray, requires_grad: bool = False, strides: tuple[int, ...] | None = None) -> None:
         super().__init__(array, strides=strides)
         self.requires_grad = requires_grad
@@ -195,14 +215,176 @@ class _Torch(_Foreign):
 
 
 def test_an_array_that_names_no_stream_is_waited_for(cuda: standin.Cuda) -> None:
-    """torch leaves the stream out of its interface; asked for DLPack, it lets the engine's stream wait."""
+    """JAX leaves the stream out of its interface; asked for DLPack, it lets the engine's stream wait."""
     executable, engine = _executable(cuda)
     x, y = (_Torch(_aligned(a)) for a in _arrays())
     executable.run([x, y])
-    executable.run([x, y], RunOptions(stream=0))
+    executable.run([x, y], RunOptions(stream=5))
 
-    assert x.waiting == y.waiting == [engine.contexts[0].streams[0], 1]  # 1: how DLPack writes the default stream
+    assert x.waiting == y.waiting == [engine.contexts[0].streams[0], 5]
     assert engine.contexts[0].addresses["x0"] == x.array.ctypes.data
+
+
+@pytest.mark.parametrize(("current", "waited"), [(0, []), (5, []), (6, [5])])
+def test_tensors_of_torch_are_on_its_current_stream(
+    cuda: standin.Cuda, monkeypatch: pytest.MonkeyPatch, current: int, waited: list[int]
+) -> None:
+    """It is asked for that, which costs less than DLPack; nothing waits for the stream that it runs on, or for the
+    default one where the engine's own is ordered against that."""
+    stand_in = SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=current))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=stand_in))
+    monkeypatch.setattr(_Torch, "__module__", "torch")
+    executable, _ = _executable(cuda)
+    x, y = (_Torch(_aligned(a)) for a in _arrays())
+    executable.run([x, y], RunOptions(stream=current and 5))
+
+    assert not x.waiting
+    assert [a[0] for n, a in cuda.calls if n == "cudaStreamWaitEvent"] == 2 * waited
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+def test_the_default_stream_is_left_to_a_stream_of_its_own(cuda: standin.Cuda, stream: int) -> None:
+    """TensorRT would wait for the default stream at every run; the thread's own is ordered against it."""
+    executable, engine = _executable(cuda)
+    executable.run(_arrays(), RunOptions(stream=stream), block_until_done=False)
+
+    assert engine.contexts[0].streams[0] in memory._own
+    assert "cudaStreamSynchronize" not in cuda.names()
+
+
+def _updating(cuda: standin.Cuda, graph: bool = False) -> tuple[TensorRTExecutable, standin.Engine]:
+    """(x + y, x * y), the first of which takes the memory of x."""
+    executable, engine = _executable(cuda, graph=graph)
+    aliases = [InputOutputAlias(0, 0)]
+    return TensorRTExecutable(executable.built, executable._params, executable._returns, graph, aliases), engine
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["plain", "graph"])
+def test_an_aliased_input_is_updated_in_place(cuda: standin.Cuda, graph: bool) -> None:
+    """It comes back as the result, with the new numbers, on the stream of the run; others are left as they were."""
+    executable, _ = _updating(cuda, graph)
+    x, y = (_Foreign(_aligned(a)) for a in _arrays())
+    for _ in range(3):
+        old, before = x.array.copy(), len(cuda.calls)
+        total, product = executable.run([x, y], RunOptions(stream=5))
+        assert total is x
+        np.testing.assert_array_equal(x.array, old + y.array)
+        np.testing.assert_array_equal(np.asarray(product), old * y.array)
+        into = [a for n, a in cuda.calls[before:] if n == "cudaMemcpyAsync" and a[0] == x.array.ctypes.data]
+        assert [a[-1] for a in into] == [5]
+    np.testing.assert_array_equal(y.array, _arrays()[1])
+
+
+def test_results_go_on_as_aliased_inputs(cuda: standin.Cuda) -> None:
+    """A variable stays in one place from run to run; its owner's stream waits for what another one writes there."""
+    executable, _ = _updating(cuda)
+    x, y = _arrays()
+    (first, _) = executable.run([x, y], RunOptions(stream=5))
+    assert isinstance(first, _cuda.DeviceArray)
+    pointer = first.pointer
+    (second, _) = executable.run([first, y], RunOptions(stream=6), block_until_done=False)
+
+    assert second is first
+    assert second.pointer == pointer
+    waits = [a[0] for n, a in cuda.calls if n == "cudaStreamWaitEvent"]
+    assert waits == [6, 5]  # 6 for what 5 has made, then 5 for what is there now
+    np.testing.assert_array_equal(np.asarray(second), x + y + y)
+
+
+class _ReadOnly(_Foreign):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**super().__cuda_array_interface__, "data": (self.array.ctypes.data, True)}
+
+
+class _Jax(_Foreign):
+    pass
+
+
+_Jax.__module__ = "jaxlib._jax"
+
+
+@pytest.mark.parametrize("kind", [_ReadOnly, _Jax, np.asarray, "kept"], ids=["read-only", "jax", "numpy", "kept"])
+def test_what_may_not_be_written_to_is_left_alone(cuda: standin.Cuda, kind: Any) -> None:
+    """Then the result is an array of its own; so it is where the caller keeps his inputs."""
+    executable, _ = _updating(cuda)
+    given = [_aligned(a) for a in _arrays()]
+    x, y = ((_Foreign if kind == "kept" else kind)(a) for a in given)
+    old = given[0].copy()
+    (total, _) = executable.run([x, y], RunOptions(donate=kind != "kept"))
+
+    assert isinstance(total, _cuda.DeviceArray)
+    np.testing.assert_array_equal(np.asarray(total), old + given[1])
+    np.testing.assert_array_equal(given[0], old)
+
+
+def test_a_failed_run_leaves_an_aliased_input_as_it_was(cuda: standin.Cuda) -> None:
+    """Nothing was written there, and the executable is usable afterwards."""
+    executable, engine = _updating(cuda)
+    x, y = (_Foreign(_aligned(a)) for a in _arrays())
+    engine.broken = "Error Code 1: Cuda Runtime (invalid resource handle)"
+    with pytest.raises(ExecutionError, match="the run failed"):
+        executable.run([x, y])
+    np.testing.assert_array_equal(x.array, _arrays()[0])
+    engine.broken = ""
+    assert executable.run([x, y])[0] is x
+
+
+def test_aliases_are_stored(cuda: standin.Cuda) -> None:
+    """A loaded executable updates in place as the compiled one does."""
+    executable, _ = _updating(cuda)
+    assert read_blob(executable.serialize()).aliases == [InputOutputAlias(0, 0)]
+
+
+class _OnlyDLPack:
+    """An array on the device that shows itself by DLPack alone, as bfloat16 tensors of torch and JAX do."""
+
+    def __init__(self, array: _cuda.DeviceArray) -> None:
+        self.of, self.dtype, self.shape = array, array.dtype, array.shape
+        self.asked: list[int] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.of.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int) -> Any:
+        self.asked.append(stream)
+        return self.of.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 3)], ids=str)
+def test_bfloat16_is_read_in_place_by_dlpack(cuda: standin.Cuda, shape: tuple[int, ...]) -> None:
+    """The run's stream is what the array is asked for, and the memory is held until the run is done."""
+    bf16 = np.dtype(ml_dtypes.bfloat16)
+    ins, outs = [Parameter("x", bf16, shape)], [Parameter("y", bf16, shape)]
+    executable, engine = _executable(cuda, lambda x: [x + x], ins, outs)
+    array, want = _cuda.DeviceArray(bf16, shape, 5), np.full(shape, 3, bf16)
+    _cuda.copy(array.pointer, want.ctypes.data, want.nbytes, 5)
+    x, pointer, alive = _OnlyDLPack(array), array.pointer, weakref.ref(array)
+    del array
+    (y,) = executable.run([x], RunOptions(stream=5), block_until_done=False)
+
+    assert x.asked == [5]
+    assert engine.contexts[0].addresses["x"] == pointer
+    np.testing.assert_array_equal(np.asarray(y), want + want)
+    cuda.fail["cudaEventQuery"] = standin.Error.not_ready
+    del x
+    gc.collect()
+    assert alive() is not None
+    del cuda.fail["cudaEventQuery"]
+    executable.run([np.zeros(shape, bf16)], RunOptions(stream=5))
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_is_no_capsule() -> None:
+    """Another object, or a capsule that was read already, is refused."""
+    torch = pytest.importorskip("torch")
+    capsule = torch.ones(2, 3).T.__dlpack__()
+    assert dlpack.view_of(capsule)[1:] == ((3, 2), (1, 3))
+    torch.from_dlpack(capsule)
+    for bad in (capsule, object()):
+        with pytest.raises(BufferError, match="no capsule"):
+            dlpack.view_of(bad)
 
 
 def test_arrays_with_gradients_and_gaps(cuda: standin.Cuda) -> None:
@@ -296,6 +478,38 @@ def test_scratch_memory_that_grows_is_not_taken_from_a_run(cuda: standin.Cuda, m
     gc.collect()
     assert engine.contexts[0].memory == (memory._scratch[0, 9].pointer, 64)
     assert not [a for a, m in cuda.live.items() if len(m) == 64 + standin.ALIGNMENT]
+
+
+def test_scratch_memory_of_many_streams_is_bounded(cuda: standin.Cuda) -> None:
+    """Who makes a stream for every call does not fill the device."""
+    executable, _ = _executable(cuda)
+    for stream in range(200, 240):
+        executable.run(_arrays(), RunOptions(stream=stream))
+    gc.collect()
+    assert list(memory._scratch) == [(0, s) for s in range(224, 240)]
+    assert len([m for m in cuda.live.values() if len(m) == 64 + standin.ALIGNMENT]) == 16
+
+
+def test_a_stream_of_cupy_lives_as_long_as_memory_in_its_order(
+    cuda: standin.Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CuPy destroys a stream with its last reference; memory that goes back in its order needs it until then."""
+
+    class Stream:
+        ptr = 5
+
+    stream = Stream()
+    alive = weakref.ref(stream)
+    stand_in = SimpleNamespace(get_current_stream=lambda: alive())
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=stand_in))
+    array, other = _cuda.DeviceArray(F32, (2,), 5), _cuda.DeviceArray(F32, (2,), 6)
+    del stream
+    gc.collect()
+    assert alive() is not None
+    assert other.stream == 6
+    del array
+    gc.collect()
+    assert alive() is None
 
 
 def test_an_engine_that_needs_memory_for_other_shapes_gets_some(cuda: standin.Cuda) -> None:
@@ -508,7 +722,8 @@ def test_recording_is_apart_from_the_default_stream(cuda: standin.Cuda) -> None:
     (begun,) = (a[0] for n, a in cuda.calls if n == "cudaStreamBeginCapture")
     assert ("cudaStreamCreateWithFlags", (1,)) in cuda.calls
     assert ("cudaStreamDestroy", (begun,)) in cuda.calls
-    assert engine.contexts[0].streams == [0, begun]
+    first, second = engine.contexts[0].streams
+    assert (first in memory._own, second) == (True, begun)
 
 
 def test_a_recorded_run_has_scratch_memory_of_its_own(cuda: standin.Cuda) -> None:
@@ -708,3 +923,87 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cuda, "why_unusable", lambda: "no CUDA driver that fits")
     with pytest.raises(ExecutionError, match="built for sm_89 and cannot run here: no CUDA driver"):
         executable.run(_arrays())
+
+
+class _Compiler(GraphCompiler):
+    """Puts the stand-in, computing by the host's kernels, in the place of a built engine."""
+
+    def __init__(self, cuda: standin.Cuda) -> None:
+        self.cuda = cuda
+        self.engines: list[standin.Engine] = []
+
+    def compile(self, function: Function, entry_params: Any, return_params: Any, aliases: Any) -> TensorRTExecutable:
+        run = HostExecutable(function, entry_params, return_params, ()).run
+        made, engine = _executable(self.cuda, lambda *x: run([a.copy() for a in x]), entry_params, return_params)
+        self.engines.append(engine)
+        return TensorRTExecutable(made.built, entry_params, return_params, aliases=aliases)
+
+
+@pytest.fixture
+def compiler(cuda: standin.Cuda) -> Iterator[_Compiler]:
+    """What modules on the engine "trt_standin" are compiled by."""
+    made = _Compiler(cuda)
+
+    class StandIn(TensorRTEngine):
+        name = "trt_standin"
+
+        def probe(self) -> EngineStatus:
+            return EngineStatus(True, "1", ("cuda:0",))
+
+        def supports(self, node: Node, device: str, phase: Any) -> Support:
+            return Support.no("it is left to the host") if node.op_type == "Abs" else Support.yes()
+
+        def compiler(self, device: str, options: Any) -> Any:
+            return made
+
+        def fingerprint(self, device: str) -> str:
+            return f"stand-in {id(made)}"
+
+    engines.register(StandIn)
+    try:
+        yield made
+    finally:
+        engines.unregister("trt_standin")
+
+
+def _graph(*operators: str) -> Graph:
+    """Add, then these."""
+    x, y, *made = (Value(n, TensorType(F32, (2, 3))) for n in "xyabcd"[: 3 + len(operators)])
+    nodes = [Node("Add", [x, y], [made[0]], version=14)]
+    nodes += [Node(o, [a], [b], version=13) for o, a, b in zip(operators, made, made[1:], strict=False)]
+    return Graph([x, y], [made[-1]], nodes, opsets={"": 21})
+
+
+def test_a_module_reads_device_arrays_in_place(cuda: standin.Cuda, compiler: _Compiler) -> None:
+    """An array that names a stream is bound where it lies, and the run goes to that stream."""
+    m = XRTModule(_graph("Neg"), engine="trt_standin")
+    for seed in range(3):
+        x, y = (_Foreign(_aligned(a), stream=5) for a in _arrays(seed))
+        np.testing.assert_array_equal(m(x, y), -(x.array + y.array))
+        (engine,) = compiler.engines
+        assert engine.contexts[0].addresses["x"] == x.array.ctypes.data
+        assert engine.contexts[0].streams[-1] == 5
+    assert not m.explain().errors
+
+
+def test_a_module_waits_once(cuda: standin.Cuda, compiler: _Compiler) -> None:
+    """NumPy callers wait where a step of the host, or they themselves, read something; launches wait for nothing."""
+    for operators, waits in ((("Neg", "Exp"), 1), (("Abs", "Neg"), 2)):
+        m = XRTModule(_graph(*operators), engine="trt_standin", prune=False)
+        m(*_arrays())
+        cuda.calls.clear()
+        x, y = _arrays(1)
+        want = np.exp(-(x + y)) if "Exp" in operators else -np.abs(x + y)
+        np.testing.assert_allclose(m(x, y), want, rtol=1e-6)
+        assert cuda.names("cudaStreamSynchronize") == ["cudaStreamSynchronize"] * waits
+        assert not m.explain().errors
+
+
+def test_a_module_survives_a_late_failure(cuda: standin.Cuda, compiler: _Compiler) -> None:
+    """What CUDA says when the results are read leads to a run that waits, and from there to the host."""
+    m = XRTModule(_graph("Neg"), engine="trt_standin")
+    m(*_arrays())
+    cuda.fail["cudaStreamSynchronize"] = standin.Error.illegal_address
+    x, y = _arrays(1)
+    np.testing.assert_array_equal(m(x, y), -(x + y))
+    assert "illegal_address" in next(iter(m.explain().errors.values()))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from standin import Severity
-from xrt_tensorrt._toolkit import FULL, RTX, System, Toolkit, ToolkitError, find, order, why_not_installed
+from xrt_tensorrt._toolkit import Toolkit, choose
+from xrt_tensorrt.finding import FULL, RTX, System, ToolkitError, find, order, why_not_installed
 from xrt_tensorrt.settings import Settings
 
 from xrt_core.errors import CompileError
@@ -158,6 +159,26 @@ class _Logger:
 
 def _module(**names: Any) -> Any:
     return SimpleNamespace(__version__="10.9.0.34", ILogger=_Logger, **names)
+
+
+@pytest.mark.parametrize(
+    ("capability", "flavour"),
+    [((8, 0), FULL), ((9, 0), FULL), ((10, 0), FULL), ((8, 6), RTX), ((12, 0), RTX), (None, RTX), ((8, 7), FULL)],
+)
+def test_which_of_two_that_are_installed(world: _World, capability: tuple[int, int] | None, flavour: str) -> None:
+    """Data-centre GPUs and those that TensorRT-RTX is not made for get full TensorRT; alone, it says what it is for."""
+    world.package("tensorrt_rtx_bindings", version="1.7.1.116")
+    world.package("onnxruntime_ep_nv_tensorrt_rtx", *RTX_LIBRARIES)
+    kinds = SimpleNamespace(__members__=dict.fromkeys(("NONE", "SM80", "SM86", "SM89", "SM120")))
+    rtx = world.modules["tensorrt_rtx_bindings"]
+    rtx.ILogger, rtx.ComputeCapability = _Logger, kinds
+    assert choose(world.system, capability).flavour == RTX
+    world.package("tensorrt", version="1.7.0")  # as old as the stand-in for both libraries says
+    world.package("tensorrt_libs", "libnvinfer.so.10", "libnvonnxparser.so.10")
+    world.modules["tensorrt"].ILogger = _Logger
+    assert choose(world.system, capability).flavour == flavour
+    world.environ["XRT_TENSORRT"] = "tensorrt_rtx"
+    assert choose(world.system, capability).flavour == RTX
 
 
 def test_full_tensorrt_without_a_gpu() -> None:

@@ -144,7 +144,7 @@ def test_xlas_own_form_agrees(engine: XlaEngine, monkeypatch: pytest.MonkeyPatch
     """The channels-first form that other devices use computes the same (on the CPU, to see it run)."""
     import xrt_xla.kernels.convolution as module
 
-    monkeypatch.setattr(module, "form_of", lambda shape, groups, kind: "xla")
+    monkeypatch.setattr(module, "form_of", lambda *given: "xla")
     for _, x, w, attrs in CONVOLUTIONS[::3]:
         rank, group = len(x) - 2, attrs.get("group", 1)
         a, b, bias = (RNG.standard_normal(s).astype(np.float32) for s in (x, w, (w[0],)))
@@ -164,6 +164,15 @@ def test_xlas_own_form_agrees(engine: XlaEngine, monkeypatch: pytest.MonkeyPatch
         ((1, 4, 4, 3), (4, 3, 2, 3), {"strides": (3, 2), "dilations": (2, 1), "group": 2}),
         ((1, 2, 5), (2, 3, 4), {"strides": (2,), "pads": (2, 0), "output_padding": (1,)}),
         ((1, 2, 3, 3, 2), (2, 2, 2, 3, 2), {"strides": (2, 1, 2), "pads": (0, 1, 0, 1, 1, 0)}),
+        ((1, 4, 5, 4), (4, 3, 3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 0)}),
+        ((1, 4, 5, 4), (4, 3, 1, 1), {"strides": (2, 3), "output_padding": (1, 2)}),
+        ((2, 3, 4, 5), (3, 4, 3, 3), {"dilations": (2, 1), "pads": (3, 0, 1, 2)}),
+        ((1, 6, 5, 4), (6, 1, 3, 3), {"strides": (2, 1), "pads": (1, 1, 0, 1), "group": 6}),
+        ((1, 6, 5, 4), (6, 1, 3, 2), {"pads": (2, 1, 1, 0), "group": 6}),
+        ((1, 6, 5, 4), (6, 2, 5, 3), {"strides": (3, 2), "pads": (4, 2, 3, 1), "group": 3}),
+        ((1, 256, 4, 3), (256, 2, 3, 3), {"pads": (1, 1, 2, 0)}),
+        ((1, 256, 4, 3), (256, 2, 3, 2), {"strides": (2, 3), "pads": (1, 0, 0, 1), "output_padding": (1, 2)}),
+        ((1, 2, 4, 4, 3), (2, 3, 3, 3, 3), {"pads": (1, 1, 0, 0, 1, 2)}),
     ],
 )
 def test_conv_transpose(engine: XlaEngine, x: Any, w: Any, attrs: dict[str, Any], kept: bool) -> None:
@@ -260,6 +269,13 @@ def test_quantised_products(engine: XlaEngine) -> None:
         ((1, 2, 5, 6), 3, {"kernel_shape": (3, 3), "auto_pad": "SAME_LOWER", "strides": (2, 2)}),
         ((3, 2, 9), 2, {"kernel_shape": (4,), "strides": (3,)}),
         ((1, 2, 4, 3, 5), 2, {"kernel_shape": (2, 1, 3), "pads": (0, 1, 1, 1, 0, 0)}),
+        ((2, 16, 6, 4, 5), 3, {"kernel_shape": (2, 3, 3), "pads": (0, 1, 1, 1, 0, 2), "strides": (2, 1, 1)}),
+        ((2, 18, 7, 6), 4, {"kernel_shape": (3, 2), "pads": (1, 0, 2, 3)}),
+        ((2, 18, 7, 6), 4, {"kernel_shape": (3, 2), "strides": (2, 2)}),
+        ((2, 17, 9), 4, {"kernel_shape": (4,), "pads": (3, 0)}),
+        ((2, 17, 9, 8), 4, {"kernel_shape": (1, 1)}),
+        ((2, 3, 9, 8), 4, {"kernel_shape": (1, 1), "strides": (2, 3), "pads": (1, 0, 0, 2)}),
+        ((3, 5, 12, 11), 5, {"kernel_shape": (3, 3), "group": 5, "strides": (2, 1), "pads": (1, 1, 0, 1)}),
         ((2, 4, 5, 5), 6, {"kernel_shape": (3, 3), "group": 2}),
         ((0, 2, 5), 2, {"kernel_shape": (3,)}),
     ],
@@ -283,6 +299,33 @@ def test_conv_filter_grad(x_shape: tuple[int, ...], filters: int, attributes: di
     expected = portable.function(OpContext(node, np), x, dy)
     found = compile_nodes(XlaEngine(), inputs, [node], list(node.outputs)).run([x, dy])[0]  # type: ignore[arg-type]
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("shape", [(3, 5, 7, 6), (2, 3, 300), (70, 4, 1, 3), (1, 2, 3, 4, 2)])
+def test_batch_norm_in_training(shape: tuple[int, ...], dtype: Any) -> None:
+    """Channels last and in stages: what the portable kernels give in float64, forward and back."""
+    from xrt_core.kernels import OpContext, find_kernel
+
+    dy, x = (RNG.standard_normal(shape).astype(dtype) for _ in range(2))
+    scale, bias, mean, var = (np.abs(RNG.standard_normal(shape[1])).astype(dtype) for _ in range(4))
+    cases: list[tuple[str, str, int, list[Any], dict[str, Any], int]] = [
+        ("BatchNormalization", "", 15, [x + 3, scale, bias, mean, var], {"training_mode": 1, "momentum": 0.8}, 3),
+        ("BatchNormGrad", "xrt", 1, [dy, x - 2, scale], {"epsilon": 1e-3}, 3),
+    ]
+    for op, domain, version, arrays, attributes, outputs in cases:
+        inputs = [Value(f"x{i}", TensorType(a.dtype, a.shape)) for i, a in enumerate(arrays)]
+        results = [x, scale, bias] if domain else [x, mean, var]
+        made = [Value(f"y{i}", TensorType(r.dtype, r.shape)) for i, r in enumerate(results[:outputs])]
+        node = Node(op, inputs, made, attributes, domain=domain, version=version, name="n")
+        portable = find_kernel(domain, op)
+        assert portable is not None
+        expected = portable.function(OpContext(node, np), *(a.astype(np.float64) for a in arrays))
+        found = compile_nodes(XlaEngine(), inputs, [node], made).run(arrays)
+        rtol = 2e-2 if dtype == ml_dtypes.bfloat16 else 1e-10 if dtype == np.float64 else 1e-4
+        for f, e in zip(found, expected, strict=True):
+            assert np.asarray(f).dtype == dtype
+            np.testing.assert_allclose(np.asarray(f, np.float64), e, rtol=rtol, atol=rtol * np.abs(e).max())
 
 
 def test_barrier() -> None:

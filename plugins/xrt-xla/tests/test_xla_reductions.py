@@ -154,3 +154,19 @@ def test_a_residual_sum_is_computed_once(engine: XlaEngine, operator: str) -> No
     assert executable.as_text().count("rsqrt(") + executable.as_text().count(" divide(") <= 2 * layers
     largest = max(line.count("param_") for line in executable.as_text().splitlines() if line.startswith("%fused"))
     assert largest <= 6  # a fusion that reaches back through the stream takes something from every layer
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("shape", [(2, 3, 300, 5), (1, 2, 1, 2, 3), (130, 4, 1), (3, 2, 8, 9)])
+def test_sums_over_all_but_channels(engine: XlaEngine, shape: tuple[int, ...], keepdims: int) -> None:
+    """In stages, channels last, they are float64's to rounding: a thousand equal numbers lose nothing."""
+    x = RNG.standard_normal(shape, dtype=np.float32) + 1000
+    entry = Value("x", TensorType(x.dtype, x.shape))
+    over = (0, *range(2, x.ndim))
+    want = x.astype(np.float64).sum(over, keepdims=bool(keepdims))
+    y = Value("y", TensorType(x.dtype, want.shape))
+    axes = Value.constant(np.array([*range(2, x.ndim), -x.ndim]), "axes")
+    node = Node("ReduceSum", [entry, axes], [y], {"keepdims": keepdims}, version=13)
+    got = np.asarray(compile_nodes(engine, [entry], [node], [y]).run([x])[0])
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=5e-7)

@@ -235,7 +235,8 @@ def test_pruning_leaves_only_what_pays(recipe: Recipe) -> None:
     costs = Costs(Rates(3e-6, math.inf, math.inf), NOTHING, 5e-6, 1e-6)
     whole, found = (clustered(g, *engines, costs=costs, prune=p) for p in (False, True))
     if not whole.reasons:
-        assert found == whole
+        assert not found.reasons
+        assert len(found.clusters) <= len(whole.clusters)
     else:
         assert all(c.estimate is not None and c.estimate.gain > 0 for c in found.clusters)
     assert set(whole.reasons) <= set(found.reasons)

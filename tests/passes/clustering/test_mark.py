@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.passes.clustering.graphs import TYPE, engine, graph
 from xrt_core.errors import GraphError
 from xrt_core.ir.annotations import Annotations, SourceLocation
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
 from xrt_core.ir.verdict import Support
 from xrt_core.passes.clustering import Candidate, cluster, fold, mark
 
@@ -109,6 +111,21 @@ def test_the_way_back_is_free_where_the_engine_of_its_pin_does_not_take_it(autom
     assert [None if v is None else v.ok for v in marks.verdicts["two"]] == [None, True]
     with pytest.raises(GraphError, match="pinned to engine 'one', which cannot take it"):
         mark(graph("b = B(x)", b=Annotations(engine="one")), [engine("one", "A")], "train")
+
+
+def test_an_empty_batch_is_free_where_the_engine_of_its_pin_does_not_take_it() -> None:
+    """The module goes on with the batch that has nothing in it; constants without elements are no such thing."""
+    empty, none = TensorType(TYPE.dtype, (0, 4)), Value.constant(np.zeros(0, np.float32))
+    place = Annotations(engine="one")
+    x, y = Value("x", empty), Value("y", empty)
+    g = Graph([x], [y], [Node("B", [x], [y], version=1, name="b", annotations=place)], opsets={"": 13})
+    marks = mark(g, [engine("one", "A"), engine("two", "B")])
+    assert list(marks.pins) == [None]
+    assert list(mark(g, [engine("one", "B")]).pins) == ["one"]
+    x, y = Value("x", TYPE), Value("y", TYPE)
+    g = Graph([x], [y], [Node("B", [x, none], [y], version=1, annotations=place)], opsets={"": 13})
+    with pytest.raises(GraphError, match="pinned to engine 'one', which cannot take it"):
+        mark(g, [engine("one", "A")])
 
 
 def test_the_cure_names_no_stand_in_for_engines() -> None:

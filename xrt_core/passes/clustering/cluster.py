@@ -10,9 +10,10 @@ from xrt_core.ir.graph import Graph
 from xrt_core.passes.clustering.collector import collector_paused
 from xrt_core.passes.clustering.gain import Costs, Estimate
 from xrt_core.passes.clustering.grow import Bounds, Grower
-from xrt_core.passes.clustering.kinds import pinned_kinds, signatures, takers
+from xrt_core.passes.clustering.hand_over import hand_over
+from xrt_core.passes.clustering.kinds import pinned_kinds, signatures, taken, takers
 from xrt_core.passes.clustering.mark import Marks
-from xrt_core.passes.clustering.notes import reasons_of, region_notes
+from xrt_core.passes.clustering.notes import gift_notes, reasons_of, region_notes
 
 UNLIMITED = 2**31 - 1
 
@@ -94,7 +95,9 @@ def cluster(
     costs: device -> constants of the cost model (`gain`); each cluster then carries what it is estimated to save. With
         `prune` those that save nothing are dissolved, what is left is offered to the next engine, and other nodes are
         not held to be delayed thereby: whatever reads a node that was dissolved waits for what the node waits for.
-        Marked regions are never dissolved, nor is anything where the engines take the whole graph.
+        Marked regions are never dissolved, nor is anything where the engines take the whole graph. Before that, a
+        cluster goes to an engine behind its own that takes all of it and has the clusters around it, where the order of
+        the engines is estimated to be worth less than the launch and the crossings (`hand_over`).
 
     Deterministic, and near-linear in nodes and edges;
     the argument why no cycle can arise is in `merge`, and `Contraction.merge` would notice.
@@ -109,7 +112,8 @@ def cluster(
     grower = Grower(graph, bounds, marks.engines)
     signature = signatures(graph, marks.device, merge_updates)
     grower.grow_regions(pinned_kinds(marks, signature))
-    offers = takers(marks, signature, grower.clustered)
+    takes = taken(marks)
+    offers = takers(takes, signature, grower.clustered)
     while True:
         grown = False
         while True:
@@ -120,11 +124,16 @@ def cluster(
         if not grown:
             break
         grower.settle()
-        if costs is None or not prune or not grower.prune(costs):  # ends: no node is offered to an engine again
+        if costs is None or not prune:
+            break
+        changed = hand_over(grower, takes, costs)
+        if not grower.prune(costs):  # ends: what a cluster lost by does not go to that engine again
+            if changed:
+                grower.settle()
             break
     members = grower.members()
     estimates = [None] * len(members) if costs is None else grower.estimates(costs)
-    notes = region_notes(graph, grower, members)
+    notes = {**region_notes(graph, grower, members), **gift_notes(grower, members)}
     clusters = []
     for (u, nodes), found in zip(members.items(), estimates, strict=True):
         k = grower.kind_of(u)

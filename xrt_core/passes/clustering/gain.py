@@ -13,7 +13,8 @@ them already. Nodes that only look at an array in another way (Reshape, Transpos
 
 Where the constants are from. CPU: `benchmarks/partition_costs.py` on two cores of an EPYC with AVX-512, host NumPy
 against the XLA engine. CUDA and TPU: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s, HBM3
-3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half.
+3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half. What a preferred
+engine saves: on five whole models ONNX Runtime saves -2, 5, 16, 20 and 48 % over XLA (`benchmarks/README.md`).
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Costs:
     """The constants for one device. launch: seconds of a call of an executable. crossing: seconds of a tensor in or
-    out. copy: bytes a second across the boundary; infinite where both sides share memory."""
+    out. copy: bytes a second across the boundary; infinite where both sides share memory. preferred: the share of its
+    time between launch and boundary that an engine is taken to save over those behind it in the order."""
 
     host: Rates
     engine: Rates
     launch: float
     crossing: float
     copy: float = math.inf
+    preferred: float = 0.25
 
 
 _NUMPY: Final = Rates(call=1e-6, bandwidth=25e9, flops=150e9)
@@ -90,8 +93,8 @@ class Estimate:
     def __str__(self) -> str:
         verb = "saved" if self.gain > 0 else "lost"
         return (
-            f"estimated {_time(abs(self.gain))} {verb} a call: {_time(self.host)} on the host, {_time(self.engine)} on "
-            f"the engine, {_time(self.boundary)} of it launch and boundary"
+            f"estimated {duration(abs(self.gain))} {verb} a call: {duration(self.host)} on the host, "
+            f"{duration(self.engine)} on the engine, {duration(self.boundary)} of it launch and boundary"
         )
 
 
@@ -239,7 +242,8 @@ def nbytes(value: Value) -> int:
     return size
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as a text in microseconds or milliseconds."""
     us = seconds * 1e6
     if us < 10:
         return f"{us:.1f} us"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,13 +29,26 @@ class Bounds:
     strict: bool
 
 
+class Gift(NamedTuple):
+    """A cluster of `engine` that became part of one of a later engine (`hand_over`).
+
+    apart: seconds of a call that it would cost beside that cluster, for its launch and what crosses between the two.
+    faster: seconds that its engine is taken to need less for its nodes.
+    """
+
+    engine: str
+    apart: float
+    faster: float
+
+
 class Grower:
     """The contraction of a graph by its clusters so far, and who owns which unit.
 
     unit: node -> unit. owner: unit -> index of its kind in `kinds`, -1 for one that is no cluster. clustered: node ->
     whether it is in a cluster. Where nodes were in clusters that were dissolved, for each engine: `small`: node -> size
     of one that was too small, 0 for none; `unpaid`: node -> index in `losses` of one that does not pay, -1 for none.
-    losses: nodes in it, and the three figures of its Estimate. updates: the nodes that are model updates.
+    losses: nodes in it, and the three figures of its Estimate. given: node -> index in `gifts` of what it was part of
+    when its engine's cluster went to a later engine, -1 for none. updates: the nodes that are model updates.
     """
 
     def __init__(self, graph: Graph, bounds: Bounds, engines: Sequence[str]) -> None:
@@ -49,11 +64,17 @@ class Grower:
         self.small = {e: np.zeros(count, np.int64) for e in engines}
         self.unpaid = {e: np.full(count, -1) for e in engines}
         self.losses: list[tuple[int, float, float, float]] = []
+        self.given = np.full(count, -1)
+        self.gifts: list[Gift] = []
         self.updates = frozenset(i for i, n in enumerate(graph.nodes) if n.annotations.model_update)
         self._listed = np.asarray(sorted(self.updates), np.int64)
         self._numbers: dict[Kind, int] = {}
         self._settled: dict[int, Contraction] = {}  # kind -> the units among which nothing of it was left to merge
-        self._estimator: Estimator | None = None
+
+    @functools.cached_property
+    def estimator(self) -> Estimator:
+        """The cost model for this graph."""
+        return Estimator(self.graph, self.reads)
 
     def kind_of(self, unit: int) -> Kind:
         """The kind of a unit that is a cluster."""
@@ -88,9 +109,9 @@ class Grower:
         self.clustered[left] = True
         for sizes in self.small.values():
             sizes[left] = 0
-        number = self._number(kind)
+        number = self.number(kind)
         whole &= not (self.owner == number).any()
-        self._merge(label, merged)
+        self.merge(label, merged)
         self.owner[self.unit[left]] = number
         if whole:
             self._settled[number] = self.units
@@ -109,17 +130,17 @@ class Grower:
                 label[u] = first
         cyclic: set[int] = set()
         try:
-            self._merge(label)
+            self.merge(label)
         except InternalError:
             cyclic = self.units.on_cycles(label)
-            self._merge(np.asarray([u if t in cyclic else t for u, t in enumerate(label.tolist())]))
+            self.merge(np.asarray([u if t in cyclic else t for u, t in enumerate(label.tolist())]))
         for _, nodes in regions:
             if cyclic and not cyclic.isdisjoint(label[nodes].tolist()):
                 groups = region_groups(self.units, sorted(set(self.unit[nodes].tolist())))
-                self._merge(np.asarray([groups.get(u, u) for u in range(len(self.units))]))
+                self.merge(np.asarray([groups.get(u, u) for u in range(len(self.units))]))
             self.clustered[nodes] = True
         for kind, nodes in regions:
-            self.owner[self.unit[nodes]] = self._number(kind)
+            self.owner[self.unit[nodes]] = self.number(kind)
 
     def settle(self) -> None:
         """Merge clusters of one kind that only seemed to delay each other's neighbours before those were clusters."""
@@ -137,19 +158,24 @@ class Grower:
                 open_ = self.owner == k
                 if np.count_nonzero(open_) < 2:
                     continue
-                found = free_groups(self.units, open_, self._unread_updates())
-                label = _sliced(found, self.units, open_, 1, self.bounds.maximum)
-                self._merge(label)
+                label, whole = self.free(open_)
+                self.merge(label)
                 changed |= len(self.units) < before
-                if label is found:
+                if whole:
                     self._settled[k] = self.units
+
+    def free(self, open_: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Labels for the open units, so that nothing closed is delayed, and whether no bound cut a group."""
+        found = free_groups(self.units, open_, self._unread_updates())
+        label = _sliced(found, self.units, open_, 1, self.bounds.maximum)
+        return label, label is found
 
     def prune(self, costs: Callable[[str], Costs]) -> bool:
         """Dissolve the clusters that save nothing, where the host has nodes anyway. Returns whether there were any."""
         if self.clustered.all():
             return False
-        cluster, units = self._clusters()
-        seconds = self._estimate(cluster, units, costs)
+        cluster, units = self.clusters()
+        seconds = self.seconds(cluster, units, costs)
         pinned = np.array([k.pinned for k in self.kinds], np.bool_)
         lost = np.flatnonzero(~pinned[self.owner[units]] & ~(seconds[0] - seconds[1] > 0))
         if not len(lost):
@@ -165,6 +191,7 @@ class Grower:
             nodes = dropped[engine == k]
             unpaid[nodes] = loss[cluster[nodes]]
         self.clustered[dropped] = False
+        self.given[dropped] = -1
         kept = np.where(self.clustered, self.owner[self.unit], -1)
         label = self.unit.copy()
         label[dropped] = len(self.units) + dropped  # the rest stays acyclic: taking a group apart cannot make a cycle
@@ -185,34 +212,34 @@ class Grower:
 
     def estimates(self, costs: Callable[[str], Costs]) -> list[Estimate]:
         """What the clusters save, in the order of `members`."""
-        cluster, units = self._clusters()
+        cluster, units = self.clusters()
         if not len(units):
             return []
         first = np.full(len(units), len(cluster))
         inside = np.flatnonzero(cluster >= 0)
         first[cluster[inside[::-1]]] = inside[::-1]
-        seconds = self._estimate(cluster, units, costs)[:, np.argsort(first)]
+        seconds = self.seconds(cluster, units, costs)[:, np.argsort(first)]
         return [Estimate(*found) for found in zip(*seconds.tolist(), strict=True)]
 
     def any_dissolved(self) -> bool:
         """Whether a node that is in no cluster now was in one that was too small."""
         return any(bool(sizes.any()) for sizes in self.small.values())
 
-    def _clusters(self) -> tuple[np.ndarray, np.ndarray]:
+    def clusters(self) -> tuple[np.ndarray, np.ndarray]:
         """Per node the number of its cluster, -1 for none; and the units that are clusters, by number."""
         units = np.flatnonzero(self.owner >= 0)
         number = np.full(len(self.units), -1)
         number[units] = np.arange(len(units))
         return number[self.unit], units
 
-    def _estimate(self, cluster: np.ndarray, units: np.ndarray, costs: Callable[[str], Costs]) -> np.ndarray:
-        if self._estimator is None:
-            self._estimator = Estimator(self.graph, self.reads)
+    def seconds(self, cluster: np.ndarray, units: np.ndarray, costs: Callable[[str], Costs]) -> np.ndarray:
+        """What clusters save, as `clusters` numbers them or with other nodes in each: three rows, see `Estimator`."""
         devices = list(dict.fromkeys(k.device for k in self.kinds))
         which = np.array([devices.index(k.device) for k in self.kinds])
-        return self._estimator(cluster, [costs(d) for d in devices], which[self.owner[units]])
+        return self.estimator(cluster, [costs(d) for d in devices], which[self.owner[units]])
 
-    def _number(self, kind: Kind) -> int:
+    def number(self, kind: Kind) -> int:
+        """The index of a kind in `kinds`, where it stands from now on."""
         found = self._numbers.setdefault(kind, len(self.kinds))
         if found == len(self.kinds):
             self.kinds.append(kind)
@@ -226,7 +253,7 @@ class Grower:
         found: np.ndarray = units[~read[units]]
         return found
 
-    def _merge(self, label: np.ndarray, merged: _Merged | None = None) -> None:
+    def merge(self, label: np.ndarray, merged: _Merged | None = None) -> None:
         """Make units of one label one. merged: what that gives, where it is known."""
         if (label == np.arange(len(label))).all():
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -68,14 +69,23 @@ def pinned_kinds(marks: Marks, signature: tuple[list[Signature], np.ndarray]) ->
     return sorted(kinds, key=lambda k: not k[0].model_update)
 
 
-def takers(marks: Marks, signature: tuple[list[Signature], np.ndarray], clustered: np.ndarray) -> Members:
-    """The nodes that each engine takes, in the order of the engines, but for those that are in clusters already."""
+def taken(marks: Marks) -> dict[str, np.ndarray]:
+    """For each engine, in their order, whether it takes each node."""
+    return {
+        engine: np.fromiter((v is not None and v[0] for v in verdicts), np.bool_, len(verdicts))
+        for engine in marks.engines
+        for verdicts in [marks.verdicts[engine]]
+    }
+
+
+def takers(
+    takes: Mapping[str, np.ndarray], signature: tuple[list[Signature], np.ndarray], clustered: np.ndarray
+) -> Members:
+    """The nodes that each engine takes (see `taken`), but for those that are in clusters already."""
     known, own = signature
     found: Members = []
-    for engine in marks.engines:
-        verdicts = marks.verdicts[engine]
-        taken = np.fromiter((v is not None and v[0] for v in verdicts), np.bool_, len(verdicts))
-        nodes = np.flatnonzero(taken & ~clustered)
+    for engine, is_taken in takes.items():
+        nodes = np.flatnonzero(is_taken & ~clustered)
         by_signature = nodes[np.argsort(own[nodes], kind="stable")]
         cuts = np.flatnonzero(np.diff(own[by_signature])) + 1
         parts = [part for part in np.split(by_signature, cuts) if len(part)]

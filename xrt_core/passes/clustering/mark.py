@@ -76,7 +76,8 @@ def mark(
     A pinned node (`annotations.engine`) is asked of that engine alone, one pinned to "host" of none, and a Launch is
     never taken again. A node with bodies stays on the host whatever its mark, which is one on what is in them. A node
     annotated with the other phase is refused. With `automatic` off only pinned nodes are asked about. A node of the way
-    back (phase "train") has its pin from a node of the forward pass; where that engine does not take it, it is free.
+    back (phase "train") has its pin from a node of the forward pass; where that engine does not take it, it is free. So
+    is a node around tensors without elements, of an empty batch say: they leave an engine nothing to be wanted for.
 
     obey: False lets pins to engines be, which is for runs that were told to use none.
     absent: engine -> why it does not take part and what to do about it, "" where nothing is known.
@@ -97,7 +98,9 @@ def mark(
                 f"({', '.join(names) or 'no engine does'}); {why}"
             )
     takes = {c.name: c.supports for c in engines}
-    free = [i for i, p in pinned.items() if p != HOST and nodes[i].annotations.phase == "train"]
+    free = [
+        i for i, p in pinned.items() if p != HOST and (nodes[i].annotations.phase == "train" or _is_empty(nodes[i]))
+    ]
     free = [i for i in free if i not in apart and not takes[pinned[i]](nodes[i]).ok]
     for i in free:
         del pinned[i]
@@ -151,6 +154,12 @@ def _set_apart(nodes: Sequence[Node], phase: Phase, obey: bool) -> tuple[dict[in
             else:
                 pinned[i] = a.engine
     return pinned, apart
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a tensor that the node reads or makes, and that is no constant, has no elements."""
+    shapes = (v.shape for v in (*node.inputs, *node.outputs) if v is not None and v.data is None)
+    return any(shape is not None and 0 in shape for shape in shapes)
 
 
 def _refused(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering.gain import Estimate
+from xrt_core.passes.clustering.gain import Estimate, duration
 from xrt_core.passes.clustering.grow import Grower
 from xrt_core.passes.clustering.kinds import Kind
 from xrt_core.passes.clustering.mark import Marks
@@ -85,6 +85,27 @@ def region_notes(graph: Graph, grower: Grower, members: Mapping[int, Sequence[in
                     shown -= 1
                     why += f": {_path(graph, grower, path, members)}"
             notes[u] = f"part {k + 1} of {len(units)} of {what}: {why}"
+    return notes
+
+
+def gift_notes(grower: Grower, members: Mapping[int, Sequence[int]]) -> dict[int, str]:
+    """Unit -> what it has of engines before its own, and why, for those that have. members: as `Grower.members`."""
+    notes = {}
+    for u in np.unique(grower.unit[grower.given >= 0]).tolist():
+        own: dict[str, list[int]] = {}
+        for k in grower.given[list(members[u])].tolist():
+            if k >= 0:
+                own.setdefault(grower.gifts[k].engine, []).append(k)
+        said = []
+        for engine, nodes in own.items():
+            gifts = [grower.gifts[k] for k in dict.fromkeys(nodes)]
+            apart, faster = duration(sum(g.apart for g in gifts)), duration(sum(g.faster for g in gifts))
+            what, which = ("a cluster", "that") if len(gifts) == 1 else (f"{len(gifts)} clusters", "those")
+            said.append(
+                f"{_nodes(len(nodes))} of it would be {what} of {engine}, which stands before: launch and crossings of "
+                f"{which} are estimated to cost {apart} a call, and {engine} is taken to save {faster}"
+            )
+        notes[u] = "; ".join(said)
     return notes
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xrt_core.errors import GraphError, OptionError
 from xrt_core.ir.annotations import MARK, NO_ANNOTATIONS, REGION, Annotations
 from xrt_core.ir.graph import Attribute, Graph, Node
 
+log = logging.getLogger("xrt")
+
 _KINDS = ("name", "op")
+_KEYS = frozenset((MARK, REGION, "xrt.function", "xrt.same"))  # of nodes' metadata that XRT reads or writes
+_MEANT = {MARK: MARK, REGION: REGION, "xrt.engine": MARK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,15 @@ def apply_marks(graph: Graph, rules: Sequence[MarkRule]) -> Graph:
 
     All nodes that one rule matches are one region, and so are all that carry one label under REGION in their
     metadata, or one engine without a label. A mark on a node with bodies (If, Loop, Scan) is one on the nodes in them
-    that have none of their own: the host runs the control.
+    that have none of their own: the host runs the control. Keys of the metadata that look like these two, and say
+    nothing therefore, are one warning of the logger "xrt".
 
     Raises GraphError for two marks of a node that contradict each other, naming both, and OptionError for a rule that
     matches nothing, with the closest names.
     """
-    if not rules and not _has_metadata(graph):
+    keys = _metadata_keys(graph)
+    _warn_of_typos(keys)
+    if not rules and MARK not in keys:
         return graph
     marker = _Marker(rules)
     marked = marker.graph(graph, None)
@@ -152,14 +160,31 @@ def _own(node: Node) -> Iterable[_Found]:
         yield engine, region, f"the model's metadata {MARK!r}"
 
 
-def _has_metadata(graph: Graph) -> bool:
+def _metadata_keys(graph: Graph) -> dict[str, str]:
+    """The keys of the nodes' metadata, bodies included, each with what a node that has it is called."""
+    found: dict[str, str] = {}
     for n in graph.nodes:
-        a = n.annotations
-        if a is not NO_ANNOTATIONS and a.metadata and MARK in a.metadata:
-            return True
-        if n.attributes and any(_has_metadata(g) for g in n.subgraphs):
-            return True
-    return False
+        if n.annotations is not NO_ANNOTATIONS:
+            for key in n.annotations.metadata:
+                if key not in found:
+                    found[key] = label(n)
+        for g in n.subgraphs if n.attributes else ():
+            found = {**_metadata_keys(g), **found}
+    return found
+
+
+def _warn_of_typos(keys: Mapping[str, str]) -> None:
+    typos = []
+    for key, node in keys.items():
+        if key in _KEYS or "xrt" not in key.lower():
+            continue
+        close = difflib.get_close_matches(key.strip().lower().replace("_", "."), _MEANT, n=1, cutoff=0.7)
+        if close or key.startswith("xrt."):
+            meant = f"; did you mean {_MEANT[close[0]]!r}?" if close else ""
+            typos.append(f"{key!r} (node {node!r}{meant})")
+    if typos:
+        known = f"marks are {MARK!r}, the engine, and beside it {REGION!r}"
+        log.warning("the model's metadata has keys that mark nothing: %s; %s", ", ".join(typos), known)
 
 
 def _unmatched(rule: MarkRule, graph: Graph) -> str:

@@ -89,6 +89,27 @@ def scatter_nd(ctx: Backward) -> Any:
     return by_data, None, by_updates
 
 
+@gradient("TensorScatter")
+def tensor_scatter(ctx: Backward) -> Any:
+    """As for ScatterElements: each batch entry is written from its own position on, round the end if circular."""
+    update, start = ctx.inputs[1], ctx.input(2)
+    shape, size = ctx.shape(update), ctx.shape(ctx.grad)
+    axis = int(ctx.attr("axis", -2)) % len(shape)
+    place = [shape[axis] if i == axis else 1 for i in range(len(shape))]
+    at = literal(np.arange(shape[axis]).reshape(place), INT64)
+    if start is not None:
+        at = at + _int64(start).reshape([-1] + [1] * (len(shape) - 1))
+    if str(ctx.attr("mode", "linear")) == "circular":
+        at = ops.Mod(at, size[axis])
+    indices = ops.Expand(at, list(shape))
+    by_cache = by_update = None
+    if ctx.wants(0):
+        by_cache = emit("ScatterElements", [ctx.grad, indices, filled(update)], opset=11, axis=axis)
+    if ctx.wants(1):
+        by_update = ops.GatherElements(ctx.grad, indices, axis=axis)
+    return by_cache, by_update, None
+
+
 def _reduction(ctx: Backward) -> str:
     how = str(ctx.attr("reduction", "none"))
     if how not in ("none", "add"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, Forward, mean_over, reduced, reshaped, sum_over, where, wide
+from xrt_core.training.backward import Backward, Forward, emit, mean_over, reduced, reshaped, sum_over, where, wide
 from xrt_core.training.registry import composition, gradient
 
 
@@ -47,35 +47,44 @@ def _first_only(ctx: Backward) -> Tensor:
 def batch_normalization(ctx: Backward) -> Any:
     """In training through the batch's own statistics; else a scaling per channel."""
     x, scale, bias, mean, variance = ctx.inputs
-    dy, rank = wide(_first_only(ctx)), x.ndim
+    dy, rank = _first_only(ctx), x.ndim
     if rank < 2:
         raise ctx.error("its rule covers inputs of rank 2 and more")
     if ctx.version < 9 and not ctx.attr("spatial", 1):
         raise ctx.error("its rule covers spatial = 1")
-    training = bool(ctx.attr("training_mode", 0)) if ctx.version >= 14 else len(ctx.outputs) > 1
-    axes = [0, *range(2, rank)]
+    if bool(ctx.attr("training_mode", 0)) if ctx.version >= 14 else len(ctx.outputs) > 1:
+        made = emit("BatchNormGrad", [dy, x, scale], domain="xrt", outputs=3, epsilon=_epsilon(ctx))
+        return (*(g if ctx.wants(i) else None for i, g in enumerate(made)), None, None)
+    dy, axes = wide(dy), [0, *range(2, rank)]
     factor = _channels(wide(scale), rank)
+    inverse = _channels(_inverse(wide(variance), _epsilon(ctx)), rank)
+    normal = (wide(x) - _channels(wide(mean), rank)) * inverse
     results: list[Tensor | None] = [None] * 5
-    if training:
-        normal, inverse = _standard(wide(x), axes, _epsilon(ctx))
-        if ctx.wants(0):
-            results[0] = _through(dy * factor, normal, inverse, axes).astype(x.dtype)
-    else:
-        inverse = _channels(_inverse(wide(variance), _epsilon(ctx)), rank)
-        normal = (wide(x) - _channels(wide(mean), rank)) * inverse
-        if ctx.wants(0):
-            results[0] = (dy * (factor * inverse)).astype(x.dtype)
-        if ctx.wants(3):
-            by_mean = -sum_over(dy, axes) * factor * inverse
-            results[3] = reshaped(by_mean.astype(mean.dtype), mean)
-        if ctx.wants(4):
-            by_variance = sum_over(dy * normal, axes) * factor * inverse * inverse * -0.5
-            results[4] = reshaped(by_variance.astype(variance.dtype), variance)
+    if ctx.wants(0):
+        results[0] = (dy * (factor * inverse)).astype(x.dtype)
     if ctx.wants(1):
         results[1] = reshaped(sum_over(dy * normal, axes).astype(scale.dtype), scale)
     if ctx.wants(2):
         results[2] = reshaped(sum_over(dy, axes).astype(bias.dtype), bias)
+    if ctx.wants(3):
+        by_mean = -sum_over(dy, axes) * factor * inverse
+        results[3] = reshaped(by_mean.astype(mean.dtype), mean)
+    if ctx.wants(4):
+        by_variance = sum_over(dy * normal, axes) * factor * inverse * inverse * -0.5
+        results[4] = reshaped(by_variance.astype(variance.dtype), variance)
     return tuple(results)
+
+
+@composition("BatchNormGrad", domain="xrt")
+def batch_norm_grad(ctx: Forward) -> Any:
+    """As its kernel says: through the batch's own statistics."""
+    dy, x, scale = ctx.inputs
+    back, axes = wide(dy), [0, *range(2, x.ndim)]
+    normal, inverse = _standard(wide(x), axes, _epsilon(ctx))
+    by_scale, by_bias = sum_over(back * normal, axes), sum_over(back, axes)
+    count = float(max(math.prod(ctx.shape(x)[a] for a in axes), 1))
+    by_x = _channels(wide(scale), x.ndim) * inverse * (back - by_bias / count - normal * (by_scale / count))
+    return by_x.astype(x.dtype), *(reshaped(g.astype(scale.dtype), scale) for g in (by_scale, by_bias))
 
 
 @gradient("InstanceNormalization")

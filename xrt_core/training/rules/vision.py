@@ -1,4 +1,5 @@
-"""Sampling of images as gathers and sums, through which gradients go: GridSample, RoiAlign; and that of Col2Im."""
+"""Sampling of images as gathers and sums, through which gradients go: GridSample, RoiAlign, DeformConv, MaxRoiPool; and
+that of Col2Im."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ from xrt_core.training.registry import composition, gradient
 
 Taps = list[tuple[Tensor, Tensor | None]]
 """Along one axis: positions (batch, points) and their weights, None for 1."""
+
+Bounded = list[tuple[Tensor, Tensor | None, Tensor | None]]
+"""The same, and whether each position counts, None where all do."""
 
 
 def _integers(at: Tensor, size: int) -> Tensor:
@@ -67,7 +71,7 @@ def grid_sample(ctx: Forward) -> Any:
     if 0 in shape or 0 in lattice:
         return None
     places = wide(grid).reshape((shape[0], math.prod(points), len(dims)))
-    taps: list[list[tuple[Tensor, Tensor | None, Tensor | None]]] = []
+    taps: list[Bounded] = []
     for axis, size in enumerate(dims):
         unit = ops.Gather(places, len(dims) - 1 - axis, axis=2)  # the grid lists the innermost dimension first
         at = (unit + 1.0) * ((size - 1) / 2) if corners else ((unit + 1.0) * float(size) - 1.0) * 0.5
@@ -86,6 +90,11 @@ def grid_sample(ctx: Forward) -> Any:
         else:
             taps.append([(p, w, _inside(p, size) if padding == "zeros" else None) for p, w in pixels])
     flat = wide(x).reshape((*shape[:2], math.prod(dims)))
+    return _sampled(flat, dims, taps).reshape((*shape[:2], *points)).astype(x.dtype)
+
+
+def _sampled(flat: Tensor, dims: tuple[int, ...], taps: list[Bounded]) -> Tensor:
+    """Of images (batch, channels, pixels) the sum over all combinations of a tap an axis: (batch, channels, points)."""
     total: Any = None
     for combination in itertools.product(*taps):
         index: Any = None
@@ -96,12 +105,69 @@ def grid_sample(ctx: Forward) -> Any:
             for factor in (w, None if valid is None else valid.astype(flat.dtype)):
                 if factor is not None:
                     weight = factor if weight is None else weight * factor
-        spread = ops.Expand(index.unsqueeze(1), [*shape[:2], math.prod(points)])
+        spread = ops.Expand(index.unsqueeze(1), [*flat.shape[:2], index.shape[1]])
         value = ops.GatherElements(flat, spread, axis=2)
         if weight is not None:
             value = value * weight.astype(flat.dtype).unsqueeze(1)
         total = value if total is None else total + value
-    return total.reshape((*shape[:2], *points)).astype(x.dtype)
+    made: Tensor = total
+    return made
+
+
+@composition("DeformConv")
+def deform_conv(ctx: Forward) -> Any:
+    """The moved samples, gathered, weighed and masked, and a product with the filter for each group."""
+    x, w, offset, bias, mask = (ctx.input(i) for i in range(5))
+    shape, filters, places = ctx.shape(x), ctx.shape(w), ctx.shape(offset)[2:]
+    rank, dims, window = len(shape) - 2, shape[2:], filters[2:]
+    if 0 in (*shape, *filters, *places):
+        return None
+    group, shared = int(ctx.attr("group", 1)), int(ctx.attr("offset_group", 1))
+    strides, dilations = (tuple(ctx.attr(k) or (1,) * rank) for k in ("strides", "dilations"))
+    pads = ctx.attr("pads") or (0,) * (2 * rank)
+    count, spots, batch = math.prod(window), math.prod(places), shape[0] * shared
+    moved = wide(offset).reshape((batch, count, rank, spots))
+    cells, corners = np.indices(window).reshape(rank, count, 1), np.indices(places).reshape(rank, 1, spots)
+    taps: list[Bounded] = []
+    for axis, size in enumerate(dims):
+        regular = corners[axis] * strides[axis] - pads[axis] + cells[axis] * dilations[axis]
+        at = ops.Gather(moved, axis, axis=2) + literal(regular, moved.dtype)
+        taps.append([(p, t, _inside(p, size)) for p, t in _linear(at.reshape((batch, count * spots)))])
+    columns = _sampled(wide(x).reshape((batch, shape[1] // shared, math.prod(dims))), dims, taps)
+    if mask is not None:
+        columns = columns * wide(mask).astype(columns.dtype).reshape((batch, 1, count * spots))
+    columns = columns.reshape((shape[0], group, shape[1] // group * count, spots))
+    kernels = wide(w).reshape((group, filters[0] // group, shape[1] // group * count))
+    made = (kernels @ columns).reshape((shape[0], filters[0], *places))
+    if bias is not None:
+        made = made + wide(bias).reshape([-1] + [1] * rank)
+    return made.astype(x.dtype)
+
+
+@composition("MaxRoiPool")
+def max_roi_pool(ctx: Forward) -> Any:
+    """The maxima of a region's rows, then of its columns; equal ones share a gradient. By the regions it is zero."""
+    x, rois = ctx.inputs
+    shape, regions, bins = ctx.shape(x), ctx.shape(rois)[0], tuple(map(int, ctx.attr("pooled_shape")))
+    if not regions or 0 in shape:
+        return None
+    scaled = wide(rois)[:, 1:] * float(ctx.attr("spatial_scale", 1.0))
+    boxes = ops.Sign(scaled) * ops.Floor(ops.Abs(scaled) + 0.5)
+    made = ops.Gather(wide(x), ops.Gather(rois, 0, axis=1).astype(np.int64), axis=0)
+    lowest = literal(-np.inf, made.dtype)
+    for axis in (0, 1):  # made: regions, channels, height or its cells, width
+        start = ops.Gather(boxes, [1 - axis], axis=1)
+        step = ops.Max(ops.Gather(boxes, [3 - axis], axis=1) - start + 1.0, 1.0) / float(bins[axis])
+        at = literal(np.arange(shape[2 + axis]).reshape(1, 1, -1), boxes.dtype)
+        cell = literal(np.arange(bins[axis]).reshape(1, -1), boxes.dtype)
+        first, last = (p.unsqueeze(2) for p in (ops.Floor(cell * step) + start, ops.Ceil((cell + 1.0) * step) + start))
+        within = (at >= first) & (at < last)  # regions, cells, positions
+        if axis == 0:
+            cells = where(within.reshape((regions, 1, bins[0], shape[2], 1)), made.unsqueeze(2), lowest)
+        else:
+            cells = where(within.reshape((regions, 1, 1, bins[1], shape[3])), made.unsqueeze(3), lowest)
+        made = cells.max((3 if axis == 0 else 4,))
+    return where(made == lowest, 0.0, made).astype(x.dtype)
 
 
 @composition("RoiAlign")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import pathlib
-import platform
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 
+from xrt_core.engine.processor import instruction_set
 from xrt_core.ir.onnx_proto import dtype_to_onnx
 
 LEVELS: Final[Mapping[str, Any]] = {
@@ -49,11 +47,7 @@ def why_unusable() -> str:
 @functools.cache
 def fingerprint() -> str:
     """What an optimised model depends on: the library's version and the processor's instruction set."""
-    flags = ""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
-        flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
-    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(flags.split()))))
-    return f"onnxruntime {version()} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"onnxruntime {version()} {instruction_set()}"
 
 
 @functools.cache

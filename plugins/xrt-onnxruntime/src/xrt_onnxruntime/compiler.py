@@ -13,6 +13,8 @@ from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
 
 _OPTIONS: Final = ("inter_op_threads", "memory_arena", "optimization", "parallel", "session")
 
+_SPINNING: Final = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+
 
 class OnnxRuntimeCompiler(GraphCompiler):
     """Compiles Functions for the CPU.
@@ -20,7 +22,9 @@ class OnnxRuntimeCompiler(GraphCompiler):
     `CompileOptions.threads` is the number of intra-op threads. Options of its own (`CompileOptions.extra`):
     `optimization`, "disable", "basic", "extended" or "all" (default); `parallel`, whether independent nodes run side
     by side, and `inter_op_threads` to do so; `memory_arena` (default True); `session`, a mapping of the library's
-    session configuration entries such as {"session.intra_op.allow_spinning": "0"}.
+    session configuration entries such as {"session.intra_op.allow_spinning": "1"}, which is "0" where other clusters run
+    on the same cores (`CompileOptions.shared`) and nothing is said: for some milliseconds after a run threads that spin
+    take the cores from whoever comes next.
     """
 
     def __init__(self, options: CompileOptions) -> None:
@@ -39,8 +43,9 @@ class OnnxRuntimeCompiler(GraphCompiler):
         self._parallel = _flag(extra, "parallel", False)
         self._memory_arena = _flag(extra, "memory_arena", True)
         entries = extra.get("session", {})
+        idle = dict.fromkeys(_SPINNING, "0") if options.shared else {}
         try:
-            self._entries = {str(k): str(v) for k, v in entries.items()}
+            self._entries = {**idle, **{str(k): str(v) for k, v in entries.items()}}
         except AttributeError:
             raise OptionError(f"onnxruntime: option 'session' is {entries!r}; it takes a mapping of texts") from None
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.engine.blob import pack, parameters_of, rows_of, unpack
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
-from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
-from xrt_core.ir.types import dtype_from_name, dtype_name
+from xrt_core.errors import ExecutionError, UnsupportedError
 from xrt_onnxruntime import _toolkit
 
 if TYPE_CHECKING:
     from xrt_core.engine.onnx_model import OnnxModel
     from xrt_onnxruntime.compiler import OnnxRuntimeCompiler
 
-_MAGIC: Final = b"XRTORT1\n"
+_MAGIC: Final = b"XRTORT2\n"
 
 
 class OnnxRuntimeExecutable(Executable):
@@ -109,15 +107,12 @@ class OnnxRuntimeExecutable(Executable):
             raise UnsupportedError(f"onnxruntime: the optimised model is not written: {_toolkit.first_line(e)}") from e
         header = {
             "for": _toolkit.fingerprint(),
-            "params": [_described(p) for p in self._params],
-            "returns": [_described(p) for p in self._returns],
+            "params": rows_of(self._params),
+            "returns": rows_of(self._returns),
             "inputs": list(self._inputs),
             "outputs": self._outputs,
-            "model": len(model),
-            "constants": len(constants),
         }
-        text = json.dumps(header).encode()
-        return b"".join((_MAGIC, struct.pack("<Q", len(text)), text, model, constants))
+        return pack(_MAGIC, header, (model, constants))
 
     def serialize_code(self) -> bytes:
         """Raises UnsupportedError: optimising the Function's model anew is as quick as reading a stored one."""
@@ -137,28 +132,7 @@ class OnnxRuntimeExecutable(Executable):
 
 def load_executable(blob: bytes, compiler: OnnxRuntimeCompiler) -> OnnxRuntimeExecutable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
-    start = len(_MAGIC) + 8
-    if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
-        raise CompileError("onnxruntime: this is not a serialised executable of this package")
-    (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
-    header = json.loads(blob[start : start + length])
-    here = _toolkit.fingerprint()
-    if header["for"] != here:
-        raise CompileError(f"onnxruntime: the executable was made for {header['for']!r}; here is {here!r}")
-    at = start + length
-    end = at + header["model"]
-    if end + header["constants"] != len(blob):
-        raise CompileError(
-            f"onnxruntime: a serialised executable of {len(blob)} bytes should have {end + header['constants']}"
-        )
-    session = _toolkit.load_optimised(blob[at:end], blob[end:], compiler.session_options(optimised=True))
-    params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
+    header, (model, constants) = unpack(_MAGIC, blob, "onnxruntime", _toolkit.fingerprint())
+    session = _toolkit.load_optimised(model, constants, compiler.session_options(optimised=True))
+    params, returns = (parameters_of(header[k]) for k in ("params", "returns"))
     return OnnxRuntimeExecutable(session, params, returns, header["inputs"], header["outputs"], compiler, blob)
-
-
-def _described(p: Parameter) -> list[Any]:
-    return [p.name, dtype_name(p.dtype), list(p.shape)]
-
-
-def _parameter(name: str, dtype: str, shape: list[int]) -> Parameter:
-    return Parameter(name, dtype_from_name(dtype), tuple(shape))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import io
-import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+
+from xrt_core.engine.processor import instruction_set
 
 # openvino's converter reports its use over the network, out of a forked process; where its telemetry package does not
 # import, it takes a stub of its own instead
@@ -63,11 +62,7 @@ def why_unusable() -> str:
 @functools.cache
 def fingerprint() -> str:
     """What a compiled model depends on: the library's build and the processor's instruction set."""
-    flags = ""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
-        flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
-    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(flags.split()))))
-    return f"openvino {ov.__version__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"openvino {ov.__version__} {instruction_set()}"
 
 
 def location(array: np.ndarray) -> dict[str, str]:

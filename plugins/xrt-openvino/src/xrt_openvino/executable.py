@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine.blob import pack, parameters_of, rows_of, unpack
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
-from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
-from xrt_core.ir.types import dtype_from_name, dtype_name
+from xrt_core.errors import ExecutionError, UnsupportedError
 from xrt_openvino import _toolkit
 
-_MAGIC: Final = b"XRTOPV1\n"
+_MAGIC: Final = b"XRTOPV2\n"
 _MOST_STORED: Final = 1 << 25
 _LOST: Final = frozenset(("RoPE",))
 """Operations whose settings are not in what the library exports (2026.4): imported they compute something else."""
@@ -92,13 +90,11 @@ class OpenVinoExecutable(Executable):
             raise UnsupportedError(f"openvino: the compiled model is not exported: {_toolkit.first_line(e)}") from e
         header = {
             "for": _toolkit.fingerprint(),
-            "params": [_described(p) for p in self._params],
-            "returns": [_described(p) for p in self._returns],
+            "params": rows_of(self._params),
+            "returns": rows_of(self._returns),
             "names": self._names,
-            "model": len(model),
         }
-        text = json.dumps(header).encode()
-        return b"".join((_MAGIC, struct.pack("<Q", len(text)), text, model))
+        return pack(_MAGIC, header, (model,))
 
     def serialize_code(self) -> bytes:
         """As `serialize`. Raises UnsupportedError where the constants, which it holds, are so many that compiling the
@@ -118,26 +114,8 @@ class OpenVinoExecutable(Executable):
 
 def load_executable(blob: bytes, config: Mapping[str, Any]) -> OpenVinoExecutable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
-    start = len(_MAGIC) + 8
-    if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
-        raise CompileError("openvino: this is not a serialised executable of this package")
-    (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
-    header = json.loads(blob[start : start + length])
-    here = _toolkit.fingerprint()
-    if header["for"] != here:
-        raise CompileError(f"openvino: the executable was made for {header['for']!r}; here is {here!r}")
-    at = start + length
-    if at + header["model"] != len(blob):
-        raise CompileError(f"openvino: a serialised executable of {len(blob)} bytes should have {at + header['model']}")
-    compiled = _toolkit.import_model(blob[at:], config)
-    params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
+    header, (model,) = unpack(_MAGIC, blob, "openvino", _toolkit.fingerprint())
+    compiled = _toolkit.import_model(model, config)
+    params, returns = (parameters_of(header[k]) for k in ("params", "returns"))
     inputs, outputs = header["names"]
     return OpenVinoExecutable(compiled, params, returns, inputs, outputs, {})
-
-
-def _described(p: Parameter) -> list[Any]:
-    return [p.name, dtype_name(p.dtype), list(p.shape)]
-
-
-def _parameter(name: str, dtype: str, shape: list[int]) -> Parameter:
-    return Parameter(name, dtype_from_name(dtype), tuple(shape))

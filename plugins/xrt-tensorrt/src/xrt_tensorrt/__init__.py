@@ -29,6 +29,8 @@ class TensorRTEngine(Engine):
     name = "tensorrt"
     devices = ("cuda",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 50, "inference": 100})
+    array_families = ("cupy", "torch", "jax", "other")
+    asynchronous = True
 
     def __init__(self, target: str = "") -> None:
         self._target = target
@@ -53,17 +55,24 @@ class TensorRTEngine(Engine):
 
     def supports(self, node: Node, device: str, phase: Phase) -> Support:
         """Whether TensorRT's parser takes `node`, or what it says instead; asked once per kind of node."""
-        from xrt_tensorrt.deviations import TRAIN
-
-        if phase == "train" and (node.domain or node.op_type not in TRAIN):
-            return Support.no(f"tensorrt does not take {node.operator} for training")
         missing = _missing()
         if missing is not None:
             return Support.no(missing.reason)
-        from xrt_tensorrt.support import verdict
+        from xrt_tensorrt.support import takes_for_training, verdict
 
-        found = verdict(node)
-        return Support.no(found.reason) if found.reason else Support.yes()
+        if phase == "train" and not takes_for_training(node):
+            return Support.no(f"tensorrt does not take {node.operator} for training")
+        reason = verdict(node).reason or self._beyond(node, device)
+        return Support.no(reason) if reason else Support.yes()
+
+    def _beyond(self, node: Node, device: str) -> str:
+        """Why the target's GPU, or the device, does not run a node that others do."""
+        from xrt_tensorrt import _cuda, _toolkit
+        from xrt_tensorrt.deviations import beyond
+
+        name = self._target.removeprefix("sm_")
+        where = (int(name[:-1]), int(name[-1])) if name else _cuda.capability(int(device.partition(":")[2] or 0))
+        return "" if where is None else beyond(node, where, is_rtx=_toolkit.toolkit().is_rtx)
 
     def compiler(self, device: str, options: CompileOptions) -> TensorRTCompiler:
         """A compiler for "cuda", "cuda:1", ... Raises EngineUnavailableError where nothing can be built for it: there
@@ -117,11 +126,11 @@ def _version() -> str:
 
 @functools.cache
 def _probe() -> EngineStatus:
-    from xrt_tensorrt import _cuda, _toolkit
+    from xrt_tensorrt import _cuda, _toolkit, finding
 
     why = _cuda.why_unusable()
     if why:  # without a GPU the library, which takes 0.2 s and 250 MB to load, is left alone
-        if (missing := _toolkit.why_not_installed()) is not None:
+        if (missing := finding.why_not_installed()) is not None:
             return EngineStatus(False, reason=missing.reason, remedy=missing.remedy)
         cure = "run it where there is an NVIDIA GPU; TensorRT-RTX builds here for one (xrt compile --target sm_89)"
         return EngineStatus(False, reason=why, remedy=cure)

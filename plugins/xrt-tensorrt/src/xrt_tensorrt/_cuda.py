@@ -202,7 +202,7 @@ class DeviceArray:
         self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self._device = int(_call("cudaGetDevice"))
         self.pointer = allocate(self.nbytes, stream)
-        weakref.finalize(self, _released, self.pointer, stream).atexit = False
+        weakref.finalize(self, _released, self.pointer, stream, _keeper(stream)).atexit = False
 
     @property
     def ndim(self) -> int:
@@ -270,7 +270,15 @@ def _copy_down(host: np.ndarray, pointer: int, stream: int) -> None:
     synchronize(stream)
 
 
-def _released(pointer: int, stream: int) -> None:
+def _keeper(stream: int) -> Any:
+    """What keeps a caller's stream alive until memory has gone back in its order: CuPy destroys its streams, torch
+    never does."""
+    cupy = sys.modules.get("cupy")
+    current = None if cupy is None else cupy.cuda.get_current_stream()
+    return current if current is not None and current.ptr == stream else None
+
+
+def _released(pointer: int, stream: int, keeper: Any = None) -> None:
     try:
         release(pointer, stream)
     except ExecutionError:  # the context is gone, and its memory with it

@@ -1,62 +1,25 @@
-"""The only importer of TensorRT: finds TensorRT or TensorRT-RTX, and holds every difference between the two."""
+"""The only user of TensorRT's module: parses, builds, loads, runs, and holds what differs between the two flavours."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import importlib
-import importlib.util
-import os
-import pathlib
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from xrt_core.engine.onnx_model import OnnxModel
-from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError
+from xrt_core.errors import CompileError, ExecutionError
+from xrt_core.ir.types import dtype_name
+from xrt_tensorrt.finding import CHOICE, FULL, INSTALL, RTX, System, ToolkitError, find, order
 from xrt_tensorrt.messages import Messages, in_words, make_logger
 
 if TYPE_CHECKING:
     from xrt_tensorrt.kernels_cache import KernelsCache
     from xrt_tensorrt.settings import Settings
 
-
-RTX: Final = "TensorRT-RTX"
-FULL: Final = "TensorRT"
-CHOICE: Final = "XRT_TENSORRT"
-"""Environment variable that names the flavour to use where both are installed: "tensorrt" or "tensorrt_rtx"."""
-
-_INSTALL: Final[Mapping[str, str]] = {
-    RTX: "pip install tensorrt-rtx-cu13-bindings==1.7.1.116 onnxruntime-ep-nv-tensorrt-rtx-cu13==0.5.0",
-    FULL: "pip install 'xrt-tensorrt[cu13]' (or [cu12])",
-}
-_BINDINGS: Final[Mapping[str, tuple[str, ...]]] = {
-    RTX: ("tensorrt_rtx_bindings", "tensorrt_rtx"),
-    FULL: ("tensorrt",),
-}
-_LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {  # in the order in which they need each other
-    RTX: ("libtensorrt_rtx.so", "libtensorrt_onnxparser_rtx.so"),
-    FULL: ("libnvinfer.so", "libnvonnxparser.so"),
-}
-_PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {  # that carry the libraries in their folder
-    RTX: ("tensorrt_rtx_libs", "onnxruntime_ep_nv_tensorrt_rtx"),
-    FULL: ("tensorrt_libs",),
-}
 _LEAST_SCRATCH: Final = 256
-_DATA_CENTRE: Final = frozenset(((8, 0), (9, 0), (10, 0), (10, 3)))
-
-
-class ToolkitError(EngineUnavailableError):
-    """TensorRT cannot be used. reason: what is missing; remedy: what brings it."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"tensorrt cannot be used: {reason}; {remedy}")
-        self.reason = reason
-        self.remedy = remedy
 
 
 class Refusal(CompileError):
@@ -65,120 +28,6 @@ class Refusal(CompileError):
     def __init__(self, message: str, node: int = -1) -> None:
         super().__init__(message)
         self.node = node
-
-
-# --- finding the library -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class System:
-    """What finding looks at; tests give stand-ins."""
-
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    import_module: Callable[[str], Any] = importlib.import_module
-    load_library: Callable[[str], Any] = lambda path: ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-    folder_of: Callable[[str], pathlib.Path | None] = lambda package: _folder_of(package)
-
-
-def find(flavour: str, system: System) -> Any:
-    """The bindings module of a flavour, its libraries loaded. Raises ToolkitError with what is missing or does not fit.
-
-    Libraries are looked for in packages that carry them, in `$TENSORRT_HOME` (itself, lib, lib64), and where the system
-    finds them.
-    """
-    name = next((n for n in _BINDINGS[flavour] if system.folder_of(n) is not None), None)
-    if name is None:
-        raise ToolkitError(f"{flavour} is not installed (no module {_BINDINGS[flavour][0]})", _INSTALL[flavour])
-    tried = _load_libraries(flavour, system)
-    try:
-        module = system.import_module(name)
-    except Exception as e:  # a loader error comes as ImportError, a broken installation as anything
-        why = str(e).strip().partition("\n")[0]
-        if tried:
-            raise ToolkitError(f"the libraries of {flavour} do not load: {'; '.join(tried)}", _INSTALL[flavour]) from e
-        raise ToolkitError(f"{name} does not import: {type(e).__name__}: {why}", _INSTALL[flavour]) from e
-    _check_versions(flavour, module, system)
-    return module
-
-
-def _load_libraries(flavour: str, system: System) -> list[str]:
-    """Load the libraries, so that the bindings find them. Returns a sentence for each that is not found anywhere."""
-    folders = [f for p in _PACKAGES[flavour] if (f := system.folder_of(p)) is not None]
-    home = system.environ.get("TENSORRT_HOME", "")
-    if home:
-        folders = [pathlib.Path(home, part) for part in ("lib", "lib64", "")] + folders
-    failed = []
-    for library in _LIBRARIES[flavour]:
-        trouble = f"{library} is in none of {', '.join(map(str, folders)) or 'the known packages'} nor on the system"
-        for path in [*_files(library, folders), library]:
-            try:
-                system.load_library(str(path))
-                trouble = ""
-                break
-            except OSError as e:
-                if path != library:
-                    trouble = f"{path}: {e}"
-        if trouble:
-            failed.append(trouble)
-    return failed
-
-
-def _files(library: str, folders: Sequence[pathlib.Path]) -> Iterator[pathlib.Path]:
-    """Files of a library, the newest version in a folder first."""
-    for folder in folders:
-        found = [p for p in folder.glob(f"{library}*") if re.fullmatch(r"(\.\d+)*", p.name[len(library) :])]
-        yield from sorted(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)], reverse=True)
-
-
-def _check_versions(flavour: str, module: Any, system: System) -> None:
-    """Raises ToolkitError where bindings and library are of different minor versions, whose classes differ."""
-    bindings = str(module.__version__)
-    found = _library_version(flavour, system)
-    if found and tuple(map(int, bindings.split(".")[:2])) != tuple(map(int, found.split(".")[:2])):
-        raise ToolkitError(
-            f"the bindings {module.__name__} are {bindings}, the library of {flavour} that was loaded is {found}",
-            f"make the two fit: {_INSTALL[flavour]}",
-        )
-
-
-def _library_version(flavour: str, system: System) -> str:
-    """Version of the loaded library, "" where it cannot be asked."""
-    folders = [f for p in _PACKAGES[flavour] if (f := system.folder_of(p)) is not None]
-    for path in [*_files(_LIBRARIES[flavour][0], folders), _LIBRARIES[flavour][0]]:
-        try:
-            number = int(system.load_library(str(path)).getInferLibVersion())
-        except (OSError, AttributeError, TypeError, ValueError):
-            continue
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-    return ""
-
-
-def _folder_of(package: str) -> pathlib.Path | None:
-    """The folder of an installed package, without importing it."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return None
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    return pathlib.Path(places[0]) if places else None
-
-
-def order(choice: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
-    """The flavours in the order to try them: as `choice` names, else full TensorRT first on data-centre GPUs.
-
-    Without a GPU TensorRT-RTX comes first, for it builds there, which full TensorRT does not.
-    Raises ToolkitError for a choice that is neither.
-    """
-    named = {"": None, "tensorrt": FULL, "tensorrt_rtx": RTX}
-    if choice not in named:
-        raise ToolkitError(f"{CHOICE} is {choice!r}", "set it to tensorrt or tensorrt_rtx, or not at all")
-    found = named[choice]
-    if found is not None:
-        return (found,)
-    return (FULL, RTX) if capability in _DATA_CENTRE else (RTX, FULL)
-
-
-# --- the library ---------------------------------------------------------------------------------------------------
 
 
 class Toolkit:
@@ -218,7 +67,7 @@ class Toolkit:
     @property
     def remedy_for_other_gpus(self) -> str:
         """What to install for a GPU that this flavour is not made for."""
-        return _INSTALL[FULL] if self.is_rtx else _INSTALL[RTX]
+        return INSTALL[FULL] if self.is_rtx else INSTALL[RTX]
 
     def configure(self, builder: Any, settings: Settings) -> Any:
         """The builder's configuration of settings, without profiles."""
@@ -257,12 +106,8 @@ class Toolkit:
 
     def parse(self, model: OnnxModel) -> Network:
         """The network of a model, strongly typed. Raises Refusal with the parser's own message."""
-        trt = self.trt
-        builder = self._builder()
-        flags = trt.NetworkDefinitionCreationFlag
-        typed = 1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0
-        network = builder.create_network(typed)
-        parser = trt.OnnxParser(network, self.logger)
+        builder, network = self.new_network()
+        parser = self.trt.OnnxParser(network, self.logger)
         proto = model.model.SerializeToString()
         with self._messages.collect() as said:
             if model.weights:
@@ -275,6 +120,13 @@ class Toolkit:
             if not done:
                 raise _refusal(parser, said)
         return Network(self, builder, network, parser, model)
+
+    def new_network(self) -> tuple[Any, Any]:
+        """A builder, and an empty network of it, strongly typed."""
+        flags = self.trt.NetworkDefinitionCreationFlag
+        typed = 1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0
+        builder = self._builder()
+        return builder, builder.create_network(typed)
 
     def _builder(self) -> Any:
         with self._messages.collect() as said:
@@ -374,9 +226,19 @@ class Toolkit:
         """The NumPy dtype of a TensorRT DataType, None for one that NumPy has not."""
         return _dtypes().get(str(kind).rpartition(".")[2])
 
+    def data_type(self, dtype: np.dtype) -> Any:
+        """The TensorRT DataType of a NumPy dtype. Raises CompileError where it has none."""
+        name = next((n for n, d in _dtypes().items() if d == dtype), "")
+        if not name:
+            raise CompileError(f"tensorrt: {dtype_name(dtype)} is not among the types that {self.flavour} has")
+        return getattr(self.trt.DataType, name)
+
 
 class Network:
-    """A parsed network with all that must outlive it: builder, parser, and the memory of the weights."""
+    """A parsed network with all that must outlive it: builder, parser, and the memory of the weights.
+
+    kept: what op kernels' layers point to; by_kernels: whether there are any.
+    """
 
     def __init__(self, toolkit: Toolkit, builder: Any, network: Any, parser: Any, model: OnnxModel) -> None:
         self.toolkit = toolkit
@@ -384,6 +246,8 @@ class Network:
         self.network = network
         self._parser = parser
         self.model = model
+        self.kept: list[Any] = []
+        self.by_kernels = False
 
     @property
     def inputs(self) -> list[Any]:
@@ -399,6 +263,11 @@ class Network:
     def layers(self) -> list[Any]:
         """Its layers (`ILayer`), in order."""
         return [self.network.get_layer(i) for i in range(self.network.num_layers)]
+
+    def give_outputs(self, names: tuple[str, ...]) -> None:
+        """Say that op kernels wrote layers, and the outputs are now those of these names."""
+        self.by_kernels = True
+        self.model = OnnxModel(self.model.model, self.model.inputs, names, self.model.weights)
 
     def build(self, config: Any) -> memoryview:
         """The serialized engine, where the library has it. Raises CompileError with the library's last error lines."""
@@ -430,12 +299,25 @@ def _dtypes() -> Mapping[str, np.dtype]:
     return {k: np.dtype(v) for k, v in names.items()}
 
 
-def why_not_installed(system: System | None = None) -> ToolkitError | None:
-    """Why no flavour can be had at all, None where bindings of one are installed; loads nothing."""
-    folder_of = (system or System()).folder_of
-    if any(folder_of(name) is not None for names in _BINDINGS.values() for name in names):
-        return None
-    return ToolkitError("neither TensorRT-RTX nor TensorRT is installed", _INSTALL[RTX])
+def choose(system: System, capability: tuple[int, int] | None) -> Toolkit:
+    """The flavour for a GPU of this compute capability: the first in `order` that is installed and made for it.
+
+    Where none is made for it, the first that is installed, which says so. Raises ToolkitError where none loads.
+    """
+    found: list[Toolkit] = []
+    troubles = []
+    for flavour in order(system.environ.get(CHOICE, "").strip().lower(), capability):
+        try:
+            found.append(Toolkit(find(flavour, system), flavour))
+        except ToolkitError as e:
+            troubles.append(e)
+            continue
+        if capability is None or not found[-1].why_not_for(capability):
+            return found[-1]
+    if found:
+        return found[0]
+    # what is installed and broken tells more than what is not installed
+    raise next((t for t in troubles if "is not installed" not in t.reason), troubles[0])
 
 
 @functools.cache
@@ -443,12 +325,4 @@ def toolkit() -> Toolkit:
     """The TensorRT of this process. Raises ToolkitError with the reason and the remedy."""
     from xrt_tensorrt import _cuda
 
-    system = System()
-    troubles = []
-    for flavour in order(system.environ.get(CHOICE, "").strip().lower(), _cuda.capability()):
-        try:
-            return Toolkit(find(flavour, system), flavour)
-        except ToolkitError as e:
-            troubles.append(e)
-    # what is installed and broken tells more than what is not installed
-    raise next((t for t in troubles if "is not installed" not in t.reason), troubles[0])
+    return choose(System(), _cuda.capability())

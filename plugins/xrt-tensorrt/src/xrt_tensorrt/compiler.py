@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from xrt_core.engine.contract import (
@@ -22,11 +23,14 @@ from xrt_core.errors import CompileError, EngineUnavailableError
 from xrt_tensorrt import _cuda, timing
 from xrt_tensorrt._toolkit import Network, Refusal, Toolkit
 from xrt_tensorrt.batching import Batched, generalise
+from xrt_tensorrt.carrying import has_uint8
 from xrt_tensorrt.deviations import dequantised, widens
 from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.executable import TensorRTExecutable, read_blob
 from xrt_tensorrt.expansion import expand
+from xrt_tensorrt.joining import join
 from xrt_tensorrt.settings import Settings, check_target
+from xrt_tensorrt.splitting import split
 from xrt_tensorrt.support import misfits, verdict
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("xrt.tensorrt")
 
+_OPEN: Final = -1
 _ANOTHER: Final = 3  # a second batch, by which shapes that hold the first one show
 
 
@@ -78,7 +83,7 @@ class TensorRTCompiler(GraphCompiler):
         return self._executable(self._static(function), function)
 
     def _executable(self, built: BuiltEngine, function: Function) -> TensorRTExecutable:
-        made = TensorRTExecutable(built, function.params, function.returns, self._settings.cuda_graph)
+        made = TensorRTExecutable(built, function.params, function.returns, self._settings.cuda_graph, function.aliases)
         if self._is_for_here:
             built.load()  # what this GPU does not take fails now, not at the first run
         return made
@@ -94,40 +99,52 @@ class TensorRTCompiler(GraphCompiler):
         network = self.network(function)
         return self._built(network, function, None)
 
-    def network(self, function: Function, *, open_batch: bool = False) -> Network:
-        """The network of `function`, its first dimensions left open if asked for.
+    def network(self, function: Function, batch: int | None = None) -> Network:
+        """The network of `function`. batch: what its first dimensions are instead, -1 where they are left open.
 
         Raises CompileError with the parser's message and the node, or where the network's inputs and outputs are not
         those of the function.
         """
-        model = self._model(function)
-        if open_batch:
-            for p in (*model.model.graph.input, *model.model.graph.output):
-                p.type.tensor_type.shape.dim[0].dim_param = "batch"
+        function = aligned(_with_widened(function))
+        ways = [verdict(n).way for n in function.body.nodes]
+        alone = "kernel" not in ways and not any(has_uint8(n) for n in function.body.nodes)
+        apart = None if alone else split(function, ways, open_batch=batch is not None)
+        model = self._model(function if apart is None else apart.outer, ways if apart is None else apart.ways)
+        if batch is not None:
+            _set_batch(model, batch, parsed_alone=alone)
         try:
             network = self._toolkit.parse(model)
         except Refusal as e:
             raise CompileError(f"tensorrt: function {function.name!r} is refused by the parser: {e}") from e
-        misfit = misfits(network, function, open_batch=open_batch)
+        if apart is not None:
+            network.give_outputs(join(network, function, apart, open_batch=batch is not None))
+        misfit = misfits(network, function, batch)
         if misfit:
             raise CompileError(f"tensorrt: the network of function {function.name!r} differs: {misfit}")
         return network
 
-    def _model(self, function: Function) -> OnnxModel:
-        function = aligned(_with_widened(function))
+    def _model(self, function: Function, ways: Sequence[str]) -> OnnxModel:
+        """ways: how each node is taken (`Verdict.way`)."""
         # a stripped engine is refitted by the names of the model's weights, so all of them have one
         external = 1 if self._settings.strip_weights else EXTERNAL_BYTES
         model = onnx_model(function, engine="tensorrt", external_bytes=external)
-        by_body = [i for i, n in enumerate(function.body.nodes) if verdict(n).by_body]
+        by_body = [i for i, way in enumerate(ways) if way == "body"]
         try:
             expanded = expand(model.model, function.body.nodes, by_body)
         except ValueError as e:
             raise CompileError(f"tensorrt: function {function.name!r}: {e}") from e
         return OnnxModel(expanded, model.inputs, _own_outputs(expanded), model.weights)
 
+    def _refitting(self, function: Function) -> OnnxModel:
+        """The model that gives a stripped engine its weights; such an engine has no kernels' layers."""
+        function = aligned(_with_widened(function))
+        return self._model(function, [verdict(n).way for n in function.body.nodes])
+
     def _built(self, network: Network, function: Function, profile: tuple[int, int, int] | None) -> BuiltEngine:
         """profile: least, usual and largest batch of a network whose batch is open."""
         settings, toolkit = self._settings, self._toolkit
+        if network.by_kernels:  # no model has what their layers hold, so nothing could give it back
+            settings = replace(settings, strip_weights=False)
         config = toolkit.configure(network.builder, settings)
         if profile is not None:
             _set_profile(network, config, function, profile)
@@ -191,26 +208,14 @@ class TensorRTCompiler(GraphCompiler):
     def _build_open(self, batched: Batched, largest: int) -> BuiltEngine:
         """Raises CompileError where the function does not go with other batches, or is not built."""
         function = batched.function
-        network = self.network(function, open_batch=True)
+        network = self.network(function, _OPEN)
         self._check_other_batch(function, batched.batch)
         usual = min(self._settings.opt_batch or batched.batch, largest)
         return self._built(network, function, (1, usual, largest))
 
     def _check_other_batch(self, function: Function, batch: int) -> None:
         """Raises CompileError where the function's shapes do not go with another batch: a constant holds this one."""
-        other = batch + _ANOTHER
-        model = self._model(function)
-        for p in (*model.model.graph.input, *model.model.graph.output):
-            p.type.tensor_type.shape.dim[0].dim_value = other
-        try:
-            network = self._toolkit.parse(model)
-        except Refusal as e:
-            raise CompileError(f"with a batch of {other} the parser says: {e}") from e
-        by_name = {t.name: t for t in network.outputs}
-        for name, p in zip(network.model.outputs, function.returns, strict=True):
-            shape = tuple(by_name[name].shape)
-            if shape != (other, *p.shape[1:]):
-                raise CompileError(f"with a batch of {other} output {p.name!r} is {list(shape)}")
+        self.network(function, batch + _ANOTHER)
 
     # --- stored ones ---------------------------------------------------------------------------------------------
 
@@ -223,11 +228,11 @@ class TensorRTCompiler(GraphCompiler):
         return self._loaded(blob, function)
 
     def _loaded(self, blob: bytes, function: Function | None) -> Executable:
-        manifest, engine, params, returns = read_blob(blob)
+        manifest, engine, params, returns, aliases = read_blob(blob)
         manifest.check(self._toolkit, self._here, self._settings)
         if manifest.stripped and function is None:
             raise CompileError("tensorrt: the engine was stripped of its weights, and no function gives them back")
-        refit = self._model(function) if manifest.stripped and function is not None else None
+        refit = self._refitting(function) if manifest.stripped and function is not None else None
         kept = self._settings.runtime_cache
         built = BuiltEngine(self._toolkit, self._device, manifest, engine, refit, runtime_cache=kept)
         if manifest.profile is not None and function is not None and (batched := generalise(function)) is not None:
@@ -238,7 +243,7 @@ class TensorRTCompiler(GraphCompiler):
                 else:
                     known.replace(built)
                     built = known
-        made = TensorRTExecutable(built, params, returns, self._settings.cuda_graph)
+        made = TensorRTExecutable(built, params, returns, self._settings.cuda_graph, aliases)
         if self._is_for_here:
             built.load()
         return made
@@ -252,6 +257,20 @@ def _with_widened(function: Function) -> Function:
     opset = body.opsets.get("", 0)
     nodes = [dequantised(n, opset) if widens(n) else n for n in body.nodes]
     return Function(function.name, function.params, function.returns, body.replace(nodes=nodes), function.aliases)
+
+
+def _set_batch(model: OnnxModel, batch: int, *, parsed_alone: bool) -> None:
+    """Give a model another batch, or an open one. parsed_alone: its outputs are the function's."""
+    graph = model.model.graph
+    for p in (*graph.input, *graph.output) if parsed_alone else graph.input:
+        first = p.type.tensor_type.shape.dim[0]
+        if batch < 0:
+            first.dim_param = "batch"
+        else:
+            first.dim_value = batch
+    if not parsed_alone:  # what stands between the parser and the kernels may have any shape
+        for p in graph.output:
+            p.type.tensor_type.ClearField("shape")
 
 
 def _own_outputs(model: ModelProto) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -18,18 +19,34 @@ NOT_FROM_BODY: Final = frozenset(("AffineGrid",))
 
 TRAIN: Final = frozenset(
     (
-        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Cos", "CumSum", "Div", "Elu", "Equal", "Erf", "Exp",
-        "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Gelu", "Gemm", "Greater", "GreaterOrEqual",
-        "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul",
-        "Max", "Mean", "Min", "Mish", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "ReduceL1", "ReduceL2",
-        "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-        "ReduceSumSquare", "Relu", "Reshape", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Slice", "Softmax",
-        "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh",
-        "ThresholdedRelu", "Transpose", "Unsqueeze", "Where",
-        "Xor",
+        "Abs", "Add", "And", "ArgMax", "ArgMin", "Attention", "AveragePool", "BatchNormalization", "Cast",
+        "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "Cos", "Cosh", "CumSum", "DepthToSpace", "Div",
+        "Einsum", "Elu", "Equal", "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather", "GatherElements",
+        "GatherND", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Greater", "GreaterOrEqual",
+        "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity",
+        "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log",
+        "LogSoftmax", "LpNormalization", "MatMul", "Max", "MaxPool", "Mean", "MeanVarianceNormalization",
+        "Min", "Mish", "Mul", "Neg", "NegativeLogLikelihoodLoss", "Not", "OneHot", "Or", "PRelu", "Pad",
+        "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum",
+        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+        "ReduceSumSquare", "Relu", "Reshape", "Resize", "RotaryEmbedding", "Round", "ScatterElements",
+        "ScatterND", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "SoftmaxCrossEntropyLoss",
+        "Softplus", "Softsign", "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "SwiGLU", "Swish",
+        "Tan", "Tanh", "ThresholdedRelu", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
     )
 )  # fmt: skip
-"""Operators for training: their forward and their gradient are plain operators without weights."""
+"""Operators that the parser reads and that are for training: forward and gradient take variables as plain inputs."""
+
+_NEEDS: Final = MappingProxyType({"float8_e4m3fn": (8, 9), "bfloat16": (8, 0)})
+"""The least compute capability for a dtype."""
+
+_PRODUCTS: Final = frozenset(
+    (
+        "AffineGrid", "Attention", "DFT", "Einsum", "FlexAttention", "GRU", "Gemm", "LSTM", "LinearAttention",
+        "MatMul", "MatMulInteger", "QLinearMatMul", "RNN", "ScatterND",
+    )
+)  # fmt: skip
+"""Operators that become products of matrices, of float32 where their inputs are not of float16."""
 
 _PACKED: Final = frozenset(("int4", "float4_e2m1fn"))
 _EIGHT: Final = frozenset(("float8_e4m3fn",))
@@ -62,6 +79,23 @@ def deviation(node: Node) -> str | None:
     if node.op_type in _QUANTISING:
         return _quantising(node)
     return None
+
+
+def beyond(node: Node, capability: tuple[int, int], *, is_rtx: bool) -> str:
+    """Why a GPU of this compute capability does not run a node that TensorRT takes elsewhere, "" where it does."""
+    here = "{}.{}".format(*capability)
+    for v in (*node.inputs, *node.outputs):
+        least = _NEEDS.get(v.dtype.name) if v is not None and v.dtype is not None else None
+        if v is not None and v.dtype is not None and least is not None and capability < least:
+            needs = "needs compute capability {}.{}".format(*least)
+            return f"{v.name!r} of {node.operator} is {v.dtype.name}: it {needs}, this is {here}"
+    if is_rtx and capability < (8, 0):
+        x = node.inputs[0] if node.inputs else None
+        solid = node.op_type == "ConvTranspose" and x is not None and len(x.shape or ()) > 4
+        narrow = any(v is not None and v.dtype == np.float16 for v in node.inputs)
+        if (solid or node.op_type in _PRODUCTS) and not narrow:
+            return f"TensorRT-RTX multiplies no float32 matrices ({node.operator}) on compute capability {here}"
+    return ""
 
 
 def widens(node: Node) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,11 @@ _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _De
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 
+_is_valid_object = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+_pointer_of_object = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _api)
+)
+
 _shared: dict[int, tuple[Any, ...]] = {}
 """What consumers hold: address of the structure -> all that must live as long."""
 
@@ -64,6 +69,24 @@ def capsule(pointer: int, dtype: np.dtype, shape: tuple[int, ...], device: int, 
     except BaseException:
         del _shared[address]
         raise
+
+
+class View(NamedTuple):
+    """Memory that another library shows. strides: in elements, None for an array without gaps."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+
+def view_of(capsule: Any) -> View:
+    """What an unread capsule shows; the memory stays as long as the capsule does. Raises BufferError for none such."""
+    if not _is_valid_object(capsule, _NAME):
+        raise BufferError("this is no capsule of DLPack that nobody has read")
+    tensor = _Managed.from_address(_pointer_of_object(capsule, _NAME)).tensor
+    rank = tensor.ndim
+    strides = tuple(tensor.strides[:rank]) if tensor.strides else None
+    return View((tensor.data or 0) + tensor.byte_offset, tuple(tensor.shape[:rank]) if rank else (), strides)
 
 
 def _let_go(address: int) -> None:

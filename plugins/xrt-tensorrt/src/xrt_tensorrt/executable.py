@@ -9,22 +9,25 @@ import logging
 import struct
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
 from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
 from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_tensorrt import _cuda
 from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.kernels_cache import KernelsCache
-from xrt_tensorrt.memory import address_of, new_array, own_stream, pointer_of, scratch
+from xrt_tensorrt.memory import LEGACY, Storage, address_of, new_array, own_stream, pointer_of, scratch, storage_of
 
 log = logging.getLogger("xrt.tensorrt")
 
-_MAGIC: Final = b"XRTTRT1\n"
+_MAGIC: Final = b"XRTTRT2\n"
+
+Into = Mapping[int, tuple[Any, Storage]]
+"""By the number of a result: the input that it becomes the new content of, and that input's memory."""
 
 
 class TensorRTExecutable(Executable):
@@ -32,8 +35,12 @@ class TensorRTExecutable(Executable):
 
     Arrays in device memory (CuPy, torch, JAX, or results of this engine) are read in place, NumPy arrays are copied
     there; results are CuPy arrays where CuPy is loaded, else `DeviceArray`s. Runs on `run_options.stream`, or on a
-    stream of the calling thread, which is ordered against the default stream. Each thread has a context of its own;
-    contexts on one stream share their scratch memory.
+    stream of the calling thread, which is ordered against the default stream; so where the caller's stream is the
+    default one, on which TensorRT would wait by itself. Each thread has a context of its own; contexts on one stream
+    share their scratch memory.
+
+    An input that is aliased, donated and lies in device memory that may be written to is updated there, by a copy after
+    the run, and comes back as the result: TensorRT promises nothing for an output in an input's memory.
     """
 
     def __init__(
@@ -42,8 +49,10 @@ class TensorRTExecutable(Executable):
         entry_params: Sequence[Parameter],
         return_params: Sequence[Parameter],
         cuda_graph: bool = False,
+        aliases: Sequence[InputOutputAlias] = (),
     ) -> None:
         self.built = built
+        self._aliases = tuple(aliases)
         self._params = tuple(entry_params)
         self._returns = tuple(return_params)
         self._cuda_graph = cuda_graph
@@ -60,8 +69,10 @@ class TensorRTExecutable(Executable):
             generation, engine, kernels = self.built.current()
             with _cuda.on(self.built.device):
                 session = self._session(generation, engine, kernels)
-                stream = own_stream(self.built.device) if run_options.stream is None else run_options.stream
-                return session.run(inputs, stream, block_until_done)
+                stream = run_options.stream
+                if stream is None or stream in LEGACY:
+                    stream = own_stream(self.built.device)
+                return session.run(inputs, stream, block_until_done, self._aliases if run_options.donate else ())
         except ExecutionError:
             self._local.session = None  # whatever state it is in, the next run begins with a fresh one
             raise
@@ -98,6 +109,7 @@ class TensorRTExecutable(Executable):
             "manifest": self.built.manifest.to_json(),
             "params": [_described(p) for p in self._params],
             "returns": [_described(p) for p in self._returns],
+            "aliases": [[a.output, a.input] for a in self._aliases],
             "engine": len(self.built.blob),
         }
         text = json.dumps(header).encode()
@@ -171,12 +183,20 @@ class Session:
             if shape != p.shape:
                 raise ExecutionError(f"tensorrt: output {name!r} would have shape {list(shape)}, expected {p.type}")
 
-    def run(self, inputs: Sequence[Any], stream: int, block_until_done: bool) -> list[Any]:
-        """Put one run on a stream; the results are there when the stream has come so far, or at once."""
+    def run(
+        self, inputs: Sequence[Any], stream: int, block_until_done: bool, aliases: Sequence[InputOutputAlias] = ()
+    ) -> list[Any]:
+        """Put one run on a stream; the results are there when the stream has come so far, or at once.
+
+        aliases: results that are to be written into inputs, where these can take them.
+        """
         self._settle(stream)
         held: list[Any] = []
+        found = ((a, storage_of(inputs[a.input], self._params[a.input])) for a in aliases)
+        into = {a.output: (inputs[a.input], storage) for a, storage in found if storage is not None}
         try:
-            results = self._replayed(inputs, stream, held) if self._records else self._enqueued(inputs, stream, held)
+            work = self._replayed if self._records else self._enqueued
+            results = work(inputs, stream, held, into)
         except BaseException:
             with contextlib.suppress(ExecutionError):
                 self._note(stream, held)  # some of it may be on the stream
@@ -191,7 +211,7 @@ class Session:
             self._unkept = None
         return results
 
-    def _enqueued(self, inputs: Sequence[Any], stream: int, held: list[Any]) -> list[Any]:
+    def _enqueued(self, inputs: Sequence[Any], stream: int, held: list[Any], into: Into) -> list[Any]:
         for name, p, x in zip(self._inputs, self._params, inputs, strict=True):
             self._bind(name, address_of(x, p, stream, held), stream)
         results = [new_array(p, stream) for p in self._returns]
@@ -200,9 +220,13 @@ class Session:
         if self._scratch_bytes:
             self._use(scratch(self._device, stream, self._scratch_bytes))
         self._toolkit.enqueue(self._context, stream)
+        for i, (x, storage) in into.items():
+            storage.write(pointer_of(results[i]), stream)
+            held.append(results[i])
+            results[i] = x
         return results
 
-    def _replayed(self, inputs: Sequence[Any], stream: int, held: list[Any]) -> list[Any]:
+    def _replayed(self, inputs: Sequence[Any], stream: int, held: list[Any], into: Into) -> list[Any]:
         """As `_enqueued`, through a recorded graph over memory of its own."""
         graph = self._graph
         if graph is None:
@@ -224,7 +248,7 @@ class Session:
         else:
             graph.fill(inputs, stream, held)
             graph.replay(stream)
-        return graph.results(stream)
+        return graph.results(stream, into)
 
     def _bind(self, name: str, pointer: int, stream: int) -> None:
         if name not in self._known:  # an input that nothing reads
@@ -308,10 +332,15 @@ class Recorded:
         """Run the graph."""
         _cuda.replay(self._graph, stream)
 
-    def results(self, stream: int) -> list[Any]:
-        """The results, in memory of their own: the next replay writes over the graph's."""
+    def results(self, stream: int, into: Into) -> list[Any]:
+        """The results, in memory of their own or that of inputs: the next replay writes over the graph's."""
         made = []
-        for a, p in zip(self.arrays[len(self._params) :], self._returns, strict=True):
+        for i, (a, p) in enumerate(zip(self.arrays[len(self._params) :], self._returns, strict=True)):
+            if i in into:
+                x, storage = into[i]
+                storage.write(a.pointer, stream)
+                made.append(x)
+                continue
             r = new_array(p, stream)
             _cuda.copy(pointer_of(r), a.pointer, a.nbytes, stream)
             made.append(r)
@@ -325,8 +354,18 @@ class Recorded:
                 return
 
 
-def read_blob(blob: bytes) -> tuple[Manifest, bytes, list[Parameter], list[Parameter]]:
-    """Manifest, engine, params and returns of a serialised executable. Raises CompileError for what is none."""
+class Stored(NamedTuple):
+    """What a serialised executable holds."""
+
+    manifest: Manifest
+    engine: bytes
+    params: list[Parameter]
+    returns: list[Parameter]
+    aliases: list[InputOutputAlias]
+
+
+def read_blob(blob: bytes) -> Stored:
+    """What a serialised executable holds. Raises CompileError for what is none."""
     start = len(_MAGIC) + 8
     if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
         raise CompileError("tensorrt: this is not a serialised executable of this package")
@@ -335,13 +374,14 @@ def read_blob(blob: bytes) -> tuple[Manifest, bytes, list[Parameter], list[Param
         header = json.loads(blob[start : start + length])
         manifest = Manifest.from_json(header["manifest"])
         params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
+        aliases = [InputOutputAlias(o, i) for o, i in header["aliases"]]
         size = int(header["engine"])
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as e:
         raise CompileError(f"tensorrt: a serialised executable is damaged: {type(e).__name__}: {e}") from None
     at = start + length
     if at + size != len(blob):
         raise CompileError(f"tensorrt: a serialised executable of {len(blob)} bytes should have {at + size}")
-    return manifest, blob[at:], params, returns
+    return Stored(manifest, blob[at:], params, returns, aliases)
 
 
 def _same_dtype(dtype: Any, wanted: np.dtype) -> bool:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from xrt_core.engine.contract import Parameter
 from xrt_core.errors import ExecutionError
-from xrt_tensorrt import _cuda
+from xrt_tensorrt import _cuda, dlpack
 
 _CPU: Final = (1, 3)  # kDLCPU, kDLCUDAHost
-_LEGACY: Final = (0, 1)  # the default stream, for which streams of `own_stream` wait by themselves
+LEGACY: Final = (0, 1)
+"""The default stream; it and streams of `own_stream` wait for each other by themselves."""
+_MOST_SCRATCH: Final = 16  # streams whose scratch memory is kept
 _ALIGNMENT: Final = 256  # of what cudaMalloc gives; a slice of an array may begin anywhere
 
 _local = threading.local()
 _own: set[int] = set()
 _idle: dict[int, list[int]] = {}
-_scratch: dict[tuple[int, int], _cuda.DeviceArray] = {}
+_scratch: dict[tuple[int, int], _cuda.DeviceArray] = {}  # the latest used last
 _lock = threading.Lock()
 
 
@@ -80,12 +83,21 @@ def address_of(x: Any, p: Parameter, stream: int, held: list[Any]) -> int:
             # NumPy has bfloat16 by name alone: its DLPack refuses it, its array protocol does not
             readable = isinstance(getattr(x, "dtype", None), np.dtype) and hasattr(x, "__array__")
             return _copied(np.asarray(x) if readable else np.from_dlpack(x), stream, held)
-        cupy = sys.modules.get("cupy")
-        if cupy is not None:
-            return address_of(cupy.ascontiguousarray(cupy.from_dlpack(x)), p, stream, held)
+        if kind == dlpack.KIND:
+            return _by_dlpack(x, p, stream, held)
     if hasattr(x, "__array__"):
         return _copied(np.asarray(x), stream, held)
     raise ExecutionError(f"tensorrt: input {p.name!r} is a {type(x).__name__}, which has no memory to read")
+
+
+def _by_dlpack(x: Any, p: Parameter, stream: int, held: list[Any]) -> int:
+    """As `address_of`, for arrays that the CUDA array interface cannot name: it has no bfloat16."""
+    capsule = x.__dlpack__(stream=stream or 1)  # who makes it is waited for by this
+    held.append(capsule)
+    shown = dlpack.view_of(capsule)
+    if shown.strides is not None and not _is_compact(shown.shape, shown.strides, 1):
+        return _gathered(x, p, stream, held)
+    return shown.pointer if shown.pointer % _ALIGNMENT == 0 else _moved(shown.pointer, p, stream, held)
 
 
 def _interface(x: Any) -> dict[str, Any] | None:
@@ -96,15 +108,56 @@ def _interface(x: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def _library(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
 def _order_after(x: Any, interface: dict[str, Any], stream: int, held: list[Any]) -> None:
     """Let `stream` wait for who computes `x`."""
-    if "stream" in interface:
-        if interface["stream"] is not None:  # None: nobody does
-            _order(stream, int(interface["stream"]))
-    elif hasattr(x, "__dlpack__"):  # torch and JAX leave it out; asked for DLPack they let the stream wait
+    other = _stream_of(x, interface)
+    if other is not None:
+        _order(stream, other)
+    elif "stream" not in interface:  # JAX leaves it out; asked for DLPack it lets the stream wait
         held.append(x.__dlpack__(stream=stream or 1))
-    else:
-        _order(stream, 1)
+
+
+def _stream_of(x: Any, interface: dict[str, Any]) -> int | None:
+    """The stream on which the owner of `x` works; None where nothing is under way there, or only DLPack can tell."""
+    if "stream" in interface:
+        return None if interface["stream"] is None else int(interface["stream"])
+    if _library(x) == "torch":  # it leaves the stream out, and its DLPack means this one
+        return int(sys.modules["torch"].cuda.current_stream(x.device).cuda_stream)
+    return None if hasattr(x, "__dlpack__") else LEGACY[0]
+
+
+class Storage(NamedTuple):
+    """Device memory of an input that a run may write to. owner: the stream on which its owner works, None for none."""
+
+    pointer: int
+    nbytes: int
+    owner: int | None
+
+    def write(self, source: int, stream: int) -> None:
+        """Copy there from another place, in the order of `stream`; what the owner does next comes after that."""
+        _cuda.copy(self.pointer, source, self.nbytes, stream)
+        if self.owner is not None:
+            _order(self.owner, stream)
+
+
+def storage_of(x: Any, p: Parameter) -> Storage | None:
+    """The memory of an input of type `p` where that may be written to.
+
+    None for what is on the CPU, for JAX, whose arrays do not change, and for what is read-only or has gaps.
+    """
+    nbytes = int(np.prod(p.shape, dtype=np.int64)) * p.dtype.itemsize
+    if isinstance(x, _cuda.DeviceArray):
+        return Storage(x.pointer, nbytes, x.stream)
+    if isinstance(x, np.ndarray) or _library(x) in ("jax", "jaxlib") or getattr(x, "requires_grad", False):
+        return None
+    found = _interface(x)
+    if found is None or found["data"][1] or not _contiguous(found, p):
+        return None
+    return Storage(int(found["data"][0]), nbytes, _stream_of(x, found))
 
 
 def _gathered(x: Any, p: Parameter, stream: int, held: list[Any]) -> int:
@@ -125,7 +178,7 @@ def pointer_of(array: Any) -> int:
 
 def _order(stream: int, other: int) -> None:
     """Let `stream` wait for what is on `other` now, where it does not anyway."""
-    if stream != other and not (other in _LEGACY and stream in _own):
+    if stream != other and not ((other in LEGACY and stream in _own) or (stream in LEGACY and other in _own)):
         _cuda.wait_for(stream, other)
 
 
@@ -149,12 +202,15 @@ def scratch(device: int, stream: int, nbytes: int) -> _cuda.DeviceArray:
     """Scratch memory of at least so many bytes, for what runs on `stream` of a device, one after another.
 
     It goes back with the last reference, in the order of the stream: who puts work on the stream holds one until then.
+    That of the streams used last is kept.
     """
     with _lock:
-        found = _scratch.get((device, stream))
+        found = _scratch.pop((device, stream), None)
         if found is None or found.nbytes < nbytes:
             found = _cuda.DeviceArray(np.dtype(np.uint8), (nbytes,), stream)
-            _scratch[device, stream] = found
+        _scratch[device, stream] = found
+        if len(_scratch) > _MOST_SCRATCH:  # callers may make a stream for every call
+            del _scratch[next(iter(_scratch))]
         return found
 
 
@@ -168,10 +224,12 @@ def _copied(x: np.ndarray, stream: int, held: list[Any]) -> int:
 
 def _contiguous(interface: dict[str, Any], p: Parameter) -> bool:
     strides = interface.get("strides")
-    if strides is None:
-        return True
-    step = p.dtype.itemsize
-    for n, s in zip(reversed(interface["shape"]), reversed(strides), strict=True):
+    return strides is None or _is_compact(interface["shape"], strides, p.dtype.itemsize)
+
+
+def _is_compact(shape: Sequence[int], strides: Sequence[int], step: int) -> bool:
+    """Whether elements lie one after another. step: the stride from one to the next."""
+    for n, s in zip(reversed(shape), reversed(strides), strict=True):
         if n > 1 and s != step:
             return False
         step *= n

@@ -1,4 +1,4 @@
-"""Which nodes TensorRT takes: its own parser is asked, once per kind of node, and its message is the reason."""
+"""Which nodes TensorRT takes: its own parser is asked, once per kind of node, and op kernels write what it refuses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import Final
 from xrt_core.engine.contract import Function
 from xrt_core.engine.node_trials import frozen, why_unfit
 from xrt_core.engine.onnx_model import OnnxModel, onnx_model
+from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.schema import latest_opset, opset_range
+from xrt_core.ir.schema import DIALECT, latest_opset, opset_range
 from xrt_core.ir.types import STRING, TensorType
-from xrt_tensorrt import _toolkit
-from xrt_tensorrt.deviations import FROM_BODY, NOT_FROM_BODY, deviation
+from xrt_tensorrt import _toolkit, kernels  # noqa: F401  (registers them)
+from xrt_tensorrt.carrying import carried, has_uint8, why_not_carried
+from xrt_tensorrt.deviations import FROM_BODY, NOT_FROM_BODY, TRAIN, deviation
 from xrt_tensorrt.expansion import expand, has_body
+from xrt_tensorrt.joining import trial
+from xrt_tensorrt.splitting import is_computed_ahead
 
 _MANY: Final = 20_000
 _FEW: Final = 4096  # bytes of a constant that the parser may look into; larger ones are weights
@@ -24,11 +28,14 @@ _FEW: Final = 4096  # bytes of a constant that the parser may look into; larger 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a trial. reason: why the node is not taken, "" where it is. by_body: it is, by the standard's body
-    of its operator."""
+    """What became of a trial. reason: why the node is not taken, "" where it is.
+
+    way: how it is: by the "parser", by the standard's "body" of its operator, which the parser reads, or by a "kernel"
+    of this package.
+    """
 
     reason: str = ""
-    by_body: bool = False
+    way: str = "parser"
 
 
 _verdicts: dict[Hashable, Verdict] = {}
@@ -48,11 +55,12 @@ def verdict(node: Node) -> Verdict:
     )
     known = _verdicts.get(key)
     if known is None:
-        # these name the node's own tensors, so they are not remembered
-        found = why_unfit(node, "tensorrt") or deviation(node)
+        found = why_unfit(node, "tensorrt")
         if found is not None:
             return Verdict(found)
         known = _tried(node)
+        if any(v is not None and repr(v.name) in known.reason for v in (*node.inputs, *node.outputs)):
+            return known  # what names tensors of this node is not said of others
         with _lock:
             if len(_verdicts) >= _MANY:
                 _verdicts.clear()
@@ -60,14 +68,43 @@ def verdict(node: Node) -> Verdict:
     return known
 
 
+def takes_for_training(node: Node) -> bool:
+    """Whether the operator is one for training: its forward and its gradient need no weights."""
+    if not node.domain and node.op_type in TRAIN:
+        return True
+    entry = op_kernels.find("tensorrt", node.domain, node.op_type)
+    return entry is not None and entry.train
+
+
 def _tried(node: Node) -> Verdict:
+    """The parser first, then the standard's body, then a kernel; the first one's reason where none takes it."""
+    reason = deviation(node) or ""
+    if not reason and node.domain != DIALECT:
+        reason = why_not_carried(node) if has_uint8(node) else ""
+        if not reason:
+            found = _by_parser(carried(node) if has_uint8(node) else node)
+            if not found.reason:
+                return found
+            reason = found.reason
+    if op_kernels.find("tensorrt", node.domain, node.op_type) is None:
+        return Verdict(reason or f"tensorrt does not take {node.operator}")
+    if is_computed_ahead(node):
+        return Verdict(way="kernel")
+    by_kernel = op_kernels.supports("tensorrt", node, "cuda", "inference")
+    if not by_kernel:
+        return Verdict(f"{reason}; {by_kernel.reason}" if reason else by_kernel.reason)
+    refused = trial(_toolkit.toolkit(), node)
+    return Verdict(refused) if refused else Verdict(way="kernel")
+
+
+def _by_parser(node: Node) -> Verdict:
     has = node.op_type not in NOT_FROM_BODY and has_body(node)
     if has and node.op_type in FROM_BODY:
         reason = _trial(node, by_body=True)
-        return Verdict(reason, by_body=not reason)
+        return Verdict(reason, "" if reason else "body")
     reason = _trial(node, by_body=False)
     if reason and has and not _trial(node, by_body=True):
-        return Verdict(by_body=True)
+        return Verdict(way="body")
     return Verdict(reason)
 
 
@@ -100,10 +137,10 @@ def _said(node: Node, opset: int, by_body: bool) -> str:
     return f"TensorRT makes something else of {what}: {misfit}" if misfit else ""
 
 
-def misfits(network: _toolkit.Network, function: Function, *, open_batch: bool = False) -> str:
-    """How inputs and outputs of a parsed network differ from the parameters of the function, "" where they do not.
+def misfits(network: _toolkit.Network, function: Function, batch: int | None = None) -> str:
+    """How inputs and outputs of a network differ from the parameters of the function, "" where they do not.
 
-    open_batch: their first dimensions are left open.
+    batch: what their first dimensions are instead, -1 where they are left open.
     """
     toolkit = network.toolkit
     for what, tensors, names, params in (
@@ -116,7 +153,7 @@ def misfits(network: _toolkit.Network, function: Function, *, open_batch: bool =
             if t is None:
                 return f"it has no {what} {name!r}"
             shape, dtype = tuple(t.shape), toolkit.dtype(t.dtype)
-            wanted = (-1, *p.shape[1:]) if open_batch else p.shape
+            wanted = p.shape if batch is None else (batch, *p.shape[1:])
             if dtype != p.dtype or shape != wanted:
                 return f"{what} {name!r} is {dtype}{list(shape)}, expected {p.dtype}{list(wanted)}"
     return ""

@@ -46,8 +46,8 @@ class StandInEngine(TensorRTEngine):
 
 
 class _Compiler(TensorRTCompiler):
-    def network(self, function: Function, *, open_batch: bool = False) -> _toolkit.Network:
-        network = super().network(function, open_batch=open_batch)
+    def network(self, function: Function, batch: int | None = None) -> _toolkit.Network:
+        network = super().network(function, batch)
         network.function = function  # type: ignore[attr-defined] - for `_build`
         return network
 
@@ -84,7 +84,7 @@ class TestStandIn(ContractTests, ExecutionTests):
     """What the kit asks of a wrapper, less what another process would have to know of the stand-ins."""
 
     engine = StandInEngine
-    capabilities = Capabilities(in_place=False)
+    capabilities = Capabilities(in_place=True)
 
     test_serialises_for_another_process = None
     test_importing_it_does_not_import_its_library = None
@@ -97,4 +97,4 @@ class TestStandInOperators(OperatorTests):
     """Every operator that is taken goes in and comes out with its dtype, shape and values."""
 
     engine = StandInEngine
-    capabilities = Capabilities(in_place=False)
+    capabilities = Capabilities(in_place=True)

@@ -11,6 +11,6 @@ class TestTensorRT(ConformanceSuite):
     engine = "tensorrt"
     capabilities = Capabilities(
         serialisation=True,
-        in_place=False,
+        in_place=True,
         toolkit=("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "cuda"),
     )

@@ -26,6 +26,8 @@ class ToyEngine(Engine):
 
     name = "toy"
     devices = ("cuda",)
+    array_families = ("cupy", "torch", "jax", "other")
+    asynchronous = True
     automatic = False  # it is there to be read: it takes part where somebody asks for it by name
 
     @property

@@ -175,7 +175,18 @@ def on_device(index: int) -> Any:
 
 def stream_of(handle: int | None) -> Any:
     """The caller's stream, or a new one."""
-    return cuda.stream() if handle is None or SIMULATED else cuda.external_stream(handle)
+    if handle is None or SIMULATED:
+        return cuda.stream()
+    return cuda.external_stream(handle or 1)  # 1 is the default stream too, and what the CUDA array interface calls it
+
+
+def order(stream: Any, after: Any) -> None:
+    """Let what comes next on a stream wait for what is on another one now. after: 0 for none."""
+    if SIMULATED or not after or int(after) == int(stream):
+        return
+    event = cuda.event(timing=False)
+    event.record(after)
+    event.wait(stream)
 
 
 def empty(shape: int | tuple[int, ...], dtype: np.dtype, stream: Any) -> Any:
@@ -188,10 +199,16 @@ def upload(array: np.ndarray, stream: Any) -> Any:
     return cuda.to_device(np.ascontiguousarray(array).reshape(-1), stream=stream)
 
 
-def as_device_array(x: Any) -> Any:
+def may_change(x: Any) -> bool:
+    """Whether an array may be written to: JAX's are shared, and taken for constants."""
+    return type(x).__module__.partition(".")[0] not in ("jax", "jaxlib")
+
+
+def as_device_array(x: Any, stream: Any) -> Any:
     """`x` as a contiguous array of numba over the same memory, or None if it does not lie on a CUDA device.
 
-    It takes numba's own arrays, those with `__cuda_array_interface__` (CuPy, torch) and those with DLPack.
+    It takes numba's own arrays, those with `__cuda_array_interface__` (CuPy) and those with DLPack (torch, JAX). What
+    comes next on `stream` finds them finished.
     """
     if isinstance(x, np.ndarray | np.generic):
         return None
@@ -199,16 +216,25 @@ def as_device_array(x: Any) -> Any:
         found = x
     elif SIMULATED:
         return None
-    elif hasattr(x, "__cuda_array_interface__"):
-        found = cuda.as_cuda_array(x)
-    elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:  # kDLCUDA
-        from cuda.core.utils import StridedMemoryView  # type: ignore[import-untyped]
-
-        view = StridedMemoryView.from_dlpack(x, stream_ptr=-1)
-        strides = None if view.strides is None else tuple(s * view.dtype.itemsize for s in view.strides)
-        interface = {"shape": view.shape, "strides": strides, "typestr": view.dtype.str, "version": 3,
-                     "data": (view.ptr, view.readonly)}  # fmt: skip
-        found = cuda.from_cuda_array_interface(interface, owner=view)
     else:
-        return None
+        interface = getattr(x, "__cuda_array_interface__", None)
+        if interface is not None and "stream" in interface:
+            found = cuda.from_cuda_array_interface(interface, owner=x, sync=False)
+        elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:  # kDLCUDA
+            found = _from_dlpack(x, stream)
+        elif interface is not None:
+            found = cuda.as_cuda_array(x)
+        else:
+            return None
+    order(stream, getattr(found, "stream", 0))
     return found if found.is_c_contiguous() else cuda.to_device(np.ascontiguousarray(found.copy_to_host()))
+
+
+def _from_dlpack(x: Any, stream: Any) -> Any:
+    from cuda.core.utils import StridedMemoryView  # type: ignore[import-untyped]
+
+    view = StridedMemoryView.from_dlpack(x, stream_ptr=int(stream))
+    strides = None if view.strides is None else tuple(s * view.dtype.itemsize for s in view.strides)
+    interface = {"shape": view.shape, "strides": strides, "typestr": view.dtype.str, "version": 3,
+                 "data": (view.ptr, view.readonly)}  # fmt: skip
+    return cuda.from_cuda_array_interface(interface, owner=view)

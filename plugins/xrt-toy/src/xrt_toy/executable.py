@@ -101,7 +101,7 @@ class ToyExecutable(Executable):
     def _run(self, inputs: Sequence[Any], run_options: RunOptions, block_until_done: bool) -> list[Any]:
         program, handle = self._program, run_options.stream
         stream = self._stream if handle is None else _toolkit.stream_of(handle)
-        given = [_toolkit.as_device_array(x) for x in inputs]
+        given = [_toolkit.as_device_array(x, stream) for x in inputs]
         self._check(inputs, given)
         results = [_toolkit.empty(p.shape, p.dtype, stream) for p in program.returns]
         temporaries = self._take(handle, stream)
@@ -119,10 +119,11 @@ class ToyExecutable(Executable):
             except Exception as e:
                 raise ExecutionError(f"toy: {code.node} failed: {type(e).__name__}: {e}") from e
         for alias in self._aliases:
-            storage = given[alias.input]
+            storage = given[alias.input] if _toolkit.may_change(inputs[alias.input]) else None
             if run_options.donate and storage is not None:  # the last step of all: nobody reads the old value any more
                 storage.reshape(-1).copy_to_device(results[alias.output].reshape(-1), stream=stream)
                 results[alias.output] = storage
+                _toolkit.order(getattr(storage, "stream", 0) or stream, stream)  # its owner goes on after this
         with self._lock:  # the next call on this stream comes after this one, so it may have the same memory
             self._pool.setdefault(handle, []).append(temporaries)
         if block_until_done:

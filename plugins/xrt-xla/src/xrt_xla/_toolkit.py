@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import math
-import os
-import platform
+import pickletools
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from types import MappingProxyType
@@ -19,12 +17,15 @@ import numpy as np
 from jax import lax
 from jax.experimental import serialize_executable as _serialize
 
+from xrt_core.engine.processor import instruction_set
 from xrt_core.errors import EngineUnavailableError
+from xrt_xla._jaxlib import fingerprint_text
+from xrt_xla.blob import Bare
+from xrt_xla.weights import aligned
 
 __all__ = ["jax", "jnp", "lax", "pinned", "x64"]
 
-_ALIGNMENT = 64
-_STRIP = 16  # elements: a cache line of float32
+_LAPACK = b"lapack_"  # the names of its functions begin so
 _config: Any = jax.config
 
 x64: Any = getattr(jax if hasattr(jax, "enable_x64") else jax.experimental, "enable_x64")  # noqa: B009
@@ -198,22 +199,11 @@ def library_version() -> str:
 @functools.cache
 def fingerprint_of(device: Any) -> str:
     """What a compiled program depends on: JAX, XLA's flags, the device's model, and on a CPU its instruction set."""
-    parts = ["jax", library_version(), kind_of(device), str(device.device_kind)]
-    if kind_of(device) == "cpu":
-        parts.append(_instruction_set())
-    else:
-        parts += [str(device.client.platform_version), str(getattr(device, "compute_capability", ""))]
-    parts.append(os.environ.get("XLA_FLAGS", ""))  # some of them change numbers
-    return " ".join(" ".join(parts).split())
-
-
-def _instruction_set() -> str:
-    """A digest of the processor's features: machine code made for one processor may not run on another."""
-    flags = ""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
-        flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
-    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(flags.split()))))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    kind, model = kind_of(device), str(device.device_kind)
+    if kind == "cpu":
+        return fingerprint_text(library_version(), kind, model, instruction_set())
+    capability = str(getattr(device, "compute_capability", ""))
+    return fingerprint_text(library_version(), kind, model, str(device.client.platform_version), capability)
 
 
 def serialize_compiled(compiled: Any) -> bytes:
@@ -222,13 +212,39 @@ def serialize_compiled(compiled: Any) -> bytes:
     return bytes(payload)
 
 
+def bare_of(compiled: Any, payload: bytes) -> Bare | None:
+    """Where XLA's own code lies in `serialize_compiled`'s payload, and what it takes to run that without JAX.
+
+    None for a program that needs more of JAX than its runtime, or if this version of JAX keeps it elsewhere.
+    """
+    blocks = [argument for _, argument, _ in pickletools.genops(payload) if type(argument) is bytes]
+    code = max(blocks, key=len, default=b"")
+    try:
+        made = compiled._executable._unloaded_executable
+        if made.keepalive or made.host_callbacks or made.unordered_effects or made.ordered_effects or made.mut:
+            return None
+        results = tuple((np.dtype(a.dtype), tuple(a.shape)) for a in made.output_avals)
+        return Bare(payload.index(code), len(code), tuple(sorted(made.kept_var_idx)), results)
+    except AttributeError:
+        return None
+
+
 def load_compiled(payload: bytes, inputs: int, outputs: int, device: Any) -> Any:
     """The compiled object that `serialize_compiled` gave `payload` for, with flat argument and result lists."""
+    if _LAPACK in payload:
+        _find_lapack()
     in_tree = jax.tree_util.tree_structure(((0,) * inputs, {}))
     out_tree = jax.tree_util.tree_structure((0,) * outputs)
     return _serialize.deserialize_and_load(
         payload, in_tree, out_tree, backend=device.client, execution_devices=[device]
     )
+
+
+@functools.cache
+def _find_lapack() -> None:
+    """Have JAX look up LAPACK, as it does when it lowers a call: a loaded program that makes one crashes if not."""
+    matrix = jax.ShapeDtypeStruct((2, 2), np.float32)  # type: ignore[no-untyped-call]
+    jax.jit(lax.linalg.cholesky).lower(matrix)
 
 
 def wait_for(arrays: Any) -> Any:
@@ -242,37 +258,7 @@ def abstract(shape: tuple[int, ...], dtype: np.dtype, sharding: Any) -> Any:
 
 
 def put_all(arrays: Sequence[np.ndarray], device: Any) -> list[Any]:
-    """Arrays on `device`, which only reads them; on the CPU those that are aligned to 64 bytes stay where they are.
-
-    The others are moved into one block, which NumPy asks the system to back with huge pages: large weights are then
-    read with few TLB misses (ResNet-50: 5 % of its time).
-    """
+    """Arrays on `device`, which only reads them; on the CPU those that are aligned to 64 bytes stay where they are."""
     if kind_of(device) == "cpu":
-        arrays = _aligned(arrays)
+        arrays = aligned(arrays)
     return [jax.device_put(a, device) for a in arrays]
-
-
-def _aligned(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    move = [i for i, a in enumerate(arrays) if a.ctypes.data % _ALIGNMENT or not a.flags.c_contiguous]
-    sizes = [-(-arrays[i].nbytes // _ALIGNMENT) * _ALIGNMENT for i in move]
-    block = np.empty(sum(sizes) + _ALIGNMENT, np.uint8)
-    at = -block.ctypes.data % _ALIGNMENT
-    placed = list(arrays)
-    for i, size in zip(move, sizes, strict=True):
-        a = arrays[i]
-        place = block[at : at + a.nbytes].view(a.dtype).reshape(a.shape)
-        _copy(place, a)
-        placed[i] = place
-        at += size
-    return placed
-
-
-def _copy(target: np.ndarray, source: np.ndarray) -> None:
-    """target[...] = source; a transposed one in slices of its last axis, whose rows then stay in the cache (4 times
-    faster for the weights of a convolution)."""
-    if source.ndim < 2 or abs(source.strides[-1]) <= _STRIP * source.itemsize:
-        target[...] = source
-        return
-    for start in range(0, source.shape[-1], _STRIP):
-        strip = slice(start, start + _STRIP)
-        target[..., strip] = source[..., strip]

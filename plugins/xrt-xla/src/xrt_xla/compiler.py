@@ -1,34 +1,29 @@
-"""XlaGraphCompiler: traces a Function node by node into one XLA program and compiles it ahead of time."""
+"""XlaGraphCompiler: traces a Function node by node into one XLA program and compiles it ahead of time.
+
+It imports JAX when it compiles, and to load only what jaxlib alone cannot run.
+"""
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
-from xrt_core.engine.op_kernels import OpKernel, op_kernels
 from xrt_core.errors import CompileError, OptionError, XRTError
-from xrt_core.ir.graph import Node, Value
-from xrt_core.ir.types import TensorType, dtype_name
-from xrt_core.kernels import OpContext, find_kernel
-from xrt_xla import _toolkit
-from xrt_xla._toolkit import jax, jnp, lax
-from xrt_xla.executable import XlaExecutable, load_executable, program_order
-from xrt_xla.kernels.context import Layout, XlaContext, layout_of
+from xrt_xla import _jaxlib
+from xrt_xla.blob import Stored, unpack
+from xrt_xla.loaded import LoadedExecutable
+from xrt_xla.program import FOLD_BYTES, Program, program_order
+from xrt_xla.weights import aligned
 
-FOLD_BYTES: Final = 16384
-"""Constants up to this size go into the program, where XLA simplifies with them; larger ones are laid out once and
-stay arguments on the device: compilation does not see them, and they are held once."""
+if TYPE_CHECKING:
+    from xrt_xla.executable import XlaExecutable
 
-_GROWTH: Final = 4
-"""Nodes of constants are computed when the executable is built if that grows their bytes at most so much (int8 weights
-become float32 ones)."""
-
-_RANDOM: Final = frozenset(("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"))
+_logger = logging.getLogger("xrt.xla")
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
 _DISABLE: Final = "xla_disable_hlo_passes"
 
@@ -44,17 +39,26 @@ class XlaGraphCompiler(GraphCompiler):
         unknown = set(options.extra) - _OPTIONS
         if unknown:
             raise OptionError(f"xla: unknown option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
-        self._device = _toolkit.device_named(device)
-        self._kind = _toolkit.kind_of(self._device)
+        self._name = device
+        self._kind = "cpu" if _jaxlib.serves(device) else _kind_of(self._device)
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
         self._asked: Mapping[str, Any] = options.extra.get("xla", {})
         # unfused: no fused loops, and dot products by XLA's own code instead of the library's
         self._disabled = [] if options.fused else ["fusion", "dot-library-rewriter"]
 
     @functools.cached_property
+    def _device(self) -> Any:
+        """JAX's device. Raises EngineUnavailableError where it is not there."""
+        from xrt_xla import _toolkit
+
+        return _toolkit.device_named(self._name)
+
+    @functools.cached_property
     def _xla_options(self) -> dict[str, Any]:
         """Found out at the first compilation: who only loads does not wait for it."""
-        # without it XLA drops the rounding of x.astype(bfloat16).astype(float32), which ONNX's types ask for
+        # without this XLA drops the rounding of x.astype(bfloat16).astype(float32), which ONNX's types ask for
+        from xrt_xla import _toolkit
+
         found: dict[str, Any] = {"xla_allow_excess_precision": False}
         if self._kind == "cpu":
             with _toolkit.pinned(self._device):
@@ -69,26 +73,32 @@ class XlaGraphCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
     ) -> Executable:
         """One XLA program for `function`. Raises CompileError, naming the node where it is one node's fault."""
+        from xrt_xla import _toolkit
+        from xrt_xla.executable import XlaExecutable
+        from xrt_xla.tracing import Traced, first_lines
+
         with _toolkit.pinned(self._device):
-            order = program_order(len(return_params), aliases)
-            program = _Program(function, return_params, order, self._kind, self._fold)
+            program = Program(function, self._kind, self._fold)
+            traced = Traced(function, program, return_params, program_order(len(return_params), aliases), self._kind)
             sharding = _toolkit.sharding_on(self._device)
             shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
             arguments = [_toolkit.abstract(s, d, sharding) for s, d in shapes]
             donated = tuple(sorted(a.input for a in aliases))
             try:
-                traced = jax.jit(program.xrt_program, donate_argnums=donated).trace(*arguments)
-                compiled = traced.lower().compile(compiler_options=self._options_for(traced.jaxpr))
+                found = _toolkit.jax.jit(traced.xrt_program, donate_argnums=donated).trace(*arguments)
+                compiled = found.lower().compile(compiler_options=self._options_for(found.jaxpr))
             except XRTError:
                 raise
             except Exception as e:
-                raise CompileError(f"xla: function {function.name!r} does not compile: {_first_lines(e)}") from e
+                raise CompileError(f"xla: function {function.name!r} does not compile: {first_lines(e)}") from e
             weights = _toolkit.put_all(program.weights, self._device)
             program.weights.clear()  # JAX may keep the traced callable
         return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device)
 
     def _options_for(self, jaxpr: Any) -> dict[str, Any]:
         """XLA options for one program."""
+        from xrt_xla import _toolkit
+
         disabled = list(self._disabled)
         if self._kind == "cpu":
             disabled += _toolkit.cpu_passes_off(jaxpr)
@@ -98,166 +108,38 @@ class XlaGraphCompiler(GraphCompiler):
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for; `blob` must come from a trusted place (it is unpickled)."""
-        with _toolkit.pinned(self._device):
-            return load_executable(blob, self._device)
+        return self._load(blob, None)
 
     def load_code(self, blob: bytes, function: Function) -> Executable:
         """The executable that `serialize_code` gave `blob` for, with the weights of `function`; else as `load`."""
+        return self._load(blob, lambda: Program(function, self._kind, self._fold).weights)
 
-        def weights() -> list[np.ndarray]:
-            order = program_order(len(function.returns), function.aliases)
-            return _Program(function, function.returns, order, self._kind, self._fold).weights
+    def _load(self, blob: bytes, function_weights: Callable[[], Sequence[np.ndarray]] | None) -> Executable:
+        if not _jaxlib.serves(self._name):
+            from xrt_xla import _toolkit
+
+            stored = unpack(blob, _toolkit.fingerprint_of(self._device))
+            return self._in_jax(stored, stored.weights(function_weights))
+        made_for = _jaxlib.cpu_fingerprint()
+        stored = unpack(blob, made_for)
+        code = None if stored.bare is None else _jaxlib.Code(stored.code)  # is loaded beside what follows
+        weights = aligned(stored.weights(function_weights))
+        if code is not None:
+            try:
+                return LoadedExecutable(stored, code, weights, made_for, lambda: self._in_jax(stored, weights))
+            except Exception as e:
+                _logger.debug("a stored program is not for jaxlib alone: %s: %s", type(e).__name__, e)
+        return self._in_jax(stored, weights)
+
+    def _in_jax(self, stored: Stored, weights: Sequence[np.ndarray]) -> XlaExecutable:
+        from xrt_xla import _toolkit
+        from xrt_xla.executable import of_stored
 
         with _toolkit.pinned(self._device):
-            return load_executable(blob, self._device, weights)
+            return of_stored(stored, weights, self._device)
 
 
-class _Program:
-    """The Function as a Python callable for JAX, and the constants it takes as arguments after its entries.
+def _kind_of(device: Any) -> str:
+    from xrt_xla import _toolkit
 
-    Nodes of constants only (a weight's DequantizeLinear, say) are computed here, once, unless that grows them much.
-    """
-
-    def __init__(
-        self, function: Function, returns: Sequence[Parameter], order: Sequence[int], kind: str, fold: int
-    ) -> None:
-        self._function = function
-        self._returns = [(function.body.outputs[i], returns[i]) for i in order]
-        self._kind = kind
-        self._fold = fold
-        self.weights: list[np.ndarray] = []
-        self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
-        self._derived: dict[Value, np.ndarray] = {}
-        self._plan = [step for node in function.body.nodes if (step := self._step(node)) is not None]
-
-    def _known(self, value: Value | None) -> np.ndarray | None:
-        if value is None:
-            return None
-        return value.data if value.data is not None else self._derived.get(value)
-
-    def _step(self, node: Node) -> tuple[Node, OpKernel, XlaContext, list[Any]] | None:
-        """A node, its kernel and where its inputs come from (a Value, a weight's index, an array, None).
-
-        None for a node that was computed here.
-        """
-        entry = op_kernels.find("xla", node.domain, node.op_type)
-        if entry is None:
-            raise CompileError(f"xla: no kernel for {_describe(node)}")
-        known = tuple(self._known(v) for v in node.inputs)
-        if self._derive(node, known):
-            return None
-        sources: list[Any] = []
-        laid_out = set()
-        for i, (v, data) in enumerate(zip(node.inputs, known, strict=True)):
-            if data is None:
-                sources.append(v)
-                continue
-            if i in entry.static:
-                sources.append(data)
-                continue
-            layout = layout_of(node, i, self._kind)
-            if layout is not None:
-                laid_out.add(i)
-            if data.nbytes <= self._fold:
-                sources.append(data if layout is None else layout.make(np, data))
-            else:
-                sources.append(self._weight(data, layout))
-        return node, entry, XlaContext(node, jnp, lax, self._kind, known, frozenset(laid_out)), sources
-
-    def _weight(self, data: np.ndarray, layout: Layout | None) -> int:
-        key = (id(data), "" if layout is None else layout.name)
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = self._slots[key] = len(self.weights)
-            self.weights.append(data if layout is None else layout.make(np, data))
-        return slot
-
-    def _derive(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
-        """Compute a node of constants with NumPy, if it is one and its results are not much larger."""
-        given = [x for x, v in zip(known, node.inputs, strict=True) if v is not None]
-        portable = find_kernel(node.domain, node.op_type)
-        if not given or portable is None or node.op_type in _RANDOM or any(x is None for x in given):
-            return False
-        size = 0
-        for v in node.outputs:
-            if v is not None and isinstance(v.type, TensorType) and v.type.dtype is not None:
-                size += _elements(v.type) * v.type.dtype.itemsize
-        if size > max(_GROWTH * sum(x.nbytes for x in given if x is not None), self._fold):
-            return False
-        try:
-            with np.errstate(all="ignore"):
-                results = portable.function(OpContext(node, np), *known)
-        except Exception:  # not computable here: the traced form decides, and names the node
-            return False
-        for v, r in zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=False):
-            if v is not None and r is not None:
-                self._derived[v] = np.asarray(r)
-        return True
-
-    def xrt_program(self, *arguments: Any) -> tuple[Any, ...]:
-        """Trace: entries first, then the weights."""
-        body = self._function.body
-        count = len(body.inputs)
-        weights = arguments[count:]
-        values: dict[Value, Any] = dict(zip(body.inputs, arguments, strict=False))
-        for node, entry, ctx, sources in self._plan:
-            inputs = []
-            for i, source in enumerate(sources):
-                if type(source) is int:
-                    inputs.append(weights[source])
-                elif isinstance(source, np.ndarray):
-                    inputs.append(source if i in entry.static else jnp.asarray(source))
-                else:
-                    inputs.append(None if source is None else values[source])
-            try:
-                results = entry.function(ctx, *inputs)
-            except XRTError as e:
-                raise CompileError(f"xla: {_describe(node)} does not trace: {e}") from e
-            except Exception as e:
-                raise CompileError(
-                    f"xla: {_describe(node)} does not trace: {type(e).__name__}: {_first_lines(e)}"
-                ) from e
-            if not isinstance(results, tuple):
-                results = (results,)
-            for i, v in enumerate(node.outputs):
-                if v is not None:
-                    values[v] = _checked(results, i, v, node)
-        return tuple(self._result(values, v, p) for v, p in self._returns)
-
-    def _result(self, values: dict[Value, Any], value: Value, expected: Parameter) -> Any:
-        data = self._known(value)
-        got = values[value] if data is None else jnp.asarray(data)
-        if got.dtype != expected.dtype or got.shape != expected.shape:
-            raise CompileError(
-                f"xla: function {self._function.name!r} computes {expected.name!r} as "
-                f"{dtype_name(np.dtype(got.dtype))}{list(got.shape)}, but it is declared as {expected.type}"
-            )
-        return got
-
-
-def _elements(t: TensorType) -> int:
-    return math.prod(d for d in t.shape or () if isinstance(d, int))
-
-
-def _checked(results: tuple[Any, ...], index: int, value: Value, node: Node) -> Any:
-    """Result `index` as an array, held against the type that inference found."""
-    got = results[index] if index < len(results) else None
-    if got is None:
-        raise CompileError(f"xla: the kernel gave no output {index} for {_describe(node)}")
-    got = jnp.asarray(got)
-    t = value.type
-    if isinstance(t, TensorType) and t.is_static and (got.dtype != t.dtype or got.shape != t.shape):
-        raise CompileError(
-            f"xla: output {index} of {_describe(node)} came out as {dtype_name(np.dtype(got.dtype))}{list(got.shape)}, "
-            f"but its type is {t}"
-        )
-    return got
-
-
-def _describe(node: Node) -> str:
-    source = node.annotations.source
-    return f"node {node.name!r} ({node.operator}-{node.version})" + (f" from {source}" if source else "")
-
-
-def _first_lines(error: BaseException) -> str:
-    return "\n".join(str(error).strip().splitlines()[:6])
+    return _toolkit.kind_of(device)

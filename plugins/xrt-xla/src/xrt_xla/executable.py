@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
 from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
-from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_xla import _toolkit
 from xrt_xla._toolkit import jax, jnp, x64
+from xrt_xla.blob import Stored, complaint, pack
+from xrt_xla.program import program_order
 
-_MAGIC: Final = b"XRTXLA2\n"
-_ALIGN: Final = 64
 _FEW: Final = 6  # up to so many results, waiting for each costs less than JAX's own wait for a list
-
-
-def program_order(outputs: int, aliases: Sequence[InputOutputAlias]) -> list[int]:
-    """The order in which a program returns its outputs: aliased ones first, by the input they share storage with.
-
-    JAX gives a donated buffer to the first output of its type, so this order makes it the right one.
-    """
-    first = [a.output for a in sorted(aliases, key=lambda a: a.input)]
-    return first + [i for i in range(outputs) if i not in first]
 
 
 class XlaExecutable(Executable):
@@ -44,7 +32,7 @@ class XlaExecutable(Executable):
         outputs: int,
         aliases: Sequence[InputOutputAlias],
         device: Any,
-        program: bytes | None = None,
+        stored: Stored | None = None,
     ) -> None:
         self._compiled = compiled
         self._weights = tuple(weights)
@@ -55,7 +43,7 @@ class XlaExecutable(Executable):
         order = program_order(outputs, self._aliases)
         self._order = tuple(order.index(i) for i in range(outputs)) if self._aliases else None
         self._device = device
-        self._program = program  # of a loaded one: XLA serialises only what it compiled itself
+        self._stored = stored  # of a loaded one: XLA serialises only what it compiled itself
 
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
@@ -90,7 +78,7 @@ class XlaExecutable(Executable):
                 results: Sequence[Any] = _toolkit.wait_for(self._compiled(*inputs, *self._weights))
             return results if self._order is None else [results[i] for i in self._order]
         except Exception as e:
-            raise ExecutionError(f"xla: {self._complaint(inputs) or f'{type(e).__name__}: {e}'}") from e
+            raise ExecutionError(f"xla: {complaint(self._params, inputs) or f'{type(e).__name__}: {e}'}") from e
 
     def _with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The inputs with copies for those that the program would write into (it never writes into NumPy arrays)."""
@@ -101,17 +89,6 @@ class XlaExecutable(Executable):
                     copied[i] = jnp.array(copied[i], copy=True)
         return copied
 
-    def _complaint(self, inputs: Sequence[Any]) -> str | None:
-        """What is wrong with the inputs, if it is they."""
-        if len(inputs) != len(self._params):
-            return f"the executable takes {len(self._params)} inputs, {len(inputs)} were given"
-        for p, x in zip(self._params, inputs, strict=True):
-            dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
-            if dtype != p.dtype or shape != p.shape:
-                given = type(x).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"
-                return f"input {p.name!r} must be {p.type}, {given} was given"
-        return None
-
     def serialize(self) -> bytes:
         """The program and its weights in one piece, for `XlaGraphCompiler.load` on a machine of the same kind."""
         return self._serialized(weights=True)
@@ -121,27 +98,16 @@ class XlaExecutable(Executable):
         return self._serialized(weights=False)
 
     def _serialized(self, weights: bool) -> bytes:
-        try:
-            program = self._program or _toolkit.serialize_compiled(self._compiled)
-        except (NotImplementedError, ValueError) as e:
-            raise UnsupportedError(f"this XLA program cannot be serialised: {e}") from e
-        header = {
-            "for": _toolkit.fingerprint_of(self._device),
-            "params": [[p.name, dtype_name(p.dtype), list(p.shape)] for p in self._params],
-            "outputs": self._outputs,
-            "aliases": [[a.output, a.input] for a in self._aliases],
-            "weights": [[dtype_name(np.dtype(w.dtype)), list(w.shape)] for w in self._weights],
-            "holds": weights,
-            "program": len(program),
-        }
-        text = json.dumps(header).encode()
-        parts: list[bytes | memoryview] = [_MAGIC, struct.pack("<Q", len(text)), text, program]
-        size = sum(map(len, parts))
-        for w in self._weights if weights else ():
-            raw = np.ascontiguousarray(np.asarray(w)).reshape(-1).view(np.uint8).data
-            parts += [bytes(-size % _ALIGN), raw]
-            size += -size % _ALIGN + len(raw)
-        return b"".join(parts)
+        stored = self._stored
+        if stored is None:
+            try:
+                program = _toolkit.serialize_compiled(self._compiled)
+            except (NotImplementedError, ValueError) as e:
+                raise UnsupportedError(f"this XLA program cannot be serialised: {e}") from e
+            alone = not self._aliases and _toolkit.kind_of(self._device) == "cpu"
+            bare = _toolkit.bare_of(self._compiled, program) if alone else None
+            stored = Stored(self._params, self._outputs, self._aliases, program, bare)
+        return pack(stored, _toolkit.fingerprint_of(self._device), self._weights, weights)
 
     def as_text(self) -> str:
         """The optimised HLO."""
@@ -151,42 +117,12 @@ class XlaExecutable(Executable):
         return f"<XlaExecutable: {len(self._params)} in, {len(self._weights)} weights, {self._outputs} out>"
 
 
-def load_executable(
-    blob: bytes, device: Any, function_weights: Callable[[], Sequence[np.ndarray]] | None = None
-) -> XlaExecutable:
-    """The executable that `serialize` made `blob` of, or `serialize_code`, whose weights are then asked for.
-
-    Raises CompileError where it does not fit.
-    """
-    start = len(_MAGIC) + 8
-    if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
-        raise CompileError("xla: this is not a serialised XLA executable of this package")
+def of_stored(stored: Stored, weights: Sequence[np.ndarray], device: Any) -> XlaExecutable:
+    """The executable that was serialised, with these weights. Raises CompileError where JAX does not load it."""
     try:
-        (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
-        header = json.loads(blob[start : start + length])
-        here = _toolkit.fingerprint_of(device)
-        if header["for"] != here:
-            raise CompileError(f"xla: the executable was made for {header['for']!r}; here is {here!r}")
-        at = start + length + header["program"]
-        params = [Parameter(n, dtype_from_name(d), tuple(s)) for n, d, s in header["params"]]
-        types = [(dtype_from_name(name), tuple(shape)) for name, shape in header["weights"]]
-        arrays: Sequence[np.ndarray] = () if header["holds"] or function_weights is None else function_weights()
-        if not header["holds"] and [(a.dtype, a.shape) for a in arrays] != types:
-            raise CompileError(f"xla: the executable takes {len(types)} weights that are not those of the function")
-        held = []
-        for dtype, shape in types if header["holds"] else ():
-            at += -at % _ALIGN
-            count = int(np.prod(shape, dtype=np.int64))
-            held.append(np.frombuffer(blob, dtype, count, at).reshape(shape))
-            at += count * dtype.itemsize
-        if at != len(blob):
-            raise CompileError(f"xla: a serialised executable of {len(blob)} bytes should have {at}")
-        program = blob[start + length : start + length + header["program"]]
-        weights = _toolkit.put_all(held or arrays, device)
-        compiled = _toolkit.load_compiled(program, len(params) + len(weights), header["outputs"], device)
-    except CompileError:
-        raise
+        placed = _toolkit.put_all(weights, device)
+        arguments = len(stored.params) + len(placed)
+        compiled = _toolkit.load_compiled(stored.program, arguments, stored.outputs, device)
     except Exception as e:
         raise CompileError(f"xla: a serialised executable does not load: {type(e).__name__}: {e}") from e
-    aliases = [InputOutputAlias(o, i) for o, i in header["aliases"]]
-    return XlaExecutable(compiled, weights, params, header["outputs"], aliases, device, program)
+    return XlaExecutable(compiled, placed, stored.params, stored.outputs, stored.aliases, device, stored)

@@ -1,9 +1,9 @@
 """Op kernels of the XLA engine: those with a better form in `jax.lax` first, the portable ones for the rest."""
 
 from xrt_core.engine.op_kernels import register_portable_kernels
-from xrt_xla.kernels import barrier, convolution, gradient, normalization, quantized, softmax
+from xrt_xla.kernels import barrier, convolution, gradient, normalization, quantized, reduction, softmax, transposed
 from xrt_xla.kernels.context import DEVICES
 
-__all__ = ["barrier", "convolution", "gradient", "normalization", "quantized", "softmax"]
+__all__ = ["barrier", "convolution", "gradient", "normalization", "quantized", "reduction", "softmax", "transposed"]
 
 register_portable_kernels("xla", DEVICES)

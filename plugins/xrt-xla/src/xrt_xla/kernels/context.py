@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt_core.engine.op_kernels import op_kernel
 from xrt_core.ir.graph import Node
-from xrt_core.kernels import OpContext
+from xrt_core.kernels import OpContext, find_kernel
 
 DEVICES: Final = ("cpu", "cuda", "tpu")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,3 +73,11 @@ def layout_of(node: Node, index: int, kind: str) -> Layout | None:
 def xla_kernel(*op_types: str, **how: Any) -> Callable[[F], F]:
     """`op_kernel` for this engine, on all its devices, for training too."""
     return op_kernel(*op_types, **{"engine": "xla", "devices": DEVICES, "train": True, **how})
+
+
+def portable(ctx: XlaContext, *inputs: Any) -> Any:
+    """What the portable kernel of the node gives, for the constants as they are and not as they were laid out."""
+    kernel = find_kernel(ctx.node.domain, ctx.node.op_type)
+    assert kernel is not None
+    given = [ctx.xp.asarray(ctx.known[i]) if i in ctx.laid_out else x for i, x in enumerate(inputs)]
+    return kernel.function(ctx, *given)

@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose in the forms that XLA runs fast.
+"""Conv in the forms that XLA runs fast.
 
 On CUDA and TPU that is XLA's own convolution. On the CPU everything is channels-last inside (the transposes between two
 convolutions cancel), and the measured best of several forms is taken; see `form_of`.
@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.graph import Node
-from xrt_core.kernels import find_kernel
 from xrt_core.kernels.namespace import narrow, wide
-from xrt_core.kernels.windows import Windows, spatial_attribute, windows_of
-from xrt_xla.kernels.context import Layout, XlaContext, layout, xla_kernel
+from xrt_core.kernels.windows import Windows, windows_of
+from xrt_xla.kernels.context import Layout, XlaContext, layout, portable, xla_kernel
 
 _MAX_TAPS = 64
 """Forms that write out each kernel position are for kernels up to this size: the program grows with it."""
@@ -80,7 +79,8 @@ def filter_layout(form: str, groups: int) -> Layout | None:
     return None
 
 
-def _static_shape(node: Node, index: int) -> tuple[int, ...]:
+def static_shape(node: Node, index: int) -> tuple[int, ...]:
+    """The shape of an input, all of it known."""
     value = node.inputs[index]
     assert value is not None
     assert value.shape is not None
@@ -89,29 +89,21 @@ def _static_shape(node: Node, index: int) -> tuple[int, ...]:
 
 @layout("Conv", 1)
 def _conv_filter(node: Node, kind: str) -> Layout | None:
-    groups, shape = int(node.attributes.get("group", 1)), _static_shape(node, 1)  # type: ignore[arg-type]
+    groups, shape = int(node.attributes.get("group", 1)), static_shape(node, 1)  # type: ignore[arg-type]
     return None if 0 in shape else filter_layout(form_of(shape, groups, kind), groups)
 
 
 @xla_kernel("Conv")
 def conv(ctx: XlaContext, x: Any, w: Any, bias: Any = None) -> Any:
     """Conv of any rank; half floats are summed in float32."""
-    shape, groups, dtype = _static_shape(ctx.node, 1), int(ctx.attr("group", 1)), x.dtype
+    shape, groups, dtype = static_shape(ctx.node, 1), int(ctx.attr("group", 1)), x.dtype
     if x.ndim < 3 or 0 in x.shape or 0 in shape:  # empty arrays have no fast forms
-        return _portable(ctx, x, w, bias)
+        return portable(ctx, x, w, bias)
     to = wide(np.dtype(dtype))
     windows = windows_of(ctx, x.shape[2:], shape[2:])
     form = form_of(shape, groups, ctx.kind)
     y = convolve(ctx, x.astype(to), ctx.in_layout(1, w).astype(to), windows, groups, form, shape, bias)
     return narrow(y, dtype)
-
-
-def _portable(ctx: XlaContext, *inputs: Any) -> Any:
-    """The portable kernel, given the constants as they are and not as they were laid out."""
-    kernel = find_kernel(ctx.node.domain, ctx.node.op_type)
-    assert kernel is not None
-    given = [ctx.xp.asarray(ctx.known[i]) if i in ctx.laid_out else x for i, x in enumerate(inputs)]
-    return kernel.function(ctx, *given)
 
 
 def convolve(
@@ -123,23 +115,27 @@ def convolve(
         order = tuple(range(rank))
         y = _xla(ctx, x, w, windows, groups, ctx.lax.ConvDimensionNumbers(order, order, order))
         return y if bias is None else y + xp.reshape(bias.astype(y.dtype), (-1,) + (1,) * (rank - 2))
-    x = xp.transpose(x, (0, *range(2, rank), 1))
-    if form == "matmul":
-        y = _pointwise(ctx, x, w, windows)
-    elif form == "depthwise":
-        y = _depthwise(ctx, x, w, windows)
-    elif form == "patches":
-        y = _patches(ctx, x, w, windows, groups)
-    elif form == "planes":
-        y = _planes(ctx, x, w, windows)
-    else:
-        y = _xla(ctx, x, w, windows, groups, _channels_last(ctx, rank))
+    y = correlate(ctx, xp.transpose(x, (0, *range(2, rank), 1)), w, windows, groups, form)
     if bias is not None:
         y = y + bias.astype(y.dtype)
     return xp.transpose(y, (0, rank - 1, *range(1, rank - 1)))
 
 
-def _channels_last(ctx: XlaContext, rank: int) -> Any:
+def correlate(ctx: XlaContext, x: Any, w: Any, windows: Windows, groups: int, form: str) -> Any:
+    """Correlate x[N, *size, C] with a filter that lies as `filter_layout` says, in any form but "xla"."""
+    if form == "matmul":
+        return _pointwise(ctx, x, w, windows)
+    if form == "depthwise":
+        return _depthwise(ctx, x, w, windows)
+    if form == "patches":
+        return _patches(ctx, x, w, windows, groups)
+    if form == "planes":
+        return _planes(ctx, x, w, windows)
+    return _xla(ctx, x, w, windows, groups, channels_last(ctx, x.ndim))
+
+
+def channels_last(ctx: XlaContext, rank: int) -> Any:
+    """Dimension numbers: data N...C, filters ...IO."""
     data = (0, rank - 1, *range(1, rank - 1))
     return ctx.lax.ConvDimensionNumbers(data, (rank - 1, rank - 2, *range(rank - 2)), data)
 
@@ -157,15 +153,16 @@ def _xla(ctx: XlaContext, x: Any, w: Any, windows: Windows, groups: int, axes: A
     )
 
 
-def _pad(ctx: XlaContext, x: Any, windows: Windows) -> Any:
-    """Channels-last `x` padded as the windows need it."""
+def pad(ctx: XlaContext, x: Any, windows: Windows) -> Any:
+    """Channels-last `x` padded (or, by a negative begin, cut) as the windows need it."""
     if not windows.is_padded:
         return x
-    return ctx.xp.pad(x, [(0, 0), *zip(windows.begin, windows.overhang, strict=True), (0, 0)])
+    sides = ((b, e, 0) for b, e in zip(windows.begin, windows.overhang, strict=True))
+    return ctx.lax.pad(x, ctx.xp.zeros((), x.dtype), [(0, 0, 0), *sides, (0, 0, 0)])
 
 
 def _pointwise(ctx: XlaContext, x: Any, w: Any, windows: Windows) -> Any:
-    x = _pad(ctx, x, windows)
+    x = pad(ctx, x, windows)
     x = x[(slice(None), *(windows.span(i, 0) for i in range(windows.rank)))]
     flat = ctx.xp.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
     y = ctx.lax.dot(flat, w, precision=ctx.lax.Precision.HIGHEST)
@@ -173,7 +170,7 @@ def _pointwise(ctx: XlaContext, x: Any, w: Any, windows: Windows) -> Any:
 
 
 def _depthwise(ctx: XlaContext, x: Any, w: Any, windows: Windows) -> Any:
-    x = _pad(ctx, x, windows)
+    x = pad(ctx, x, windows)
     total = None
     for i, tap in enumerate(windows.taps()):
         part = x[(slice(None), *tap)] * w[i]
@@ -183,7 +180,7 @@ def _depthwise(ctx: XlaContext, x: Any, w: Any, windows: Windows) -> Any:
 
 def _patches(ctx: XlaContext, x: Any, w: Any, windows: Windows, groups: int) -> Any:
     xp, (n, channels) = ctx.xp, (x.shape[0], x.shape[-1])
-    x = _pad(ctx, x, windows)
+    x = pad(ctx, x, windows)
     positions, depth = n * math.prod(windows.out), channels // groups
     parts = [xp.reshape(x[(slice(None), *tap)], (positions, groups, depth)) for tap in windows.taps()]
     patches = xp.transpose(xp.stack(parts, axis=2), (1, 0, 2, 3))  # group, position, tap, channel
@@ -193,89 +190,21 @@ def _patches(ctx: XlaContext, x: Any, w: Any, windows: Windows, groups: int) -> 
 
 
 def _planes(ctx: XlaContext, x: Any, w: Any, windows: Windows) -> Any:
-    xp, (first, *rest) = ctx.xp, range(windows.rank)
-    x = xp.pad(x, [(0, 0), (windows.begin[0], windows.overhang[0]), *[(0, 0)] * (windows.rank)])
-    flat = Windows(*(tuple(field[i] for i in rest) for field in (
-        windows.size, windows.kernel, windows.strides, windows.dilations, windows.begin, windows.end, windows.out
-    )))  # fmt: skip
-    n, depth, total = x.shape[0], windows.out[first], None
-    for tap in range(windows.kernel[first]):
-        part = x[:, windows.span(first, tap)]
+    xp, flat = ctx.xp, plane(windows)
+    sides = [(0, 0, 0), (windows.begin[0], windows.overhang[0], 0), *[(0, 0, 0)] * windows.rank]
+    x = ctx.lax.pad(x, xp.zeros((), x.dtype), sides)
+    n, depth, total = x.shape[0], windows.out[0], None
+    for tap in range(windows.kernel[0]):
+        part = x[:, windows.span(0, tap)]
         part = xp.reshape(part, (n * depth, *part.shape[2:]))
-        y = _xla(ctx, part, w[tap], flat, 1, _channels_last(ctx, part.ndim))
+        y = _xla(ctx, part, w[tap], flat, 1, channels_last(ctx, part.ndim))
         total = y if total is None else total + y
     assert total is not None
     return xp.reshape(total, (n, depth, *total.shape[1:]))
 
 
-@layout("ConvTranspose", 1)
-def _transposed_filter(node: Node, kind: str) -> Layout | None:
-    groups = int(node.attributes.get("group", 1))  # type: ignore[arg-type]
-
-    def make(xp: Any, w: Any) -> Any:  # I O/g * -> (flipped *) I/g O
-        rank = w.ndim
-        w = xp.flip(w, tuple(range(2, rank)))
-        w = xp.reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
-        w = xp.transpose(w, (*range(3, rank + 1), 1, 0, 2))
-        return xp.reshape(w, (*w.shape[: rank - 1], -1))
-
-    return Layout(f"flip{groups}", make)
-
-
-@xla_kernel("ConvTranspose")
-def conv_transpose(ctx: XlaContext, x: Any, w: Any, bias: Any = None) -> Any:
-    """ConvTranspose as the correlation of the input, spread by its strides, with the flipped filter."""
-    shape, groups, dtype = _static_shape(ctx.node, 1), int(ctx.attr("group", 1)), x.dtype
-    if x.ndim < 3 or 0 in x.shape or 0 in shape:
-        return _portable(ctx, x, w, bias)
-    xp, rank = ctx.xp, x.ndim - 2
-    out = ctx.node.outputs[0]
-    assert out is not None
-    assert out.shape is not None
-    strides, dilations = (spatial_attribute(ctx, name, rank, 1) for name in ("strides", "dilations"))
-    reach = [(k - 1) * d for k, d in zip(shape[2:], dilations, strict=True)]
-    pads = []
-    for i, begin in enumerate(_crop(ctx, x.shape[2:], shape[2:], strides, dilations)):
-        spread = (x.shape[2 + i] - 1) * strides[i] + 1
-        low = reach[i] - begin
-        pads.append((low, int(out.shape[2 + i]) + reach[i] - spread - low))  # type: ignore[arg-type]
-    to = wide(np.dtype(dtype))
-    x = xp.transpose(x.astype(to), (0, *range(2, rank + 2), 1))
-    y = ctx.lax.conv_general_dilated(
-        x,
-        ctx.in_layout(1, w).astype(to),
-        (1,) * rank,
-        pads,
-        lhs_dilation=strides,
-        rhs_dilation=dilations,
-        dimension_numbers=_channels_last(ctx, rank + 2),
-        feature_group_count=groups,
-        precision=ctx.lax.Precision.HIGHEST,
-    )
-    if bias is not None:
-        y = y + bias.astype(to)
-    return narrow(xp.transpose(y, (0, rank + 1, *range(1, rank + 1))), dtype)
-
-
-def _crop(
-    ctx: XlaContext, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> list[int]:
-    """How much the padding takes off the beginning of each axis of the full result (ONNX: ConvTranspose)."""
-    rank = len(size)
-    auto_pad = ctx.attr("auto_pad", "NOTSET") or "NOTSET"
-    extra = spatial_attribute(ctx, "output_padding", rank, 0)
-    wanted = ctx.attr("output_shape")
-    if wanted:
-        target = [int(d) for d in wanted][-rank:]
-    elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        target = [n * s for n, s in zip(size, strides, strict=True)]
-    elif auto_pad == "VALID":
-        return [0] * rank
-    else:
-        return [int(p) for p in (ctx.attr("pads") or (0,) * (2 * rank))[:rank]]
-    crops = []
-    for i in range(rank):
-        full = (size[i] - 1) * strides[i] + (kernel[i] - 1) * dilations[i] + 1
-        total = max(0, full + extra[i] - target[i])
-        crops.append(total // 2 if auto_pad == "SAME_UPPER" else total - total // 2)
-    return crops
+def plane(windows: Windows) -> Windows:
+    """The windows without their first axis."""
+    return Windows(*(field[1:] for field in (
+        windows.size, windows.kernel, windows.strides, windows.dilations, windows.begin, windows.end, windows.out
+    )))  # fmt: skip

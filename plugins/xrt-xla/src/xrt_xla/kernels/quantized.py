@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels import find_kernel
 from xrt_core.kernels.quantization import plain, quantize
 from xrt_core.kernels.windows import windows_of
-from xrt_xla.kernels.context import XlaContext, xla_kernel
+from xrt_xla.kernels.context import XlaContext, portable, xla_kernel
 from xrt_xla.kernels.convolution import convolve, filter_layout, form_of
 
 _EIGHT_BIT = (np.dtype(np.int8), np.dtype(np.uint8))
@@ -58,17 +57,11 @@ def _fits(a: Any, b: Any) -> bool:
     return a.ndim >= 2 and b.ndim >= 2 and a.dtype in _EIGHT_BIT and b.dtype in _EIGHT_BIT
 
 
-def _portable(ctx: XlaContext, *inputs: Any) -> Any:
-    kernel = find_kernel(ctx.node.domain, ctx.node.op_type)
-    assert kernel is not None
-    return kernel.function(ctx, *inputs)
-
-
 @xla_kernel("MatMulInteger", train=False)
 def matmul_integer(ctx: XlaContext, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
     """Product of 8-bit matrices in int32."""
     if not _fits(a, b):
-        return _portable(ctx, a, b, a_zero, b_zero)
+        return portable(ctx, a, b, a_zero, b_zero)
     return integer_product(ctx.xp, a, b, a_zero, b_zero)
 
 
@@ -78,7 +71,7 @@ def qlinear_matmul(
 ) -> Any:
     """Product of quantised 8-bit matrices, quantised again."""
     if not _fits(a, b):
-        return _portable(ctx, a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero)
+        return portable(ctx, a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero)
     xp = ctx.xp
     product = integer_product(xp, a, b, a_zero, b_zero)
     a_scale, b_scale, y_scale = (s.astype(np.float32) for s in (a_scale, b_scale, y_scale))
@@ -108,7 +101,7 @@ def _integer_convolution(ctx: XlaContext, x: Any, x_zero: Any, w: Any, w_zero: A
 def conv_integer(ctx: XlaContext, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None) -> Any:
     """Convolution of 8-bit integers in int32."""
     if 0 in x.shape or 0 in w.shape:
-        return _portable(ctx, x, w, x_zero, w_zero)
+        return portable(ctx, x, w, x_zero, w_zero)
     return _integer_convolution(ctx, x, x_zero, w, w_zero)
 
 
@@ -119,7 +112,7 @@ def qlinear_conv(
 ) -> Any:  # fmt: skip
     """Convolution of quantised 8-bit integers, quantised again; the bias is int32 at scale x_scale * w_scale."""
     if 0 in x.shape or 0 in w.shape:
-        return _portable(ctx, x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias)
+        return portable(ctx, x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias)
     xp, channel = ctx.xp, (-1,) + (1,) * (x.ndim - 2)
     sums = _integer_convolution(ctx, x, x_zero, w, w_zero)
     if bias is not None:

@@ -1,0 +1,137 @@
+"""A Function on its way to XLA: what is known beforehand, and the constants that it takes as arguments. Without JAX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xrt_core.engine.contract import Function, InputOutputAlias
+from xrt_core.engine.op_kernels import OpKernel, op_kernels
+from xrt_core.errors import CompileError
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.kernels import OpContext, find_kernel
+from xrt_xla.kernels.context import Layout, layout_of
+
+FOLD_BYTES: Final = 16384
+"""Constants up to this size go into the program, where XLA simplifies with them; larger ones are laid out once and
+stay arguments on the device: compilation does not see them, and they are held once."""
+
+_GROWTH: Final = 4
+"""Nodes of constants are computed when the executable is built if that grows their bytes at most so much (int8 weights
+become float32 ones)."""
+
+_RANDOM: Final = frozenset(("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"))
+
+
+def program_order(outputs: int, aliases: Sequence[InputOutputAlias]) -> list[int]:
+    """The order in which a program returns its outputs: aliased ones first, by the input they share storage with.
+
+    JAX gives a donated buffer to the first output of its type, so this order makes it the right one.
+    """
+    first = [a.output for a in sorted(aliases, key=lambda a: a.input)]
+    return first + [i for i in range(outputs) if i not in first]
+
+
+class Step(NamedTuple):
+    """A node to trace.
+
+    sources: where its inputs come from: a Value, a weight's index, an array, None. known: for each input its value
+    where it is a constant. laid_out: indices of inputs that come in the form that the kernel asked for.
+    """
+
+    node: Node
+    entry: OpKernel
+    sources: list[Any]
+    known: tuple[np.ndarray | None, ...]
+    laid_out: frozenset[int]
+
+
+class Program:
+    """The steps of a Function, and the constants that its program takes as arguments after its entries.
+
+    Nodes of constants only (a weight's DequantizeLinear, say) are computed here, once, unless that grows them much.
+    """
+
+    def __init__(self, function: Function, kind: str, fold: int) -> None:
+        self.weights: list[np.ndarray] = []
+        self._kind = kind
+        self._fold = fold
+        self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
+        self._derived: dict[Value, np.ndarray] = {}
+        self.steps = [step for node in function.body.nodes if (step := self._step(node)) is not None]
+
+    def known(self, value: Value | None) -> np.ndarray | None:
+        """The value of a constant, or of what was computed from constants here."""
+        if value is None:
+            return None
+        return value.data if value.data is not None else self._derived.get(value)
+
+    def _step(self, node: Node) -> Step | None:
+        """None for a node that was computed here."""
+        entry = op_kernels.find("xla", node.domain, node.op_type)
+        if entry is None:
+            raise CompileError(f"xla: no kernel for {describe(node)}")
+        known = tuple(self.known(v) for v in node.inputs)
+        if self._derive(node, known):
+            return None
+        sources: list[Any] = []
+        laid_out = set()
+        for i, (v, data) in enumerate(zip(node.inputs, known, strict=True)):
+            if data is None:
+                sources.append(v)
+                continue
+            if i in entry.static:
+                sources.append(data)
+                continue
+            layout = layout_of(node, i, self._kind)
+            if layout is not None:
+                laid_out.add(i)
+            if data.nbytes <= self._fold:
+                sources.append(data if layout is None else layout.make(np, data))
+            else:
+                sources.append(self._weight(data, layout))
+        return Step(node, entry, sources, known, frozenset(laid_out))
+
+    def _weight(self, data: np.ndarray, layout: Layout | None) -> int:
+        key = (id(data), "" if layout is None else layout.name)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = len(self.weights)
+            self.weights.append(data if layout is None else layout.make(np, data))
+        return slot
+
+    def _derive(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
+        """Compute a node of constants with NumPy, if it is one and its results are not much larger."""
+        given = [x for x, v in zip(known, node.inputs, strict=True) if v is not None]
+        portable = find_kernel(node.domain, node.op_type)
+        if not given or portable is None or node.op_type in _RANDOM or any(x is None for x in given):
+            return False
+        size = 0
+        for v in node.outputs:
+            if v is not None and isinstance(v.type, TensorType) and v.type.dtype is not None:
+                size += _elements(v.type) * v.type.dtype.itemsize
+        if size > max(_GROWTH * sum(x.nbytes for x in given if x is not None), self._fold):
+            return False
+        try:
+            with np.errstate(all="ignore"):
+                results = portable.function(OpContext(node, np), *known)
+        except Exception:  # not computable here: the traced form decides, and names the node
+            return False
+        for v, r in zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=False):
+            if v is not None and r is not None:
+                self._derived[v] = np.asarray(r)
+        return True
+
+
+def describe(node: Node) -> str:
+    """A node, for messages."""
+    source = node.annotations.source
+    return f"node {node.name!r} ({node.operator}-{node.version})" + (f" from {source}" if source else "")
+
+
+def _elements(t: TensorType) -> int:
+    return math.prod(d for d in t.shape or () if isinstance(d, int))

@@ -1,0 +1,87 @@
+"""Tracing: a Function's program as one Python callable for JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.engine.contract import Function, Parameter
+from xrt_core.errors import CompileError, XRTError
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.types import TensorType, dtype_name
+from xrt_xla._toolkit import jnp, lax
+from xrt_xla.kernels.context import XlaContext
+from xrt_xla.program import Program, describe
+
+
+class Traced:
+    """The Function as a Python callable for JAX. order: in which its results are returned."""
+
+    def __init__(
+        self, function: Function, program: Program, returns: Sequence[Parameter], order: Sequence[int], kind: str
+    ) -> None:
+        self._function = function
+        self._program = program
+        self._returns = [(function.body.outputs[i], returns[i]) for i in order]
+        self._kind = kind
+
+    def xrt_program(self, *arguments: Any) -> tuple[Any, ...]:
+        """Trace: entries first, then the weights."""
+        body = self._function.body
+        count = len(body.inputs)
+        weights = arguments[count:]
+        values: dict[Value, Any] = dict(zip(body.inputs, arguments, strict=False))
+        for node, entry, sources, known, laid_out in self._program.steps:
+            ctx = XlaContext(node, jnp, lax, self._kind, known, laid_out)
+            inputs = []
+            for i, source in enumerate(sources):
+                if type(source) is int:
+                    inputs.append(weights[source])
+                elif isinstance(source, np.ndarray):
+                    inputs.append(source if i in entry.static else jnp.asarray(source))
+                else:
+                    inputs.append(None if source is None else values[source])
+            try:
+                results = entry.function(ctx, *inputs)
+            except XRTError as e:
+                raise CompileError(f"xla: {describe(node)} does not trace: {e}") from e
+            except Exception as e:
+                raise CompileError(f"xla: {describe(node)} does not trace: {type(e).__name__}: {first_lines(e)}") from e
+            if not isinstance(results, tuple):
+                results = (results,)
+            for i, v in enumerate(node.outputs):
+                if v is not None:
+                    values[v] = _checked(results, i, v, node)
+        return tuple(self._result(values, v, p) for v, p in self._returns)
+
+    def _result(self, values: dict[Value, Any], value: Value, expected: Parameter) -> Any:
+        data = self._program.known(value)
+        got = values[value] if data is None else jnp.asarray(data)
+        if got.dtype != expected.dtype or got.shape != expected.shape:
+            raise CompileError(
+                f"xla: function {self._function.name!r} computes {expected.name!r} as "
+                f"{dtype_name(np.dtype(got.dtype))}{list(got.shape)}, but it is declared as {expected.type}"
+            )
+        return got
+
+
+def _checked(results: tuple[Any, ...], index: int, value: Value, node: Node) -> Any:
+    """Result `index` as an array, held against the type that inference found."""
+    got = results[index] if index < len(results) else None
+    if got is None:
+        raise CompileError(f"xla: the kernel gave no output {index} for {describe(node)}")
+    got = jnp.asarray(got)
+    t = value.type
+    if isinstance(t, TensorType) and t.is_static and (got.dtype != t.dtype or got.shape != t.shape):
+        raise CompileError(
+            f"xla: output {index} of {describe(node)} came out as {dtype_name(np.dtype(got.dtype))}{list(got.shape)}, "
+            f"but its type is {t}"
+        )
+    return got
+
+
+def first_lines(error: BaseException) -> str:
+    """The head of what XLA says."""
+    return "\n".join(str(error).strip().splitlines()[:6])

@@ -1,0 +1,83 @@
+"""The serialised form of executables: what goes in comes out, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xrt_core.engine.blob import pack, parameters_of, rows_of, unpack
+from xrt_core.engine.contract import Parameter
+from xrt_core.engine.processor import instruction_set
+from xrt_core.errors import CompileError
+
+MAGIC = b"XRTTEST\n"
+plain = st.dictionaries(st.text(max_size=4).filter(lambda k: k != "parts"), st.integers() | st.text() | st.none())
+HEADER = {"for": "here", "n": [1, 2]}
+BLOB = pack(MAGIC, HEADER, (b"one", b"", b"three"))
+
+
+@given(plain, st.lists(st.binary(max_size=20), max_size=4))
+def test_what_is_packed_comes_back(header: dict[str, object], parts: list[bytes]) -> None:
+    """Whatever the header says, and however many parts there are, empty ones too."""
+    assert unpack(MAGIC, pack(MAGIC, header, parts), "acme") == (header, parts)
+
+
+@pytest.mark.parametrize("size", range(len(BLOB)))
+def test_what_is_cut_is_an_error(size: int) -> None:
+    """At every byte."""
+    with pytest.raises(CompileError, match=r"acme: .*(not a serialised|damaged|should have)"):
+        unpack(MAGIC, BLOB[:size], "acme")
+
+
+def written(header: object) -> bytes:
+    """A blob with this for a header, whatever it is."""
+    text = json.dumps(header).encode()
+    return MAGIC + struct.pack("<Q", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    ("blob", "reason"),
+    [
+        (b"XRTELSE\n" + BLOB[8:], "not a serialised executable of this package"),
+        (BLOB + b"x", f"of {len(BLOB) + 1} bytes should have {len(BLOB)}"),
+        (written([1]), "damaged: TypeError"),
+        (written({}), "damaged: KeyError"),
+        (written({"parts": "x"}), "damaged: ValueError"),
+        (written({"parts": [-1, 1]}), "should have"),
+        (MAGIC + struct.pack("<Q", 1 << 60) + b"{}", "damaged: KeyError"),
+    ],
+    ids=["foreign", "longer", "a list", "no parts", "words", "negative", "a length beyond the end"],
+)
+def test_what_is_damaged_is_an_error(blob: bytes, reason: str) -> None:
+    """With what is wrong; never another exception."""
+    with pytest.raises(CompileError, match=reason):
+        unpack(MAGIC, blob, "acme")
+
+
+def test_what_was_made_elsewhere_is_an_error() -> None:
+    """Both names are said."""
+    assert unpack(MAGIC, BLOB, "acme", "here")[0] == HEADER
+    with pytest.raises(CompileError, match="acme: the executable was made for 'here'; here is 'there'"):
+        unpack(MAGIC, BLOB, "acme", "there")
+
+
+def test_parameters_as_rows() -> None:
+    """Dtypes that NumPy does not have included, by way of JSON."""
+    given = [Parameter("x", np.dtype(ml_dtypes.bfloat16), (2, 3)), Parameter("s", np.dtype(np.int64), ())]
+    assert parameters_of(json.loads(json.dumps(rows_of(given)))) == given
+
+
+def test_the_instruction_set_is_the_machine_s() -> None:
+    """The same in every process."""
+    code = "from xrt_core.engine.processor import instruction_set; print(instruction_set())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == instruction_set()
+    assert len(instruction_set()) == 16

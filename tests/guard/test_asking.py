@@ -1,0 +1,227 @@
+"""Engines asked in a child: their answers are those they give here, and who ends the child is left out."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.guard import engines as tested
+from tests.guard.guarded import chain, fallbacks, heard, leftovers, module, registered
+from tests.random_graphs import F32, graph_of, ints, node
+from xrt_core.engine import engines
+from xrt_core.guard import leaving
+from xrt_core.guard.asking import Asker, about, asked
+from xrt_core.guard.desk import Desk
+from xrt_core.guard.limits import TooLong
+from xrt_core.guard.pool import Slot, WorkerFailure
+from xrt_core.guard.settings import GuardSettings
+from xrt_core.guard.verdicts import forget_all
+from xrt_core.ir.graph import Value
+from xrt_core.ir.types import TensorType
+from xrt_core.options import resolve
+from xrt_core.testing.stage_faults import STAGE_FAULTS
+
+_settings = GuardSettings.of(resolve({"guard": True, "guard_timeout": 20.0}))
+assert _settings is not None
+SETTINGS = _settings
+
+
+@pytest.fixture(autouse=True)
+def _alone(own_cache: pathlib.Path) -> Iterator[None]:
+    forget_all()
+    with registered(*tested.ALL):
+        yield
+    forget_all()
+
+
+@pytest.fixture
+def slot() -> Iterator[Slot]:
+    """A child of this thread."""
+    made = Slot()
+    yield made
+    made.kill()
+    assert leftovers() == []
+
+
+def test_answers_are_those_given_here(slot: Slot) -> None:
+    """Node by node, with the reasons; nodes that do not touch, and constants, arrive as they are."""
+    x, y = Value("x", TensorType(F32, (3, 3))), Value("y", TensorType(F32, (3, 3)))
+    made = [Value(n, TensorType(F32, (3, 3))) for n in "abcd"]
+    shaped = Value("s", TensorType(F32, (9,)))
+    nodes = [
+        node("MatMul", [x, y], [made[0]]), node("Add", [made[0], y], [made[1]]),
+        node("Reshape", [made[1], ints(9)], [shaped]), node("MatMul", [y, y], [made[2]]),
+    ]  # fmt: skip
+    graph = graph_of([x, y], [shaped, made[2]], nodes)
+    both = [(engines.get(name), "cpu") for name in ("picky", "plain")]
+    found = Asker(slot, SETTINGS).supports(about([*nodes[:1], *nodes[2:]], graph), both, "inference")
+    for engine, device in both:
+        said = [asked(engine, n, device, "inference")[0] for n in (nodes[0], nodes[2], nodes[3])]
+        assert list(found[engine.name].supports) == said
+        assert found[engine.name].fault == ""
+    assert [s.ok for s in found["picky"].supports] == [True, False, True]
+
+
+def test_who_ends_the_child_says_nothing_and_the_others_do(slot: Slot) -> None:
+    """One child is lost for it; the log and the exit code come along."""
+    function = about(list(chain()[0].nodes), chain()[0])
+    with registered(STAGE_FAULTS["supports_crashes"], STAGE_FAULTS["supports_raises"]):
+        names = ("supports_crashes", "plain", "supports_raises")
+        found = Asker(slot, SETTINGS).supports(function, [(engines.get(n), "cpu") for n in names], "inference")
+    lost = found["supports_crashes"].failure
+    assert lost is not None
+    assert (lost.kind, lost.exit_code) == ("crashed", -6)
+    assert "Fatal Python error: Aborted" in lost.log
+    assert [s.ok for s in found["plain"].supports] == [True] * 3
+    assert "a fault was planted here" in found["supports_raises"].fault
+    assert not any(s.ok for s in found["supports_raises"].supports)
+
+
+def test_probing(slot: Slot) -> None:
+    """Who raises is no danger, who exits is; an unknown name is for somebody else to complain about."""
+    with registered(STAGE_FAULTS["probe_exits"], STAGE_FAULTS["probe_raises"]):
+        failed = Asker(slot, SETTINGS).probe(["plain", "probe_exits", "probe_raises", "nobody"])
+    assert list(failed) == ["probe_exits"]
+    assert failed["probe_exits"].exit_code == 3
+
+
+def test_what_no_child_can_have_is_asked_here(slot: Slot) -> None:
+    """An engine that cannot be imported there has no answer, and nobody is blamed."""
+
+    class Local(tested.Plain):
+        name = "local_asked"
+
+    function = about(list(chain()[0].nodes), chain()[0])
+    with registered(Local):
+        assert Asker(slot, SETTINGS).supports(function, [(engines.get("local_asked"), "cpu")], "inference") == {}
+        assert Asker(slot, SETTINGS).probe(["local_asked"]) == {}
+
+
+def test_nobody_wants_to_know(slot: Slot) -> None:
+    """Then no child is started for it."""
+    assert Asker(slot, SETTINGS, lambda: False).probe(["plain"])["plain"].kind == "closed"
+    assert slot._worker is None
+
+
+# --- in a module -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_partition_is_asked_for_in_the_child(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is planned, this process asks the engine nothing; a caller who waits anyway waits for the child too."""
+    asking: list[str] = []
+
+    def spy(*given: object) -> object:
+        asking.append(threading.current_thread().name)
+        return asked(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("xrt_core.pipeline.candidates.asked", spy)
+    graph, x, want = chain()
+    with module(graph, "plain", guard_tune=False, guard_async=asynchronous) as m:
+        np.testing.assert_array_equal(m(x), want)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        assert m.report().clusters[0]["state"] == "live"
+        assert asking == []
+        m.partitioned({"x": x})
+        assert bool(asking) is asynchronous  # nobody waits in a queue for it
+
+
+def test_a_module_without_the_engine_that_crashed() -> None:
+    """It is asked once, not again for the next signature; the other engine has the nodes; the reason is told."""
+    value, square = Value("v", TensorType(F32, (None,))), Value("w")
+    graph = graph_of([value], [square], [node("Mul", [value, value], [square])], "square")
+    with registered(STAGE_FAULTS["supports_crashes"]), heard() as events:
+        with module(graph, ["supports_crashes", "plain"], guard_tune=False) as m:
+            for n in (2, 3):
+                v = np.arange(n, dtype=np.float32)
+                np.testing.assert_array_equal(m(v), v * v)
+                assert m.wait(60)
+            assert [(c["engine"], c["state"]) for c in m.report().clusters] == [("plain", "live")] * 2
+        (event,) = [e for e in events if e.name == "guard.fallback"]
+        assert event.fields["engine"] == "supports_crashes"
+        assert event.fields["exit_code"] == -6
+        assert "Aborted" in event.fields["log"]
+        assert "is left out" in event.fields["error"]
+        with module(graph, "supports_crashes", guard_tune=False) as m:
+            np.testing.assert_array_equal(m(v), v * v)
+            assert m.wait(60)
+            assert "supports_crashes was left out: crashed" in str(m.explain({"v": v}))
+    assert fallbacks(events) == [("supports", "crashed")] * 2
+
+
+# --- the desk --------------------------------------------------------------------------------------------------------
+
+
+def test_the_desk_serves_from_the_thread_that_lasts(slot: Slot) -> None:
+    """A child that one planning thread caused is there for the next one."""
+    pids = []
+    for _ in range(2):
+        desk = Desk(slot)
+        desk.serve(20.0, lambda desk=desk: pids.append(Asker(desk, SETTINGS).probe(["plain"])))  # type: ignore[misc]
+        assert slot._worker is not None
+        pids.append(slot._worker.pid)
+        time.sleep(0.1)
+    assert pids[0] == pids[2] == {}
+    assert pids[1] == pids[3]
+
+
+def test_the_desk_has_a_limit(slot: Slot) -> None:
+    """Who comes back after it finds nobody, and its errors are raised by who serves."""
+    go, late = threading.Event(), []
+
+    def hangs() -> None:
+        go.wait(30)
+        try:
+            desk.run({}, 1.0, 0, lambda stage: None)
+        except WorkerFailure as e:
+            late.append(e.kind)
+
+    desk = Desk(slot)
+    with pytest.raises(TooLong, match=r"0\.1 s"):
+        desk.serve(0.1, hangs)
+    go.set()
+    until = time.monotonic() + 10
+    while not late and time.monotonic() < until:
+        time.sleep(0.05)
+    assert late == ["closed"]
+    with pytest.raises(ZeroDivisionError):
+        Desk(slot).serve(5.0, lambda: 1 // 0)  # type: ignore[arg-type]
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_waits_for_a_library_and_not_for_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one that is inside until it is out, within the limit; a thread that waits for a child is not inside."""
+    monkeypatch.setattr(leaving, "_begun", False)
+    monkeypatch.setattr(leaving, "_LIMIT", 0.2)
+    entered, go = threading.Event(), threading.Event()
+
+    def inside() -> None:
+        with leaving.within_library():
+            entered.set()
+            go.wait(30)
+
+    t = threading.Thread(target=inside, daemon=True)
+    t.start()
+    entered.wait(10)
+    start = time.monotonic()
+    leaving._leave()
+    assert 0.15 < time.monotonic() - start < 10
+    with pytest.raises(leaving.Leaving), leaving.within_library():
+        raise AssertionError("nobody goes in any more")
+    go.set()
+    t.join(10)
+    monkeypatch.setattr(leaving, "_begun", False)
+    monkeypatch.setattr(leaving, "_LIMIT", 30.0)
+    start = time.monotonic()
+    with pytest.raises(leaving.Leaving), leaving.within_library(), leaving.outside_library():
+        leaving._leave()
+    assert time.monotonic() - start < 10
+    assert leaving._inside == 0

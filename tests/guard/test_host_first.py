@@ -1,0 +1,419 @@
+"""The asynchronous guard before its clusters: the host answers, engines are asked beside the caller."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tests.guard import engines as tested
+from tests.guard.guarded import chain, fallbacks, heard, module, registered
+from tests.random_graphs import F32, graph_of, node
+from xrt_core import ops
+from xrt_core.engine.contract import EngineStatus, Phase, Support
+from xrt_core.errors import EngineError, XRTError
+from xrt_core.guard import planning
+from xrt_core.guard.verdicts import forget_all
+from xrt_core.ir.annotations import Annotations
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.module import XRTModule
+from xrt_core.pipeline import FirstPlan
+from xrt_core.steps import register_pass, unregister_pass
+from xrt_core.testing.processes import run_python
+
+ALONE = {"guard_tune": False, "guard_sandbox": False}
+
+
+class Asked(tested.Plain):
+    """Notes who asks it what, and may be slow, broken or hanging about it."""
+
+    name = "asked"
+    asked: ClassVar[list[tuple[str, str]]] = []
+    before: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)
+
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        self.asked.append((node.op_type, threading.current_thread().name))
+        type(self).before()
+        return super().supports(node, device, phase)
+
+
+@pytest.fixture(autouse=True)
+def _alone(own_cache: pathlib.Path) -> Iterator[None]:
+    forget_all()
+    Asked.asked = []
+    Asked.before = staticmethod(lambda: None)
+    with registered(*tested.ALL, Asked):
+        yield
+    forget_all()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Nothing begins beside callers until this is called."""
+    go = threading.Event()
+    begin = planning.Planning._submit
+
+    def submit(*given: Any) -> None:
+        go.wait(30)
+        begin(*given)
+
+    monkeypatch.setattr(planning.Planning, "_submit", submit)
+    yield go.set
+    go.set()
+
+
+# --- the first answer ------------------------------------------------------------------------------------------------
+
+UNTOUCHED = """
+    import sys
+    import numpy as np
+    from xrt_core.guard import planning
+    from xrt_core.module import XRTModule
+    from xrt_core.testing import functions
+    planning._MOMENT = 3600.0
+    function, x = functions.chain()
+    m = XRTModule(function.body, engine={engine!r}, guard=True)
+    assert np.array_equal(m(x), XRTModule(function.body, engine="host")(x))
+    assert len(m.report().planning) == 1
+    touched = {{n.partition(".")[0] for n in sys.modules}}
+    touched &= {{"jax", "onnxruntime", "openvino", "xrt_xla", "xrt_onnxruntime", "xrt_openvino", "xrt_tensorrt"}}
+    assert not touched, touched
+    assert "xrt_core.guard.guard" not in sys.modules
+    assert "not asked yet" in repr(m)
+"""
+
+
+@pytest.mark.parametrize("engine", ["auto", None])
+def test_the_first_answer_touches_no_engine(engine: str | None) -> None:
+    """Neither making the module nor its first call imports or asks one, nor the guard's machinery."""
+    run_python(UNTOUCHED.format(engine=engine))
+
+
+def test_the_first_plan_is_the_hosts(held: Callable[[], None]) -> None:
+    """Step for step that of engine="host", and nobody has asked the engine, whose name was given."""
+    graph, x, want = chain()
+    host = XRTModule(graph, engine="host")
+    host(x)
+    with module(graph, "asked", **ALONE) as m:
+        np.testing.assert_array_equal(m(x), want)
+        first, plain = m._source.caller.last, host._source.caller.last  # type: ignore[union-attr]
+        assert isinstance(first, FirstPlan)
+        assert first.as_text() == plain.as_text()  # type: ignore[union-attr]
+        assert Asked.asked == []
+        assert m.report().clusters == ()
+        assert "the host answers, waiting for engines" in m.report().as_text()
+        assert not m.wait(0.01)
+        held()
+        assert m.wait(60)
+        assert m.report().planning == ()
+        np.testing.assert_array_equal(m(x), want)
+        assert not isinstance(m._source.caller.last, FirstPlan)  # type: ignore[union-attr]
+        assert m.report().clusters[0]["state"] == "live"
+    assert all(thread.startswith("xrt-") for _, thread in Asked.asked)
+
+
+def test_calls_of_the_first_plan_count() -> None:
+    """The report has them as the cluster's calls that the host answered."""
+    graph, x, _ = chain()
+    go = threading.Event()
+    Asked.before = staticmethod(lambda: go.wait(30))
+    with module(graph, "asked", **ALONE) as m:
+        for _ in range(5):
+            m(x)
+        go.set()
+        assert m.wait(60)
+        m(x)
+        (cluster,) = m.report().clusters
+        assert (cluster["calls"], cluster["host_calls"]) == (6, 5)
+
+
+def test_other_families_of_arrays_are_bound_anew() -> None:
+    """A torch caller has torch results before and after the plans were swapped."""
+    torch = pytest.importorskip("torch")
+    graph, x, want = chain()
+    with module(graph, "asked", **ALONE) as m:
+        for _ in range(3):
+            found = m(torch.from_numpy(x))
+            assert isinstance(found, torch.Tensor)
+            np.testing.assert_array_equal(found.numpy(), want)
+            np.testing.assert_array_equal(m(x), want)
+            assert m.wait(60)
+
+
+# --- what stays synchronous ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ask", ["prepare", "explain", "partitioned", "save"])
+@pytest.mark.parametrize("called", [False, True])
+def test_who_needs_the_engines_has_them_at_once(
+    ask: str, called: bool, held: Callable[[], None], tmp_path: pathlib.Path
+) -> None:
+    """Whatever waits beside the caller; and a call after it finds the plan with engines."""
+    graph, x, want = chain()
+    m = module(graph, "asked", **ALONE)
+    if called:
+        m(x)
+    if ask == "prepare":
+        m.prepare({"x": x})
+    elif ask == "explain":
+        assert [c.engine for c in m.explain({"x": x}).report.clusters] == ["asked"]
+    elif ask == "partitioned":
+        assert [n.op_type for n in m.partitioned({"x": x}).nodes] == ["EngineInputConvert", "Launch"]
+    else:
+        m.prepare({"x": x})
+        held()
+        assert m.wait(60)
+        m.save(tmp_path / "m.xrt")
+        assert XRTModule.load(tmp_path / "m.xrt").report().clusters[0]["state"] == "live"
+    held()
+    np.testing.assert_array_equal(m(x), want)
+    assert m.wait(60)
+    np.testing.assert_array_equal(m(x), want)
+    (cluster,) = m.report().clusters
+    assert cluster["state"] == "live"
+    assert Counter(op for op, _ in Asked.asked)["MatMul"] <= 8
+    m.close()
+
+
+def test_explain_after_a_call_tells_of_the_engines() -> None:
+    """Without inputs too, where the last plan is the host's."""
+    graph, x, _ = chain()
+    with module(graph, "asked", **ALONE) as m:
+        m(x)
+        assert [c.engine for c in m.explain().report.clusters] == ["asked"]
+
+
+def test_a_mark_that_cannot_be_obeyed_reaches_the_caller() -> None:
+    """At the first call, with the node's name and the reason."""
+    x, y = Value("x", TensorType(F32, (2,))), Value("y")
+    pinned = Node("Mul", [x, x], [y], version=14, name="it", annotations=Annotations(engine="picky", region="r"))
+    with module(graph_of([x], [y], [pinned]), "picky", **ALONE) as m:
+        with pytest.raises(XRTError, match="it.*products only"):
+            m(np.ones(2, np.float32))
+        assert m.report().planning == ()
+
+
+def test_an_engine_that_cannot_be_used_is_an_error_when_it_is_named() -> None:
+    """When the module is made, as without a guard; in "auto" it only does not take part."""
+
+    class Absent(tested.Plain):
+        name = "absent"
+
+        def probe(self) -> EngineStatus:
+            return EngineStatus(False, (), "", "it is not here", "bring it")
+
+    graph, x, want = chain()
+    with registered(Absent):
+        with pytest.raises(EngineError, match="it is not here"):
+            module(graph, "absent")
+        with module(graph, "auto", **ALONE) as m:
+            np.testing.assert_array_equal(m(x), want)
+            assert "absent" not in m.engines
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_hangs_when_it_is_asked() -> None:
+    """One event; the host stays; the module waits no longer than its limit, and closes at once."""
+    go = threading.Event()
+    Asked.before = staticmethod(lambda: go.wait(60))
+    graph, x, want = chain()
+    with heard() as events, module(graph, "asked", **{**ALONE, "guard_timeout": 1.0}) as m:
+        start = time.monotonic()
+        np.testing.assert_array_equal(m(x), want)
+        assert m.wait(30)
+        np.testing.assert_array_equal(m(x), want)
+        assert m.wait(30)
+        assert time.monotonic() - start < 20
+        (row,) = m.report().planning
+        assert (row["state"], row["reason"].partition(":")[0]) == ("failed", "hung")
+        assert "planning it with engines failed (hung" in m.report().as_text()
+    asked_by_then = len(Asked.asked)
+    go.set()
+    for t in threading.enumerate():
+        if t.name == "xrt-planning":
+            t.join(30)
+    assert fallbacks(events) == [("plan", "hung")]
+    assert len(Asked.asked) == asked_by_then <= 1  # it comes back, and goes on for nobody
+
+
+def test_planning_that_fails_is_tried_again() -> None:
+    """By a call after the wait; then the engine has it."""
+    broken = True
+
+    def breaks_launches(graph: Graph) -> Graph:
+        if broken and any(n.op_type == "Launch" for n in graph.nodes):
+            raise RuntimeError("no launches today")
+        return graph
+
+    register_pass(breaks_launches, name="breaks_launches", stage="engines", after="subblock_to_engine")
+    try:
+        graph, x, want = chain()
+        with heard() as events, module(graph, "asked", **{**ALONE, "guard_retry": 0.05}) as m:
+            for _ in range(2):
+                np.testing.assert_array_equal(m(x), want)
+                assert m.wait(60)
+                time.sleep(0.1)
+            assert fallbacks(events) == [("plan", "raised")] * 2
+            broken = False
+            time.sleep(0.2)
+            np.testing.assert_array_equal(m(x), want)
+            assert m.wait(60)
+            assert m.report().clusters[0]["state"] == "live"
+            assert m.report().planning == ()
+    finally:
+        unregister_pass("breaks_launches")
+
+
+def test_a_module_runs_the_passes_that_there_were() -> None:
+    """Also in the plan that is made later."""
+    seen: list[str] = []
+    graph, x, want = chain()
+    with module(graph, "asked", **ALONE) as m:
+        register_pass(lambda g: seen.append("ran") or g, name="too_late")
+        try:
+            np.testing.assert_array_equal(m(x), want)
+            assert m.wait(60)
+        finally:
+            unregister_pass("too_late")
+    assert seen == []
+
+
+# --- at the same time ------------------------------------------------------------------------------------------------
+
+
+def test_many_threads_plan_once() -> None:
+    """Every one has the host's numbers, and the engine is asked about each node once for the partition."""
+    graph, x, want = chain()
+    wrong: list[int] = []
+    with module(graph, "asked", **ALONE) as m:
+
+        def call(k: int) -> None:
+            for _ in range(20):
+                if not np.array_equal(m(x), want):
+                    wrong.append(k)
+
+        threads = [threading.Thread(target=call, args=(k,)) for k in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(60)
+        assert m.wait(60)
+        assert len(m.events.recent("host_first")) == 1
+        assert len(m.events.recent("specialised")) == 1
+        assert len(m.report().clusters) == 1
+    assert not wrong
+
+
+def test_a_signature_that_goes_while_it_waits(held: Callable[[], None]) -> None:
+    """It is not planned for nobody; when it comes back it is."""
+    value, square = Value("v", TensorType(F32, (None,))), Value("w")
+    graph = graph_of([value], [square], [node("Mul", [value, value], [square])], "square")
+    with module(graph, "asked", cache_size=1, **ALONE) as m:
+        for n in (2, 3):
+            v = np.arange(n, dtype=np.float32)
+            np.testing.assert_array_equal(m(v), v * v)
+        assert len(m.report().planning) == 2
+        held()
+        assert m.wait(60)
+        assert len(m.events.recent("specialised")) == 1
+        v = np.arange(2, dtype=np.float32)
+        np.testing.assert_array_equal(m(v), v * v)
+        assert m.wait(60)
+        assert len(m.events.recent("specialised")) == 2
+
+
+def test_bodies_and_late_parts_are_planned_with_their_graph() -> None:
+    """After one call and a wait the clusters within an If, and behind a NonZero, are live: the call was rehearsed."""
+
+    def build(v: Any, flag: Any) -> Any:
+        picked = ops.Transpose(ops.NonZero(v))
+        branch = ops.If(flag, then_branch=lambda: ops.Mul(v, v), else_branch=lambda: ops.Add(v, v))
+        return branch, ops.Mul(picked, picked)
+
+    v, flag = np.array([1, 0, 2], np.float32), np.array(True)
+    want = XRTModule(build, engine="host")(v, flag)
+    with module(build, "asked", **ALONE) as m:
+        for found, right in zip(m(v, flag), want, strict=True):
+            np.testing.assert_array_equal(found, right)
+        assert m.wait(60)
+        before = m.report().clusters
+        assert sorted(c["operators"] for c in before) == ["Mul", "Transpose, Mul"]
+        assert {c["state"] for c in before} == {"live"}
+        for found, right in zip(m(v, flag), want, strict=True):
+            np.testing.assert_array_equal(found, right)
+        after = m.report().clusters
+        assert [c["host_calls"] for c in after] == [1] * len(after)
+        assert len(after) == len(before)
+
+
+def test_inputs_of_the_call_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is allowed: copies, so that the caller may go on with the array."""
+    from xrt_core.guard.guard import Guard
+
+    given: list[Any] = []
+    begin = Guard.begin
+
+    def spy(self: Guard, launch: Any, arrays: Any, at_once: bool = False) -> None:
+        given.append(None if arrays is None else [np.array(a) for a in arrays])
+        begin(self, launch, arrays, at_once)
+
+    monkeypatch.setattr(Guard, "begin", spy)
+    graph, x, want = chain()
+    for allowed in (False, True):
+        given.clear()
+        mine = x.copy()
+        with module(graph, "asked", guard_real_inputs=allowed, **ALONE) as m:
+            np.testing.assert_array_equal(m(mine), want)
+            mine[...] = 0
+            assert m.wait(60)
+        if allowed:
+            np.testing.assert_array_equal(given[0][0], x)
+        else:
+            assert given[0] is None
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_closing_while_it_waits(held: Callable[[], None]) -> None:
+    """Nothing is planned after that, nobody waits, and calls go on."""
+    graph, x, want = chain()
+    m = module(graph, "asked", **ALONE)
+    m(x)
+    m.close()
+    assert m.wait(0)
+    held()
+    time.sleep(0.2)
+    np.testing.assert_array_equal(m(x), want)
+    assert Asked.asked == []
+    assert m.report().clusters == ()
+
+
+LEAVES = """
+    import time
+    from xrt_core.module import XRTModule
+    from xrt_core.testing import functions
+    function, x = functions.chain()
+    m = XRTModule(function.body, engine="auto", guard=True)
+    m(x)
+    time.sleep({seconds})
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a matter of how threads end")
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_leaving_the_interpreter_while_engines_are_asked(seconds: float) -> None:
+    """It ends at once and without a complaint."""
+    start = time.monotonic()
+    assert run_python(LEAVES.format(seconds=seconds)) == ""
+    assert time.monotonic() - start < 20

@@ -1,0 +1,214 @@
+"""Planning: what is planned with engines beside the callers of one module, and how that stands.
+
+Imports little: it is there before a module's first answer, and what it needs beyond that comes after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from xrt_core.events import EventLog
+from xrt_core.guard import leaving
+from xrt_core.guard.settings import GuardSettings
+
+if TYPE_CHECKING:
+    from xrt_core.cache.disk import DiskCache
+    from xrt_core.guard.asking import Asker
+    from xrt_core.guard.pool import Slot
+    from xrt_core.guard.state import Kind
+
+_MOMENT: Final = 0.02
+"""Seconds after a first answer until anything begins, so that the caller has it, and the interpreter, to himself."""
+_LONGEST_RETRY: Final = 3600.0
+_MOST_RECORDS: Final = 256
+_here = threading.local()
+
+
+def beside_caller() -> bool:
+    """Whether this thread plans beside a caller: nobody waits for it."""
+    return getattr(_here, "asker", None) is not None
+
+
+def asker() -> Asker | None:
+    """Through whom this thread asks engines in a child; None where it doesn't plan beside a caller."""
+    return getattr(_here, "asker", None)
+
+
+def later(first: float, attempts: int) -> float:
+    """When (`time.monotonic` seconds) a failure is tried again: after `first` seconds, four times longer after each
+    attempt, at most an hour; never (infinity) for 0."""
+    return time.monotonic() + (min(first * 4.0 ** (attempts - 1), _LONGEST_RETRY) if first > 0 else float("inf"))
+
+
+def check() -> None:
+    """Raises Leaving where the interpreter is ending, or this thread plans for nobody any more."""
+    leaving.check()
+    found = asker()
+    if found is not None and not found.wanted():
+        raise leaving.Leaving("it was given up")
+
+
+class Plannable(Protocol):
+    """What can be planned with engines."""
+
+    name: str
+
+    def prepare(self, inputs: Sequence[Any] | None) -> None:
+        """Plan it."""
+
+    def postpone(self, first: float) -> None:
+        """Have it tried again."""
+
+
+class PlanningRecord:
+    """One signature that is planned beside its caller. state, reason: how it stands. since: seconds since the epoch."""
+
+    def __init__(self, plan: Plannable) -> None:
+        self.name = plan.name
+        self.plan = weakref.ref(plan)
+        self.state: Literal["waiting", "planning", "planned", "failed", "given up"] = "waiting"
+        self.reason = ""
+        self.since = time.time()
+        self.done = threading.Event()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"graph": self.name, "state": self.state, "reason": self.reason, "since": self.since}
+
+
+class Planning:
+    """Has plans made in threads of the guard's pool. engines: as the options have them, for people. disk: the cache.
+
+    closed: nothing is begun any more.
+    """
+
+    def __init__(self, settings: GuardSettings, engines: str, disk: DiskCache | None, events: EventLog) -> None:
+        self.settings = settings
+        self._disk = disk
+        self.events = events
+        self._engines = engines
+        self.closed = False
+        self._records: list[PlanningRecord] = []
+        self._lock = threading.Lock()
+
+    def begin(self, plan: Plannable, inputs: Sequence[Any] | None) -> None:
+        """Have a plan prepared beside the caller, a moment from now. It is forgotten if nobody holds it by then."""
+        record = PlanningRecord(plan)
+        with self._lock:
+            if self.closed:
+                return
+            failed = [r for r in self._records if r.state == "failed" and r.plan() not in (None, plan)]
+            under_way = [r for r in self._records if not r.done.is_set()]
+            self._records = [*failed[-_MOST_RECORDS:], *under_way, record]
+        starter = threading.Timer(_MOMENT, self._submit, (record, inputs))
+        starter.daemon = True
+        try:
+            starter.start()
+        except RuntimeError as e:  # no more threads, or the interpreter is leaving
+            self._fail(record, plan, "raised", f"no thread can be started: {e}")
+
+    def harmful(self) -> Collection[str]:
+        """Names of the engines that end a child process in which they are imported and probed; () where none can be
+        asked there."""
+        from xrt_core.engine import engines
+
+        ask = asker()
+        if ask is None or not self.settings.sandbox:
+            return ()
+        from xrt_core.guard.asking import tell
+        from xrt_core.guard.remembered import keep_harmless, probe_key, usable, was_harmless
+
+        disk, keys = usable(self._disk), {}
+        for line in engines.listing(probe=False):
+            if line.version and disk is not None:  # else it is of this process, and may be another one in the next
+                keys[line.name] = probe_key(line.name, line.package, line.version)
+        names = [n for n in engines.names() if n not in keys or disk is None or not was_harmless(keys[n], disk)]
+        failed = ask.probe(names)
+        for name in names:
+            if name in failed:
+                tell(self.events, name, "probe", failed[name])
+            elif name in keys and disk is not None:
+                keep_harmless(keys[name], name, disk)
+        return failed
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until everything that was begun is planned, or failed; False after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            records = list(self._records)
+        return all(r.done.wait(None if deadline is None else max(deadline - time.monotonic(), 0)) for r in records)
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """What is under way, and what failed and has not been tried again."""
+        with self._lock:
+            return [r.to_json() for r in self._records if r.state in ("waiting", "planning", "failed")]
+
+    def close(self) -> None:
+        """Begin nothing any more, and wait for nothing."""
+        with self._lock:
+            self.closed = True
+            records = list(self._records)
+        pool = sys.modules.get("xrt_core.guard.pool")  # without it nothing runs
+        if pool is not None:
+            pool.process_pool().cancel(self)
+        for r in records:
+            r.done.set()
+
+    def _submit(self, record: PlanningRecord, inputs: Sequence[Any] | None) -> None:
+        try:
+            from xrt_core.guard.pool import Job, process_pool
+
+            process_pool().submit(Job(lambda slot: self._work(record, inputs, slot), self))
+        except Exception as e:
+            self._fail(record, record.plan(), "raised", f"{type(e).__name__}: {e}")
+
+    def _work(self, record: PlanningRecord, inputs: Sequence[Any] | None, slot: Slot) -> None:
+        from xrt_core.guard.limits import TooLong
+
+        plan = record.plan()
+        if plan is None or self.closed:
+            record.state = "given up"
+            record.done.set()
+            return
+        record.state = "planning"
+        try:
+            from xrt_core.guard.asking import Asker
+            from xrt_core.guard.desk import Desk
+
+            desk = Desk(slot)
+            ask = Asker(desk, self.settings, lambda: not (self.closed or record.done.is_set()))
+            desk.serve(self.settings.timeout, lambda: _beside(plan, inputs, ask))
+            record.state = "planned"
+            record.done.set()
+        except TooLong as e:
+            self._fail(record, plan, "hung", str(e))
+        except leaving.Leaving:
+            record.state = "given up"
+            record.done.set()
+        except Exception as e:
+            memory = isinstance(e, MemoryError)
+            self._fail(record, plan, "memory" if memory else "raised", f"{type(e).__name__}: {e}")
+
+    def _fail(self, record: PlanningRecord, plan: Plannable | None, kind: Kind, message: str) -> None:
+        record.state, record.reason = "failed", f"{kind}: {message}"
+        if plan is not None and not self.closed:
+            plan.postpone(self.settings.retry)
+            self.events.emit(
+                "guard.fallback", level=logging.WARNING, cluster=record.name, engine=self._engines, stage="plan",
+                kind=kind, error=message,
+            )  # fmt: skip
+        record.done.set()
+
+
+def _beside(plan: Plannable, inputs: Sequence[Any] | None, ask: Asker) -> None:
+    _here.asker = ask
+    try:
+        plan.prepare(inputs)
+    finally:
+        _here.asker = None

@@ -1,0 +1,164 @@
+"""Binding: a plan as a call for arguments of certain types; what goes in, on which stream it runs, what comes out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.engine.contract import Engine, RunOptions
+from xrt_core.runtime.arrays import Converter, family_of, from_numpy, is_array, to_numpy
+from xrt_core.runtime.devices import (
+    cupy_on,
+    cupy_stream,
+    current_stream,
+    entering,
+    leaving,
+    locator,
+    number_of,
+    on_host,
+)
+from xrt_core.runtime.launch import how
+from xrt_core.runtime.plan import HOST, Plan
+
+log = logging.getLogger("xrt")
+
+Call = Callable[[Sequence[Any]], list[Any]]
+Engines = Mapping[str, tuple[Engine, str]]
+"""By name, with the device for which each compiles."""
+
+_MAX_LATE: Final = 3
+
+
+def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
+    """The plan as a call with arrays like these: of the same types, shapes and dtypes. The hot path of every call.
+
+    engines: those that take part. xp: the host's namespace. Results are in the family of the first array. An array on a
+    GPU goes as it is, or in place, to an engine that takes such arrays on that GPU; all else goes in as NumPy arrays.
+    """
+    device = _device(engines, xp)
+    if device is not None:
+        return _DeviceCall(plan, arrays, engines, xp, device)
+    run = plan.run
+    taken = [() if _is_cuda(engines, name) else taken_by(engines, name) for name in plan.engine_inputs]
+    convert = [
+        i
+        for i, a in enumerate(arrays)
+        if (type(a) is not np.ndarray or to_numpy(a) is not a) and family_of(type(a)) not in taken[i]
+    ]
+    family = family_of_first(arrays) or "numpy"
+    out = from_numpy(family)
+    on_cpu = not any(_is_cuda(engines, name) for name in plan.spaces)
+    if family == "numpy" and not convert and HOST not in plan.spaces and on_cpu:
+        asarray = np.asarray
+        return lambda arrays: [asarray(r) for r in run(arrays)]
+
+    def call(arrays: Sequence[Any]) -> list[Any]:
+        if convert:
+            arrays = list(arrays)
+            for i in convert:
+                arrays[i] = to_numpy(arrays[i])
+        return [out(r) for r in run(arrays)]
+
+    return call
+
+
+def taken_by(engines: Engines, name: str | None) -> tuple[str, ...]:
+    """The families, beside NumPy's, that the engine of this name takes as they are; none for None."""
+    found = engines.get(name) if name is not None else None
+    return tuple(found[0].array_families) if found is not None else ()
+
+
+def family_of_first(arrays: Sequence[Any]) -> str | None:
+    """The family of the first array, also within sequences; None where there is none."""
+    for a in arrays:
+        if isinstance(a, list | tuple):
+            found = family_of_first(a)
+            if found is not None:
+                return found
+        elif is_array(a):
+            return family_of(type(a))
+    return None
+
+
+def _device(engines: Engines, xp: Any) -> int | None:
+    """The one CUDA device that is used; None where there is none, or where there are several."""
+    found = {number_of(device) for _, device in engines.values()} - {None}
+    if not found and xp is not np:
+        return int(xp.cuda.Device().id)
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_cuda(engines: Engines, name: str | None) -> bool:
+    return name is not None and name in engines and number_of(engines[name][1]) is not None
+
+
+class _DeviceCall:
+    """A bound call where an engine, or the host, is on a GPU.
+
+    Where every launch of the plan may run ahead (`DeviceLaunch`), nothing waits but what reads an array on the CPU. A
+    caller with arrays on the GPU gets results that may still be under computation, in the order of his library's
+    current stream; where one of his arrays is on the CPU, or the results are, they are finished when he gets them.
+
+    What fails late raises where something is read. The plan then runs once more with every launch waited for: the one
+    at fault fails in its turn, and the host stands in. After three such calls launches are always waited for. An error
+    that first shows after the results were given out unread is the caller's to see.
+    """
+
+    def __init__(self, plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, device: int) -> None:
+        self._run = plan.run
+        self._device = device
+        self._family = family_of_first(arrays) or "numpy"
+        families = [family_of(type(a)) if is_array(a) else "" for a in arrays]
+        self._enter: list[tuple[int, Converter]] = []
+        for i, (a, family, name) in enumerate(zip(arrays, families, plan.engine_inputs, strict=True)):
+            if type(a) is not np.ndarray or to_numpy(a) is not a:
+                taken = on_host(xp) if name is None else taken_by(engines, name) if _is_cuda(engines, name) else ()
+                self._enter.append((i, entering(family, taken, device) if family else to_numpy))
+        self._located = [(i, locator(f)) for i, f in enumerate(families) if f not in ("", "numpy")]
+        self._only_located = len(self._located) == len(arrays)
+        self._first = next((i for i, f in enumerate(families) if f == self._family), -1)
+        self._late = 0
+        # threads of the pool have other current streams than the caller's
+        self._ahead = plan.runs_ahead and not plan.may_run_side_by_side
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        places = {i: locate(arrays[i]) for i, locate in self._located}
+        place, family = places.get(self._first), self._family
+        on_gpu = place is not None
+        like_first = on_gpu or (family == "jax" and self._first >= 0)
+        out = leaving(family, arrays[self._first]) if like_first else from_numpy(family)
+        if not self._ahead:
+            return [out(r) for r in self._run(self._entered(arrays))]
+        here = on_gpu and place == self._device
+        stream = current_stream(arrays[self._first], family, self._device) if here else cupy_stream(self._device)
+        # who gets results unfinished could write to an array on the CPU that is still being read
+        finished = not (on_gpu or family == "jax")
+        ahead = finished or (self._only_located and all(p == self._device for p in places.values()))
+        with cupy_on(stream, self._device):
+            entered = self._entered(arrays)
+            if not ahead or self._late >= _MAX_LATE:
+                return self._on(stream, True, entered, out)
+            try:
+                return self._on(stream, False, entered, out)
+            except Exception as e:
+                results = self._on(stream, True, entered, out)
+                self._late += 1
+                log.warning("a call that did not wait for its launches failed, and ran once more, waiting: %s", e)
+                return results
+
+    def _on(self, stream: int | None, wait: bool, arrays: Sequence[Any], out: Callable[[Any], Any]) -> list[Any]:
+        token = how.set((RunOptions(stream=stream), wait))
+        try:
+            return [out(r) for r in self._run(arrays)]
+        finally:
+            how.reset(token)
+
+    def _entered(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        if self._enter:
+            arrays = list(arrays)
+            for i, enter in self._enter:
+                arrays[i] = enter(arrays[i])
+        return arrays
