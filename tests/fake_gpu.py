@@ -57,7 +57,9 @@ class Gpu:
 GPU = Gpu()
 
 
-_KNOWN = frozenset({"dtype", "shape", "ndim", "size", "nbytes", "itemsize", "flags", "strides", "view", "device", "get"})
+_KNOWN = frozenset(
+    ("dtype", "shape", "ndim", "size", "nbytes", "itemsize", "flags", "strides", "view", "device", "get")
+)
 """Attributes of an array that are there before its numbers are."""
 
 

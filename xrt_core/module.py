@@ -364,6 +364,8 @@ _SHOWN = 12  # inputs named in a message
 
 
 def _is_traced(model: Any) -> bool:
+    if isinstance(model, str | bytes | os.PathLike | SavedModel):  # who loads a file does not import what traces
+        return False
     from xrt_core.frontends.graph import Graph as TracedGraph
 
     return isinstance(model, TracedGraph) or (

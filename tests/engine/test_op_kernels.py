@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from xrt_core.engine import EngineStatus, OpKernelRegistry, Support, op_kernel, 
 from xrt_core.engine.contract import CompileOptions, Engine, GraphCompiler
 from xrt_core.engine.discovery import Discovery
 from xrt_core.engine.manager import EngineManager
+from xrt_core.engine.op_kernels import _takes
 from xrt_core.errors import RegistrationError
 from xrt_core.events import process_events
 
@@ -142,3 +146,43 @@ def test_dtypes_are_checked_per_node() -> None:
     assert found is not None
     assert found.dtypes == {np.dtype(np.float32)}
     assert dict(registry.of_engine("it")) == {("", "Relu"): found}
+
+
+def _wrapped(ctx: Any, x: Any) -> Any:
+    return x
+
+
+_KERNELS: list[Callable[..., Any]] = [
+    lambda: None,
+    lambda ctx: None,
+    lambda ctx, x: None,
+    lambda ctx, x, y=None: None,
+    lambda ctx, *xs: None,
+    lambda *xs: None,
+    lambda ctx, x, *, axis=0: None,
+    lambda ctx, x, *, axis: None,
+    lambda ctx, x, *xs, **named: None,
+]
+
+
+@pytest.mark.parametrize("kernel", _KERNELS, ids=lambda k: str(inspect.signature(k)))
+@pytest.mark.parametrize("inputs", range(4))
+def test_the_code_of_a_kernel_tells_what_its_signature_does(kernel: Callable[..., Any], inputs: int) -> None:
+    """The quick look at how many inputs a kernel takes agrees with `inspect`."""
+    try:
+        inspect.signature(kernel).bind(None, *[None] * inputs)
+        binds = True
+    except TypeError:
+        binds = False
+    assert _takes(kernel, inputs) == binds
+
+
+def test_what_is_no_plain_function_is_left_to_inspect() -> None:
+    """Wrapped, partial and built-in functions, and objects that can be called."""
+
+    @functools.wraps(_wrapped)
+    def wrapper(*args: Any) -> Any:
+        return _wrapped(*args)
+
+    for function in (wrapper, functools.partial(_wrapped, None), len, type("K", (), {"__call__": _wrapped})()):
+        assert not _takes(function, 1)

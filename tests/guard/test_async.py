@@ -212,7 +212,7 @@ def test_what_is_known_answers_the_first_call(host_seconds: float, monkeypatch: 
     def keep(key: Any, function: Any, disk: Any, outcome: Any) -> str:
         return kept(key, function, disk, dataclasses.replace(outcome, timings={"host": host_seconds}))
 
-    monkeypatch.setattr("xrt_core.guard.guard.keep_verdict", keep)
+    monkeypatch.setattr("xrt_core.guard.bring_up.keep_verdict", keep)
     graph, x, want = chain()
     for first in (True, False):
         with module(pinned(graph, "plain"), "plain", guard_tune=False) as m:

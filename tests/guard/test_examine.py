@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from xrt_core.engine.contract import CompileOptions, Executable, Function, Toler
 from xrt_core.guard import verification
 from xrt_core.guard.correction import Candidate
 from xrt_core.guard.examine import ExamineSettings, examine
-from xrt_core.guard.outcome import HOST, Outcome
+from xrt_core.guard.outcome import HOST, Faults, Outcome, Piece
 from xrt_core.guard.stimuli import stimulus
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.plan import Plan
@@ -164,6 +165,42 @@ def test_a_local_fault_costs_one_node() -> None:
     both = examine(function, [planted.candidate, Planted(name="other").candidate], CHECK)
     assert [p.engine for p in both.pieces] == ["other"]
     assert both.errors[0].startswith("planted: result")
+
+
+def test_what_is_known_of_a_candidate_is_not_tried() -> None:
+    """One that took its process along is compiled without the nodes that did it, and never as a whole."""
+    function = deep(50)
+    planted = Planted()
+    known = {"planted": Faults("crashed: it ended", {7: "crashed"}, (30,))}
+    outcome = examine(function, [planted.candidate], CHECK, faults=known)
+
+    assert outcome.verdict == "ready"
+    assert nodes_of(outcome, HOST) == {7}
+    assert all(max(p.nodes) < 30 or min(p.nodes) >= 30 for p in outcome.pieces)
+    assert 50 not in planted.compiled
+    assert outcome.errors[0] == "planted: crashed: it ended"
+
+    both = examine(function, [planted.candidate, Planted(name="other").candidate], CHECK, faults=known)
+    assert [p.engine for p in both.pieces] == ["other"]
+
+
+def test_another_way_to_share_a_function_out() -> None:
+    """A candidate that comes with its pieces is raced like any other; where it is wrong it is turned down, and not
+    corrected."""
+    function = deep(12)
+    pieces = (Piece("slow", tuple(range(6))), Piece(HOST, tuple(range(6, 12))))
+    clock = Clock()
+    slow, alone = clock.taking(Planted(name="slow"), 2.0), clock.taking(Planted(name="slow alone"), 0.5)
+    outcome = examine(function, [slow, replace(alone, pieces=pieces)], ExamineSettings(), clock=clock)
+    assert outcome.timings["slow alone"] == pytest.approx(0.5)
+
+    wrong = replace(Planted(lambda n, k: n.op_type == "Erf", name="slow alone").candidate, pieces=pieces)
+    outcome = examine(function, [wrong], CHECK)
+    assert outcome.verdict == "failed"
+    assert nodes_of(outcome, HOST) == set(range(12))
+    right = examine(function, [replace(Planted(name="slow alone").candidate, pieces=pieces)], CHECK)
+    assert right.pieces == pieces
+    assert right.reason == "slow alone: right on 2 sets of inputs"
 
 
 @pytest.mark.parametrize("name", ["raises_at_compile", "no_executable"])

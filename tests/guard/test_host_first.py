@@ -335,25 +335,33 @@ def test_a_signature_that_goes_while_it_waits(held: Callable[[], None]) -> None:
 def test_bodies_and_late_parts_are_planned_with_their_graph() -> None:
     """After one call and a wait the clusters within an If, and behind a NonZero, are live: the call was rehearsed."""
 
-    def build(v: Any, flag: Any) -> Any:
+    def build(v: Any) -> Any:
         picked = ops.Transpose(ops.NonZero(v))
-        branch = ops.If(flag, then_branch=lambda: ops.Mul(v, v), else_branch=lambda: ops.Add(v, v))
+        flag = ops.Greater(ops.ReduceSum(v), np.float32(0))
+        branch = ops.If(flag, then_branch=lambda: ops.Mul(ops.Exp(v), v), else_branch=lambda: ops.Add(ops.Exp(v), v))
         return branch, ops.Mul(picked, picked)
 
-    v, flag = np.array([1, 0, 2], np.float32), np.array(True)
-    want = XRTModule(build, engine="host")(v, flag)
+    v = np.array([1, 0, 2], np.float32)
+    want = XRTModule(build, engine="host")(v)
     with module(build, "asked", **ALONE) as m:
-        for found, right in zip(m(v, flag), want, strict=True):
+        for found, right in zip(m(v), want, strict=True):
             np.testing.assert_array_equal(found, right)
         assert m.wait(60)
         before = m.report().clusters
-        assert sorted(c["operators"] for c in before) == ["Mul", "Transpose, Mul"]
+        assert sorted(c["operators"] for c in before) == ["Exp, Mul", "ReduceSum, Greater", "Transpose, Mul"]
         assert {c["state"] for c in before} == {"live"}
-        for found, right in zip(m(v, flag), want, strict=True):
+        for found, right in zip(m(v), want, strict=True):
             np.testing.assert_array_equal(found, right)
         after = m.report().clusters
         assert [c["host_calls"] for c in after] == [1] * len(after)
         assert len(after) == len(before)
+        assert len(m.events.recent("host_first")) == 1  # parts of the host's plan are the host's
+        np.testing.assert_array_equal(m(-v)[0], np.exp(-v) - v)  # a branch that was not rehearsed does as its graph did
+        assert len(m.events.recent("host_first")) == 2
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(-v)[0], np.exp(-v) - v)
+        (late,) = [c for c in m.report().clusters if c["operators"] == "Exp, Add"]
+        assert (late["state"], late["calls"], late["host_calls"]) == ("live", 2, 1)
 
 
 def test_inputs_of_the_call_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,43 @@ def test_a_hopeless_one_drops_out() -> None:
     assert short.runs["slow"] == short.runs["host"] == ENOUGH + 1
 
 
+def test_what_is_known_is_not_run_again() -> None:
+    """Who has run before is not warmed up; who took long and several times as long as another has no turn, however it
+    would have done now; what is short, or not so much longer, races."""
+    track = Track({"a": 0.3, "b": 0.31, "host": 0.2})
+    found = tune(track.contestants, "host", clock=track.clock, known={"a": 0.32, "host": 2.0})
+    assert found.winner == "a"
+    assert track.runs["host"] == 0
+    assert track.runs["b"] == track.runs["a"] + 1
+    assert found.seconds["host"] == 2.0
+
+    for known, took in ((1.1, 0.2), (0.15, 0.02)):
+        racing = Track({"a": took * 1.5, "host": took})
+        assert tune(racing.contestants, "host", clock=racing.clock, known={"a": 0.3, "host": known}).winner == "host"
+
+    alone = Track({"a": 0.3})
+    assert tune(alone.contestants, clock=alone.clock, known={"a": 0.3}).rounds == 1
+
+
+def test_a_stopwatch_counts_runs() -> None:
+    """All runs count, those that fail too; only what came to an end is a quick one."""
+    clock = Track({"x": 0.0})
+    watch = tuning.Stopwatch(clock.clock)
+
+    def run(seconds: float, fails: bool = False) -> list[Any]:
+        clock.now += seconds
+        if fails:
+            raise RuntimeError
+        return []
+
+    assert watch.quickest == float("inf")
+    watch.run(lambda: run(2.0))
+    watch.run(lambda: run(1.0))
+    with pytest.raises(RuntimeError):
+        watch.run(lambda: run(0.5, fails=True))
+    assert (watch.seconds, watch.quickest) == (3.5, 1.0)
+
+
 def test_one_interrupted_run_costs_nobody_the_race() -> None:
     """A short run that was interrupted in the first round is no verdict."""
     track = Track({"a": 0.03, "b": itertools.chain([0.5, 0.09], itertools.repeat(0.02)), "host": 0.2})

@@ -157,10 +157,10 @@ def test_inputs_of_the_host_are_read_in_place(engine: GpuEngine, cupy: None, tor
     """Where the host reads an input as well, it reads the caller's memory on the GPU."""
     engine.takes = lambda n: n.op_type == "Neg"
     m = XRTModule(sandwich(), engine="gpu")
-    given = [on_gpu(X), on_gpu(Y)] if family == "cupy" else [Tensor(X.copy()), Tensor(Y.copy())]
+    sent = [on_gpu(X), on_gpu(Y)] if family == "cupy" else [Tensor(X.copy()), Tensor(Y.copy())]
     for _ in range(2):
-        z = m(*given)
-        assert type(z) is type(given[0])
+        z = m(*sent)
+        assert type(z) is type(sent[0])
         np.testing.assert_allclose(z.get() if family == "cupy" else z.numpy(), -np.abs(X @ Y))
     assert all(wait is False for _, wait in engine.asked[1:])
 
@@ -287,7 +287,7 @@ def test_an_engine_that_says_nothing_gets_numpy_arrays_and_is_waited_for(cupy: N
         m = XRTModule(sandwich(), engine="blocking")
         for _ in range(2):
             np.testing.assert_allclose(m(on_gpu(X), on_gpu(Y)).get(), -np.abs(X @ Y))
-    assert {type(x) for given in engine.given for x in given} == {np.ndarray}
+    assert {type(x) for sent in engine.given for x in sent} == {np.ndarray}
     assert set(engine.asked) == {(None, True)}
 
 
@@ -338,7 +338,7 @@ def test_jax_arrays_of_the_cpu(engine: GpuEngine) -> None:
         assert isinstance(z, jax.Array)
         assert z.devices() == x.devices()
         np.testing.assert_array_equal(z, X + Y)
-    assert {type(given[0]) for given in engine.given} == {np.ndarray}
+    assert {type(sent[0]) for sent in engine.given} == {np.ndarray}
 
 
 def test_two_gpus_go_by_way_of_the_cpu(engine: GpuEngine, cupy: None) -> None:
@@ -348,9 +348,9 @@ def test_two_gpus_go_by_way_of_the_cpu(engine: GpuEngine, cupy: None) -> None:
         second.status = EngineStatus(True, "1", ("cuda:1",))
         engine.takes, second.takes = lambda n: n.op_type == "MatMul", lambda n: n.op_type == "Neg"
         m = XRTModule(sandwich(), engine=["gpu", "gpu1"])
-        for given in ([X, Y], [on_gpu(X), on_gpu(Y)]):
-            z = m(*given)
-            assert type(z) is type(given[0])
+        for sent in ([X, Y], [on_gpu(X), on_gpu(Y)]):
+            z = m(*sent)
+            assert type(z) is type(sent[0])
             np.testing.assert_allclose(z if type(z) is np.ndarray else z.get(), -np.abs(X @ Y))
         assert isinstance(second, GpuEngine)
         assert type(engine.given[-1][0]) is np.ndarray
@@ -363,14 +363,14 @@ def test_arrays_of_another_library_than_the_engine_takes(
     """They become arrays that it takes, in the same memory; NumPy's where it takes none on the GPU."""
     monkeypatch.setattr(GpuEngine, "array_families", families)
     m = XRTModule(add(), engine="gpu")
-    for given in ([on_gpu(X), on_gpu(Y)], [Tensor(X.copy()), Tensor(Y.copy())]):
+    for sent in ([on_gpu(X), on_gpu(Y)], [Tensor(X.copy()), Tensor(Y.copy())]):
         for _ in range(2):
-            z = m(*given)
-            assert type(z) is type(given[0])
+            z = m(*sent)
+            assert type(z) is type(sent[0])
             np.testing.assert_array_equal(z.get() if isinstance(z, DeviceArray) else z.numpy(), X + Y)
         seen = engine.given[-1][0]
         assert type(seen) is {("torch",): Tensor, ("cupy",): DeviceArray, (): np.ndarray}[families]
-        assert np.shares_memory(memory(seen), memory(given[0])) == bool(families)
+        assert np.shares_memory(memory(seen), memory(sent[0])) == bool(families)
 
 
 def test_training_keeps_its_state_on_the_gpu(engine: GpuEngine, cupy: None) -> None:

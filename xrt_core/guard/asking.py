@@ -16,6 +16,7 @@ from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import Engine, Phase
 from xrt_core.errors import EngineError
 from xrt_core.events import EventLog
+from xrt_core.guard import leaving
 from xrt_core.guard.settings import GuardSettings
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
@@ -154,7 +155,7 @@ def answer(request: Mapping[str, Any], engine_of: Callable[[Mapping[str, str]], 
 
 def tell(events: EventLog, engine: str, stage: str, failure: WorkerFailure, graph: str = "any graph") -> None:
     """Emit the event of an engine that ended the child in which it was asked. stage: "probe" or "supports"."""
-    if failure.kind == "closed":
+    if failure.kind == "closed" or leaving.begun():
         return
     more: dict[str, Any] = {} if failure.exit_code is None else {"exit_code": failure.exit_code}
     more |= {"log": failure.log} if failure.log else {}

@@ -5,6 +5,7 @@ It knows no process, thread or cache: whoever calls it decides where it runs.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import numpy as np
 from xrt_core.engine.contract import Executable, RunOptions
 from xrt_core.errors import InputError, XRTError
 from xrt_core.guard.correction import Budget, Candidate, Correction, Corrector, OutOfBudget
+from xrt_core.guard.needs import needs_of_inputs
 from xrt_core.guard.outcome import HOST, Faults, Outcome, Piece
 from xrt_core.guard.pieces import Run, run_pieces
 from xrt_core.guard.reference import Host
@@ -54,12 +56,13 @@ class ExamineSettings:
 @dataclass(frozen=True)
 class _Contestant:
     """What is left of a candidate and right: its pieces, with executables for those that are not the host's, or one for
-    all of them together."""
+    all of them together. quickest: seconds of the quickest run when it was checked."""
 
     candidate: Candidate
     pieces: tuple[Piece, ...]
     executables: tuple[Executable | None, ...]
     note: str
+    quickest: float = math.inf
 
     @property
     def label(self) -> str:
@@ -106,6 +109,7 @@ class _Examination:
         self.timings: dict[str, float] = {}
         self.referees: list[Referee] = []
         self.host = Host(function, clock)
+        self.judge: Referee | None = None  # knows the function; each set has one of its own
         self.quickest: dict[str, float] = {}  # seconds of one run of each candidate as it was checked
         self._wasted = 0  # runs of the host on sets that showed nothing
         self._sources = _sources(function, settings.seed, inputs)
@@ -122,7 +126,8 @@ class _Examination:
             check = None if executable is None or not self.settings.verify else self._check(candidate, executable)
             if executable is not None and (check is None or check.is_right):
                 pieces = candidate.pieces or (Piece(candidate.engine, self.whole),)
-                contestants.append(_Contestant(candidate, pieces, (executable,), self._note(check)))
+                quickest = self.quickest.get(candidate.engine, math.inf)
+                contestants.append(_Contestant(candidate, pieces, (executable,), self._note(check), quickest))
                 if not self.settings.tune:
                     break
             else:
@@ -186,7 +191,9 @@ class _Examination:
             arrays = next(self._sources, None)
             if arrays is None:
                 break
-            referee = Referee(self.function, arrays, self.settings.seed, host=self.host)
+            if self.judge is None:
+                self.judge = Referee(self.function, arrays, self.settings.seed, host=self.host)
+            referee = self.judge.on(arrays)
             try:
                 if referee.is_telling:
                     self.referees.append(referee)
@@ -232,7 +239,7 @@ class _Examination:
         for c in contestants:
             runs.setdefault(c.label, _repeat(self._run_of(c), arrays))
         runs[HOST] = _repeat(self.host.run, arrays)
-        known = {HOST: self.host.seconds, **self.quickest}
+        known = {HOST: self.host.seconds} | {c.label: c.quickest for c in contestants}
         try:
             tuning = tune(runs, HOST, clock=self.clock, until=self.until, known=known)
         except Exception as e:  # it ran when it was checked
@@ -311,8 +318,9 @@ def _sources(function: Function, seed: int, inputs: Sequence[np.ndarray] | None)
     """Sets of inputs, the most telling first; each is made when it is asked for."""
     if inputs is not None:
         yield inputs
+    needs = needs_of_inputs(function.body)
     for kind in SEQUENCE:
-        yield stimulus(function, kind, seed)
+        yield stimulus(function, kind, seed, needs)
 
 
 def _repeat(run: Run, arrays: Sequence[np.ndarray]) -> Callable[[], object]:

@@ -26,9 +26,14 @@ class Leaving(Exception):
     """The interpreter is ending."""
 
 
+def begun() -> bool:
+    """Whether the interpreter is ending: its main thread is through."""
+    return _begun or not threading.main_thread().is_alive()
+
+
 def check() -> None:
     """Raises Leaving where the interpreter is ending."""
-    if _begun:
+    if begun():
         raise Leaving("the interpreter is ending")
 
 

@@ -197,7 +197,7 @@ class Planning:
 
     def _fail(self, record: PlanningRecord, plan: Plannable | None, kind: Kind, message: str) -> None:
         record.state, record.reason = "failed", f"{kind}: {message}"
-        if plan is not None and not self.closed:
+        if plan is not None and not self.closed and not leaving.begun():
             plan.postpone(self.settings.retry)
             self.events.emit(
                 "guard.fallback", level=logging.WARNING, cluster=record.name, engine=self._engines, stage="plan",

@@ -88,7 +88,7 @@ def examined_in_child(
         except WorkerFailure as e:
             if not salvage or e.kind not in _KINDS or not is_wanted():
                 raise
-            failures.setdefault(engine, Failed(stage, e))
+            failures.setdefault(engine if engine in candidates else candidates[0], Failed(stage, e))
             return None
 
     while (left := [n for n in names if n not in failures]) and clock() < until:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 import ml_dtypes
@@ -13,6 +13,7 @@ import numpy as np
 from xrt_core.errors import InputError
 from xrt_core.guard.needs import FREE, Need, is_static_number, needs_of_inputs
 from xrt_core.ir.function import Function, Parameter
+from xrt_core.ir.graph import Value
 from xrt_core.kernels.namespace import float_like
 
 Kind = Literal["normal", "ties", "large", "gentle"]
@@ -28,13 +29,16 @@ _LEVELS: Final = (-1.5, -0.7, 0.0, 0.0, 0.3, 0.7, 1.5)
 _WIDE: Final = 4.0  # an open interval is this long, unless the kind says otherwise
 
 
-def stimulus(function: Function, kind: Kind = "normal", seed: int = 0) -> list[np.ndarray]:
+def stimulus(
+    function: Function, kind: Kind = "normal", seed: int = 0, needs: Mapping[Value, Need] | None = None
+) -> list[np.ndarray]:
     """An array for each param of `function`, of its dtype and shape; the same for the same arguments.
 
-    Values lie where the operators that they reach want them, as far as `needs.needs_of_inputs` can tell.
+    needs: those of its inputs, where the caller knows them. Values lie where the operators that they reach want them,
+    as far as `needs.needs_of_inputs` can tell.
     Raises InputError for a param that no numbers can be made for.
     """
-    needs = needs_of_inputs(function.body)
+    needs = needs_of_inputs(function.body) if needs is None else needs
     made = []
     for i, (p, v) in enumerate(zip(function.params, function.body.inputs, strict=True)):
         if not is_static_number(v):

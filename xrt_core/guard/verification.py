@@ -13,6 +13,7 @@ the bound and `NOISE` times the host's error, so the short way is no more lenien
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,14 @@ class Referee:
         self._random, self._flipped = _traits(function.body)
         self._unit = _unit_scaled(function.body)
         self._terms = _terms(function.body)
+
+    def on(self, inputs: Sequence[np.ndarray]) -> Referee:
+        """The same for other inputs; what is known of the function is shared."""
+        other = copy.copy(self)
+        other.inputs = tuple(_read_only(x) for x in inputs)
+        other.host_runs = 0
+        other._own = other._wide = other._off = None
+        return other
 
     def expected(self) -> list[np.ndarray]:
         """The results of the host in the function's own precision. Raises XRTError where the host fails."""

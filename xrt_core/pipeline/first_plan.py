@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.errors import XRTError
 from xrt_core.guard.leaving import within_library
 from xrt_core.guard.planning import beside_caller, later
 from xrt_core.ir.graph import Graph
@@ -37,12 +38,14 @@ class FirstPlan(Planned):
     """
 
     __slots__ = (
-        "__weakref__", "_attempts", "_due", "_lock", "_rehearsed", "_rehearses", "_way", "calls", "final", "name",
+        "__weakref__", "_attempts", "_due", "_going", "_lock", "_rehearsed", "_rehearses", "_way", "calls", "final",
+        "name",
     )  # fmt: skip
 
     def __init__(self, *planned: Any) -> None:
         super().__init__(*planned)
         self._lock = threading.RLock()
+        self._going = threading.Lock()  # held while the planning that a call set going is under way
         self._due = 0.0  # `time.monotonic` seconds from which a call sets the planning going
         self._attempts = 0
         self._rehearses = self._rehearsed = False
@@ -85,6 +88,7 @@ class FirstPlan(Planned):
         """Have a later call try again, after `first` seconds at the first time (see `planning.later`)."""
         self._attempts += 1
         self._due = later(first, self._attempts)
+        self._going.release()
 
     def _give_way(self, way: Way, made: Planned | None) -> None:
         self._due = float("inf")
@@ -102,7 +106,8 @@ class FirstPlan(Planned):
 
     def _answered(self, arrays: Sequence[Any]) -> None:
         self.calls += 1
-        if time.monotonic() >= self._due and (way := self._way) is not None:
+        way = self._way
+        if time.monotonic() >= self._due and way is not None and self._going.acquire(blocking=False):
             self._due = float("inf")
             way.planning.begin(self, _copies(arrays) if self._rehearses else None)
 
@@ -186,7 +191,7 @@ def _has_parts(graph: Graph) -> bool:
 
 
 def _copies(arrays: Sequence[Any]) -> list[Any] | None:
-    """Copies of a call's arguments; None where they are too many bytes."""
+    """Copies of a call's arguments; None where they are too many bytes, or more than there is memory for."""
     held = 0
 
     def copy(x: Any) -> Any:
@@ -199,5 +204,7 @@ def _copies(arrays: Sequence[Any]) -> list[Any] | None:
         held += array.nbytes
         return np.array(array) if held <= _MOST_INPUT_BYTES else None
 
-    found = [copy(a) for a in arrays]
-    return found if held <= _MOST_INPUT_BYTES else None
+    with contextlib.suppress(MemoryError, XRTError):  # a call that has its results does not fail for this
+        found = [copy(a) for a in arrays]
+        return found if held <= _MOST_INPUT_BYTES else None
+    return None

@@ -264,11 +264,12 @@ class Pipeline:
         if self._lowering is not None and not part:
             self._lowering.check_names(graph)
         captured = self.capture(graph, automatic if part else None)
+        first = None if part and self._behind is not None else self._host_first  # parts of the host's plan stay its own
         by_value = [i for i in shape_inputs(captured.graph, static_inputs) if i not in changing]
 
         def make(types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], engines: bool) -> Plan:
-            if engines and self._host_first is not None:
-                return self._host_first.plan(captured, types, known, not part, runner)
+            if first is not None and engines:
+                return first.plan(captured, types, known, not part, runner)
             return self.make_plan(captured, types, known, engines, owned=not part)
 
         runner = Runner(

@@ -133,12 +133,12 @@ class DeviceLaunch(Launch):
     is always waited for.
     """
 
-    __slots__ = ("_keeps_inputs", "asynchronous")
+    __slots__ = ("_updates", "asynchronous")
 
     def __init__(self, asynchronous: bool, function: Function, *launch: Any) -> None:
         super().__init__(function, *launch)
         self.asynchronous = asynchronous
-        self._keeps_inputs = not function.aliases
+        self._updates = bool(function.aliases)
 
     def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
         executable = self.executable
@@ -151,9 +151,9 @@ class DeviceLaunch(Launch):
             if not self.asynchronous:
                 results = executable.run(arrays)
             else:
-                results = executable.run(arrays, options, wait or not self._keeps_inputs)
+                results = executable.run(arrays, options, wait or self._updates)
             if not self._proven:
-                self._prove(results, wait)
+                self._prove(results, wait or self._updates)
             return results
         except Exception as e:
             if not wait:

@@ -143,7 +143,7 @@ def test_inputs_are_bound_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> Non
         bound.append(address_of(x, p, stream, held))
         return bound[-1]
 
-    monkeypatch.setattr("xrt_tensorrt.executable.address_of", noted)
+    monkeypatch.setattr("xrt_tensorrt.session.address_of", noted)
     module = xrt.XRTModule(_function().body, engine="tensorrt", engine_options={"tensorrt": {"tf32": False}})
     cupy = pytest.importorskip("cupy")
     given: list[tuple[Any, int]] = [(a := cupy.asarray(_x()), a.data.ptr)]

@@ -252,6 +252,18 @@ def test_the_default_stream_is_left_to_a_stream_of_its_own(cuda: standin.Cuda, s
     assert "cudaStreamSynchronize" not in cuda.names()
 
 
+def test_a_threads_default_stream_lends_its_order(cuda: standin.Cuda) -> None:
+    """Its handle means another stream in each thread, so no memory may be kept by it: the engine's comes between."""
+    executable, engine = _executable(cuda)
+    executable.run(_arrays(), RunOptions(stream=2), block_until_done=False)
+
+    (own,) = engine.contexts[0].streams
+    assert own in memory._own
+    ordered = [(n, a[:2]) for n, a in cuda.calls if n in ("cudaEventRecord", "cudaStreamWaitEvent")]
+    assert [a[1] if n == "cudaEventRecord" else a[0] for n, a in ordered] == [2, own, own, own, 2]
+    assert all(s != 2 for _, s in memory._scratch)
+
+
 def _updating(cuda: standin.Cuda, graph: bool = False) -> tuple[TensorRTExecutable, standin.Engine]:
     """(x + y, x * y), the first of which takes the memory of x."""
     executable, engine = _executable(cuda, graph=graph)

@@ -13,7 +13,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.clustering.cluster import Cluster, Clustering
 from xrt_core.passes.clustering.collector import collector_paused
-from xrt_core.passes.clustering.contract import Reads, adjacency, ascending, reads_of
+from xrt_core.passes.clustering.contract import Reads, adjacency, ascending, distinct, reads_of
 
 XRT_VERSION = 1
 
@@ -63,8 +63,8 @@ def _values_read_outside(graph: Graph, reads: Reads, assignment: list[int]) -> s
     producers = graph.producers
     cluster = np.asarray(assignment, np.int64)
     made = np.where(reads.producer >= 0, cluster[reads.producer], -1)[reads.value]
-    crossing = np.unique(reads.value[(made >= 0) & (made != cluster[reads.reader])])
-    return {v for v in graph.outputs if v in producers}.union(reads.values[k] for k in crossing.tolist())
+    crossing = distinct(reads.value[(made >= 0) & (made != cluster[reads.reader])])
+    return {v for v in graph.outputs if v in producers}.union(reads.values[k] for k in crossing)
 
 
 def _names(graph: Graph, clustering: Clustering) -> list[str]:

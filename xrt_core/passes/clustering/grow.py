@@ -12,7 +12,7 @@ import numpy as np
 
 from xrt_core.errors import InternalError
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering.contract import Contraction, reads_of
+from xrt_core.passes.clustering.contract import Contraction, distinct, reads_of
 from xrt_core.passes.clustering.gain import Costs, Estimate, Estimator
 from xrt_core.passes.clustering.kinds import Kind, Members
 from xrt_core.passes.clustering.merge import edge_groups, free_groups, level_groups, region_groups, slices
@@ -144,7 +144,7 @@ class Grower:
 
     def settle(self) -> None:
         """Merge clusters of one kind that only seemed to delay each other's neighbours before those were clusters."""
-        present = np.unique(self.owner[self.owner >= 0]).tolist()
+        present = distinct(self.owner[self.owner >= 0])
         if len(present) < 2 and not self.losses:
             return
         order = sorted((k for k in present if not self.kinds[k].pinned), key=lambda k: repr(self.kinds[k]))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from xrt_core.passes.clustering.contract import Contraction
+from xrt_core.passes.clustering.contract import Contraction, distinct
 from xrt_core.passes.clustering.gain import Costs
 from xrt_core.passes.clustering.grow import Gift, Grower
 from xrt_core.passes.clustering.kinds import Kind
@@ -40,7 +40,7 @@ def hand_over(grower: Grower, takes: Mapping[str, np.ndarray], costs: Callable[[
     for rank, engine in enumerate(engines):
         before = engines[:rank]
         sources: dict[Kind, list[int]] = {}
-        for number in np.unique(grower.owner[grower.owner >= 0]).tolist():
+        for number in distinct(grower.owner[grower.owner >= 0]):
             kind = grower.kinds[number]
             if not kind.pinned and kind.engine in before:
                 sources.setdefault(kind._replace(engine=engine), []).append(number)

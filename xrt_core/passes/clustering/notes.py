@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from xrt_core.ir.graph import Graph
+from xrt_core.passes.clustering.contract import distinct
 from xrt_core.passes.clustering.gain import Estimate, duration
 from xrt_core.passes.clustering.grow import Grower
 from xrt_core.passes.clustering.kinds import Kind
@@ -91,7 +92,7 @@ def region_notes(graph: Graph, grower: Grower, members: Mapping[int, Sequence[in
 def gift_notes(grower: Grower, members: Mapping[int, Sequence[int]]) -> dict[int, str]:
     """Unit -> what it has of engines before its own, and why, for those that have. members: as `Grower.members`."""
     notes = {}
-    for u in np.unique(grower.unit[grower.given >= 0]).tolist():
+    for u in distinct(grower.unit[grower.given >= 0]):
         own: dict[str, list[int]] = {}
         for k in grower.given[list(members[u])].tolist():
             if k >= 0:

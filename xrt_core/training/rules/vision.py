@@ -1,5 +1,4 @@
-"""Sampling of images as gathers and sums, through which gradients go: GridSample, RoiAlign, DeformConv, MaxRoiPool; and
-that of Col2Im."""
+"""Sampling of images as gathers and sums (GridSample, RoiAlign, DeformConv, MaxRoiPool); the gradient of Col2Im."""
 
 from __future__ import annotations
 

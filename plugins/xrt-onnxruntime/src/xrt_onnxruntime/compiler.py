@@ -22,9 +22,9 @@ class OnnxRuntimeCompiler(GraphCompiler):
     `CompileOptions.threads` is the number of intra-op threads. Options of its own (`CompileOptions.extra`):
     `optimization`, "disable", "basic", "extended" or "all" (default); `parallel`, whether independent nodes run side
     by side, and `inter_op_threads` to do so; `memory_arena` (default True); `session`, a mapping of the library's
-    session configuration entries such as {"session.intra_op.allow_spinning": "1"}, which is "0" where other clusters run
-    on the same cores (`CompileOptions.shared`) and nothing is said: for some milliseconds after a run threads that spin
-    take the cores from whoever comes next.
+    session configuration entries such as {"session.intra_op.allow_spinning": "1"}. Where
+    nothing is said, it is "0" beside other clusters on the same cores (`CompileOptions.shared`): for some milliseconds
+    after a run threads that spin take the cores from whoever comes next.
     """
 
     def __init__(self, options: CompileOptions) -> None:

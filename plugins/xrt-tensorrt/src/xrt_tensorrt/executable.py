@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import json
-import logging
 import struct
-import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,14 +16,10 @@ from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_tensorrt import _cuda
 from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.kernels_cache import KernelsCache
-from xrt_tensorrt.memory import LEGACY, Storage, address_of, new_array, own_stream, pointer_of, scratch, storage_of
-
-log = logging.getLogger("xrt.tensorrt")
+from xrt_tensorrt.memory import LEGACY, PER_THREAD, own_stream
+from xrt_tensorrt.session import Session
 
 _MAGIC: Final = b"XRTTRT2\n"
-
-Into = Mapping[int, tuple[Any, Storage]]
-"""By the number of a result: the input that it becomes the new content of, and that input's memory."""
 
 
 class TensorRTExecutable(Executable):
@@ -36,8 +28,8 @@ class TensorRTExecutable(Executable):
     Arrays in device memory (CuPy, torch, JAX, or results of this engine) are read in place, NumPy arrays are copied
     there; results are CuPy arrays where CuPy is loaded, else `DeviceArray`s. Runs on `run_options.stream`, or on a
     stream of the calling thread, which is ordered against the default stream; so where the caller's stream is the
-    default one, on which TensorRT would wait by itself. Each thread has a context of its own; contexts on one stream
-    share their scratch memory.
+    default one, on which TensorRT would wait by itself, or a thread's, which has one name in all threads. Each thread
+    has a context of its own; contexts on one stream share their scratch memory.
 
     An input that is aliased, donated and lies in device memory that may be written to is updated there, by a copy after
     the run, and comes back as the result: TensorRT promises nothing for an output in an input's memory.
@@ -69,10 +61,16 @@ class TensorRTExecutable(Executable):
             generation, engine, kernels = self.built.current()
             with _cuda.on(self.built.device):
                 session = self._session(generation, engine, kernels)
-                stream = run_options.stream
-                if stream is None or stream in LEGACY:
-                    stream = own_stream(self.built.device)
-                return session.run(inputs, stream, block_until_done, self._aliases if run_options.donate else ())
+                given, aliases = run_options.stream, self._aliases if run_options.donate else ()
+                if given is not None and given not in LEGACY and given != PER_THREAD:
+                    return session.run(inputs, given, block_until_done, aliases)
+                stream = own_stream(self.built.device)
+                if given != PER_THREAD:
+                    return session.run(inputs, stream, block_until_done, aliases)
+                _cuda.wait_for(stream, given)
+                results = session.run(inputs, stream, block_until_done, aliases)
+                _cuda.wait_for(given, stream)
+                return results
         except ExecutionError:
             self._local.session = None  # whatever state it is in, the next run begins with a fresh one
             raise
@@ -127,231 +125,6 @@ class TensorRTExecutable(Executable):
 
     def __repr__(self) -> str:
         return f"<TensorRTExecutable: {len(self._params)} in, {len(self._returns)} out>"
-
-
-class Session:
-    """An execution context of one thread, with what is bound to it.
-
-    A context runs one thing at a time: a run on another stream than the one before waits for that.
-    """
-
-    def __init__(
-        self,
-        built: BuiltEngine,
-        engine: Any,
-        generation: int,
-        params: Sequence[Parameter],
-        returns: Sequence[Parameter],
-        cuda_graph: bool,
-        kernels: KernelsCache | None,
-    ) -> None:
-        self._flying: collections.deque[tuple[Any, int, list[Any]]] = collections.deque()
-        self._events: list[Any] = []
-        self.generation = generation
-        self._device = built.device
-        self._toolkit = built.toolkit
-        self._params = params
-        self._returns = returns
-        self._inputs = built.manifest.inputs
-        self._outputs = built.manifest.outputs
-        self._graph: Recorded | None = None
-        # TensorRT-RTX records by itself
-        self._records = cuda_graph and not built.toolkit.is_rtx
-        self._known = built.toolkit.tensors(engine)
-        self._kernels = self._unkept = kernels
-        self._context: Any = built.toolkit.new_context(engine, cuda_graph=cuda_graph, kernels=kernels)
-        for name, p in zip(self._inputs, params, strict=True):
-            if name in self._known and not self._context.set_input_shape(name, p.shape):
-                raise ExecutionError(
-                    f"tensorrt: input {name!r} of shape {list(p.shape)} is outside the engine's profile"
-                )
-        try:
-            unknown = self._context.infer_shapes()
-        except RuntimeError as e:  # the binding's word for failing otherwise
-            raise ExecutionError(f"tensorrt: the engine's shapes cannot be inferred: {e}") from e
-        if unknown:
-            raise ExecutionError(f"tensorrt: {', '.join(unknown)} must be given before the engine can run")
-        self._check_outputs()
-        self._scratch_bytes = built.toolkit.scratch_bytes(engine, self._context)
-        self._bound: dict[str, int] = {}
-        self._memory: _cuda.DeviceArray | None = None
-        self._nothing: _cuda.DeviceArray | None = None
-
-    def _check_outputs(self) -> None:
-        for name, p in zip(self._outputs, self._returns, strict=True):
-            shape = tuple(self._context.get_tensor_shape(name))
-            if shape != p.shape:
-                raise ExecutionError(f"tensorrt: output {name!r} would have shape {list(shape)}, expected {p.type}")
-
-    def run(
-        self, inputs: Sequence[Any], stream: int, block_until_done: bool, aliases: Sequence[InputOutputAlias] = ()
-    ) -> list[Any]:
-        """Put one run on a stream; the results are there when the stream has come so far, or at once.
-
-        aliases: results that are to be written into inputs, where these can take them.
-        """
-        self._settle(stream)
-        held: list[Any] = []
-        found = ((a, storage_of(inputs[a.input], self._params[a.input])) for a in aliases)
-        into = {a.output: (inputs[a.input], storage) for a, storage in found if storage is not None}
-        try:
-            work = self._replayed if self._records else self._enqueued
-            results = work(inputs, stream, held, into)
-        except BaseException:
-            with contextlib.suppress(ExecutionError):
-                self._note(stream, held)  # some of it may be on the stream
-            raise
-        if block_until_done:
-            _cuda.synchronize(stream)
-            self._landed(len(self._flying))
-        else:
-            self._note(stream, held)
-        if self._unkept is not None:  # the first run compiled what was not compiled yet
-            self._unkept.keep()
-            self._unkept = None
-        return results
-
-    def _enqueued(self, inputs: Sequence[Any], stream: int, held: list[Any], into: Into) -> list[Any]:
-        for name, p, x in zip(self._inputs, self._params, inputs, strict=True):
-            self._bind(name, address_of(x, p, stream, held), stream)
-        results = [new_array(p, stream) for p in self._returns]
-        for name, r in zip(self._outputs, results, strict=True):
-            self._bind(name, pointer_of(r), stream)
-        if self._scratch_bytes:
-            self._use(scratch(self._device, stream, self._scratch_bytes))
-        self._toolkit.enqueue(self._context, stream)
-        for i, (x, storage) in into.items():
-            storage.write(pointer_of(results[i]), stream)
-            held.append(results[i])
-            results[i] = x
-        return results
-
-    def _replayed(self, inputs: Sequence[Any], stream: int, held: list[Any], into: Into) -> list[Any]:
-        """As `_enqueued`, through a recorded graph over memory of its own."""
-        graph = self._graph
-        if graph is None:
-            graph = Recorded(self._params, self._returns, self._scratch_bytes, stream)
-            for name, a in zip((*self._inputs, *self._outputs), graph.arrays, strict=True):
-                self._bind(name, a.pointer, stream)
-            self._use(graph.memory)
-            graph.fill(inputs, stream, held)
-            self._toolkit.enqueue(self._context, stream)  # what is set up at a first run must not be recorded
-            _cuda.synchronize(stream)
-            try:
-                graph.keep(_cuda.capture(lambda s: self._toolkit.enqueue(self._context, s)))
-            except ExecutionError as e:
-                log.info("a run cannot be recorded and replayed: %s", e)
-                self._records = False
-                held.append(graph)
-            else:
-                self._graph = graph
-        else:
-            graph.fill(inputs, stream, held)
-            graph.replay(stream)
-        return graph.results(stream, into)
-
-    def _bind(self, name: str, pointer: int, stream: int) -> None:
-        if name not in self._known:  # an input that nothing reads
-            return
-        if not pointer:  # an array without elements may lie nowhere, a bound tensor may not
-            if self._nothing is None:
-                self._nothing = _cuda.DeviceArray(np.dtype(np.uint8), (1,), stream)
-            pointer = self._nothing.pointer
-        if self._bound.get(name) != pointer:
-            if not self._context.set_tensor_address(name, pointer):
-                raise ExecutionError(f"tensorrt: {name!r} cannot be bound to the address {pointer:#x}")
-            self._bound[name] = pointer
-
-    def _use(self, memory: _cuda.DeviceArray) -> None:
-        """Run in this scratch memory, and hold it until another takes its place."""
-        if memory is not self._memory:
-            if self._scratch_bytes:
-                self._context.set_device_memory(memory.pointer, self._scratch_bytes)
-            self._memory = memory
-
-    # --- runs that nobody waited for -------------------------------------------------------------------------------
-
-    def _settle(self, stream: int) -> None:
-        """Let go of what earlier runs needed, and let `stream` wait for the last of them where that is on another."""
-        while self._flying and _cuda.is_past(self._flying[0][0]):
-            self._landed(1)
-        if self._flying:
-            event, other, _ = self._flying[-1]
-            if other != stream:
-                _cuda.wait_event(stream, event)
-
-    def _note(self, stream: int, held: list[Any]) -> None:
-        """Keep what is not given back in the order of `stream`, until what is on it now is done."""
-        event = self._events.pop() if self._events else _cuda.new_event()
-        _cuda.record(event, stream)
-        kept = [x for x in held if not (isinstance(x, _cuda.DeviceArray) and x.stream == stream)]
-        self._flying.append((event, stream, kept))
-
-    def _landed(self, count: int) -> None:
-        for _ in range(count):
-            self._events.append(self._flying.popleft()[0])
-
-    def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        with contextlib.suppress(ExecutionError):  # after an error of the device, nothing runs there any more
-            if self._flying:  # a context must outlive what it runs
-                _cuda.synchronize_event(self._flying[-1][0])
-            self._context = None  # before the cache of its kernels
-            for event in (*self._events, *(f[0] for f in self._flying)):
-                _cuda.forget_event(event)
-
-
-class Recorded:
-    """A recorded run and the memory that it reads and writes, its scratch memory too: a graph holds addresses."""
-
-    def __init__(
-        self, params: Sequence[Parameter], returns: Sequence[Parameter], scratch_bytes: int, stream: int
-    ) -> None:
-        self._params = params
-        self._returns = returns
-        self.arrays = [_cuda.DeviceArray(p.dtype, p.shape, stream) for p in (*params, *returns)]
-        self.memory = _cuda.DeviceArray(np.dtype(np.uint8), (scratch_bytes,), stream)
-        self._graph: Any = None
-
-    def keep(self, graph: Any) -> None:
-        """Replay this from now on."""
-        self._graph = graph
-
-    def fill(self, inputs: Sequence[Any], stream: int, held: list[Any]) -> None:
-        """Copy the inputs to where the graph reads them. held: as in `address_of`."""
-        for a, p, x in zip(self.arrays, self._params, inputs, strict=False):
-            if isinstance(x, np.ndarray):
-                host = np.ascontiguousarray(x)
-                held.append(host)
-                _cuda.copy(a.pointer, host.ctypes.data, a.nbytes, stream)
-            else:
-                _cuda.copy(a.pointer, address_of(x, p, stream, held), a.nbytes, stream)
-
-    def replay(self, stream: int) -> None:
-        """Run the graph."""
-        _cuda.replay(self._graph, stream)
-
-    def results(self, stream: int, into: Into) -> list[Any]:
-        """The results, in memory of their own or that of inputs: the next replay writes over the graph's."""
-        made = []
-        for i, (a, p) in enumerate(zip(self.arrays[len(self._params) :], self._returns, strict=True)):
-            if i in into:
-                x, storage = into[i]
-                storage.write(a.pointer, stream)
-                made.append(x)
-                continue
-            r = new_array(p, stream)
-            _cuda.copy(pointer_of(r), a.pointer, a.nbytes, stream)
-            made.append(r)
-        return made
-
-    def __del__(self) -> None:
-        if self._graph is not None and not sys.is_finalizing():
-            try:
-                _cuda.forget(self._graph)
-            except ExecutionError:  # the context is gone, and the graph with it
-                return
 
 
 class Stored(NamedTuple):

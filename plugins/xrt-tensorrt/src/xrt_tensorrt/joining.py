@@ -35,7 +35,8 @@ def join(network: Network, function: Function, apart: Split, *, open_batch: bool
 class _Join:
     def __init__(self, network: Network, function: Function, apart: Split, open_batch: bool) -> None:
         self._network, self._function = network, function
-        self._open = open_batch
+        self._open, self._known = open_batch, apart.known
+        self._names: set[str] = set()
         by_name = {t.name: t for t in (*network.inputs, *network.outputs)}
         names = network.model.outputs
         self._layers = Layers(network.toolkit, network.network, "xrt", network.kept)
@@ -54,7 +55,11 @@ class _Join:
                         layer.set_input(i, made.raw)
 
     def _run(self, node: Node) -> None:
-        layers = Layers(self._network.toolkit, self._network.network, node.name or node.op_type, self._network.kept)
+        name = node.name or node.op_type
+        if name in self._names:
+            name = f"{name}#{len(self._names)}"
+        self._names.add(name)
+        layers = Layers(self._network.toolkit, self._network.network, name, self._network.kept)
         given = [None if v is None else v.data if v.data is not None else self._tensors[v] for v in node.inputs]
         for v, t in zip(node.outputs, run_kernel(layers, node, given, open_batch=self._open), strict=True):
             if v is not None and t is not None:
@@ -73,9 +78,7 @@ class _Join:
         for v, p in zip(self._function.body.outputs, self._function.returns, strict=True):
             t = self._tensors.get(v)
             if t is None:
-                if v.data is None:
-                    raise CompileError(f"tensorrt: nothing makes output {p.name!r}")
-                t = self._layers.constant(v.data)
+                t = self._constant(v, p.name)
             if t.dtype != p.dtype:
                 t.raw.name = f"{t.raw.name}/{t.dtype}"
                 t = t.astype(p.dtype)
@@ -89,6 +92,12 @@ class _Join:
             taken.add(name)
             names.append(name)
         return tuple(names)
+
+    def _constant(self, v: Value, name: str) -> Tensor:
+        data = self._known.get(v, v).data
+        if data is None:
+            raise CompileError(f"tensorrt: nothing makes output {name!r}")
+        return self._layers.constant(data.astype(F32) if data.dtype in EIGHT_BITS else data)
 
 
 def _readers(network: Network, wanted: set[str]) -> Mapping[str, Sequence[tuple[Any, int]]]:

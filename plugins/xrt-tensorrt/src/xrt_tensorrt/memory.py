@@ -16,6 +16,8 @@ from xrt_tensorrt import _cuda, dlpack
 _CPU: Final = (1, 3)  # kDLCPU, kDLCUDAHost
 LEGACY: Final = (0, 1)
 """The default stream; it and streams of `own_stream` wait for each other by themselves."""
+PER_THREAD: Final = 2
+"""The default stream of the calling thread, under one name in all threads: nothing that outlives a run may name it."""
 _MOST_SCRATCH: Final = 16  # streams whose scratch memory is kept
 _ALIGNMENT: Final = 256  # of what cudaMalloc gives; a slice of an array may begin anywhere
 

@@ -6,7 +6,7 @@ stands a placeholder of its type: zeros, expanded to its shape (`joining` puts t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ class Split:
     kernels: the nodes that kernels write, in order.
     held: values of the function that the parser makes, and that are returned or that kernels read.
     placeholders: values that kernels make and that the parser's nodes read.
+    known: values that were computed ahead, as constants.
     """
 
     outer: Function
@@ -41,6 +42,7 @@ class Split:
     kernels: tuple[Node, ...]
     held: tuple[Value, ...]
     placeholders: tuple[Value, ...]
+    known: Mapping[Value, Value]
 
 
 def split(function: Function, ways: Sequence[str], *, open_batch: bool = False) -> Split:
@@ -67,7 +69,7 @@ def is_computed_ahead(node: Node) -> bool:
 class _Splitter:
     def __init__(self, function: Function, open_batch: bool) -> None:
         self._function = function
-        self._params = frozenset(function.body.inputs)
+        self._params = function.body.inputs
         self._opset = function.body.opsets.get("", 1)
         self._nodes: list[Node] = []
         self._ways: list[str] = []
@@ -94,7 +96,7 @@ class _Splitter:
         outputs = [self._seen[v] for v in (*held, *self._placeholders)]
         outer = Graph(body.inputs, outputs, self._nodes, opsets={k: v for k, v in body.opsets.items() if k != "xrt"})
         made = Function.from_graph(outer, name=function.name)
-        return Split(made, tuple(self._ways), tuple(kernels), tuple(held), tuple(self._placeholders))
+        return Split(made, tuple(self._ways), tuple(kernels), tuple(held), tuple(self._placeholders), self._folded)
 
     def _with_folded(self, node: Node) -> Node:
         if not any(v in self._folded for v in node.inputs if v is not None):
@@ -132,7 +134,7 @@ class _Splitter:
                 found = self._placeholder(v)
                 self._placeholders.append(v)
             elif v in self._params and v.dtype == UINT8:
-                found = Value(f"{v.name}/carried", carrier(v).type)
+                found = Value(f"{v.name or self._params.index(v)}/carried", carrier(v).type)
                 self._add("Cast", [v], found, to=_FLOAT)
             else:
                 found = v
@@ -149,12 +151,11 @@ class _Splitter:
 
     def _placeholder(self, v: Value) -> Value:
         """Nodes that make zeros of a value's type."""
-        v = carrier(v) if v.dtype == UINT8 else v
-        t = v.type
+        t = (carrier(v) if v.dtype == UINT8 else v).type
         assert isinstance(t, TensorType)
         assert t.shape is not None
         assert t.dtype is not None
-        name = f"{v.name}/placeholder"
+        name = f"{v.name or len(self._placeholders)}/placeholder"
         dims = tuple(int(d) for d in t.shape if isinstance(d, int))
         zero = Value.constant(np.zeros((1,) * max(len(dims), 1), np.float32), f"{name}/zero")
         wide = dims or (1,)
@@ -205,11 +206,11 @@ class _OpenShapes:
             except XRTError as e:
                 raise CompileError(f"tensorrt: with a batch of {self._other}: {e}") from e
             types.update((v, Value(v.name, t)) for v, t in zip(n.outputs, found, strict=False) if v is not None)
-        self._types = {v.name: t for v, t in types.items()}
+        self._types = types
 
     def of(self, v: Value) -> tuple[np.ndarray, np.ndarray]:
         """factor and rest for each dimension. Raises CompileError where they do not follow."""
-        known = self._types.get(v.name)
+        known = self._types.get(v)
         here, there = v.shape, None if known is None else known.shape
         if here is None or there is None or not all(isinstance(d, int) for d in (*here, *there)):
             raise CompileError(f"tensorrt: how the shape of {v.name!r} follows from the batch is not known")

@@ -157,12 +157,6 @@ class _Aval:
         self.dtype, self.shape = dtype, shape
 
 
-def _native() -> Any:
-    """jaxlib's extension module, as quiet as JAX makes it."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    return import_module("jaxlib._jax")
-
-
 def _client() -> tuple[Any, Any, Any, Any]:
     """jaxlib, the process's client, its device, and the sharding that puts a whole array there."""
     with _lock:
@@ -171,18 +165,9 @@ def _client() -> tuple[Any, Any, Any, Any]:
 
 @functools.cache
 def _start() -> tuple[Any, Any, Any, Any]:
-    jaxlib = _native()
-    whole = import_module("jaxlib._hlo").HloSharding.replicate()
-    base: Any = jaxlib.SingleDeviceSharding
-
-    class OnDevice(base):  # type: ignore[misc]
-        """What the client asks of a sharding; in JAX it is Python code."""
-
-        memory_kind = None
-
-        def _to_xla_hlo_sharding(self, dimensions: int) -> Any:
-            return whole
-
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as quiet as JAX makes it
+    jaxlib = import_module("jaxlib._jax")
     client = jaxlib.get_tfrt_cpu_client(asynchronous=True)
     device = client.devices()[0]
-    return jaxlib, client, device, OnDevice(device)
+    whole = import_module("jaxlib._hlo").HloSharding.replicate()
+    return jaxlib, client, device, jaxlib.GSPMDSharding([device], whole)

@@ -143,6 +143,8 @@ def cast(ctx: NetworkContext, x: Tensor, like: Tensor | None = None) -> Tensor:
     assert made is not None
     assert made.dtype is not None
     network, layers = ctx.layers.network, ctx.layers
+    if made.dtype == x.dtype:
+        return x
     if made.dtype == FP8:
         one = layers.constant(np.ones((), np.float32))
         return layers.of(network.add_quantize(x.astype(F32).raw, one.raw, layers.toolkit.data_type(FP8)))

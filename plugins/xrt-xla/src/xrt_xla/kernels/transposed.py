@@ -18,7 +18,7 @@ from xrt_core.kernels.windows import Windows, spatial_attribute
 from xrt_xla.kernels.context import Layout, XlaContext, layout, portable, xla_kernel
 from xrt_xla.kernels.convolution import channels_last, correlate, form_of, static_shape
 
-_DEEP, _CACHED = 256, 24 << 20
+_DEEP, _CACHED = 256, 4 << 20
 """Scattering writes the product of every tap: worth it for sums over many channels, while these bytes stay cached."""
 
 
@@ -26,7 +26,7 @@ def transposed_form(node: Node, kind: str) -> str:
     """How to compute a ConvTranspose on a kind of device.
 
     spread: XLA's convolution of the input spread by its strides.
-    scatter: one product for all taps, added up where they go (two thirds of the time over deep, small images).
+    scatter: one product for all taps, added up where they go (half the time over deep, small images).
     phases: with groups, for each remainder of a position by the strides the convolution by the taps that meet it, in
         the forms of Conv (depthwise: a tenth of the time).
     """
