@@ -10,7 +10,7 @@ from importlib.resources import files
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xrt_core.engine.contract import Tolerance
@@ -71,6 +71,7 @@ def test_bounds_are_where_they_are_said_to_be(x: float, share: float, up: bool) 
     assert "at [0]" in found.reason
 
 
+@example([4.0270823553428744e-39], 0.00013, 0.0, 0.0, 0)
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=40),
     st.floats(0, 3e-4),

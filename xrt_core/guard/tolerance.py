@@ -36,6 +36,7 @@ FLIPS: Final = 4.0
 
 
 _BLOCK: Final = 1 << 14  # elements
+_LEAST: Final = float(np.finfo(np.float64).smallest_subnormal)  # in place of a zero that divides a zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,7 @@ def _clearly_inside(
     if not np.isfinite(largest):
         return None
     absolute = relative = 0.0
-    tiny = _smallest(got.dtype)
-    bound = tolerance.absolute * largest + tiny
+    bound = tolerance.absolute * largest + _smallest(got.dtype)
     with np.errstate(all="ignore"):
         for p in parts:
             exact = theirs[p].astype(np.float64)
@@ -180,7 +180,7 @@ def _clearly_inside(
             absolute = max(absolute, float(error.max()))
             if largest and relative * 0.1 * largest < error.max():  # else no element here can be the worst
                 error *= exact >= 0.1 * largest
-                relative = max(relative, float((error / np.maximum(exact, tiny)).max()))
+                relative = max(relative, float((error / np.maximum(exact, _LEAST)).max()))
     return Difference(absolute / (largest or 1.0), relative, 0, got.size, int(tolerance.share * got.size + spare))
 
 
