@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from xrt_core.errors import RegistrationError
-from xrt_core.events import Event, EventLog, subscribe
+from xrt_core.events import Event, EventLog, FallbackEvent, subscribe
 
 
 def test_ring_keeps_the_latest(caplog: pytest.LogCaptureFixture) -> None:
@@ -62,3 +62,21 @@ def test_listeners_cannot_do_harm(caplog: pytest.LogCaptureFixture) -> None:
 
     assert heard == [event]
     assert "a listener failed on x" in caplog.text
+
+
+def test_a_fallback_is_an_event_of_its_own_type(caplog: pytest.LogCaptureFixture) -> None:
+    """Who listens knows it by its type, and has what failed as attributes."""
+    log, heard = EventLog(), []
+    undo = subscribe(heard.append)
+    try:
+        log.emit("a.b")
+        event = log.fallback(cluster="c_0", engine="xla", stage="run", kind="raised", error="boom", failures=2)
+    finally:
+        undo()
+
+    assert [e for e in heard if isinstance(e, FallbackEvent)] == [event]
+    assert (event.cluster, event.engine, event.stage) == ("c_0", "xla", "run")
+    assert (event.kind, event.error) == ("raised", "boom")
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [
+        "fallback cluster=c_0 engine=xla stage=run kind=raised error=boom failures=2"
+    ]

@@ -460,7 +460,7 @@ def test_an_engine_that_fails_at_run(caplog: pytest.LogCaptureFixture) -> None:
         assert engine.runs == 2 + 1 + 3
         assert m.explain().errors == {"fake_0": "failed while running, the host runs it: device lost"}
         assert m.explain().lost == ("fake_0",)
-        assert "and keeps it" in caplog.text
+        assert "the host keeps the cluster" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from xrt_core import config, errors, training
     from xrt_core.config import init_subblock_optimizer
     from xrt_core.engine.converters import register_array_type, register_converter
-    from xrt_core.events import subscribe
+    from xrt_core.events import FallbackEvent, subscribe
     from xrt_core.frontends import ops
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from xrt_core.training.variables import Variable
 
 __all__ = [
+    "FallbackEvent",
     "Graph",
     "TensorType",
     "Variable",
@@ -50,6 +51,7 @@ __all__ = [
 
 # Nothing is imported before it is used: `import xrt_core` costs next to nothing.
 _HOME: Final = {
+    "FallbackEvent": "events",
     "Graph": "frontends.graph",
     "TensorType": "ir.types",
     "Variable": "training.variables",

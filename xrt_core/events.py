@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from xrt_core.errors import RegistrationError
 
@@ -35,6 +35,48 @@ class Event:
     def __str__(self) -> str:
         took = "" if self.seconds is None else f" in {self.seconds * 1e3:.1f} ms"
         return self.name + took + "".join(f" {k}={v}" for k, v in self.fields.items())
+
+
+Kind = Literal[
+    "raised", "hung", "crashed", "memory", "wrong count", "wrong shape", "wrong dtype", "wrong numbers", "slower",
+    "unusable", "closed",
+]  # fmt: skip
+"""What kind of failure made the host stand in: `FallbackEvent.kind`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackEvent(Event):
+    """An engine failed, and the host stood in for it: the event "fallback".
+
+    Beside what the properties give, `fields` has `exit_code` and `log` (the tail of it) of a child process that ended,
+    and `bundle`, the path of a reproducer, where there is one.
+    """
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster, or of the graph where it is not about one cluster."""
+        return str(self.fields["cluster"])
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine."""
+        return str(self.fields["engine"])
+
+    @property
+    def stage(self) -> str:
+        """What failed: probe, supports, plan, compile, examine, load, run or shadow."""
+        return str(self.fields["stage"])
+
+    @property
+    def kind(self) -> Kind:
+        """How it failed."""
+        found: Kind = self.fields["kind"]
+        return found
+
+    @property
+    def error(self) -> str:
+        """What was said, for people."""
+        return str(self.fields["error"])
 
 
 Listener = Callable[[Event], None]
@@ -68,6 +110,27 @@ class EventLog:
     def emit(self, name: str, *, level: int = logging.DEBUG, seconds: float | None = None, **fields: Any) -> Event:
         """Record an event, log it at `level`, and tell the listeners; one that raises is logged and changes nothing."""
         event = Event(name, time.time(), seconds, MappingProxyType(fields))
+        self._tell(event, level)
+        return event
+
+    def fallback(
+        self,
+        *,
+        cluster: str,
+        engine: str,
+        stage: str,
+        kind: Kind,
+        error: str,
+        level: int = logging.WARNING,
+        **more: Any,
+    ) -> FallbackEvent:
+        """Record that the host stands in for an engine; `more` are further fields. Otherwise as `emit`."""
+        fields = {"cluster": cluster, "engine": engine, "stage": stage, "kind": kind, "error": error, **more}
+        event = FallbackEvent("fallback", time.time(), None, MappingProxyType(fields))
+        self._tell(event, level)
+        return event
+
+    def _tell(self, event: Event, level: int) -> None:
         self._ring.append(event)
         logger.log(level, "%s", event)
         for listener in tuple(_listeners):
@@ -75,7 +138,6 @@ class EventLog:
                 listener(event)
             except Exception:
                 logger.exception("a listener failed on %s", event)
-        return event
 
     @contextmanager
     def span(self, name: str, *, level: int = logging.DEBUG, **fields: Any) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class Cell(NamedTuple):
     """How a fault ends. state: of the cluster, "none" where there is none. event: stage and kind of the
-    `guard.fallback` event, None for none."""
+    `FallbackEvent`, None for none."""
 
     state: str
     event: tuple[str, str] | None

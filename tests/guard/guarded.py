@@ -12,7 +12,7 @@ import numpy as np
 
 from xrt_core.engine import engines
 from xrt_core.engine.contract import Engine
-from xrt_core.events import Event, subscribe
+from xrt_core.events import Event, FallbackEvent, subscribe
 from xrt_core.guard.pool import process_pool
 from xrt_core.guard.scratch import process_folder
 from xrt_core.guard.verdicts import forget_all as forget_verdicts
@@ -48,7 +48,7 @@ def chain(rows: int = 4) -> tuple[Graph, np.ndarray, np.ndarray]:
 def heard() -> Iterator[list[Event]]:
     """The guard's events while the body runs."""
     found: list[Event] = []
-    undo = subscribe(lambda e: found.append(e) if e.name.startswith("guard.") else None)
+    undo = subscribe(lambda e: found.append(e) if e.name.startswith("guard.") or isinstance(e, FallbackEvent) else None)
     try:
         yield found
     finally:
@@ -56,8 +56,8 @@ def heard() -> Iterator[list[Event]]:
 
 
 def fallbacks(events: list[Event]) -> list[tuple[str, str]]:
-    """Stage and kind of every `guard.fallback`."""
-    return [(e.fields["stage"], e.fields["kind"]) for e in events if e.name == "guard.fallback"]
+    """Stage and kind of every `FallbackEvent`."""
+    return [(e.stage, e.kind) for e in events if isinstance(e, FallbackEvent)]
 
 
 def states(module: XRTModule) -> list[str]:

@@ -14,6 +14,7 @@ from tests.guard import engines as tested
 from tests.guard.guarded import chain, fallbacks, heard, leftovers, module, registered
 from tests.random_graphs import F32, graph_of, ints, node
 from xrt_core.engine import engines
+from xrt_core.events import FallbackEvent
 from xrt_core.guard import leaving
 from xrt_core.guard.asking import Asker, about, asked
 from xrt_core.guard.desk import Desk
@@ -143,7 +144,7 @@ def test_a_module_without_the_engine_that_crashed() -> None:
                 np.testing.assert_array_equal(m(v), v * v)
                 assert m.wait(60)
             assert [(c["engine"], c["state"]) for c in m.report().clusters] == [("plain", "live")] * 2
-        (event,) = [e for e in events if e.name == "guard.fallback"]
+        (event,) = [e for e in events if isinstance(e, FallbackEvent)]
         assert event.fields["engine"] == "supports_crashes"
         assert event.fields["exit_code"] == -6
         assert "Aborted" in event.fields["log"]

@@ -6,7 +6,6 @@ One that crashes, hangs or takes all memory about it does so there.
 from __future__ import annotations
 
 import contextlib
-import logging
 import pathlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -159,10 +158,14 @@ def tell(events: EventLog, engine: str, stage: str, failure: WorkerFailure, grap
         return
     more: dict[str, Any] = {} if failure.exit_code is None else {"exit_code": failure.exit_code}
     more |= {"log": failure.log} if failure.log else {}
-    events.emit(
-        "guard.fallback", level=logging.WARNING, cluster=graph, engine=engine, stage=stage, kind=failure.kind,
-        error=f"{failure}; the engine is left out", **more,
-    )  # fmt: skip
+    events.fallback(
+        cluster=graph,
+        engine=engine,
+        stage=stage,
+        kind=failure.kind,
+        error=f"{failure}; the engine is left out",
+        **more,
+    )
 
 
 def _described(name: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from xrt_core.cache.key import CacheKey
 from xrt_core.engine.contract import Executable
-from xrt_core.events import EventLog
+from xrt_core.events import EventLog, Kind
 from xrt_core.guard.build import Build
 from xrt_core.guard.crossing import Crossing
 from xrt_core.guard.examine import ExamineSettings
@@ -25,7 +25,7 @@ from xrt_core.guard.pool import Slot
 from xrt_core.guard.salvage import examined_in_child
 from xrt_core.guard.scratch import new_folder
 from xrt_core.guard.settings import GuardSettings
-from xrt_core.guard.state import ClusterRecord, Kind, State
+from xrt_core.guard.state import ClusterRecord, State
 from xrt_core.guard.transport import write_arrays, write_function
 from xrt_core.guard.verdicts import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker import examined

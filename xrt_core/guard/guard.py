@@ -17,7 +17,7 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.errors import XRTError
-from xrt_core.events import EventLog
+from xrt_core.events import EventLog, Kind
 from xrt_core.guard import leaving
 from xrt_core.guard.bring_up import BringUp, kind_of
 from xrt_core.guard.bundle import Stage, bundle_of, leave_bundle
@@ -28,7 +28,7 @@ from xrt_core.guard.limits import TooLong, within
 from xrt_core.guard.outcome import Outcome
 from xrt_core.guard.pool import Job, Slot, WorkerFailure, process_pool
 from xrt_core.guard.settings import GuardSettings
-from xrt_core.guard.state import ClusterRecord, Kind, State
+from xrt_core.guard.state import ClusterRecord, State
 from xrt_core.guard.verification import Referee
 from xrt_core.ir.function import Function
 from xrt_core.runtime.arrays import to_numpy
@@ -191,15 +191,14 @@ class Guard:
     ) -> None:
         """See `launch.Keeper`: one structured event for every failure."""
         launch.record.fault(stage, kind, message, log, exit_code)
-        fields: dict[str, Any] = {"cluster": launch.function.name, "engine": launch.engine, "stage": stage}
-        fields |= {"kind": kind, "error": message}
-        if exit_code is not None:
-            fields["exit_code"] = exit_code
+        more: dict[str, Any] = {} if exit_code is None else {"exit_code": exit_code}
         if log:
-            fields["log"] = log
+            more["log"] = log
         if (left := self._leave_bundle(launch, stage, kind, message, log)) is not None:
-            fields["bundle"] = str(left)
-        self.events.emit("guard.fallback", level=logging.WARNING, **fields)
+            more["bundle"] = str(left)
+        self.events.fallback(
+            cluster=launch.function.name, engine=launch.engine, stage=stage, kind=kind, error=message, **more
+        )
 
     def compare(
         self, launch: GuardedLaunch, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]

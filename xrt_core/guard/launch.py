@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from xrt_core.engine.contract import Executable, Function
-from xrt_core.errors import ExecutionError
+from xrt_core.events import Kind
 from xrt_core.guard.limits import TooLong, Watched
 from xrt_core.guard.planning import beside_caller
 from xrt_core.guard.settings import GuardSettings
-from xrt_core.guard.state import ClusterRecord, Kind, State
+from xrt_core.guard.state import ClusterRecord, State
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.launch import Launch, misfit
+from xrt_core.runtime.launch import Launch, WrongResults, misfit
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 Arrays = Sequence[Any]
@@ -217,22 +217,3 @@ class GuardedLaunch(Launch):
             if self.retire(State.FAILED, f"{times}, the last time: {message}"):
                 self.record.postpone(self._keeper.settings.retry)
         return self._from_host(arrays)
-
-
-class WrongResults(ExecutionError):
-    """An executable returned something else than was promised. kind: what about it is wrong."""
-
-    def __init__(self, fault: str, returns: Sequence[Any], results: Any) -> None:
-        super().__init__(fault)
-        self.kind: Kind = _kind_of(returns, results)
-
-
-def _kind_of(returns: Sequence[Any], results: Any) -> Kind:
-    try:
-        if len(results) != len(returns):
-            return "wrong count"
-        if any(tuple(r.shape) != p.shape for r, p in zip(results, returns, strict=True)):
-            return "wrong shape"
-    except (TypeError, AttributeError):
-        return "wrong count"
-    return "wrong dtype"

@@ -5,7 +5,6 @@ Imports little: it is there before a module's first answer, and what it needs be
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from xrt_core.events import EventLog
+from xrt_core.events import EventLog, Kind
 from xrt_core.guard import leaving
 from xrt_core.guard.settings import GuardSettings
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from xrt_core.cache.disk import DiskCache
     from xrt_core.guard.asking import Asker
     from xrt_core.guard.pool import Slot
-    from xrt_core.guard.state import Kind
 
 _MOMENT: Final = 0.02
 """Seconds after a first answer until anything begins, so that the caller has it, and the interpreter, to himself."""
@@ -199,10 +197,9 @@ class Planning:
         record.state, record.reason = "failed", f"{kind}: {message}"
         if plan is not None and not self.closed and not leaving.begun():
             plan.postpone(self.settings.retry)
-            self.events.emit(
-                "guard.fallback", level=logging.WARNING, cluster=record.name, engine=self._engines, stage="plan",
-                kind=kind, error=message,
-            )  # fmt: skip
+            self.events.fallback(
+                cluster=record.name, engine=self._engines, stage="plan", kind=kind, error=message
+            )
         record.done.set()
 
 

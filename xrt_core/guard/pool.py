@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from xrt_core.errors import XRTError
-from xrt_core.events import logger
+from xrt_core.events import Kind, logger
 from xrt_core.guard.scratch import new_folder
-from xrt_core.guard.state import Kind
 
 LOG_BYTES: Final = 8192
 """So much of the end of a worker's log is kept with a failure."""

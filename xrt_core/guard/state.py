@@ -9,17 +9,12 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from xrt_core.errors import InternalError
+from xrt_core.events import Kind
 from xrt_core.guard.outcome import Outcome
 from xrt_core.guard.planning import later
-
-Kind = Literal[
-    "raised", "hung", "crashed", "memory", "wrong count", "wrong shape", "wrong dtype", "wrong numbers", "slower",
-    "unusable", "closed",
-]  # fmt: skip
-"""What kind of failure made the host stand in: the field `kind` of every `guard.fallback` event."""
 
 
 class State(enum.Enum):

@@ -78,8 +78,15 @@ class Lowering:
         except Exception as e:  # the host runs the cluster instead; an engine's failure never reaches the caller
             error = e if isinstance(e, EngineError) else CompileError(f"{type(e).__name__}: {e}")
             level = logging.DEBUG if self._executables.sealed else logging.WARNING  # a load that refuses says it itself
-            self._events.emit("compile.failed", level=level, engine=name, cluster=function.name, error=str(error))
-        launch = function, name, executable, lambda: _host_run(function), error
+            self._events.fallback(
+                cluster=function.name,
+                engine=name,
+                stage="compile",
+                kind="memory" if isinstance(e, MemoryError) else "raised",
+                error=str(error),
+                level=level,
+            )
+        launch = function, name, executable, lambda: _host_run(function), error, self._events
         engine, device = self._compilation.engines[name]
         on_gpu = number_of(device) is not None
         if not on_gpu and self._xp is np:

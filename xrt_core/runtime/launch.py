@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -12,9 +11,8 @@ import numpy as np
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Function, RunOptions
 from xrt_core.errors import EngineError, ExecutionError
+from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.runtime.arrays import to_numpy
-
-log = logging.getLogger("xrt")
 
 _MAX_FAILURES = 3
 _SHOWN = 5
@@ -32,10 +30,12 @@ class Launch:
     host: makes the function that runs the same nodes on the host (called at the first failure).
     After three failures in a row the executable is given up and the host keeps the cluster. error: the last failure.
     enter: what makes arrays that the engine takes of the host's; None where it takes them as they are.
+    events: who is told of failures.
     """
 
     __slots__ = (
-        "_host", "_host_run", "_lock", "_proven", "engine", "enter", "error", "executable", "failures", "function"
+        "_events", "_host", "_host_run", "_lock", "_proven", "engine", "enter", "error", "executable", "failures",
+        "function",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +45,7 @@ class Launch:
         executable: Executable | None,
         host: Callable[[], HostRun],
         error: EngineError | None = None,
+        events: EventLog = process_events,
     ) -> None:
         self.function = function
         self.engine = engine
@@ -53,6 +54,7 @@ class Launch:
         self.failures = 0
         self.enter: HostRun | None = None
         self._proven = False  # the last run succeeded, and its results were looked at
+        self._events = events
         self._host = host
         self._host_run: HostRun | None = None
         self._lock = threading.Lock()
@@ -89,9 +91,11 @@ class Launch:
         """
         fault = misfit(results, self.function)
         if fault:
-            raise ExecutionError(
+            raise WrongResults(
                 f"engine {self.engine!r}, {self.function.name} ({operators_of(self.function)}): {fault}; "
-                "this is a bug of the engine's package"
+                "this is a bug of the engine's package",
+                self.function.returns,
+                results,
             )
         with self._lock:
             if waited or not self.failures:
@@ -106,13 +110,13 @@ class Launch:
             if self.failures >= _MAX_FAILURES:
                 self.executable = None
             failures, given_up = self.failures, self.executable is None
-        log.warning(
-            "cluster %s failed on engine %s (failure %d), the host ran it instead%s: %s",
-            self.function.name,
-            self.engine,
-            failures,
-            ", and keeps it" if given_up else "",
-            error,
+        self._events.fallback(
+            cluster=self.function.name,
+            engine=self.engine,
+            stage="run",
+            kind=error.kind if isinstance(error, WrongResults) else "raised",
+            error=f"{error}{'; the host keeps the cluster' if given_up else ''}",
+            failures=failures,
         )
 
     def on_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -186,3 +190,22 @@ def misfit(results: Any, function: Function) -> str:
         if tuple(shape) != p.shape or (isinstance(dtype, np.dtype) and dtype != p.dtype):
             return f"result {i} ({p.name!r}) is {dtype}{list(shape)}, expected {p.type}"
     return ""
+
+
+class WrongResults(ExecutionError):
+    """An executable returned something else than was promised. kind: what about it is wrong."""
+
+    def __init__(self, fault: str, returns: Sequence[Any], results: Any) -> None:
+        super().__init__(fault)
+        self.kind: Kind = _kind_of(returns, results)
+
+
+def _kind_of(returns: Sequence[Any], results: Any) -> Kind:
+    try:
+        if len(results) != len(returns):
+            return "wrong count"
+        if any(tuple(r.shape) != p.shape for r, p in zip(results, returns, strict=True)):
+            return "wrong shape"
+    except (TypeError, AttributeError):
+        return "wrong count"
+    return "wrong dtype"
