@@ -70,14 +70,15 @@ def bare(executable: Any, arrays: list[Any], stream: int | None) -> Callable[[],
     if type(arrays[0]) is np.ndarray:
         return lambda: [to_numpy(r) for r in executable.run(arrays)]
     options = RunOptions(stream=stream)
-    executable.run(arrays, options)
+    results = executable.run(arrays, options)
     session = getattr(getattr(executable, "_local", None), "session", None)
     if session is None:
         return lambda: executable.run(arrays, options, False)
     from xrt_tensorrt.memory import own_stream
 
     context, handle = session._context, own_stream(0)
-    return lambda: context.execute_async_v3(handle)
+    held = arrays, results  # what is bound stays there while this is called
+    return lambda _=held: context.execute_async_v3(handle)
 
 
 def main(names: list[str]) -> None:

@@ -3,9 +3,10 @@
     python benchmarks/guard_models.py [MODEL ...] [--seconds 8] [--engines xla onnxruntime openvino] [--keep FOLDER]
 
 One process; the modules of a model take turns. Before each measured call there is a rest, as threads of some engines
-spin for a while, and a call that is not measured. A ratio is the median of the rounds' ratios, so that a machine that
-is slower for a while counts on both sides; the same engine twice shows how far that is from 1. Every module's results
-are held against the host's first. `--keep` leaves the cache there, so that a second run has the verdicts of the first.
+spin for a while, and a call that is not measured. Then the best engine and "auto" take turns alone, some calls each: in
+one process with all the others their threads get in each other's way. The ratio is the median of those rounds' ratios,
+so that a machine that is slower for a while counts on both sides. Every module's results are held against the host's
+first. `--keep` leaves the cache there, so that a second run has the verdicts of the first.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ REST = 0.05
 """Seconds of rest before each call."""
 TIES = ("light_squeezenet",)
 """Models whose results differ by rounding alone: a Softmax over ties."""
+CALLS = 9
+"""Calls of each turn of the best engine and auto; their median counts."""
 LEAST_ROUNDS, SLOW_SECONDS = 9, 1.0
 """Rounds in any case; a module whose second call takes longer than this many seconds is timed by that call alone."""
 
 
 def rounds_of(
-    modules: Mapping[str, XRTModule], inputs: Mapping[str, np.ndarray], seconds: float
+    modules: Mapping[str, XRTModule], inputs: Mapping[str, np.ndarray], seconds: float, calls: int = 1
 ) -> dict[str, list[float]]:
-    """Milliseconds of the calls of each module, by round; all of them have run before."""
+    """Milliseconds of a call of each module (the median of so many calls), by round; all of them have run before."""
     times: dict[str, list[float]] = {name: [] for name in modules}
     racing = []
     for name, m in modules.items():
@@ -63,9 +66,12 @@ def rounds_of(
         for name in shuffle.sample(racing, len(racing)):  # so that nobody always comes after the same neighbour
             time.sleep(REST)
             modules[name].run(inputs)
-            start = time.perf_counter()
-            modules[name].run(inputs)
-            times[name].append((time.perf_counter() - start) * 1e3)
+            found = []
+            for _ in range(calls):
+                start = time.perf_counter()
+                modules[name].run(inputs)
+                found.append((time.perf_counter() - start) * 1e3)
+            times[name].append(statistics.median(found))
         k += 1
     return times
 
@@ -122,8 +128,12 @@ def row(name: str, names: Sequence[str], seconds: float, cache: str) -> tuple[st
             faults += [f"{e}: {fault}"] if fault else []
         times = rounds_of(modules, inputs, seconds)
         clusters = modules["auto"].report().clusters
-    medians = {e: statistics.median(t) for e, t in times.items()}
-    best = min(names, key=medians.__getitem__)
+        medians = {e: statistics.median(t) for e, t in times.items()}
+        best = min(names, key=medians.__getitem__)
+        two = {e: modules.pop(e) for e in (best, "auto")}
+        modules.clear()
+        gc.collect()
+        times = rounds_of(two, inputs, seconds, CALLS)
     to_best = ratio(times["auto"], times[best])
     chosen = Counter(c["chosen"] if c["state"] == "live" else f"host ({c['state']})" for c in clusters)
     said = ", ".join(f"{n} x {e}" if n > 1 else e for e, n in chosen.items())

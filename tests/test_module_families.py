@@ -15,7 +15,7 @@ from xrt_core.errors import InputError
 from xrt_core.ir.graph import Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.module import XRTModule
-from xrt_core.runtime.arrays import family_of, to_numpy
+from xrt_core.runtime.arrays import family_of, from_numpy, to_numpy
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
@@ -149,6 +149,18 @@ def test_an_output_of_xla_reaches_torch_in_place() -> None:
     assert peak < 1 << 20  # NumPy's copies are traced, XLA's own buffers are not
     y[0] = 5
     assert float(m(given)[0]) == 0
+
+
+def test_a_torch_without_cuda_gets_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a torch does not raise for JAX's arrays on a GPU: it asserts that it has CUDA."""
+
+    def asserts(_: Any) -> Any:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch, "from_dlpack", asserts)
+    y = from_numpy("torch")(jnp.asarray(X))
+    assert isinstance(y, torch.Tensor)
+    np.testing.assert_array_equal(y.numpy(), X)
 
 
 def test_a_tracer_is_refused() -> None:

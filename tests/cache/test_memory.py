@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -78,3 +79,37 @@ def test_threads_that_push_each_other_out() -> None:
         t.join()
     assert not wrong
     assert len(store) == 1
+
+
+def test_entries_that_move_while_others_are_looked_at() -> None:
+    """A look-up takes no lock, and may come while entries are replaced or forgotten."""
+    store: LRU[str] = LRU(4)
+    for k in range(4):
+        store.put(k, f"v{k}")
+
+    def keep(value: str) -> bool:
+        store.get(1)
+        store.get(0)
+        return value != "v2"
+
+    store.retain(keep)
+    assert sorted(store.values()) == ["v0", "v1", "v3"]
+    moving = True
+
+    def move() -> None:
+        while moving:
+            store.get(0)
+            store.get(1)
+
+    thread, interval = threading.Thread(target=move), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for k in range(200_000):
+            store.put(3, f"v{k}")
+            store.replace(store.get(3) or "", "new")
+    finally:
+        moving = False
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert store.get(3) == "new"

@@ -19,12 +19,13 @@ from xrt_core.guard import leaving
 from xrt_core.guard.asking import Asker, about, asked
 from xrt_core.guard.desk import Desk
 from xrt_core.guard.limits import TooLong
-from xrt_core.guard.pool import Slot, WorkerFailure
+from xrt_core.guard.pool import Slot, WorkerFailure, process_pool
 from xrt_core.guard.settings import GuardSettings
 from xrt_core.guard.verdicts import forget_all
 from xrt_core.ir.graph import Value
 from xrt_core.ir.types import TensorType
 from xrt_core.options import resolve
+from xrt_core.testing.processes import run_python
 from xrt_core.testing.stage_faults import STAGE_FAULTS
 
 _settings = GuardSettings.of(resolve({"guard": True, "guard_timeout": 20.0}))
@@ -86,9 +87,21 @@ def test_who_ends_the_child_says_nothing_and_the_others_do(slot: Slot) -> None:
 def test_probing(slot: Slot) -> None:
     """Who raises is no danger, who exits is; an unknown name is for somebody else to complain about."""
     with registered(STAGE_FAULTS["probe_exits"], STAGE_FAULTS["probe_raises"]):
-        failed = Asker(slot, SETTINGS).probe(["plain", "probe_exits", "probe_raises", "nobody"])
-    assert list(failed) == ["probe_exits"]
-    assert failed["probe_exits"].exit_code == 3
+        found = Asker(slot, SETTINGS).probe(["plain", "probe_exits", "probe_raises", "nobody"])
+    lost = found.pop("probe_exits")
+    assert lost is not None
+    assert lost.exit_code == 3
+    assert found == {"plain": None, "probe_raises": None, "nobody": None}
+
+
+def test_no_child_is_no_answer(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that nobody has probed is not noted as harmless."""
+
+    def unusable(self: Slot, *request: object) -> dict[str, object]:
+        raise WorkerFailure("unusable", "no child process can be started")
+
+    monkeypatch.setattr(Slot, "run", unusable)
+    assert Asker(slot, SETTINGS).probe(["plain"]) == {}
 
 
 def test_what_no_child_can_have_is_asked_here(slot: Slot) -> None:
@@ -100,13 +113,55 @@ def test_what_no_child_can_have_is_asked_here(slot: Slot) -> None:
     function = about(list(chain()[0].nodes), chain()[0])
     with registered(Local):
         assert Asker(slot, SETTINGS).supports(function, [(engines.get("local_asked"), "cpu")], "inference") == {}
-        assert Asker(slot, SETTINGS).probe(["local_asked"]) == {}
+        assert Asker(slot, SETTINGS).probe(["local_asked"]) == {"local_asked": None}
 
 
 def test_nobody_wants_to_know(slot: Slot) -> None:
     """Then no child is started for it."""
-    assert Asker(slot, SETTINGS, lambda: False).probe(["plain"])["plain"].kind == "closed"
+    lost = Asker(slot, SETTINGS, lambda: False).probe(["plain"])["plain"]
+    assert lost is not None
+    assert lost.kind == "closed"
     assert slot._worker is None
+
+
+def test_closing_while_a_child_is_asked() -> None:
+    """The child is ended for that, which is no failure of the engine's."""
+    graph, x, _ = chain()
+    with heard() as events, registered(STAGE_FAULTS["supports_hangs"]):
+        m = module(graph, "supports_hangs", guard_tune=False)
+        m(x)
+        until = time.monotonic() + 20
+        while not process_pool().pids() and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        m.close()
+        for t in threading.enumerate():
+            if t.name == "xrt-planning":
+                t.join(20)
+                assert not t.is_alive()
+    assert fallbacks(events) == []
+    assert leftovers() == []
+
+
+LATE = """
+    import threading, time
+    from xrt_core.module import XRTModule
+    from xrt_core.testing import functions
+    function, x = functions.chain()
+
+    def work():
+        threading.main_thread().join()
+        time.sleep(0.1)
+        print(XRTModule(function.body, engine="onnxruntime")(x).shape)
+
+    threading.Thread(target=work).start()
+"""
+
+
+def test_a_thread_that_outlives_the_main_one_has_engines() -> None:
+    """The interpreter ends after threads that are no daemons, and not before."""
+    pytest.importorskip("onnxruntime")
+    assert run_python(LATE) == str(chain()[2].shape)
 
 
 # --- in a module -----------------------------------------------------------------------------------------------------
@@ -168,7 +223,7 @@ def test_the_desk_serves_from_the_thread_that_lasts(slot: Slot) -> None:
         assert slot._worker is not None
         pids.append(slot._worker.pid)
         time.sleep(0.1)
-    assert pids[0] == pids[2] == {}
+    assert pids[0] == pids[2] == {"plain": None}
     assert pids[1] == pids[3]
 
 

@@ -361,8 +361,12 @@ def test_who_loses_is_let_go() -> None:
         assert m.wait(60)
         assert m.report().clusters[0]["chosen"] == "counted", m.report().as_text()
         np.testing.assert_array_equal(m(x), want)
-        gc.collect()
-        assert {name for name, reference in made if reference() is not None} == {"counted"}
+        end = time.monotonic() + 10  # the thread that examined may still be on its way out
+        held = {"slow", "counted"}
+        while held != {"counted"} and time.monotonic() < end:
+            gc.collect()
+            held = {name for name, reference in made if reference() is not None}
+        assert held == {"counted"}
 
 
 def test_clusters_that_share_the_cores_are_told() -> None:

@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Queue
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,12 +21,19 @@ from tests.random_graphs import F32, graph_of, node
 from xrt_core import ops
 from xrt_core.engine.contract import EngineStatus, Phase, Support
 from xrt_core.errors import EngineError, XRTError
+from xrt_core.events import EventLog
 from xrt_core.guard import planning
+from xrt_core.guard.bring_up import BringUp
+from xrt_core.guard.launch import GuardedLaunch
+from xrt_core.guard.pool import Job, Pool, Slot, WorkerFailure
+from xrt_core.guard.settings import GuardSettings
+from xrt_core.guard.state import State
 from xrt_core.guard.verdicts import forget_all
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
+from xrt_core.options import resolve
 from xrt_core.pipeline import FirstPlan
 from xrt_core.steps import register_pass, unregister_pass
 from xrt_core.testing.processes import run_python
@@ -246,6 +255,29 @@ def test_an_engine_that_hangs_when_it_is_asked() -> None:
     assert len(Asked.asked) == asked_by_then <= 1  # it comes back, and goes on for nobody
 
 
+def test_nobody_joins_a_planning_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again once the thread that was left is out of it, and takes no further threads until then."""
+    monkeypatch.setattr("xrt_core.pipeline.first_plan._BUSY", 0.1)
+    go = threading.Event()
+    Asked.before = staticmethod(lambda: go.wait(60))
+    graph, x, want = chain()
+    with module(graph, "asked", **{**ALONE, "guard_timeout": 1.0, "guard_retry": 0.05}) as m:
+        m(x)
+        assert m.wait(30)
+        for _ in range(3):
+            time.sleep(0.12)
+            np.testing.assert_array_equal(m(x), want)
+            assert m.wait(0)
+        go.set()
+        for t in threading.enumerate():
+            if t.name == "xrt-planning":
+                t.join(30)
+        time.sleep(0.12)
+        m(x)
+        assert m.wait(30)
+        assert m.report().clusters[0]["state"] == "live"
+
+
 def test_planning_that_fails_is_tried_again() -> None:
     """By a call after the wait; then the engine has it."""
     broken = True
@@ -390,6 +422,51 @@ def test_inputs_of_the_call_reach_the_examination(monkeypatch: pytest.MonkeyPatc
             assert given[0] is None
 
 
+@dataclass
+class Waiting:
+    """Something to plan."""
+
+    name: str = "square"
+
+    def prepare(self, inputs: Sequence[Any] | None) -> None:
+        """Nothing to do."""
+
+    def postpone(self, first: float) -> None:
+        """Nothing to do."""
+
+
+def test_inputs_of_all_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many signatures that are new at once do not fill the memory."""
+    kept: Queue[tuple[planning.PlanningRecord, Any]] = Queue()
+    monkeypatch.setattr(planning, "MOST_INPUT_BYTES", 100)
+    monkeypatch.setattr(planning.Planning, "_submit", lambda self, record, inputs: kept.put((record, inputs)))
+    settings = GuardSettings.of(resolve({"guard": True}))
+    assert settings is not None
+    made = planning.Planning(settings, "asked", None, EventLog())
+    plans = [Waiting() for _ in range(3)]
+    for plan in plans:
+        made.begin(plan, [np.zeros(6), [np.zeros(2), None]])  # 64 bytes
+    records = dict(kept.get(timeout=10) for _ in plans)
+    (first,) = [r for r, inputs in records.items() if inputs is not None]
+    first.done.set()
+    made.begin(plans[0], [np.zeros(8)])
+    assert kept.get(timeout=10)[1] is not None
+
+
+def test_a_cluster_for_which_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller has the host's answer, and there is one event."""
+
+    def full(self: Pool, job: Job) -> None:
+        raise WorkerFailure("unusable", "no thread can be started")
+
+    graph, x, want = chain()
+    with heard() as events, module(graph, "asked", guard_async=False, **ALONE) as m:
+        monkeypatch.setattr(Pool, "submit", full)
+        np.testing.assert_array_equal(m(x), want)
+        assert m.report().clusters[0]["state"] == "failed"
+    assert fallbacks(events) == [("compile", "unusable")]
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -405,6 +482,62 @@ def test_closing_while_it_waits(held: Callable[[], None]) -> None:
     np.testing.assert_array_equal(m(x), want)
     assert Asked.asked == []
     assert m.report().clusters == ()
+
+
+def test_waiting_for_what_was_closed_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way when a module is closed keeps nobody waiting, however far it still comes."""
+    entered, closed, cleared, go = (threading.Event() for _ in range(4))
+
+    def outcome(self: BringUp, launch: GuardedLaunch, inputs: Any, slot: Slot) -> Any:
+        entered.set()
+        closed.wait(30)
+        launch.record.move(State.COMPILING)
+        cleared.set()
+        go.wait(30)
+        raise WorkerFailure("closed", "it was given up")
+
+    monkeypatch.setattr(BringUp, "outcome", outcome)
+    graph, x, _ = chain()
+    m = module(graph, "asked", **ALONE)
+    m(x)
+    assert entered.wait(30)
+    m.close()
+    closed.set()
+    assert cleared.wait(30)
+    waiting = threading.Thread(target=m.wait, daemon=True)
+    waiting.start()
+    time.sleep(0.1)
+    go.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+IMPORTING = """
+    import sys, threading, time
+    import numpy as np
+    from xrt_core.module import XRTModule
+    from xrt_core.testing import functions
+    function, x = functions.chain()
+    entered = threading.Event()
+
+    class Slow:
+        def find_spec(self, name, path=None, target=None):
+            if name == "xrt_core.guard.scratch":
+                assert "xrt_core.guard.pool" in sys.modules
+                entered.set()
+                time.sleep(0.3)
+
+    sys.meta_path.insert(0, Slow())
+    with XRTModule(function.body, engine="auto", guard=True) as m:
+        m(x)
+        assert entered.wait(30)
+    print("closed")
+"""
+
+
+def test_closing_while_the_pool_is_imported() -> None:
+    """A module that another thread has half imported is waited for."""
+    assert run_python(IMPORTING) == "closed"
 
 
 LEAVES = """

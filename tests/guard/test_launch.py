@@ -296,3 +296,38 @@ def _with(**changes: Any) -> GuardSettings:
     from dataclasses import replace
 
     return replace(SETTINGS, **changes)
+
+
+def test_retired_while_its_probation_ends() -> None:
+    """Whoever is first: an executable that was retired is never called again."""
+    keeper = Keeper(settings=_with(failures=1, probation=1))
+    launch = _Slow(functions.binary("Add"), "e", _adds, keeper, ClusterRecord("c", "e", 1, "Add"))
+    launch.record.move(State.READY)
+    live = Does(right)
+    launch.go_live(live, "")
+    _Slow.ending.clear()
+    first = threading.Thread(target=launch, args=([X, X],))
+    first.start()
+    assert _Slow.ending.wait(10)
+    assert launch.retire(State.FAILED, "another thread's call failed")
+    first.join(10)
+    launch.record.postpone(60.0)
+    runs = live.runs
+    assert not isinstance(launch([X, X])[0], Own)
+    assert live.runs == runs
+
+
+def _adds() -> Callable[[Sequence[Any]], Any]:
+    return lambda arrays: [arrays[0] + arrays[1]]
+
+
+class _Slow(GuardedLaunch):
+    """Takes a moment to end its probation, and tells of it."""
+
+    __slots__ = ()
+    ending = threading.Event()
+
+    def _live(self, executable: Executable) -> Callable[[Sequence[Any]], Any]:
+        self.ending.set()
+        time.sleep(0.2)
+        return super()._live(executable)

@@ -100,9 +100,12 @@ def test_probes_of_installed_engines_are_kept(tmp_path: pathlib.Path, monkeypatc
         def __init__(self) -> None:
             pass
 
-        def probe(self, names: Any) -> dict[str, WorkerFailure]:
+        def wanted(self) -> bool:
+            return True
+
+        def probe(self, names: Any) -> dict[str, WorkerFailure | None]:
             probed.append(set(names))
-            return {"plain": WorkerFailure("crashed", "gone")}
+            return {n: WorkerFailure("crashed", "gone") if n == "plain" else None for n in names}
 
     monkeypatch.setattr("xrt_core.guard.planning.asker", Fake)
     planning = Planning(settings, "auto", DiskCache(tmp_path, 1 << 20), EventLog())

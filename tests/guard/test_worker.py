@@ -294,11 +294,28 @@ def test_the_pool_starts_nothing_before_it_has_to() -> None:
     assert pool.pids() == []
 
 
-def test_a_job_that_raises_costs_no_thread() -> None:
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is refused, and the pool works as soon as there are threads again."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = Pool(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(WorkerFailure, match="can't start new thread"):
+            pool.submit(Job(lambda slot: None, None))
+    job = Job(lambda slot: None, None)
+    pool.submit(job)
+    assert job.done.wait(10)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit(3)])
+def test_a_job_that_raises_costs_no_thread(error: BaseException) -> None:
     """It is logged, and the next job is done."""
 
     def bad(slot: Slot) -> None:
-        raise RuntimeError("a bug")
+        raise error
 
     pool = Pool(1)
     jobs = [Job(bad, None), Job(lambda slot: None, None)]

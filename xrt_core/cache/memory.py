@@ -62,15 +62,16 @@ class LRU(Generic[V]):
     def replace(self, old: V, new: V) -> None:
         """Let one value stand where another does, if it still does."""
         with self._lock:
-            for key, value in self._entries.items():
+            for key, value in tuple(self._entries.items()):  # `get` moves entries without the lock
                 if value is old:
                     self._entries[key] = new
 
     def retain(self, keep: Callable[[V], bool]) -> None:
         """Forget every entry whose value `keep` refuses."""
         with self._lock:
-            for key in [k for k, v in self._entries.items() if not keep(v)]:
-                del self._entries[key]
+            for key, value in tuple(self._entries.items()):
+                if not keep(value):
+                    del self._entries[key]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -54,18 +54,20 @@ class Asker:
         self._settings = settings
         self.wanted = wanted
 
-    def probe(self, names: Collection[str]) -> dict[str, WorkerFailure]:
-        """Which of these engines end a process that imports and probes them, and how."""
+    def probe(self, names: Collection[str]) -> dict[str, WorkerFailure | None]:
+        """How each of these engines ends a process that imports and probes it, None for not at all; nothing of those
+        of which a child cannot say."""
         from xrt_core.guard.pool import WorkerFailure
 
-        failed = {}
+        found: dict[str, WorkerFailure | None] = {}
         for name in names:
             with _folder() as folder, contextlib.suppress(_NoAnswer):
                 try:
                     self._ask({"ask": "probe", "engine": _described(name)}, folder)
+                    found[name] = None
                 except WorkerFailure as e:
-                    failed[name] = e
-        return failed
+                    found[name] = e
+        return found
 
     def supports(self, function: Function, engines: Sequence[tuple[Engine, str]], phase: Phase) -> dict[str, Answers]:
         """What each of the engines says about each node; nothing from those that a child cannot have.
@@ -102,6 +104,8 @@ class Asker:
         try:
             answer = self._child.run(asked, limit, self._settings.memory, lambda stage: None)
         except WorkerFailure as e:
+            if not self.wanted():  # it was ended because of that
+                raise WorkerFailure("closed", "nobody waits for the answer") from e
             if e.kind == "unusable":
                 raise _NoAnswer from e
             raise

@@ -13,6 +13,7 @@ import numpy as np
 from xrt_core.cache.key import CacheKey
 from xrt_core.engine.contract import Executable
 from xrt_core.events import EventLog, Kind
+from xrt_core.guard import leaving
 from xrt_core.guard.build import Build
 from xrt_core.guard.crossing import Crossing
 from xrt_core.guard.examine import ExamineSettings
@@ -189,7 +190,7 @@ class BringUp:
                 settings.timeout,
                 lambda: self._compiled(launch.record),
                 salvage=not launch.record.faults,
-                is_wanted=lambda: not self._keeper.closed,
+                is_wanted=lambda: not (self._keeper.closed or leaving.begun()),
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)

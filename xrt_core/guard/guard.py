@@ -26,6 +26,7 @@ from xrt_core.guard.inquiry import Inquiry
 from xrt_core.guard.launch import GuardedLaunch, HostRun
 from xrt_core.guard.limits import TooLong, within
 from xrt_core.guard.outcome import Outcome
+from xrt_core.guard.planning import MOST_INPUT_BYTES
 from xrt_core.guard.pool import Job, Slot, WorkerFailure, process_pool
 from xrt_core.guard.settings import GuardSettings
 from xrt_core.guard.state import ClusterRecord, State
@@ -37,8 +38,6 @@ from xrt_core.runtime.launch import Launch, operators_of
 
 _MOST_RECORDS: Final = 4096
 _MOMENT: Final = 10.0  # longest time that a call waits for an executable that was examined before
-_MOST_INPUT_BYTES: Final = 1 << 28
-"""Inputs of a call that are larger than this together are not written down to be examined with."""
 
 
 class Guard:
@@ -176,11 +175,17 @@ class Guard:
 
         def work(slot: Slot) -> None:
             found = reference()
-            if found is not None and not self.closed:
+            if found is not None:
                 self._bring_up(found, inputs, slot)
 
         job = Job(work, self)
-        process_pool().submit(job)
+        try:
+            process_pool().submit(job)
+        except WorkerFailure as e:
+            with self._lock:
+                self._begun.discard(launch)
+            self._fail(launch, "compile", e.kind, str(e))
+            return
         if not self.settings.asynchronous or self._way.trusts(launch.function):
             job.done.wait()
         elif at_once:
@@ -212,10 +217,12 @@ class Guard:
     # --- the way of a cluster ---------------------------------------------------------------------------------------
 
     def _bring_up(self, launch: GuardedLaunch, inputs: list[np.ndarray] | None, slot: Slot) -> None:
-        """All the way to LIVE, REJECTED or FAILED, in a thread of the pool."""
+        """All the way to LIVE, REJECTED or FAILED, in a thread of the pool; nowhere if the guard is closed."""
         record = launch.record
         start = time.perf_counter()
         try:
+            if self.closed:
+                return
             outcome, known = self._way.outcome(launch, inputs, slot)
             record.outcome = outcome
             if outcome.verdict in ("wrong", "slower"):
@@ -236,11 +243,12 @@ class Guard:
                 self._fail(launch, stage, e.kind, str(e), e.log, e.exit_code)
         except TooLong as e:
             self._fail(launch, "load" if record.state is State.READY else "compile", "hung", str(e))
-        except Exception as e:
+        except BaseException as e:  # a library may raise SystemExit
             memory = isinstance(e, MemoryError)
             stage = "load" if record.state is State.READY else "compile"
             self._fail(launch, stage, "memory" if memory else "raised", f"{type(e).__name__}: {e}")
         finally:
+            record.settled.set()  # also where it was given up on the way
             with self._lock:
                 self._begun.discard(launch)
 
@@ -295,6 +303,6 @@ class Guard:
             return None
         with contextlib.suppress(XRTError):
             found = [to_numpy(a) for a in arrays]
-            if sum(a.nbytes for a in found) <= _MOST_INPUT_BYTES:
+            if sum(a.nbytes for a in found) <= MOST_INPUT_BYTES:
                 return [a.copy() for a in found]
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 
 from xrt_core.cache.disk import DiskCache
@@ -35,6 +36,7 @@ class Inquiry:
         self.left_out: Mapping[str, str] = {}
         self._settings = settings
         self._events = events
+        self._lock = threading.Lock()
 
     def ask(self, graph: Graph, nodes: Sequence[Node], phase: Phase) -> Mapping[str, Answers]:
         """The answers of those engines that could be asked in a child."""
@@ -57,6 +59,7 @@ class Inquiry:
         except (OSError, XRTError) as e:
             self._events.emit("guard.not_asked_apart", graph=graph.name, reason=f"{type(e).__name__}: {e}")
             return known
+        planning.check()
         if disk is not None:
             for name, answers in found.items():
                 keep_answers(keys[name], function, disk, answers)
@@ -64,8 +67,9 @@ class Inquiry:
         for name, failure in failed.items():
             tell(self._events, name, "supports", failure, graph.name or "graph")
         if failed:
-            self.left_out = {**self.left_out, **{name: f"{f.kind}: {f}" for name, f in failed.items()}}
-            self.compilation = self.every.without(self.left_out)
+            with self._lock:
+                self.left_out = {**self.left_out, **{name: f"{f.kind}: {f}" for name, f in failed.items()}}
+                self.compilation = self.every.without(self.left_out)
         return {**known, **{name: a for name, a in found.items() if a.failure is None}}
 
     def _by_job(

@@ -90,11 +90,12 @@ class GuardedLaunch(Launch):
 
     def retire(self, state: State, reason: str) -> bool:
         """Let the host answer from now on. Whether it was live: of several threads the first one retires it."""
-        if not self.record.move_from(State.LIVE, state, reason):
-            return False
-        self._call = self._waiting
-        self.executable = None
-        return True
+        with self._lock:  # of `_end_probation`, which must not come in between
+            if not self.record.move_from(State.LIVE, state, reason):
+                return False
+            self._call = self._waiting
+            self.executable = None
+            return True
 
     # --- who answers ---------------------------------------------------------------------------------------------
 

@@ -26,9 +26,16 @@ class Leaving(Exception):
     """The interpreter is ending."""
 
 
+def begin() -> None:
+    """Say that the interpreter is ending."""
+    global _begun
+    _begun = True
+
+
 def begun() -> bool:
-    """Whether the interpreter is ending: its main thread is through."""
-    return _begun or not threading.main_thread().is_alive()
+    """Whether the interpreter is ending: its main thread is through, and so are all others that are no daemons."""
+    main = threading.main_thread()
+    return _begun or not (main.is_alive() or any(t is not main and not t.daemon for t in threading.enumerate()))
 
 
 def check() -> None:
@@ -74,9 +81,8 @@ def outside_library() -> Iterator[None]:
 
 
 def _leave() -> None:
-    global _begun
     with _condition:
-        _begun = True
+        begin()
         _condition.wait_for(lambda: not _inside, _LIMIT)
 
 

@@ -25,6 +25,8 @@ _MOMENT: Final = 0.02
 """Seconds after a first answer until anything begins, so that the caller has it, and the interpreter, to himself."""
 _LONGEST_RETRY: Final = 3600.0
 _MOST_RECORDS: Final = 256
+MOST_INPUT_BYTES: Final = 1 << 28
+"""Inputs of calls that are larger than this together are not kept: not of one call, nor of all that wait."""
 _here = threading.local()
 
 
@@ -45,10 +47,12 @@ def later(first: float, attempts: int) -> float:
 
 
 def check() -> None:
-    """Raises Leaving where the interpreter is ending, or this thread plans for nobody any more."""
-    leaving.check()
+    """Raises Leaving where this thread plans beside a caller, and for nobody any more, or the interpreter is ending."""
     found = asker()
-    if found is not None and not found.wanted():
+    if found is None:
+        return
+    leaving.check()
+    if not found.wanted():
         raise leaving.Leaving("it was given up")
 
 
@@ -65,10 +69,14 @@ class Plannable(Protocol):
 
 
 class PlanningRecord:
-    """One signature that is planned beside its caller. state, reason: how it stands. since: seconds since the epoch."""
+    """One signature that is planned beside its caller.
 
-    def __init__(self, plan: Plannable) -> None:
+    state, reason: how it stands. since: seconds since the epoch. held: bytes of the inputs that are kept for it.
+    """
+
+    def __init__(self, plan: Plannable, inputs: Sequence[Any] | None = None) -> None:
         self.name = plan.name
+        self.held = _bytes(inputs)
         self.plan = weakref.ref(plan)
         self.state: Literal["waiting", "planning", "planned", "failed", "given up"] = "waiting"
         self.reason = ""
@@ -96,13 +104,18 @@ class Planning:
         self._lock = threading.Lock()
 
     def begin(self, plan: Plannable, inputs: Sequence[Any] | None) -> None:
-        """Have a plan prepared beside the caller, a moment from now. It is forgotten if nobody holds it by then."""
-        record = PlanningRecord(plan)
+        """Have a plan prepared beside the caller, a moment from now. It is forgotten if nobody holds it by then.
+
+        inputs: copies of a call's, to rehearse the plan on; they are not kept where too many bytes wait already.
+        """
+        record = PlanningRecord(plan, inputs)
         with self._lock:
             if self.closed:
                 return
             failed = [r for r in self._records if r.state == "failed" and r.plan() not in (None, plan)]
             under_way = [r for r in self._records if not r.done.is_set()]
+            if record.held + sum(r.held for r in under_way) > MOST_INPUT_BYTES:
+                inputs, record.held = None, 0
             self._records = [*failed[-_MOST_RECORDS:], *under_way, record]
         starter = threading.Timer(_MOMENT, self._submit, (record, inputs))
         starter.daemon = True
@@ -127,13 +140,14 @@ class Planning:
             if line.version and disk is not None:  # else it is of this process, and may be another one in the next
                 keys[line.name] = probe_key(line.name, line.package, line.version)
         names = [n for n in engines.names() if n not in keys or disk is None or not was_harmless(keys[n], disk)]
-        failed = ask.probe(names)
-        for name in names:
-            if name in failed:
-                tell(self.events, name, "probe", failed[name])
+        said = ask.probe(names)
+        check()
+        for name, failure in said.items():
+            if failure is not None:
+                tell(self.events, name, "probe", failure)
             elif name in keys and disk is not None:
                 keep_harmless(keys[name], name, disk)
-        return failed
+        return [name for name, failure in said.items() if failure is not None]
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until everything that was begun is planned, or failed; False after `timeout` seconds."""
@@ -152,9 +166,10 @@ class Planning:
         with self._lock:
             self.closed = True
             records = list(self._records)
-        pool = sys.modules.get("xrt_core.guard.pool")  # without it nothing runs
-        if pool is not None:
-            pool.process_pool().cancel(self)
+        if "xrt_core.guard.pool" in sys.modules:  # without it nothing runs
+            from xrt_core.guard.pool import process_pool  # waits for a thread that is importing it just now
+
+            process_pool().cancel(self)
         for r in records:
             r.done.set()
 
@@ -189,7 +204,7 @@ class Planning:
         except leaving.Leaving:
             record.state = "given up"
             record.done.set()
-        except Exception as e:
+        except BaseException as e:  # a library may raise SystemExit
             memory = isinstance(e, MemoryError)
             self._fail(record, plan, "memory" if memory else "raised", f"{type(e).__name__}: {e}")
 
@@ -201,6 +216,13 @@ class Planning:
                 cluster=record.name, engine=self._engines, stage="plan", kind=kind, error=message
             )
         record.done.set()
+
+
+def _bytes(x: Any) -> int:
+    """Of an array; of a list, of all in it; 0 of None."""
+    if isinstance(x, list | tuple):
+        return sum(map(_bytes, x))
+    return 0 if x is None else int(x.nbytes)
 
 
 def _beside(plan: Plannable, inputs: Sequence[Any] | None, ask: Asker) -> None:

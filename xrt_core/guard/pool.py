@@ -14,10 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from xrt_core.errors import XRTError
 from xrt_core.events import Kind, logger
+from xrt_core.guard import leaving
 from xrt_core.guard.scratch import new_folder
 
 LOG_BYTES: Final = 8192
@@ -63,9 +65,8 @@ class Worker:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise WorkerFailure("unusable", f"no child process can be started: {e}") from e
         self.pid = self._process.pid
-        self.jobs = 0
-        threading.Thread(target=self._read, name="xrt-worker-reader", daemon=True).start()
         try:
+            _start(self._read, "xrt-worker-reader")
             self._wait(time.monotonic() + _START_SECONDS, 0, 0, lambda stage: None)
         except WorkerFailure:
             self.kill()
@@ -79,7 +80,6 @@ class Worker:
         Raises WorkerFailure where it crashes, takes more than `timeout` seconds or holds more than `memory` bytes of
         its own; the worker is dead then.
         """
-        self.jobs += 1
         begun = self._log_path.stat().st_size
         try:
             assert self._process.stdin is not None
@@ -186,6 +186,8 @@ class Slot:
         if worker is None or not worker.alive:
             if worker is not None:
                 worker.kill()
+            if leaving.begun():  # whose children have just been ended
+                raise WorkerFailure("closed", "the interpreter is ending")
             worker = self._worker = Worker()
         try:
             answer = worker.run(request, timeout, memory, stage)
@@ -216,17 +218,19 @@ class Pool:
         self.size = size
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._slots: list[Slot] = []
-        self._waiting = 0
+        self._open = 0  # jobs that are not at their end
         self._lock = threading.Lock()
 
     def submit(self, job: Job) -> None:
-        """Have a job done, after those before it."""
-        self._jobs.put(job)
+        """Have a job done, after those before it. Raises WorkerFailure where that takes a thread, and none can be
+        started."""
         with self._lock:
-            if len(self._slots) < self.size and (not self._slots or all(s.job is not None for s in self._slots)):
+            if len(self._slots) <= self._open and len(self._slots) < self.size:
                 slot = Slot()
+                _start(partial(self._serve, slot), "xrt-guard")
                 self._slots.append(slot)
-                threading.Thread(target=self._serve, args=(slot,), name="xrt-guard", daemon=True).start()
+            self._open += 1
+        self._jobs.put(job)
 
     def cancel(self, owner: object) -> None:
         """Give up the running jobs of an owner, without waiting for them. Queued ones have to see for themselves."""
@@ -250,12 +254,21 @@ class Pool:
             slot.job = job
             try:
                 job.work(slot)
-            except Exception:
+            except BaseException:  # SystemExit too: the thread is there for the next job
                 logger.exception("a job of the guard failed")
             finally:
                 slot.job = None
+                with self._lock:
+                    self._open -= 1
                 job.done.set()
                 del job
+
+
+def _start(work: Callable[[], None], name: str) -> None:
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError as e:  # no more threads, or the interpreter is leaving
+        raise WorkerFailure("unusable", f"no thread can be started: {e}") from e
 
 
 def own_memory(pid: int) -> int:
@@ -283,6 +296,7 @@ def process_pool() -> Pool:
 
 
 def _leave() -> None:
+    leaving.begin()
     if _pool is not None:
         _pool.close()
 

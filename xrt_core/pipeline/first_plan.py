@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt_core.errors import XRTError
 from xrt_core.guard.leaving import within_library
-from xrt_core.guard.planning import beside_caller, later
+from xrt_core.guard.planning import MOST_INPUT_BYTES, beside_caller, later
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.passes.clustering import names_an_engine
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from xrt_core.guard.planning import Planning
     from xrt_core.pipeline.pipeline import Pipeline
 
-_MOST_INPUT_BYTES: Final = 1 << 28
-"""Inputs of a call that are larger than this together are not kept for a rehearsal."""
+_BUSY: Final = 1.0  # seconds until a call sets going what another thread was at
 
 
 class FirstPlan(Planned):
@@ -108,6 +107,11 @@ class FirstPlan(Planned):
         self.calls += 1
         way = self._way
         if time.monotonic() >= self._due and way is not None and self._going.acquire(blocking=False):
+            if not self._lock.acquire(blocking=False):  # somebody makes the plan just now, or hangs in it
+                self._due = time.monotonic() + _BUSY
+                self._going.release()
+                return
+            self._lock.release()
             self._due = float("inf")
             way.planning.begin(self, _copies(arrays) if self._rehearses else None)
 
@@ -128,8 +132,11 @@ class Way:
         """The plan with engines; None where none can be used."""
         with within_library() if beside_caller() else contextlib.nullcontext():
             pipeline = self.pipeline()
-            if not pipeline.engines:
-                return None
+            return self.plan(pipeline) if pipeline.engines else None
+
+    def plan(self, pipeline: Pipeline) -> Planned:
+        """The plan of the signature by a pipeline that has engines."""
+        with within_library() if beside_caller() else contextlib.nullcontext():
             return pipeline.make_plan(pipeline.adopt(self.captured), self.types, self.known, True, self.owned)
 
     def set_going(self, made: Planned, inputs: Sequence[Any] | None) -> bool:
@@ -170,8 +177,7 @@ class HostFirst:
         """The host's plan of a signature; the one with engines where nobody waits, or a mark is to be obeyed."""
         way = Way(self.planning, self.pipeline, captured, types, known, owned, runner)
         if beside_caller() or names_an_engine(captured.graph):  # one that cannot be obeyed is an error for the caller
-            pipeline = self.pipeline()
-            return pipeline.make_plan(pipeline.adopt(captured), types, known, True, owned)
+            return way.plan(self.pipeline())
         start = time.perf_counter()
         partitioned = captured.optimise(types, known, engines=False).partition()
         first = partitioned.plan(owned, FirstPlan)
@@ -202,9 +208,9 @@ def _copies(arrays: Sequence[Any]) -> list[Any] | None:
             return [copy(e) for e in x]
         array = to_numpy(x)
         held += array.nbytes
-        return np.array(array) if held <= _MOST_INPUT_BYTES else None
+        return np.array(array) if held <= MOST_INPUT_BYTES else None
 
     with contextlib.suppress(MemoryError, XRTError):  # a call that has its results does not fail for this
         found = [copy(a) for a in arrays]
-        return found if held <= _MOST_INPUT_BYTES else None
+        return found if held <= MOST_INPUT_BYTES else None
     return None

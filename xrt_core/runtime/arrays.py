@@ -137,8 +137,8 @@ def _to_torch(x: Any) -> Any:
     if family_of(type(x)) == "jax":
         try:
             return torch.from_dlpack(x).cpu()  # a result of this call: nobody else holds its memory
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            pass  # a dtype that the two libraries do not exchange
+        except (AssertionError, BufferError, RuntimeError, TypeError, ValueError):
+            pass  # a dtype that the two do not exchange, or a torch without CUDA, which asserts that it has it
     x = to_numpy(x)
     if not isinstance(x, np.ndarray):
         return x

@@ -21,7 +21,8 @@ from xrt_core.runtime.arrays import (
     to_numpy,
 )
 
-_FAILS: Final = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)  # what libraries raise for DLPack
+# what libraries raise for DLPack; AssertionError is what a torch without CUDA raises for arrays on a GPU
+_FAILS: Final = (AssertionError, AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 
 Locate = Callable[[Any], int | None]
 

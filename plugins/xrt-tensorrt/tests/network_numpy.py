@@ -159,6 +159,7 @@ def _matmul(network: Network, layer: Any, x: Arrays) -> np.ndarray:
 
 def _gather(network: Network, layer: Any, x: Arrays) -> np.ndarray:
     mode = _name(layer.mode)
+    assert np.all((x[1] >= 0) & (x[1] < x[0].shape[layer.axis])), layer.name  # TensorRT reads wherever they point
     if mode == "ELEMENT":
         return np.take_along_axis(x[0], x[1].astype(np.int64), axis=layer.axis)
     assert mode == "DEFAULT"

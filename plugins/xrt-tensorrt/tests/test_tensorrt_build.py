@@ -286,6 +286,19 @@ def test_a_refused_function_names_the_node(engine: TensorRTEngine) -> None:
         _compile(_compiler(engine), function)
 
 
+def test_a_failed_build_names_the_workspace(engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What TensorRT says is in the error, with the limit that it was given."""
+
+    def failing(self: _toolkit.Network, config: Any) -> memoryview:
+        assert config.get_memory_pool_limit(_toolkit.toolkit().trt.MemoryPoolType.WORKSPACE) == 1024
+        raise CompileError("no implementation for node product within the workspace")
+
+    monkeypatch.setattr(_toolkit.Network, "build", failing)
+    said = r"'f' is not built \(with max_workspace_bytes=1024\): no implementation for node product"
+    with pytest.raises(CompileError, match=said):
+        _compile(_compiler(engine, workspace_bytes=1024), _mlp())
+
+
 # --- any batch ------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import threading
 from typing import Any
 
@@ -50,8 +51,13 @@ def _compile(function: Function, **options: Any) -> TensorRTExecutable:
     return made
 
 
+def _numpy(got: Any) -> np.ndarray:
+    """A result on the CPU; it is CuPy's where something has loaded that."""
+    return np.asarray(got.get() if hasattr(got, "get") else got)
+
+
 def _close(got: Any, want: np.ndarray) -> None:
-    np.testing.assert_allclose(np.asarray(got.get() if hasattr(got, "get") else got), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(_numpy(got), want, rtol=1e-4, atol=1e-5)
 
 
 def test_numbers() -> None:
@@ -77,7 +83,7 @@ def test_many_runs_and_threads(extra: dict[str, Any]) -> None:
     def work(seed: int) -> None:
         for i in range(50):
             x = _x(seed=100 * seed + i)
-            if not np.allclose(np.asarray(executable.run([x])[0]), _expected(x), rtol=1e-4, atol=1e-5):
+            if not np.allclose(_numpy(executable.run([x])[0]), _expected(x), rtol=1e-4, atol=1e-5):
                 wrong.append(seed)
 
     threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
@@ -213,7 +219,7 @@ def test_threads_on_one_stream_whose_scratch_memory_grows() -> None:
         for seed in range(20):
             x = _x(batch, seed)
             (y,) = made[batch].run([x], RunOptions(stream=stream), block_until_done=False)
-            if not np.allclose(np.asarray(y.get() if hasattr(y, "get") else y), _expected(x), rtol=1e-4, atol=1e-5):
+            if not np.allclose(_numpy(y), _expected(x), rtol=1e-4, atol=1e-5):
                 wrong.append(batch)
 
     threads = [threading.Thread(target=work, args=(batch,)) for batch in made]
@@ -233,6 +239,21 @@ def test_batches_grow() -> None:
         made[batch] = compiler.compile(f, f.params, f.returns, ())
     for batch, executable in made.items():
         _close(executable.run([_x(batch)])[0], _expected(_x(batch)))
+
+
+def test_int8(tmp_path: pathlib.Path) -> None:
+    """A product that is explicitly quantised gives what the host makes of the same Q/DQ nodes, but for a step or two of
+    its input where quotients lie between two integers."""
+    body, inputs = _function(8).body, {"x": _x(8)}
+    with xrt.ptq_calibration_mode(tmp_path):
+        xrt.XRTModule(body, engine="host").run(inputs)
+    wanted: dict[str, Any] = {"use_int8": True, "int8_calibration": str(tmp_path), "prune": False}
+    module = xrt.XRTModule(body, engine="tensorrt", **wanted)
+    (got,) = module.run(inputs).values()
+    (want,) = xrt.XRTModule(body, engine="host", **wanted).run(inputs).values()
+    assert not module.explain(inputs).errors
+    assert np.abs(want - _expected(inputs["x"])).max() > 1e-4  # it is quantised
+    np.testing.assert_allclose(got, want, atol=2 * np.abs(inputs["x"]).max() / 127)
 
 
 def test_serialised() -> None:

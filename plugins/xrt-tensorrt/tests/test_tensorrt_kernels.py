@@ -5,6 +5,7 @@ Nothing here runs on a GPU: `network_numpy` evaluates the layers that were writt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from network_numpy import evaluate
 from node_table import function_of, is_numeric
 from xrt_tensorrt import TensorRTEngine, _toolkit
 from xrt_tensorrt.compiler import TensorRTCompiler
+from xrt_tensorrt.joining import trial
 from xrt_tensorrt.kernels.context import FLOATS
 from xrt_tensorrt.kernels.quantization import EXACT, pieces
 
@@ -166,6 +168,15 @@ def test_updates_that_meet_are_added(compiler: TensorRTCompiler, cells: int) -> 
     assert ("MATRIX_MULTIPLY" in kinds) == (cells == 4000)
 
 
+@pytest.mark.parametrize("op_type", ["ScatterND", "ScatterElements"])
+def test_narrow_sums_are_rounded_once(compiler: TensorRTCompiler, op_type: str) -> None:
+    """A sum of updates that float16 does not hold is none of the result's business."""
+    updates = np.full(8, 10_000, np.float16)
+    at = np.zeros((8, 1) if op_type == "ScatterND" else 8, np.int64)
+    arrays = [np.full(2, -60_000, np.float16), at, updates]
+    _agree(compiler, _function(op_type, arrays, {"reduction": "add"}, version=18), arrays, rtol=0)
+
+
 # --- quantisation ---------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +194,14 @@ def test_asymmetric_quantisation(compiler: TensorRTCompiler, dtype: np.dtype, pe
     q = _integers(dtype, 4, 3, 100)
     function = _function("DequantizeLinear", [q, scale, zero], {"axis": 1}, version=21, known=constants)
     _agree(compiler, function, [q, scale, zero], rtol=0)
+
+
+@pytest.mark.parametrize("known", [(1, 2), ()], ids=["constants", "tensors"])
+def test_quotients_of_the_precision_asked_for(compiler: TensorRTCompiler, known: tuple[int, ...]) -> None:
+    """Both sides of the division, and the quotient, are rounded to it."""
+    arrays = [np.linspace(0, 25, 5000, dtype=np.float32), np.array(0.1, np.float32), np.array(3, U8)]
+    function = _function("QuantizeLinear", arrays, {"precision": 10}, version=23, known=known)
+    _agree(compiler, function, arrays, rtol=0)
 
 
 def test_constants_are_dequantised_ahead(compiler: TensorRTCompiler) -> None:
@@ -261,6 +280,31 @@ def test_dynamic_quantisation(compiler: TensorRTCompiler) -> None:
         _agree(compiler, _function("DynamicQuantizeLinear", [x], {}, version=11, outputs=3), [x])
 
 
+@pytest.mark.parametrize("sign", [np.uint8, np.int8], ids=["uint8", "int8"])
+def test_remainders_of_eight_bits(compiler: TensorRTCompiler, sign: Any) -> None:
+    """With the dividend's sign as well, where the parser's layers are not built; uint8 meets floats alone."""
+    arrays = [_integers(np.dtype(sign), 40), np.resize(np.array([3, 7, 5, 2, 100], sign), 40)]
+    function = _function("Mod", arrays, {"fmod": 1}, version=13)
+    network = _agree(compiler, function, arrays)
+    assert compiler.compile(function, function.params, function.returns, ())
+    casts = [layer for layer in network.layers if str(layer.type).endswith("CAST")]
+    pairs = [{network.toolkit.dtype(t.dtype) for t in (x.get_input(0), x.get_output(0))} for x in casts]
+    assert casts
+    assert all(U8 not in p or F32 in p for p in pairs)
+
+
+def test_zero_points_of_many_channels_are_told_apart(engine: TensorRTEngine) -> None:
+    """The parser takes zeros alone; what it said of them is not said of others of the same size."""
+    from xrt_tensorrt.support import verdict
+
+    ways = []
+    for zero in (np.zeros(5000, np.int8), np.ones(5000, np.int8)):
+        arrays = [_floats(2, 5000), np.ones(5000, np.float32), zero]
+        (node,) = _function("QuantizeLinear", arrays, {"axis": 1}, version=21, known=(1, 2)).body.nodes
+        ways.append(verdict(node).way)
+    assert ways == ["parser", "kernel"]
+
+
 # --- the dialect ----------------------------------------------------------------------------------------------------
 
 _windows = st.fixed_dictionaries(
@@ -302,6 +346,28 @@ def test_the_rest_of_the_dialect(compiler: TensorRTCompiler) -> None:
     _agree(compiler, _function("StopGradient", pair[:1], {}, domain="xrt", version=1), pair[:1])
     line = [_floats(2, 3, 9), _floats(2, 5, 7)]
     _agree(compiler, _function("ConvFilterGrad", line, {"kernel_shape": (3,)}, domain="xrt", version=1), line)
+
+
+def test_labels_that_are_no_classes(compiler: TensorRTCompiler) -> None:
+    """Nothing is read where they point; the loss is NaN there, and nothing for those that are ignored."""
+    arrays = [_floats(4, 3), np.array([2, 3, -2, -1])]
+    attributes = {"reduction": "none", "ignore_index": -1}
+    function = _function("SoftmaxCrossEntropyLoss", arrays, attributes, version=13)
+    network = compiler.network(function)
+    (loss,) = evaluate(network, {"x0": arrays[0], "x1": arrays[1]}).values()
+    assert np.isnan(loss).tolist() == [False, True, True, False]
+    assert loss[3] == 0
+    assert compiler.compile(function, function.params, function.returns, ())
+
+
+@pytest.mark.parametrize("attributes", [{}, {"alpha": 0.0, "beta": 0.0, "epsilon": 0.01}], ids=["usual", "no memory"])
+@pytest.mark.parametrize("count", [0, 1, 1700, 100_000])
+def test_adam_at_any_count(compiler: TensorRTCompiler, count: int, attributes: dict[str, Any]) -> None:
+    """What is corrected for bias fades away over many updates, and nothing overflows."""
+    arrays = [np.asarray(a) for a in (np.float32(0.1), np.int64(count), *(_floats(3) for _ in range(4)))]
+    arrays[-1] = np.abs(arrays[-1])
+    domain = "ai.onnx.preview.training"
+    _agree(compiler, _function("Adam", arrays, attributes, domain=domain, version=1, outputs=3), arrays)
 
 
 # --- together with the parser ---------------------------------------------------------------------------------------
@@ -364,6 +430,31 @@ def test_any_batch_with_kernels(engine: TensorRTEngine) -> None:
         np.testing.assert_allclose(found[name], want, rtol=1e-6)
 
 
+_ones = lambda *shape: np.ones(shape, np.float32)  # noqa: E731
+_SCATTERED = {"reduction": "add", "axis": 1}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _function("ScatterElements", [_ones(1, 4), np.zeros((1, 4), np.int64), _ones(1, 4)], _SCATTERED,
+                  version=18, known=(1, 2)),
+        _function("ScatterND", [_ones(2, 4), np.zeros((2, 1), np.int64), _ones(2, 4)], {"reduction": "add"},
+                  version=18),
+        _function("MaxUnpool", [_ones(2, 1, 2, 2), np.zeros((2, 1, 2, 2), np.int64)], {"kernel_shape": (2, 2)},
+                  version=22),
+    ],
+    ids=lambda f: f.body.nodes[0].op_type,
+)  # fmt: skip
+def test_kernels_that_must_know_the_batch(engine: TensorRTEngine, function: Function) -> None:
+    """They refuse an open one, and the function gets an engine of its own batch."""
+    compiler = engine.compiler("cuda:0", CompileOptions(max_batch_size=8))
+    with pytest.raises(CompileError, match="is open, and a kernel must know its length"):
+        compiler.network(function, -1)
+    made = compiler.compile(function, function.params, function.returns, ())
+    assert made.built.manifest.profile is None  # type: ignore[attr-defined]
+
+
 def test_what_kernels_give_the_parser(compiler: TensorRTCompiler) -> None:
     """Scalars, booleans and 64-bit integers take their places among the layers of the parser; constants come back."""
     x, b = Value("x", TensorType(F32, (2, 3, 6, 6))), Value("b", TensorType(np.dtype(bool), (4, 5)))
@@ -411,6 +502,22 @@ def test_a_kernel_that_makes_something_else_is_refused(
     )  # fmt: skip
     with pytest.raises(CompileError, match=r"Gradient makes float32\[2, 4, 3\] of 'y', which is float32\[2, 3, 4\]"):
         compiler.network(function)
+
+
+def test_a_kernel_that_fails_costs_its_node(compiler: TensorRTCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises is the node's reason, and an error of the compiler."""
+    function = _mixed()
+    compiler.network(function)  # its nodes are known to be taken
+
+    def failing(ctx: Any, x: Any) -> Any:
+        raise ValueError("math domain error")
+
+    key = ("tensorrt", "xrt", "StopGradient")
+    monkeypatch.setitem(op_kernels._kernels, key, type(op_kernels._kernels[key])(*key, failing, ("cuda",), train=True))
+    said = r"the kernel for xrt\.StopGradient fails: ValueError: math domain error"
+    with pytest.raises(CompileError, match=said):
+        compiler.network(function)
+    assert re.search(said, trial(_toolkit.toolkit(), function.body.nodes[-1]))
 
 
 def test_kernels_keep_their_weights_in_stripped_engines(engine: TensorRTEngine) -> None:

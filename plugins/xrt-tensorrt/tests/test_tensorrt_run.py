@@ -472,6 +472,16 @@ def test_a_context_outlives_what_it_runs(cuda: standin.Cuda) -> None:
     assert cuda.names("cudaEventSynchronize", "cudaEventDestroy") == ["cudaEventSynchronize", "cudaEventDestroy"]
 
 
+def test_a_context_goes_after_an_error_of_the_device(cuda: standin.Cuda) -> None:
+    """Nothing can be waited for then; the context and its events go all the same."""
+    executable, _ = _executable(cuda)
+    executable.run(_arrays(), block_until_done=False)
+    cuda.fail["cudaEventSynchronize"] = standin.Error.illegal_address
+    del executable
+    gc.collect()
+    assert cuda.names("cudaEventSynchronize", "cudaEventDestroy") == ["cudaEventSynchronize", "cudaEventDestroy"]
+
+
 def test_scratch_memory_that_grows_is_not_taken_from_a_run(cuda: standin.Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between setting its memory and enqueueing, another run on the stream may ask for more: the old one stays."""
     first, engine = _executable(cuda)

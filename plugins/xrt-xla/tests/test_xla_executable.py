@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -305,6 +306,32 @@ for _ in range(2):
 assert (np.asarray(r) == 0).all()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_arrays_of_another_device_are_brought_here() -> None:
+    """JAX's arrays may lie where the executable does not, say on a GPU while it is for the CPU, or on several."""
+    code = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from xrt_core.engine.contract import CompileOptions, Function
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_xla import XlaEngine
+t = TensorType(np.dtype(np.float32), (64,))
+x, w, y = Value("x", t), Value("w", t), Value("y", t)
+function = Function.from_graph(Graph([x, w], [y], [Node("Add", [x, w], [y], version=14)], opsets={"": 21}))
+made = XlaEngine().compiler("cpu", CompileOptions()).compile(function, function.params, function.returns, ())
+first, second = jax.devices("cpu")
+given = np.arange(64, dtype=np.float32)
+spread = NamedSharding(Mesh(np.array([first, second]), ("i",)), PartitionSpec("i"))
+for place in (second, spread):
+    (r,) = made.run([jax.device_put(given, place), given])
+    assert r.devices() == {first}
+    np.testing.assert_array_equal(np.asarray(r), given + given)
+"""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
 
 

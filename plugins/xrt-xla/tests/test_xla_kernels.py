@@ -11,6 +11,7 @@ import pytest
 from xla_functions import compile_nodes
 from xrt_xla import XlaEngine
 from xrt_xla.kernels.convolution import form_of
+from xrt_xla.kernels.transposed import transposed_form
 
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType
@@ -188,6 +189,24 @@ def test_conv_transpose(engine: XlaEngine, x: Any, w: Any, attrs: dict[str, Any]
     constant = frozenset((1, 2)) if kept else frozenset()
     got = _run(engine, "ConvTranspose", [a, b, bias], want.astype(np.float32), constant, 22, **attrs)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "attrs", "form"),
+    [
+        ((1, 21, 4, 4), (21, 1, 4, 4), {"group": 21, "strides": (2, 2)}, "phases"),
+        ((1, 21, 4, 4), (21, 1, 32, 32), {"group": 21, "strides": (16, 16)}, "phases"),
+        ((1, 21, 4, 4), (21, 1, 3, 3), {"group": 21, "strides": (2, 2), "dilations": (2, 2)}, "spread"),
+        ((1, 256, 2, 2), (256, 2, 4, 4), {}, "scatter"),
+        ((1, 256, 2, 2), (256, 2, 32, 32), {}, "spread"),
+    ],
+)
+def test_the_form_of_conv_transpose(x: Any, w: Any, attrs: dict[str, Any], form: str) -> None:
+    """Phases with groups, however many; scattering for few taps, with which the program grows."""
+    values = [Value(n, TensorType(np.dtype(np.float32), s)) for n, s in (("x", x), ("w", w))]
+    node = Node("ConvTranspose", values, [Value("y")], attrs, version=22)
+    assert transposed_form(node, "cpu") == form
+    assert transposed_form(node, "cuda") == "spread"
 
 
 def test_convolutions_of_nothing(engine: XlaEngine) -> None:

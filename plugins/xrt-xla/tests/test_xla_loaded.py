@@ -282,6 +282,22 @@ def test_many_short_calls_hand_over_beside_the_caller(
     assert type(seldom.run([given])[0]) is np.ndarray
 
 
+def test_a_call_needs_no_thread(alone: None, engine: XlaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none can be started, as at the interpreter's end, calls go on as they were."""
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made, _ = _product(engine)
+    given = RNG.standard_normal((2, 128), np.float32)
+    executable = _reload(engine, made)
+    monkeypatch.setattr(loaded, "_MANY", 1)
+    monkeypatch.setattr(loaded, "_SOON", 1e9)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert type(executable.run([given])[0]) is np.ndarray
+    assert type(executable.run([given])[0]) is np.ndarray
+
+
 def test_what_the_client_refuses_goes_through_jax(
     alone: None, engine: XlaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,7 +355,12 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("JAX_PLATFORMS", "cuda,cpu"), ("PJRT_NAMES_AND_LIBRARY_PATHS", "mine:/lib/mine.so")]
+    ("name", "value"),
+    [
+        ("JAX_PLATFORMS", "cuda,cpu"),
+        ("PJRT_NAMES_AND_LIBRARY_PATHS", "mine:/lib/mine.so"),
+        ("TPU_LIBRARY_PATH", "/lib/libtpu.so"),
+    ],
 )
 def test_other_devices_than_the_cpu_are_for_jax(
     fresh: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str

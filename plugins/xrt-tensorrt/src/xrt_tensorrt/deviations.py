@@ -9,6 +9,7 @@ import numpy as np
 
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import dtype_name
+from xrt_core.kernels import OpContext
 
 FROM_BODY: Final = frozenset(("Attention",))
 """Operators that are taken by the body the standard gives them although the parser takes them as they are: TensorRT-RTX
@@ -54,6 +55,9 @@ _QUANTISING: Final = frozenset(("QuantizeLinear", "DequantizeLinear"))
 _KNOWN: Final = frozenset(
     ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool", *_EIGHT, "int4", "float4_e2m1fn")
 )
+_LARGEST_K: Final = 3840
+"""Of ITopKLayer; the parser takes more, and nothing is built of it."""
+
 _RANDOM: Final = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
@@ -78,7 +82,7 @@ def deviation(node: Node) -> str | None:
             return f"{v.name!r} of {node.operator} is a constant of int8; TensorRT has those only to be dequantised"
     if node.op_type in _QUANTISING:
         return _quantising(node)
-    return None
+    return _not_built(node)
 
 
 def beyond(node: Node, capability: tuple[int, int], *, is_rtx: bool) -> str:
@@ -96,6 +100,20 @@ def beyond(node: Node, capability: tuple[int, int], *, is_rtx: bool) -> str:
         if (solid or node.op_type in _PRODUCTS) and not narrow:
             return f"TensorRT-RTX multiplies no float32 matrices ({node.operator}) on compute capability {here}"
     return ""
+
+
+def _not_built(node: Node) -> str | None:
+    """Why the builder refuses what the parser reads."""
+    made = node.outputs[0] if node.outputs else None
+    if node.domain or made is None or made.shape is None:
+        return None
+    if node.op_type == "TopK" and made.shape:
+        k = made.shape[OpContext(node, np).attr("axis", -1)]
+        if isinstance(k, int) and k > _LARGEST_K:
+            return f"TopK of {k} elements; TensorRT gives {_LARGEST_K} at most"
+    if node.op_type == "Mod" and node.attributes.get("fmod", 0) and made.dtype == np.int8:
+        return "TensorRT parses Mod of int8 with fmod and does not build it"
+    return None
 
 
 def widens(node: Node) -> bool:

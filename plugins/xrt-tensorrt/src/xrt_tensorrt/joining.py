@@ -114,9 +114,10 @@ def _readers(network: Network, wanted: set[str]) -> Mapping[str, Sequence[tuple[
 def run_kernel(
     layers: Layers, node: Node, inputs: Sequence[Tensor | np.ndarray | None], *, open_batch: bool = False
 ) -> list[Tensor | None]:
-    """What the node's kernel makes of `inputs`. Raises CompileError where that is not of the types that the node says.
+    """What the node's kernel makes of `inputs`.
 
-    Integers of 8 bits may be float32 there. open_batch: the shapes are of another batch than the node's.
+    Integers of 8 bits may be float32 there. open_batch: the shapes are of another batch than the node's. Raises
+    CompileError where the kernel fails, or what it makes is not of the types that the node says.
     """
     entry = op_kernels.find("tensorrt", node.domain, node.op_type)
     if entry is None:
@@ -130,7 +131,12 @@ def run_kernel(
             given.append(x)
         else:
             given.append(layers.constant(x.astype(F32) if x.dtype in EIGHT_BITS else x))
-    made = entry.function(NetworkContext(node, layers), *given)
+    try:
+        made = entry.function(NetworkContext(node, layers), *given)
+    except XRTError:
+        raise
+    except Exception as e:  # a node that its kernel did not expect costs that node, and not the engine
+        raise CompileError(f"tensorrt: the kernel for {node.operator} fails: {type(e).__name__}: {e}") from e
     found = list(made) if isinstance(made, tuple | list) else [made]
     found = [*found, *[None] * len(node.outputs)][: len(node.outputs)]
     for v, t in zip(node.outputs, found, strict=True):

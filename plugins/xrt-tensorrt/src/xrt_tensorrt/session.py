@@ -192,7 +192,8 @@ class Session:
         with contextlib.suppress(ExecutionError):  # after an error of the device, nothing runs there any more
             if self._flying:  # a context must outlive what it runs
                 _cuda.synchronize_event(self._flying[-1][0])
-            self._context = None  # before the cache of its kernels
+        self._context = None  # before the cache of its kernels
+        with contextlib.suppress(ExecutionError):
             for event in (*self._events, *(f[0] for f in self._flying)):
                 _cuda.forget_event(event)
 

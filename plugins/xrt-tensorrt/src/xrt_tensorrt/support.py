@@ -20,6 +20,7 @@ from xrt_tensorrt.carrying import carried, has_uint8, why_not_carried
 from xrt_tensorrt.deviations import FROM_BODY, NOT_FROM_BODY, TRAIN, deviation
 from xrt_tensorrt.expansion import expand, has_body
 from xrt_tensorrt.joining import trial
+from xrt_tensorrt.kernels.context import EIGHT_BITS
 from xrt_tensorrt.splitting import is_computed_ahead
 
 _MANY: Final = 20_000
@@ -188,4 +189,7 @@ def _kind(v: Value) -> Hashable:
         return str(t)
     if data is None:
         return t.dtype, t.shape
-    return t.dtype, t.shape, data.tobytes() if data.nbytes < _FEW and data.dtype != STRING else "constant"
+    if data.nbytes < _FEW and data.dtype != STRING:
+        return t.dtype, t.shape, data.tobytes()
+    # of zero points, which have one axis, the parser asks that all are zero
+    return t.dtype, t.shape, "constant", data.ndim == 1 and data.dtype in EIGHT_BITS and bool(data.any())

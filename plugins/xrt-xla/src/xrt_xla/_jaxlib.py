@@ -27,6 +27,7 @@ TESTED: Final = frozenset(("0.10.2",))
 """Versions of jaxlib, and of JAX with it, that the tests of this package ran with."""
 
 _ELSEWHERE: Final = ("JAX_PLATFORM_NAME", "JAX_PLATFORMS")
+_LIBRARIES: Final = ("PJRT_NAMES_AND_LIBRARY_PATHS", "TPU_LIBRARY_PATH")
 _RESULTS: Final = frozenset("?bBhHiIlLqQefdFD")
 """Type codes of NumPy's own dtypes: the client lends the memory of such results by the buffer protocol."""
 
@@ -48,7 +49,7 @@ def usable() -> bool:
 def _fits() -> bool:
     if any(os.environ.get(name, "cpu") not in ("", "cpu") for name in _ELSEWHERE):
         return False
-    if os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS") or util.find_spec("libtpu") or util.find_spec("jax_plugins"):
+    if any(os.environ.get(name) for name in _LIBRARIES) or util.find_spec("libtpu") or util.find_spec("jax_plugins"):
         return False
     with suppress(metadata.PackageNotFoundError):
         versions = {metadata.version("jax"), metadata.version("jaxlib")}

@@ -75,10 +75,18 @@ class XlaExecutable(Executable):
         """Run once under the engine's own configuration, and wait. Raises ExecutionError with the cause."""
         try:
             with _toolkit.pinned():
-                results: Sequence[Any] = _toolkit.wait_for(self._compiled(*inputs, *self._weights))
+                results: Sequence[Any] = _toolkit.wait_for(self._compiled(*self._here(inputs), *self._weights))
             return results if self._order is None else [results[i] for i in self._order]
         except Exception as e:
             raise ExecutionError(f"xla: {complaint(self._params, inputs) or f'{type(e).__name__}: {e}'}") from e
+
+    def _here(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs, with those arrays of JAX brought here that lie elsewhere: compiled calls refuse them."""
+        here = {self._device}
+        return [
+            jax.device_put(x, self._device) if isinstance(x, jax.Array) and x.sharding.device_set != here else x
+            for x in inputs
+        ]
 
     def _with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The inputs with copies for those that the program would write into (it never writes into NumPy arrays)."""

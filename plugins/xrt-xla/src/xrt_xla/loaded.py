@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -93,7 +94,8 @@ class LoadedExecutable(Executable):
         before, self._since = self._since, time.monotonic()
         if self._since - before < _SOON and not self._leaves:
             self._leaves = True
-            threading.Thread(target=self._leave, name="xrt-xla-jax").start()
+            with suppress(RuntimeError):  # no thread can be had, or the interpreter is about to end
+                threading.Thread(target=self._leave, name="xrt-xla-jax").start()
 
     def _leave(self) -> None:
         try:

@@ -10,10 +10,8 @@ import numpy as np
 from xrt_core.ir.graph import Node
 from xrt_core.kernels import OpContext
 from xrt_tensorrt.kernels.context import BOOLEANS, EIGHT_BITS, FLOATS, INTEGERS, NetworkContext, tensorrt_kernel
-from xrt_tensorrt.kernels.tensor import F32, INT32, Tensor
+from xrt_tensorrt.kernels.tensor import F32, INT32, UINT8, Tensor
 
-UINT8: Final = np.dtype(np.uint8)
-INT8: Final = np.dtype(np.int8)
 FP8: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 _NIBBLE: Final = 16
 

@@ -86,9 +86,10 @@ def quantize_linear(ctx: NetworkContext, x: Tensor, scale: Operand, zero_point: 
     assert given is not None
     axis, block, length = _along(ctx, x)
     precision = ONNX_TO_DTYPE.get(ctx.attr("precision", 0), given.dtype or F32)
-    divisor = spread(plain(scale), x.rank, axis, block, length)
-    if precision != F32:
+    if precision != F32:  # both sides are of it
         x = x.astype(precision)
+        scale = scale.astype(precision) if isinstance(scale, Tensor) else np.asarray(scale).astype(precision)
+    divisor = spread(plain(scale), x.rank, axis, block, length)
     quotient = x.astype(F32) / divisor
     if precision != F32:  # rounded to it, as it would be there
         quotient = quotient.astype(precision).astype(F32)

@@ -42,22 +42,30 @@ def _joined(a: Tensor, b: Tensor, operation: str) -> Tensor:
     return combine(b)
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Floats as float32: what meets is rounded once, at the end."""
+    return x.astype(F32) if x.dtype in FLOATS else x
+
+
 def _nd_check(node: Node) -> str:
     if node.attributes.get("reduction", "none") not in _OPERATIONS:
         return "ScatterND without reduction is the parser's"
     data, indices, _ = shapes(node)
     depth = indices[-1]
     cells, rows = math.prod(data[:depth]), math.prod(indices[:-1])
-    width = 1 if node.attributes["reduction"] == "add" else math.prod(data[depth:])
+    into = node.inputs[0]
+    by_product = node.attributes["reduction"] == "add" and into is not None and into.dtype in FLOATS
+    width = 1 if by_product else math.prod(data[depth:])
     return "" if cells * rows * width <= _LARGEST else f"{cells} places by {rows} updates are too many to compare"
 
 
 @tensorrt_kernel("ScatterND", dtypes=FLOATS | INTEGERS, train=True, check=_nd_check)
 def scatter_nd(ctx: NetworkContext, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Updates added, multiplied, or compared into `data` at the slices that the last axis of `indices` names."""
-    operation = _OPERATIONS[ctx.attr("reduction")]
-    shape, depth = data.shape, indices.size(-1)
-    cells, rows, width = math.prod(shape[:depth]), math.prod(indices.shape[:-1]), math.prod(shape[depth:])
+    operation, dtype = _OPERATIONS[ctx.attr("reduction")], data.dtype
+    data, updates = _wide(data), _wide(updates)
+    shape, depth = data.sizes(), indices.size(-1)
+    cells, rows, width = math.prod(shape[:depth]), math.prod(indices.sizes()[:-1]), math.prod(shape[depth:])
     sizes = np.array(shape[:depth], np.int64)
     strides = np.array([math.prod(shape[i + 1 : depth]) for i in range(depth)], np.int64)
     at = indices.astype(INT64).reshape((rows, depth))
@@ -65,15 +73,13 @@ def scatter_nd(ctx: NetworkContext, data: Tensor, indices: Tensor, updates: Tens
     flat = at.reduce("SUM", (1,), keep=True)
     goes = flat.equals(np.arange(cells, dtype=np.int64)[None])  # [rows, cells]
     news = updates.reshape((rows, width))
-    if operation == "SUM" and data.dtype in FLOATS:
-        news = news.astype(F32)
-        if cells * rows * width > _EXACT:
-            moved = goes.astype(F32).transpose((1, 0)).matmul(news).astype(data.dtype)
-            return data + moved.reshape(shape)
+    if operation == "SUM" and dtype in FLOATS and cells * rows * width > _EXACT:
+        moved = goes.astype(F32).transpose((1, 0)).matmul(news)
+        return (data + moved.reshape(shape)).astype(dtype)
     neutral = _neutral(operation, news.dtype)
     each = ctx.layers.where(goes.reshape((rows, cells, 1)), news.reshape((rows, 1, width)), neutral)
-    moved = each.reduce(operation, (0,)).astype(data.dtype)
-    return _joined(data, moved.reshape(shape), operation)
+    moved = each.reduce(operation, (0,))
+    return _joined(data, moved.reshape(shape), operation).astype(dtype)
 
 
 def _elements_check(node: Node) -> str:
@@ -89,7 +95,8 @@ def _elements_check(node: Node) -> str:
 @tensorrt_kernel("ScatterElements", dtypes=FLOATS | INTEGERS, train=True, check=_elements_check)
 def scatter_elements(ctx: NetworkContext, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Updates added, multiplied, or compared into `data`, each at its own index along an axis."""
-    operation = _OPERATIONS[ctx.attr("reduction")]
+    operation, dtype = _OPERATIONS[ctx.attr("reduction")], data.dtype
+    data, updates = _wide(data), _wide(updates)
     axis, neutral = int(ctx.attr("axis", 0)) % data.rank, _neutral(operation, data.dtype)
     length = data.size(axis)
     at = indices.astype(INT64)
@@ -99,9 +106,9 @@ def scatter_elements(ctx: NetworkContext, data: Tensor, indices: Tensor, updates
     places = np.arange(length, dtype=np.int64).reshape((-1, *(1,) * (data.rank - axis)))
     goes = at.reshape(apart).equals(places.reshape((1,) * axis + places.shape))
     found = ctx.layers.where(goes, updates.reshape(apart), neutral).reduce(operation, (axis + 1,))
-    missing = [n - m for n, m in zip(data.shape, found.shape, strict=True)]
+    missing = [n - m for n, m in zip(data.sizes(), found.sizes(), strict=True)]
     found = found.padded(range(data.rank), [0] * data.rank, missing, neutral)
-    return _joined(data, found, operation)
+    return _joined(data, found, operation).astype(dtype)
 
 
 @tensorrt_kernel("MaxUnpool", dtypes=FLOATS, of=(0,), static=(2,))
@@ -111,7 +118,7 @@ def max_unpool(ctx: NetworkContext, x: Tensor, indices: Tensor, output_shape: np
     strides = tuple(map(int, ctx.attr("strides") or (1,) * rank))
     pads = tuple(map(int, ctx.attr("pads") or (0,) * (2 * rank)))
     inner = [(x.size(2 + i) - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i] for i in range(rank)]
-    shape = (*x.shape[:2], *inner)
+    shape = (*x.sizes()[:2], *inner)
     count = math.prod(shape)
     zeros = ctx.layers.constant(np.zeros(count, np.float32)).astype(x.dtype)
     layer = ctx.layers.network.add_scatter(

@@ -19,6 +19,7 @@ Operand = Union["Tensor", np.ndarray, float, int]
 F32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
+UINT8 = np.dtype(np.uint8)
 BOOL = np.dtype(np.bool_)
 
 
@@ -118,6 +119,10 @@ class Tensor:
             raise CompileError(f"tensorrt: axis {axis} of {self.shape} is open, and a kernel must know its length")
         return self.shape[axis]
 
+    def sizes(self) -> tuple[int, ...]:
+        """The lengths of all axes. Raises CompileError where one is open."""
+        return tuple(self.size(a) for a in range(self.rank))
+
     # --- arithmetic ----------------------------------------------------------------------------------------------
 
     def _with(self, other: Operand, operation: str, *, swapped: bool = False) -> Tensor:
@@ -202,6 +207,8 @@ class Tensor:
         """In another dtype; the same tensor where it has it."""
         if dtype == self.dtype:
             return self
+        if UINT8 in (dtype, self.dtype) and F32 not in (dtype, self.dtype):  # TensorRT has it from and to floats alone
+            return self.astype(F32).astype(dtype)
         kind = self.layers.toolkit.data_type(dtype)
         return self.layers.of(self.layers.network.add_cast(self.raw, kind))
 

@@ -13,6 +13,8 @@ from xrt_tensorrt.kernels.context import BOOLEANS, FLOATS, INTEGERS, NetworkCont
 from xrt_tensorrt.kernels.tensor import F32, Tensor
 
 _PREVIEW: Final = "ai.onnx.preview.training"
+_TINY: Final = 1e-30  # stands for a decay of 0, which has no logarithm
+_SATURATED: Final = 20.0  # 1 - exp(-2 * 20) is 1 in float32
 
 
 @tensorrt_kernel("StopGradient", domain="xrt", dtypes=FLOATS | INTEGERS | BOOLEANS, train=True)
@@ -52,7 +54,7 @@ def _decayed(ctx: NetworkContext, x: Tensor, gradient: Tensor) -> Tensor:
 
 def _less_than_one(step: Tensor, base: float) -> Tensor:
     """1 - base^step; as -2 sinh(z) exp(z) with z = step log(base) / 2, which loses no digits where it is small."""
-    half = step * (math.log(base) / 2)
+    half = (step * (math.log(max(base, _TINY)) / 2)).maximum(-_SATURATED)  # far below, SINH is infinite
     return half.unary("SINH") * half.unary("EXP") * -2.0
 
 
@@ -121,7 +123,8 @@ def softmax_cross_entropy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of `labels` under the softmax of the scores (N, C, d1, ...), and the log-probabilities.
 
-    Labels equal to `ignore_index` weigh nothing; "mean" divides by the sum of weights.
+    Labels equal to `ignore_index` weigh nothing; "mean" divides by the sum of weights. The loss of others that are no
+    classes is NaN.
     """
     layers, dtype, reduction = ctx.layers, scores.dtype, ctx.attr("reduction", "mean")
     found = log_softmax(scores.astype(F32), 1)
@@ -129,8 +132,10 @@ def softmax_cross_entropy_loss(
     if ctx.attr("ignore_index") is not None:
         ignored = labels.equals(int(ctx.attr("ignore_index")))
         labels = layers.where(ignored, 0, labels)
+    outside = (labels < 0) | (labels > scores.size(1) - 1)  # a gather must not read there
+    labels = layers.where(outside, 0, labels)
     column = labels.reshape((labels.shape[0], 1, *labels.shape[1:]))
-    loss = -found.take_along(column, 1).reshape(labels.shape)
+    loss = layers.where(outside, math.nan, -found.take_along(column, 1).reshape(labels.shape))
     weight = None if weights is None else weights.astype(F32).take(labels, 0)
     if ignored is not None:
         loss = layers.where(ignored, 0.0, loss)

@@ -21,6 +21,9 @@ from xrt_xla.kernels.convolution import channels_last, correlate, form_of, stati
 _DEEP, _CACHED = 256, 4 << 20
 """Scattering writes the product of every tap: worth it for sums over many channels, while these bytes stay cached."""
 
+_MAX_TAPS = 256
+"""Scattering is for so many kernel positions: the program grows with them."""
+
 
 def transposed_form(node: Node, kind: str) -> str:
     """How to compute a ConvTranspose on a kind of device.
@@ -28,16 +31,18 @@ def transposed_form(node: Node, kind: str) -> str:
     spread: XLA's convolution of the input spread by its strides.
     scatter: one product for all taps, added up where they go (half the time over deep, small images).
     phases: with groups, for each remainder of a position by the strides the convolution by the taps that meet it, in
-        the forms of Conv (depthwise: a tenth of the time).
+        the forms of Conv (depthwise: a tenth of the time, and far less for large kernels; 16x16 by strides of 8 takes
+        2 s to compile and 10 ms to run, spread 0.2 s and 1.4 s).
     """
     x, (channels, filters, *kernel) = static_shape(node, 0), static_shape(node, 1)
+    taps = math.prod(kernel)
     if kind != "cpu":
         return "spread"
     if int(node.attributes.get("group", 1)) > 1:  # type: ignore[arg-type]
         strides, dilations = (set(node.attributes.get(a) or (1,)) for a in ("strides", "dilations"))  # type: ignore[arg-type]
         return "phases" if strides == {1} or dilations == {1} else "spread"
-    products = x[0] * math.prod(x[2:]) * math.prod(kernel) * filters * 4
-    return "scatter" if math.prod(kernel) > 1 and channels >= _DEEP and products <= _CACHED else "spread"
+    products = x[0] * math.prod(x[2:]) * taps * filters * 4
+    return "scatter" if 1 < taps <= _MAX_TAPS and channels >= _DEEP and products <= _CACHED else "spread"
 
 
 @layout("ConvTranspose", 1)
