@@ -41,8 +41,8 @@ def inputs_for(name: str) -> dict[str, np.ndarray]:
     return {"pixel_values": rng.standard_normal((1, 3, 224, 224), dtype=np.float32)}
 
 
-def export(name: str) -> None:
-    """Export one model with random weights (seed 0), static shapes, opset 18."""
+def torch_module(name: str) -> Any:
+    """The PyTorch module of a model, with random weights (seed 0): positional tensors in the model's order, one out."""
     import torch
     import transformers
 
@@ -70,10 +70,18 @@ def export(name: str) -> None:
             out = self.model(**dict(zip(inputs, args, strict=True)), return_dict=True)
             return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
+    return Wrapped()
+
+
+def export(name: str) -> None:
+    """Export one model, static shapes, opset 18."""
+    import torch
+
+    module, inputs = torch_module(name), inputs_for(name)
     folder().mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         torch.onnx.export(
-            Wrapped(),
+            module,
             tuple(torch.from_numpy(x) for x in inputs.values()),
             str(folder() / f"{name}.onnx"),
             input_names=list(inputs),
