@@ -95,17 +95,7 @@ def average_pool_grad(ctx: OpContext, dy: Any) -> Any:
     share = widen(dy)
     if 0 in dy.shape or 0 in size:
         return xp.zeros((*dy.shape[:2], *size), dtype)
-    counts = np.ones((), share.dtype)
-    for axis in range(windows.rank):
-        at = windows.positions(axis)
-        first, last = 0, windows.size[axis]
-        if not windows.is_padded:
-            first, last = int(at.min()), int(at.max()) + 1
-        elif ctx.attr("count_include_pad", 0):
-            first, last = -windows.begin[axis], last + windows.end[axis]
-        count = ((at >= first) & (at < last)).sum(axis=1).astype(share.dtype)
-        counts = counts * count.reshape((-1,) + (1,) * (windows.rank - axis - 1))
-    share = share / xp.asarray(np.maximum(counts, 1))
+    share = share / xp.asarray(windows.counts(share.dtype, bool(ctx.attr("count_include_pad", 0))))
     total = xp.zeros((*dy.shape[:2], *_canvas(windows)), share.dtype)
     for tap in windows.taps():
         total = accumulate(xp, total, (..., *tap), share)

@@ -120,15 +120,8 @@ def average_pool(ctx: OpContext, x: Any) -> Any:
     y = reduce_windows(xp, widen(x), windows, xp.add, 0)
     if not windows.is_padded:
         return narrow(y / math.prod(windows.kernel), x.dtype)
-    counts = np.ones((), y.dtype)
-    for axis in range(windows.rank):
-        at = windows.positions(axis)
-        first, last = 0, windows.size[axis]
-        if ctx.attr("count_include_pad", 0):
-            first, last = -windows.begin[axis], last + windows.end[axis]
-        count = ((at >= first) & (at < last)).sum(axis=1).astype(y.dtype)
-        counts = counts * count.reshape((-1,) + (1,) * (windows.rank - axis - 1))
-    return narrow(y / xp.asarray(np.maximum(counts, 1)), x.dtype)
+    counts = windows.counts(y.dtype, bool(ctx.attr("count_include_pad", 0)))
+    return narrow(y / xp.asarray(counts), x.dtype)
 
 
 def _power_sum_root(xp: Any, x: Any, p: int, total: Callable[[Any], Any]) -> Any:

@@ -69,6 +69,19 @@ class Windows:
         outs = np.arange(self.out[axis], dtype=np.int64)[:, None] * self.strides[axis]
         return outs + np.arange(self.kernel[axis], dtype=np.int64) * self.dilations[axis] - self.begin[axis]
 
+    def counts(self, dtype: np.dtype, include_pad: bool) -> np.ndarray:
+        """How many elements each window's mean is over, of `dtype`, over the spatial axes; at least 1.
+
+        include_pad: count what the attributes pad as well; what `ceil_mode` adds beyond that never counts.
+        """
+        found = np.ones((), dtype)
+        for axis in range(self.rank):
+            at = self.positions(axis)
+            pads = (self.begin[axis], self.end[axis]) if include_pad else (0, 0)
+            count = ((at >= -pads[0]) & (at < self.size[axis] + pads[1])).sum(axis=1).astype(dtype)
+            found = found * count.reshape((-1,) + (1,) * (self.rank - axis - 1))
+        return np.maximum(found, np.ones((), dtype))
+
 
 def spatial_attribute(ctx: OpContext, name: str, rank: int, default: int) -> tuple[int, ...]:
     """An attribute with one integer for each spatial axis. Raises ShapeError where its length is another."""

@@ -49,21 +49,6 @@ def over_windows(x: Tensor, windows: Windows, operation: str, fill: float) -> Te
     return x
 
 
-def counts(ctx: NetworkContext, windows: Windows) -> np.ndarray:
-    """How many elements each window's mean is over, float32 over the spatial axes."""
-    found = np.ones((), np.float32)
-    for axis in range(windows.rank):
-        at = windows.positions(axis)
-        first, last = 0, windows.size[axis]
-        if not windows.is_padded:
-            first, last = int(at.min()), int(at.max()) + 1
-        elif ctx.attr("count_include_pad", 0):
-            first, last = -windows.begin[axis], last + windows.end[axis]
-        count = ((at >= first) & (at < last)).sum(axis=1).astype(np.float32)
-        found = found * count.reshape((-1,) + (1,) * (windows.rank - axis - 1))
-    return np.maximum(found, 1).astype(np.float32)
-
-
 def _too_large(node: Node) -> str:
     taps = math.prod(OpContext(node, np).attr("kernel_shape", ()))
     return f"a window of {taps} elements would take too many layers" if taps > 512 else ""
@@ -101,7 +86,8 @@ def max_pool(ctx: NetworkContext, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
 def average_pool(ctx: NetworkContext, x: Tensor) -> Tensor:
     """Each window's mean."""
     dtype, windows = x.dtype, windows_over(ctx, x)
-    return (over_windows(x.astype(F32), windows, "SUM", 0) / counts(ctx, windows)).astype(dtype)
+    counts = windows.counts(F32, bool(ctx.attr("count_include_pad", 0)))
+    return (over_windows(x.astype(F32), windows, "SUM", 0) / counts).astype(dtype)
 
 
 @tensorrt_kernel("LpPool", dtypes=FLOATS, check=_too_large)
@@ -154,7 +140,8 @@ def max_pool_grad(ctx: NetworkContext, dy: Tensor, x: Tensor, y: Tensor) -> Tens
 def average_pool_grad(ctx: NetworkContext, dy: Tensor) -> Tensor:
     """Gradient of AveragePool: each window's share, by its count, to all of it."""
     windows = windows_of(ctx, tuple(map(int, ctx.attr("size"))), tuple(map(int, ctx.attr("kernel_shape"))))
-    total, canvas = dy.astype(F32) / counts(ctx, windows), _canvas(windows)
+    counts, canvas = windows.counts(F32, bool(ctx.attr("count_include_pad", 0))), _canvas(windows)
+    total = dy.astype(F32) / counts
     for i, axis in enumerate(spatial(dy)):  # all positions get the same, so axis after axis
         apart = total.spaced(axis, windows.strides[i])
         parts = [
