@@ -15,8 +15,8 @@ from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
 from xrt_core.host.executor import CONTROL_FLOW, run_node
 from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.support import Support
 from xrt_core.ir.types import STRING, TensorType, ValueType
-from xrt_core.ir.verdict import Support
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
 from xrt_core.passes.clustering import (

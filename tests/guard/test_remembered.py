@@ -22,7 +22,7 @@ from xrt_core.guard.planning import Planning
 from xrt_core.guard.pool import WorkerFailure
 from xrt_core.guard.settings import GuardSettings
 from xrt_core.guard.verdicts import forget_all
-from xrt_core.ir.verdict import Support
+from xrt_core.ir.support import Support
 from xrt_core.options import resolve
 
 

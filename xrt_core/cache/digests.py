@@ -15,7 +15,7 @@ import numpy as np
 from xrt_core.cache.disk import write_file
 from xrt_core.cache.folder import open_trusted
 from xrt_core.errors import CacheError
-from xrt_core.ir.mapped import FileState, place_of
+from xrt_core.ir.file_backed import FileState, place_of
 from xrt_core.ir.types import dtype_name
 
 _LEAST: Final = 4096  # bytes; hashing less takes no longer than looking it up

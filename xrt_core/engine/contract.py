@@ -25,7 +25,7 @@ from xrt_core.errors import EngineUnavailableError, UnsupportedError
 from xrt_core.ir.annotations import Phase
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
 from xrt_core.ir.graph import Node
-from xrt_core.ir.verdict import Support
+from xrt_core.ir.support import Support
 
 __all__ = [
     "API_VERSION",

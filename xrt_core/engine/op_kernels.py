@@ -20,8 +20,8 @@ import numpy as np
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.annotations import Phase
 from xrt_core.ir.graph import Node
+from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType, dtype_name
-from xrt_core.ir.verdict import Support
 from xrt_core.kernels.registry import find_kernel
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,9 +13,9 @@ from xrt_core.frontends import tensor as _tensor  # a cycle: the class calls the
 from xrt_core.frontends.arrays import as_array, is_array
 from xrt_core.frontends.locations import trace_error
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64, is_float
-from xrt_core.frontends.schema_types import schema_dtypes
 from xrt_core.frontends.tracing import current_tracer
 from xrt_core.ir.graph import Attribute, Value
+from xrt_core.ir.schema import schema_dtypes
 from xrt_core.ir.types import DTYPE_TO_ONNX, dtype_from_name
 
 if TYPE_CHECKING:

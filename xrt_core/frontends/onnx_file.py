@@ -14,7 +14,7 @@ import numpy as np
 
 from xrt_core.errors import ExportError, ModelLoadError
 from xrt_core.frontends.onnx_wire import Weights
-from xrt_core.ir.mapped import note_mapping
+from xrt_core.ir.file_backed import note_mapping
 from xrt_core.ir.types import STRING
 
 if TYPE_CHECKING:

@@ -16,12 +16,11 @@ from xrt_core.frontends.arrays import is_array
 from xrt_core.frontends.attributes import attribute_value
 from xrt_core.frontends.locations import trace_error
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64
-from xrt_core.frontends.schema_types import schema_dtypes
 from xrt_core.frontends.subgraphs import trace_bodies
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Attribute, Value
-from xrt_core.ir.schema import Schema, find_schema, latest_opset
+from xrt_core.ir.schema import Schema, find_schema, latest_opset, schema_dtypes
 from xrt_core.ir.types import SequenceType, TensorType, dtype_name
 
 _STRING = np.dtype(object)

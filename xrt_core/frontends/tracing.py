@@ -317,7 +317,7 @@ def _completed(found: ValueType | None, index: int, schema: Schema, inputs: Sequ
                 found = TensorType(v.type.dtype)
                 break
         else:
-            from xrt_core.frontends.schema_types import schema_type
+            from xrt_core.ir.schema import schema_type
 
             found = schema_type(next(iter(formal.types))) if len(formal.types) == 1 else None
     if not isinstance(found, TensorType) or schema.op_type == "Reshape":

@@ -19,7 +19,7 @@ from xrt_core.guard import leaving
 from xrt_core.guard.settings import GuardSettings
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.verdict import Support
+from xrt_core.ir.support import Support
 
 if TYPE_CHECKING:
     from xrt_core.guard.pool import WorkerFailure

@@ -11,7 +11,7 @@ from xrt_core.guard.pieces import convex_pieces
 from xrt_core.guard.reference import lower_host
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.verdict import Support
+from xrt_core.ir.support import Support
 from xrt_core.passes.clustering import Candidate, cluster, costs_for, fold, mark
 from xrt_core.passes.clustering.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy

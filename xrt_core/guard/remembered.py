@@ -16,7 +16,7 @@ from xrt_core.errors import XRTError
 from xrt_core.guard.asking import Answers
 from xrt_core.ir.fingerprint import function_lines
 from xrt_core.ir.function import Function
-from xrt_core.ir.verdict import Support
+from xrt_core.ir.support import Support
 
 _REVISION: Final = "1"
 """Raised with every change that makes older answers doubtful."""

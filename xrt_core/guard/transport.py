@@ -12,9 +12,9 @@ import numpy as np
 
 from xrt_core.errors import ModelLoadError
 from xrt_core.ir.annotations import NO_ANNOTATIONS
+from xrt_core.ir.file_backed import place_of
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Node, Value
-from xrt_core.ir.mapped import place_of
 from xrt_core.ir.types import dtype_from_name, dtype_name, type_from_text
 
 if TYPE_CHECKING:

@@ -1,17 +1,29 @@
-"""Schemas of operators: those of the `onnx` package, looked up lazily and cached, and those of the `xrt` dialect."""
+"""Schemas of operators: those of the `onnx` package, looked up lazily and cached, and those of the `xrt` dialect.
+
+The dialect holds what stands for a part of a graph (Launch, ...) and the gradients that no composition of ONNX
+operators expresses well. Types are written as ONNX schemas write them: 'tensor(float)', 'seq(tensor(int64))'.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
-from xrt_core.errors import GraphError, RegistrationError
+import numpy as np
 
-if TYPE_CHECKING:
-    from xrt_core.ir.graph import Node
-    from xrt_core.ir.types import ValueType
+from xrt_core.errors import GraphError, RegistrationError, ShapeError
+from xrt_core.ir.graph import Node
+from xrt_core.ir.types import (
+    ONNX_TO_DTYPE,
+    Dim,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    ValueType,
+)
 
 MINIMUM_OPSET: Final = 7
 """The oldest opset of the ONNX domain that is accepted."""
@@ -21,6 +33,8 @@ DIALECT: Final = "xrt"
 
 DIALECT_VERSION: Final = 1
 
+OutputTypes = tuple[ValueType | None, ...]
+InferTypes = Callable[[Node], OutputTypes]
 AttributeKind = Literal[
     "float", "int", "string", "tensor", "graph", "sparse_tensor", "type", "function",
     "floats", "ints", "strings", "tensors", "graphs", "sparse_tensors", "types",
@@ -64,7 +78,7 @@ class Schema:
     max_outputs: int
     attributes: Mapping[str, AttributeSchema] = field(default_factory=dict)
     deprecated: bool = False
-    infer: Callable[[Node], tuple[ValueType | None, ...]] | None = None
+    infer: InferTypes | None = None
     onnx: Any = None
 
     @property
@@ -88,13 +102,6 @@ def normal_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _own_operators() -> dict[str, Schema]:
-    """The dialect, with the operators of `ir.dialect`, which is imported when one is first asked for."""
-    import xrt_core.ir.dialect  # noqa: F401 - it registers them
-
-    return _DIALECT
-
-
 def register_schema(schema: Schema) -> Schema:
     """Add an operator to the dialect. Raises RegistrationError for a foreign domain or a taken name."""
     if schema.domain != DIALECT:
@@ -108,7 +115,7 @@ def register_schema(schema: Schema) -> Schema:
 
 def dialect() -> Mapping[str, Schema]:
     """The operators of the `xrt` dialect by name; read-only."""
-    return MappingProxyType(_own_operators())
+    return MappingProxyType(_DIALECT)
 
 
 def domain_versions() -> Mapping[str, int]:
@@ -170,11 +177,11 @@ def opset_range(op_type: str, domain: str, version: int) -> tuple[int, int]:
     return version, min((v - 1 for v in versions if v > version), default=latest_opset(domain))
 
 
-def dialect_inference(node: Node) -> Callable[[Node], tuple[ValueType | None, ...]] | None:
+def dialect_inference(node: Node) -> InferTypes | None:
     """The type inference that a node of the dialect brings with it; None for every other operator."""
     if node.domain != DIALECT:
         return None
-    own = _own_operators().get(node.op_type)
+    own = _DIALECT.get(node.op_type)
     return None if own is None else own.infer
 
 
@@ -190,7 +197,7 @@ def why_unknown(op_type: str, domain: str, opset: int) -> str:
             f"{', '.join(d or 'ai.onnx' for d in sorted(versions))}) and no function of the model defines it"
         )
     if domain == DIALECT:
-        return f"the dialect {DIALECT!r} has no operator {op_type}; it has {', '.join(sorted(_own_operators()))}"
+        return f"the dialect {DIALECT!r} has no operator {op_type}; it has {', '.join(sorted(_DIALECT))}"
     history = onnx.defs.get_all_schemas_with_history()
     since = min((s.since_version for s in history if (s.domain, s.name) == (domain, op_type)), default=None)
     if since is not None:
@@ -205,7 +212,7 @@ def why_unknown(op_type: str, domain: str, opset: int) -> str:
 
 def _look_up(op_type: str, domain: str, opset: int) -> Schema | None:
     if domain == DIALECT:
-        return _own_operators().get(op_type)
+        return _DIALECT.get(op_type)
     import onnx
 
     try:
@@ -231,7 +238,7 @@ def _own(
     inputs: tuple[int, int],
     outputs: tuple[int, int],
     attributes: Iterable[AttributeSchema],
-    infer: Callable[[Node], tuple[ValueType | None, ...]],
+    infer: InferTypes,
 ) -> Schema:
     return register_schema(
         Schema(
@@ -246,15 +253,15 @@ def _own(
     )
 
 
-def _launch_types(node: Node) -> tuple[ValueType | None, ...]:
+def _launch_types(node: Node) -> OutputTypes:
     return tuple(r.type for r in node.attributes["function"].returns)  # type: ignore[union-attr]
 
 
-def _late_types(node: Node) -> tuple[ValueType | None, ...]:
+def _late_types(node: Node) -> OutputTypes:
     return tuple(v.type for v in node.attributes["body"].outputs)  # type: ignore[union-attr]
 
 
-def _same_types(node: Node) -> tuple[ValueType | None, ...]:
+def _same_types(node: Node) -> OutputTypes:
     return tuple(None if v is None else v.type for v in node.inputs)
 
 
@@ -271,3 +278,114 @@ for _name in ("EngineInputConvert", "EngineOutputConvert"):
         _name, (1, 1), (1, 1),
         [AttributeSchema("source", "string", True), AttributeSchema("target", "string", True)], _same_types,
     )  # fmt: skip
+
+
+def _tensor(node: Node, index: int) -> TensorType:
+    v = node.inputs[index]
+    return v.type if v is not None and isinstance(v.type, TensorType) else TensorType(None)
+
+
+def _like(index: int) -> InferTypes:
+    def infer(node: Node) -> OutputTypes:
+        v = node.inputs[index]
+        return (None if v is None else v.type,)
+
+    return infer
+
+
+def _filter(node: Node) -> OutputTypes:
+    """ConvFilterGrad: [channels of dy, channels of x / group, *kernel_shape]."""
+    x, dy = _tensor(node, 0), _tensor(node, 1)
+    kernel = tuple(node.attributes["kernel_shape"])  # type: ignore[arg-type]
+    group = node.attributes.get("group", 1)
+    channels: Dim = None
+    if x.shape is not None and isinstance(x.shape[1], int):
+        assert isinstance(group, int)
+        channels = x.shape[1] // group
+    if x.shape is not None and len(x.shape) != len(kernel) + 2:
+        raise ShapeError(f"ConvFilterGrad {node.name!r}: kernel_shape {kernel} for an input of rank {len(x.shape)}")
+    return (TensorType(x.dtype, (dy.shape[1] if dy.shape is not None else None, channels, *kernel)),)
+
+
+def _same(node: Node) -> OutputTypes:
+    """Barrier: each output is the input of its number."""
+    return tuple(None if v is None else v.type for v in node.inputs[: len(node.outputs)])
+
+
+def _input_shape(node: Node) -> OutputTypes:
+    """AveragePoolGrad: the channels of dy, over `size`."""
+    dy = _tensor(node, 0)
+    lead = (None, None) if dy.shape is None else dy.shape[:2]
+    return (TensorType(dy.dtype, (*lead, *node.attributes["size"])),)  # type: ignore[misc]
+
+
+def _batch_norm(node: Node) -> OutputTypes:
+    """BatchNormGrad: gradients by x, by the scale, and by the bias, which is of the scale's type."""
+    return _tensor(node, 1), _tensor(node, 2), _tensor(node, 2)
+
+
+def _uniform(node: Node) -> OutputTypes:
+    """CounterUniform: `shape` numbers of float32."""
+    return (TensorType(np.dtype(np.float32), tuple(node.attributes["shape"])),)  # type: ignore[arg-type]
+
+
+_WINDOW: Final[dict[str, AttributeKind]] = {
+    "kernel_shape": "ints", "strides": "ints", "dilations": "ints", "pads": "ints", "auto_pad": "string",
+}  # fmt: skip
+_POOL: Final[dict[str, AttributeKind]] = {**_WINDOW, "ceil_mode": "int"}
+
+
+def _gradient(
+    name: str, inputs: int, infer: InferTypes, required: tuple[str, ...] = (), **attributes: AttributeKind
+) -> None:
+    table = {k: AttributeSchema(k, kind, k in required) for k, kind in attributes.items()}
+    register_schema(
+        Schema(
+            DIALECT, name, DIALECT_VERSION, inputs, inputs, 1, 1, MappingProxyType(table),
+            infer=infer,
+        )
+    )  # fmt: skip
+
+
+_gradient("StopGradient", 1, _like(0))
+_gradient("Assign", 2, _like(0))
+register_schema(Schema(DIALECT, "Barrier", DIALECT_VERSION, 1, MANY, 1, MANY, infer=_same))
+_gradient("Cofactors", 1, _like(0))
+_gradient("ConvFilterGrad", 2, _filter, ("kernel_shape",), **_WINDOW, group="int")
+_gradient("MaxPoolGrad", 3, _like(1), ("kernel_shape",), **_POOL)
+_gradient("AveragePoolGrad", 1, _input_shape, ("kernel_shape", "size"), **_POOL, count_include_pad="int", size="ints")
+register_schema(
+    Schema(
+        DIALECT, "BatchNormGrad", DIALECT_VERSION, 3, 3, 1, 3,
+        MappingProxyType({"epsilon": AttributeSchema("epsilon", "float", False)}), infer=_batch_norm,
+    )
+)  # fmt: skip
+_gradient("CounterUniform", 1, _uniform, ("shape", "stream"), shape="ints", stream="int")
+
+
+@lru_cache(maxsize=1)
+def _element_dtypes() -> dict[str, np.dtype]:
+    from onnx import TensorProto
+
+    return {name.lower(): ONNX_TO_DTYPE[n] for name, n in TensorProto.DataType.items() if n in ONNX_TO_DTYPE}
+
+
+def schema_dtype(text: str) -> np.dtype | None:
+    """The element dtype of 'tensor(float)', None for text that is no dense tensor."""
+    if text.startswith("tensor(") and text.endswith(")"):
+        return _element_dtypes().get(text[7:-1])
+    return None
+
+
+def schema_type(text: str) -> ValueType | None:
+    """The type, without a shape, that a schema's text stands for; None where the IR has none."""
+    for start, kind in (("seq(", SequenceType), ("optional(", OptionalType)):
+        if text.startswith(start):
+            return kind(schema_type(text[len(start) : -1]))
+    dtype = schema_dtype(text)
+    return None if dtype is None else TensorType(dtype)
+
+
+def schema_dtypes(texts: Iterable[str]) -> frozenset[np.dtype]:
+    """The element dtypes of the dense tensors among the texts."""
+    return frozenset(d for t in texts if (d := schema_dtype(t)) is not None)

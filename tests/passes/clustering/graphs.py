@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType
-from xrt_core.ir.verdict import Support
 from xrt_core.passes.clustering import Candidate, Clustering
 
 TYPE = TensorType(np.dtype(np.float32), (2,))

@@ -9,8 +9,8 @@ from tests.passes.clustering.graphs import TYPE, engine, graph
 from xrt_core.errors import GraphError
 from xrt_core.ir.annotations import Annotations, SourceLocation
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType
-from xrt_core.ir.verdict import Support
 from xrt_core.passes.clustering import Candidate, cluster, fold, mark
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xrt_core.errors import GraphError
 from xrt_core.ir.annotations import NO_ANNOTATIONS, Phase
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.verdict import Support
+from xrt_core.ir.support import Support
 
 HOST = "host"
 """The name that a node pinned to the host carries as its engine."""
