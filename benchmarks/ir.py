@@ -19,7 +19,7 @@ from xrt_core.ir import inference
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.verifier import verify
 from xrt_core.module import XRTModule
-from xrt_core.passes.infra import Pass, rebuild
+from xrt_core.passes.pass_base import Pass, rebuild
 from xrt_core.passes.simplify import DeadNodes
 
 COUNT = 100_000

@@ -23,7 +23,7 @@ from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.clustering import Candidate, cluster, costs_for, fold, mark
+from xrt_core.passes.partitioning import Candidate, cluster, costs_for, fold, mark
 
 TYPE = TensorType(np.dtype(np.float32), (4, 4))
 _NO = Support.no("the operator has no kernel")

@@ -1,4 +1,4 @@
-"""Measures the constants of the cost model of clustering (`xrt_core/passes/clustering/gain.py`) on this machine's CPU.
+"""Measures the constants of the cost model (`xrt_core/passes/partitioning/cost_model.py`) on this machine's CPU.
 
 Run as `python benchmarks/partition_costs.py [--engine xla] [--repeats N]`. It times single operators on the host and
 through an engine, small ones for what a call costs and large ones for rates, and prints one line for each constant with
@@ -20,8 +20,8 @@ from xrt_core.ir.inference import infer_types
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
-from xrt_core.passes.clustering.gain import CPU, passes_of
 from xrt_core.passes.flops import flops
+from xrt_core.passes.partitioning.cost_model import CPU, passes_of
 
 F32 = np.dtype(np.float32)
 OPSET = 20

@@ -184,7 +184,7 @@ def show_compile() -> None:
 def show_recompute(seconds: float) -> None:
     """Memory and time of a step with and without recomputation, for a BERT with more tokens."""
     import xrt_core as xrt
-    from xrt_core.passes.recompute import peak_bytes
+    from xrt_core.passes.rematerialization import peak_bytes
     from xrt_core.training import AdamW, TrainModule
 
     model = peers.bert(4, 256, 4, 128, 16, 1024)

@@ -16,7 +16,7 @@ import pytest
 import xrt_core as xrt
 from tests.cache.cached import CountingEngine
 from tests.fake_engines import fake_engine
-from xrt_core.cache.executables import forget_all
+from xrt_core.cache.store import forget_all
 from xrt_core.engine import engines
 from xrt_core.errors import CacheError, InputError, ModelLoadError, UnsupportedError
 from xrt_core.ir.graph import Graph, Value

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.cache.memory import LRU
+from xrt_core.cache.lru import LRU
 from xrt_core.errors import InputError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph

@@ -9,8 +9,8 @@ from typing import Any
 
 from xrt_core.errors import InputError
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering.report import PartitionReport
-from xrt_core.passes.precision import PrecisionReport
+from xrt_core.passes.mixed_precision import PrecisionReport
+from xrt_core.passes.partitioning.report import PartitionReport
 
 
 @dataclass(frozen=True, slots=True)

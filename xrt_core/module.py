@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from xrt_core.cache.memory import LRU
+from xrt_core.cache.lru import LRU
 from xrt_core.cache.model_file import is_model_file
 from xrt_core.caller import GraphCaller
 from xrt_core.engine import engines as process_engines

@@ -19,7 +19,9 @@ from xrt_core.ir.support import Support
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
-from xrt_core.passes.clustering import (
+from xrt_core.passes.dynamic_split import SplitLate, is_late
+from xrt_core.passes.mixed_precision import Constraint, LowerPrecision, PrecisionReport
+from xrt_core.passes.partitioning import (
     Candidate,
     MarkRule,
     PartitionReport,
@@ -32,12 +34,10 @@ from xrt_core.passes.clustering import (
     report,
     without_marks,
 )
-from xrt_core.passes.infra import Pass
-from xrt_core.passes.precision import Constraint, LowerPrecision, PrecisionReport
-from xrt_core.passes.registry import PassRegistry, RegisteredPass, Stage, described
+from xrt_core.passes.pass_base import Pass
+from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, Stage, described
+from xrt_core.passes.shape_specialization import specialise
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
-from xrt_core.passes.specialise import specialise
-from xrt_core.passes.split import SplitLate, is_late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

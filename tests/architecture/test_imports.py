@@ -157,7 +157,7 @@ def test_the_reader_sees_every_form() -> None:
         ("xrt_core.engine.contract", True),
         ("xrt_core.ir", True),
         ("xrt_core.ir.graph", True),
-        ("xrt_core.passes.infra", True),
+        ("xrt_core.passes.pass_base", True),
         ("typing", True),
         ("jax", False),
         ("xrt_core.cli.app", False),

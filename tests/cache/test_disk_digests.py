@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from xrt_core.cache.digests import FileDigests
+from xrt_core.cache.weight_digests import FileDigests
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.ir import fingerprint
 from xrt_core.ir.fingerprint import graph_fingerprint, remembering

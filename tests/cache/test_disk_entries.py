@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from tests.cache.cached import key_of, shifted, text_of
-from xrt_core.cache.disk import NOTHING, DiskCache, Hit, Miss
-from xrt_core.cache.folder import distrust
+from xrt_core.cache.disk import NOTHING, DiskCache, Hit, Miss, distrust
 from xrt_core.errors import CacheError
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tests.cache.cached import OPTIONS, CountingEngine, key_of, shifted, text_of
-from xrt_core.cache import executables
 from xrt_core.cache.comparison import difference
 from xrt_core.cache.disk import DiskCache, Hit, Mode, open_cache
-from xrt_core.cache.executables import ExecutableStore, forget_all
 from xrt_core.cache.key import IGNORED_OPTIONS
+from xrt_core.cache import store
+from xrt_core.cache.store import ExecutableStore, forget_all
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler
 from xrt_core.errors import CompileError, OptionError
 from xrt_core.events import EventLog
@@ -162,7 +162,7 @@ def test_what_reads_slower_than_it_compiles_is_not_stored(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entry then says so, and later processes neither serialise nor ask again."""
-    monkeypatch.setattr(executables, "BYTES_A_SECOND", 1.0)
+    monkeypatch.setattr(store, "BYTES_A_SECOND", 1.0)
     first = Process(tmp_path)
     first.obtain(shifted(1.0))
     assert "would take longer than compiling it again" in first.reasons()[-1]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from xrt_core.cache.memory import LRU
+from xrt_core.cache.lru import LRU
 
 
 def test_the_longest_unused_goes_first() -> None:

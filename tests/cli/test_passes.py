@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from xrt_core import steps
 from xrt_core.cli.app import app
-from xrt_core.passes.registry import STAGES
+from xrt_core.passes.pass_manager import STAGES
 
 
 def test_the_listing() -> None:

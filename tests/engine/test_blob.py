@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt_core.engine.blob import pack, parameters_of, rows_of, unpack
 from xrt_core.engine.contract import Parameter
-from xrt_core.engine.processor import instruction_set
+from xrt_core.engine.serialization import instruction_set, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import CompileError
 
 MAGIC = b"XRTTEST\n"
@@ -77,7 +76,7 @@ def test_parameters_as_rows() -> None:
 
 def test_the_instruction_set_is_the_machine_s() -> None:
     """The same in every process."""
-    code = "from xrt_core.engine.processor import instruction_set; print(instruction_set())"
+    code = "from xrt_core.engine.serialization import instruction_set; print(instruction_set())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == instruction_set()
     assert len(instruction_set()) == 16

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from xrt_core.engine.node_trials import NodeTrials, why_unfit
+from xrt_core.engine.onnx_bridge import NodeTrials, why_unfit
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
 
@@ -147,7 +147,7 @@ def test_what_does_not_export_is_refused() -> None:
 
 def test_a_full_memory_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of verdicts is bounded."""
-    monkeypatch.setattr("xrt_core.engine.node_trials._REMEMBERED", 2)
+    monkeypatch.setattr("xrt_core.engine.onnx_bridge._REMEMBERED", 2)
     library = Library()
     trials = NodeTrials("it", library)
     for rank in (1, 2, 3, 1):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, checker
 
 from tests.ir.random_graphs import graphs
-from xrt_core.engine.onnx_model import EXTERNAL_BYTES, OnnxModel, is_large, onnx_model
+from xrt_core.engine.onnx_bridge import EXTERNAL_BYTES, OnnxModel, is_large, onnx_model
 from xrt_core.errors import CompileError, GraphError
 from xrt_core.frontends.onnx_import import import_function
 from xrt_core.ir.function import Function

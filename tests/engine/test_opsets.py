@@ -12,8 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.engine.test_onnx_model import function_of, value
 from tests.host_run import run_graph
-from xrt_core.engine.onnx_model import onnx_model
-from xrt_core.engine.opsets import aligned, same_but_types
+from xrt_core.engine.onnx_bridge import aligned, onnx_model, same_but_types
 from xrt_core.errors import CompileError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Node, Value

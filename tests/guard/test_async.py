@@ -440,7 +440,7 @@ def test_auto() -> None:
 
 def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
     """In a cluster of the union, an engine's candidate is itself where it can, and others where it can't."""
-    from xrt_core.cache.executables import ExecutableStore
+    from xrt_core.cache.store import ExecutableStore
     from xrt_core.engine import engines
     from xrt_core.events import EventLog
     from xrt_core.guard.build import Build, PiecesExecutable
@@ -463,7 +463,7 @@ def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
 def test_an_engine_and_the_host_are_a_way_of_their_own() -> None:
     """An engine that refuses a node in the middle is tried with another engine there, and with the host, whose node it
     is in the pieces; what the other clusters get is told that they share the cores."""
-    from xrt_core.cache.executables import ExecutableStore
+    from xrt_core.cache.store import ExecutableStore
     from xrt_core.engine import engines
     from xrt_core.events import EventLog
     from xrt_core.guard.build import Build, PiecesExecutable

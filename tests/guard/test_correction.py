@@ -24,8 +24,8 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.dag import is_convex
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.clustering.contract import Contraction
-from xrt_core.passes.specialise import specialise
+from xrt_core.passes.partitioning.contraction import Contraction
+from xrt_core.passes.shape_specialization import specialise
 from xrt_core.testing.functions import node, update
 
 

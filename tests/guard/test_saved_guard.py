@@ -12,7 +12,7 @@ import pytest
 from tests.guard.guarded import states
 from tests.guard.planted import deep
 from xrt_core import XRTModule
-from xrt_core.cache.executables import forget_all
+from xrt_core.cache.store import forget_all
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
 from xrt_core.errors import CacheError

@@ -11,8 +11,8 @@ from tests.random_graphs import F32, graph_of, node
 from xrt_core.errors import ExecutionError
 from xrt_core.ir.graph import Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.evaluate import evaluate, is_deterministic, last_uses
 from xrt_core.passes.flops import flops, graph_flops
+from xrt_core.passes.simplify.constant_folding import evaluate, is_deterministic, last_uses
 
 
 def of(*shape: Any) -> Value:

@@ -27,10 +27,9 @@ from xrt_core.ir.schema import find_schema
 from xrt_core.ir.types import TensorType
 from xrt_core.ir.verifier import verify
 from xrt_core.options import Options, resolve
-from xrt_core.passes.precision import Constraint, LowerPrecision, PrecisionReport
-from xrt_core.passes.precision_lists import ALLOW, FOLLOW, KEEP, LOWERED_INPUTS, MOVE
-from xrt_core.passes.precision_types import version_for
-from xrt_core.passes.specialise import specialise
+from xrt_core.passes.mixed_precision import Constraint, LowerPrecision, PrecisionReport
+from xrt_core.passes.mixed_precision_ops import ALLOW, FOLLOW, KEEP, LOWERED_INPUTS, MOVE, version_for
+from xrt_core.passes.shape_specialization import specialise
 from xrt_core.steps import lowering
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

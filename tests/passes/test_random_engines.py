@@ -20,8 +20,8 @@ from tests.random_graphs import RandomGraph, graphs
 from xrt_core.ir.dag import ancestors, is_convex, is_sorted
 from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
-from xrt_core.passes.clustering import UNLIMITED, Candidate, Clustering, Costs, Marks, cluster, fold, mark
-from xrt_core.passes.clustering.gain import Rates
+from xrt_core.passes.partitioning import UNLIMITED, Candidate, Clustering, Costs, Marks, cluster, fold, mark
+from xrt_core.passes.partitioning.cost_model import Rates
 
 OPERATORS = "ABCDE"
 NOTHING = Rates(0.0, float("inf"), float("inf"))
@@ -229,7 +229,7 @@ def test_many_regions_of_one_graph_stay_linear_in_steps(monkeypatch: pytest.Monk
     """Regions that do not stand in each other's way are contracted in one go, not one after another."""
     from tests.passes.clustering.graphs import graph
     from xrt_core.ir.annotations import Annotations
-    from xrt_core.passes.clustering.contract import Contraction
+    from xrt_core.passes.partitioning.contraction import Contraction
 
     text = "; ".join(f"n{i} = A({f'n{i - 1}' if i else 'x'})" for i in range(400))
     noted = {f"n{i}": Annotations(engine="e", region=f"r{i // 4}") for i in range(400)}

@@ -13,9 +13,9 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.ir.verifier import verify
-from xrt_core.passes.infra import Pass, run_passes
+from xrt_core.passes.pass_base import Pass, run_passes
+from xrt_core.passes.shape_specialization import specialise
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
-from xrt_core.passes.specialise import specialise
 
 PASSES = [IdentityNodes(), CommonSubexpressions(), DeadNodes(), ConstantFold(run_node)]
 

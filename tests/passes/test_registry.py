@@ -21,8 +21,8 @@ from xrt_core.errors import OptionError, PassError, RegistrationError
 from xrt_core.events import EventLog
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.infra import Pass
-from xrt_core.passes.registry import STAGES, PassRegistry, RegisteredPass
+from xrt_core.passes.pass_base import Pass
+from xrt_core.passes.pass_manager import STAGES, PassRegistry, RegisteredPass
 
 X = np.array([1.0, -2.0], np.float32)
 

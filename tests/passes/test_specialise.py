@@ -13,7 +13,7 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import SequenceType, TensorType, ValueType
 from xrt_core.ir.verifier import verify
-from xrt_core.passes.specialise import specialise
+from xrt_core.passes.shape_specialization import specialise
 
 
 def f32(*shape: Any) -> TensorType:

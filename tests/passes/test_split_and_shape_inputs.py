@@ -11,9 +11,8 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.kernels import static_inputs
-from xrt_core.passes.shape_inputs import shape_inputs
-from xrt_core.passes.specialise import specialise
-from xrt_core.passes.split import SplitLate, is_late
+from xrt_core.passes.dynamic_split import SplitLate, is_late
+from xrt_core.passes.shape_specialization import shape_inputs, specialise
 
 SPLIT = SplitLate(static_inputs)
 

@@ -13,7 +13,7 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.verifier import verify
 from xrt_core.kernels import OpContext, find_kernel
-from xrt_core.passes.specialise import specialise
+from xrt_core.passes.shape_specialization import specialise
 from xrt_core.training import gradients
 
 

@@ -16,7 +16,7 @@ from xrt_core.errors import OptionError, TraceError
 from xrt_core.frontends import ops
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.verifier import verify
-from xrt_core.passes.recompute import Recompute, peak_bytes
+from xrt_core.passes.rematerialization import Recompute, peak_bytes
 from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNodes
 from xrt_core.training import Adam, TrainModule, gradients
 

@@ -10,9 +10,8 @@ import secrets
 import tarfile
 from collections.abc import Iterable
 
-from xrt_core.cache.disk import SUFFIX, DiskCache, EntryFile, write_file
-from xrt_core.cache.entry import check_entry, read_manifest
-from xrt_core.cache.folder import open_trusted
+from xrt_core.cache.disk import SUFFIX, DiskCache, EntryFile, open_trusted, write_file
+from xrt_core.cache.entry_format import check_entry, read_manifest
 from xrt_core.errors import CacheError
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from xrt_core.cache.entry import Blob, content_digest
+from xrt_core.cache.entry_format import Blob, content_digest
 from xrt_core.cache.key import CacheKey
 from xrt_core.errors import CacheError
 

@@ -12,8 +12,8 @@ from xrt_core.guard.reference import lower_host
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.support import Support
-from xrt_core.passes.clustering import Candidate, cluster, costs_for, fold, mark
-from xrt_core.passes.clustering.cluster import Cluster, Clustering
+from xrt_core.passes.partitioning import Candidate, cluster, costs_for, fold, mark
+from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.compilation import Compilation
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan

@@ -8,8 +8,8 @@ import threading
 import weakref
 
 from xrt_core.cache.disk import DiskCache
-from xrt_core.cache.executables import ExecutableStore
 from xrt_core.cache.model_file import StoredExecutable
+from xrt_core.cache.store import ExecutableStore
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard.scratch import new_folder

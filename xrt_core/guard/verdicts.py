@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from xrt_core.cache.disk import DiskCache, Miss
 from xrt_core.cache.key import CacheKey
-from xrt_core.cache.memory import LRU
+from xrt_core.cache.lru import LRU
 from xrt_core.guard.outcome import Outcome
 from xrt_core.ir.fingerprint import function_lines
 from xrt_core.ir.function import Function

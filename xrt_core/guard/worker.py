@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from xrt_core.cache.disk import DiskCache
-from xrt_core.cache.executables import ExecutableStore
+from xrt_core.cache.store import ExecutableStore
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, RunOptions
 from xrt_core.errors import EngineError, EngineNotFoundError, XRTError

@@ -14,7 +14,7 @@ from xrt_core.ir.annotations import Phase
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.support import Support
 from xrt_core.options import AUTO
-from xrt_core.passes.clustering import Candidate
+from xrt_core.passes.partitioning import Candidate
 from xrt_core.steps import why_on_host
 
 if TYPE_CHECKING:

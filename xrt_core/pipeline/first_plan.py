@@ -16,7 +16,7 @@ from xrt_core.guard.leaving import within_library
 from xrt_core.guard.planning import MOST_INPUT_BYTES, beside_caller, later
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, ValueType
-from xrt_core.passes.clustering import names_an_engine
+from xrt_core.passes.partitioning import names_an_engine
 from xrt_core.pipeline.stages import Captured, Planned
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.runner import Runner

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt_core.cache.executables import ExecutableStore
+from xrt_core.cache.store import ExecutableStore
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import CompileError, EngineError
 from xrt_core.events import EventLog
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.passes.clustering import is_converter
+from xrt_core.passes.dynamic_split import is_late
 from xrt_core.passes.flops import graph_flops
-from xrt_core.passes.split import is_late
+from xrt_core.passes.partitioning import is_converter
 from xrt_core.runtime.arrays import to_host
 from xrt_core.runtime.binding import taken_by
 from xrt_core.runtime.compilation import Compilation

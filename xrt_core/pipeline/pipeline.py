@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt_core.cache.disk import open_cache
-from xrt_core.cache.executables import ExecutableStore
 from xrt_core.cache.model_file import ModelFile
+from xrt_core.cache.store import ExecutableStore
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine
 from xrt_core.errors import EngineError, OptionError, PassError
@@ -29,11 +29,11 @@ from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import static_inputs
 from xrt_core.options import AUTO, Options
-from xrt_core.passes.clustering import insert_converters
 from xrt_core.passes.flops import graph_flops
-from xrt_core.passes.infra import typed
-from xrt_core.passes.registry import STAGES, RegisteredPass, Stage
-from xrt_core.passes.shape_inputs import MAX_ELEMENTS, shape_inputs
+from xrt_core.passes.partitioning import insert_converters
+from xrt_core.passes.pass_base import typed
+from xrt_core.passes.pass_manager import STAGES, RegisteredPass, Stage
+from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
 from xrt_core.passes.trace import Trace
 from xrt_core.pipeline.candidates import Candidates
 from xrt_core.pipeline.first_plan import HostFirst
@@ -50,7 +50,7 @@ from xrt_core.steps import Run, load_plugin_passes, lowering, passes, rules_of
 if TYPE_CHECKING:
     from xrt_core.guard.guard import Guard
     from xrt_core.guard.report import GuardReport
-    from xrt_core.passes.registry import PassRegistry
+    from xrt_core.passes.pass_manager import PassRegistry
     from xrt_core.pipeline.making import Behind
 
 Chosen = Sequence[tuple[Engine, str]]

@@ -12,7 +12,7 @@ from xrt_core.engine.contract import Engine
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import ValueType
-from xrt_core.passes.precision import PrecisionReport
+from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.runtime.plan import Plan
 from xrt_core.runtime.runner import Runner
 

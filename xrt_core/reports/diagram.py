@@ -11,7 +11,7 @@ from typing import Final, Literal
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.clustering.report import PartitionReport
+from xrt_core.passes.partitioning.report import PartitionReport
 
 HOST: Final = "host"
 _CONVERTERS: Final = frozenset(("EngineInputConvert", "EngineOutputConvert"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering.report import PartitionReport
+from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.reports.colours import colours
 from xrt_core.reports.diagram import HOST, Box, diagram
 

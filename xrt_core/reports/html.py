@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering.report import PartitionReport
+from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.reports.colours import colours
 from xrt_core.reports.diagram import HOST, Diagram, diagram, node_count, transfers
 from xrt_core.reports.layout import HEIGHT, place

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from xrt_core.errors import InputError
-from xrt_core.passes.clustering.report import PartitionReport
+from xrt_core.passes.partitioning.report import PartitionReport
 
 
 class HasReport(Protocol):

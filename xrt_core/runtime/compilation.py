@@ -7,8 +7,8 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from xrt_core.cache.executables import ExecutableStore
 from xrt_core.cache.key import CacheKey
+from xrt_core.cache.store import ExecutableStore
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function, GraphCompiler
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, EngineError, RegistrationError

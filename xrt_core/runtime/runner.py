@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xrt_core.cache.memory import LRU
+from xrt_core.cache.lru import LRU
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.runtime.arrays import Converter, to_numpy

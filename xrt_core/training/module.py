@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.cache.memory import LRU
+from xrt_core.cache.lru import LRU
 from xrt_core.engine import engines as process_engines
 from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError, TrainingError
 from xrt_core.events import EventLog
@@ -21,9 +21,9 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.options import resolve
-from xrt_core.passes.precision import PrecisionReport
-from xrt_core.passes.recompute import Recompute
-from xrt_core.passes.specialise import specialise
+from xrt_core.passes.mixed_precision import PrecisionReport
+from xrt_core.passes.rematerialization import Recompute
+from xrt_core.passes.shape_specialization import specialise
 from xrt_core.pipeline import GuardedModule, Pipeline, Planned
 from xrt_core.runtime.arrays import family_of, to_numpy
 from xrt_core.runtime.binding import taken_by

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from xrt_core.errors import OptionError
 from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Node
-from xrt_core.passes.recompute import MARK, marked
+from xrt_core.passes.rematerialization import MARK, marked
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from xrt_core.frontends.promotion import is_float
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import static_inputs
-from xrt_core.passes.shape_inputs import shape_inputs
+from xrt_core.passes.shape_specialization import shape_inputs
 from xrt_core.runtime.arrays import is_array, to_numpy
 from xrt_core.training.variables import Select, Variable, promoted, replaced, statistics, trainable
 

@@ -16,8 +16,8 @@ from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.infra import run_passes
-from xrt_core.passes.recompute import Recompute, way_forward
+from xrt_core.passes.pass_base import run_passes
+from xrt_core.passes.rematerialization import Recompute, way_forward
 from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNodes
 from xrt_core.training.backward import dialect, emit, filled, where
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm

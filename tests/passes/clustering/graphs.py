@@ -13,7 +13,7 @@ from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.clustering import Candidate, Clustering
+from xrt_core.passes.partitioning import Candidate, Clustering
 
 TYPE = TensorType(np.dtype(np.float32), (2,))
 

@@ -13,9 +13,9 @@ from tests.passes.clustering.graphs import Recipe, engine, graph, names, recipes
 from xrt_core.errors import InternalError, OptionError
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering import cluster, mark
-from xrt_core.passes.clustering.contract import Contraction
-from xrt_core.passes.clustering.merge import _EdgeMerger, edge_groups, slices
+from xrt_core.passes.partitioning import cluster, mark
+from xrt_core.passes.partitioning.contraction import Contraction
+from xrt_core.passes.partitioning.grouping import _EdgeMerger, edge_groups, slices
 
 TOY = [engine("toy", "A", "B")]
 

@@ -13,7 +13,7 @@ from xrt_core.ir.function import Function, launch
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.ir.verifier import verify
-from xrt_core.passes.clustering.convert import insert_converters, is_converter, space_of
+from xrt_core.passes.partitioning.transfers import insert_converters, is_converter, space_of
 
 T = TensorType(F32, (2,))
 

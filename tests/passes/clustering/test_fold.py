@@ -12,7 +12,7 @@ from xrt_core.errors import GraphError, InternalError
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.function import InputOutputAlias
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.passes.clustering import Clustering, cluster, fold, mark, report
+from xrt_core.passes.partitioning import Clustering, cluster, fold, mark, report
 
 TOY = [engine("toy", "A", "B")]
 

@@ -15,10 +15,10 @@ from tests.random_graphs import F32, graph_of, node
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.clustering import Candidate, Clustering, Costs, cluster, costs_for, fold, mark, report
-from xrt_core.passes.clustering.contract import reads_of
-from xrt_core.passes.clustering.gain import CPU, CUDA, CUDA_WITH_CUPY, Estimator, Rates, nbytes, passes_of
 from xrt_core.passes.flops import flops
+from xrt_core.passes.partitioning import Candidate, Clustering, Costs, cluster, costs_for, fold, mark, report
+from xrt_core.passes.partitioning.contraction import reads_of
+from xrt_core.passes.partitioning.cost_model import CPU, CUDA, CUDA_WITH_CUPY, Estimator, Rates, nbytes, passes_of
 
 NOTHING = Rates(0.0, math.inf, math.inf)
 

@@ -21,11 +21,11 @@ from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.dag import is_convex
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.clustering import Candidate, Clustering, Costs, cluster, fold, mark, report
-from xrt_core.passes.clustering.gain import CPU, Rates
-from xrt_core.passes.clustering.grow import Grower
+from xrt_core.passes.partitioning import Candidate, Clustering, Costs, cluster, fold, mark, report
+from xrt_core.passes.partitioning.cost_model import CPU, Rates
+from xrt_core.passes.partitioning.grow import Grower
 
-CLUSTER = import_module("xrt_core.passes.clustering.cluster")  # the package has a function of that name
+CLUSTER = import_module("xrt_core.passes.partitioning.cluster")  # the package has a function of that name
 SLOW_HOST = Costs(Rates(1e-3, math.inf, math.inf), NOTHING, launch=5e-6, crossing=1e-6)
 """Whatever an engine takes pays, and no engine is quicker than another."""
 

@@ -11,7 +11,7 @@ from xrt_core.ir.annotations import Annotations, SourceLocation
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.clustering import Candidate, cluster, fold, mark
+from xrt_core.passes.partitioning import Candidate, cluster, fold, mark
 
 
 def test_every_engine_is_asked_about_every_unpinned_node() -> None:

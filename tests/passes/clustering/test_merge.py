@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xrt_core.passes.clustering import merge
-from xrt_core.passes.clustering.contract import Contraction
-from xrt_core.passes.clustering.merge import free_groups
+from xrt_core.passes.partitioning import merge
+from xrt_core.passes.partitioning.contraction import Contraction
+from xrt_core.passes.partitioning.grouping import free_groups
 
 Edges = list[tuple[int, int]]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.passes.clustering.graphs import Recipe, engine, execute, recipes
 from xrt_core.ir.dag import ancestors, is_convex, is_sorted
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering import UNLIMITED, Clustering, Marks, cluster, fold, mark
+from xrt_core.passes.partitioning import UNLIMITED, Clustering, Marks, cluster, fold, mark
 
 ENGINES = {1: [engine("one", *"AB")], 2: [engine("one", *"AB"), engine("two", *"BC")]}
 bounds = st.tuples(st.integers(1, 4), st.sampled_from([0, 1, 3, UNLIMITED])).map(lambda b: (b[0], b[0] + b[1]))

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 
-from xrt_core.engine.processor import instruction_set
+from xrt_core.engine.serialization import instruction_set
 from xrt_core.ir.onnx_proto import dtype_to_onnx
 
 LEVELS: Final[Mapping[str, Any]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
-from xrt_core.engine.onnx_model import onnx_model
+from xrt_core.engine.onnx_bridge import onnx_model
 from xrt_core.errors import CompileError, OptionError, XRTError
 from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from xrt_core.engine.blob import pack, parameters_of, rows_of, unpack
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
+from xrt_core.engine.serialization import pack, parameters_of, rows_of, unpack
 from xrt_core.errors import ExecutionError, UnsupportedError
 from xrt_onnxruntime import _toolkit
 
 if TYPE_CHECKING:
-    from xrt_core.engine.onnx_model import OnnxModel
+    from xrt_core.engine.onnx_bridge import OnnxModel
     from xrt_onnxruntime.compiler import OnnxRuntimeCompiler
 
 _MAGIC: Final = b"XRTORT2\n"

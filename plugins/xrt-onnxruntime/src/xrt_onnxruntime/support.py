@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from xrt_core.engine.node_trials import NodeTrials, why_unfit
-from xrt_core.engine.onnx_model import SUB_BYTE
+from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, why_unfit
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import STRING, dtype_name
 from xrt_onnxruntime import _toolkit

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.processor import instruction_set
+from xrt_core.engine.serialization import instruction_set
 
 # openvino's converter reports its use over the network, out of a forked process; where its telemetry package does not
 # import, it takes a stub of its own instead

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.blob import pack, parameters_of, rows_of, unpack
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
+from xrt_core.engine.serialization import pack, parameters_of, rows_of, unpack
 from xrt_core.errors import ExecutionError, UnsupportedError
 from xrt_openvino import _toolkit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from xrt_core.engine.node_trials import NodeTrials, why_unfit
+from xrt_core.engine.onnx_bridge import NodeTrials, why_unfit
 from xrt_core.ir.graph import Node
 from xrt_openvino import _toolkit
 from xrt_openvino.deviations import deviation

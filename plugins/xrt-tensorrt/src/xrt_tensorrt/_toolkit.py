@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from xrt_core.engine.onnx_model import OnnxModel
+from xrt_core.engine.onnx_bridge import OnnxModel
 from xrt_core.errors import CompileError, ExecutionError
 from xrt_core.ir.types import dtype_name
 from xrt_tensorrt.finding import CHOICE, FULL, INSTALL, RTX, System, ToolkitError, find, order

@@ -17,8 +17,7 @@ from xrt_core.engine.contract import (
     InputOutputAlias,
     Parameter,
 )
-from xrt_core.engine.onnx_model import EXTERNAL_BYTES, OnnxModel, onnx_model
-from xrt_core.engine.opsets import aligned
+from xrt_core.engine.onnx_bridge import EXTERNAL_BYTES, OnnxModel, aligned, onnx_model
 from xrt_core.errors import CompileError, EngineUnavailableError
 from xrt_tensorrt import _cuda, timing
 from xrt_tensorrt._toolkit import Network, Refusal, Toolkit

@@ -6,7 +6,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from xrt_core.engine.onnx_model import OnnxModel
+from xrt_core.engine.onnx_bridge import OnnxModel
 from xrt_core.errors import CompileError, ExecutionError
 from xrt_tensorrt import _cuda
 from xrt_tensorrt._toolkit import Toolkit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from xrt_core.engine.opsets import same_but_types, schema_of
+from xrt_core.engine.onnx_bridge import same_but_types, schema_of
 from xrt_core.ir.graph import Node
 from xrt_core.ir.onnx_proto import type_to_proto
 

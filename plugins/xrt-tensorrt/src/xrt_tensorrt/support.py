@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xrt_core.engine.contract import Function
-from xrt_core.engine.node_trials import frozen, why_unfit
-from xrt_core.engine.onnx_model import OnnxModel, onnx_model
+from xrt_core.engine.onnx_bridge import OnnxModel, frozen, onnx_model, why_unfit
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node, Value

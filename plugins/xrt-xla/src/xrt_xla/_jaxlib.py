@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.processor import instruction_set
+from xrt_core.engine.serialization import instruction_set
 
 __all__ = ["TESTED", "Code", "Program", "cpu_fingerprint", "fingerprint_text", "serves", "usable"]
 

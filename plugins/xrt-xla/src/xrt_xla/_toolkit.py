@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import serialize_executable as _serialize
 
-from xrt_core.engine.processor import instruction_set
+from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import EngineUnavailableError
 from xrt_xla._jaxlib import fingerprint_text
 from xrt_xla.blob import Bare

@@ -33,7 +33,7 @@ class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
         """A session of the toolkit for `function`. Raises CompileError with the toolkit's own message."""
         try:
             # `to_onnx` gives a standalone model: names, types, constants, opsets. Weights are inside of it. A toolkit
-            # that takes weights as memory is spared that copy by `xrt_core.engine.onnx_model`.
+            # that takes weights as memory is spared that copy by `xrt_core.engine.onnx_bridge`.
             model = function.to_onnx().SerializeToString()
             session = _toolkit.Session(model, self._device)
         except Exception as e:

@@ -4,11 +4,17 @@
     length   of the header in bytes: 8 bytes, unsigned, little-endian
     header   JSON in UTF-8; "parts" has the length of each part, all else is the package's
     parts    bytes, one behind another
+
+The processor: what code that was compiled on it depends on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import json
+import platform
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -17,7 +23,8 @@ from xrt_core.engine.contract import Parameter
 from xrt_core.errors import CompileError
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
-__all__ = ["pack", "parameters_of", "rows_of", "unpack"]
+__all__ = ["instruction_set", "pack", "parameters_of", "rows_of", "unpack"]
+
 
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -63,3 +70,14 @@ def rows_of(parameters: Iterable[Parameter]) -> list[list[Any]]:
 def parameters_of(rows: Iterable[Sequence[Any]]) -> list[Parameter]:
     """The parameters that `rows_of` wrote."""
     return [Parameter(name, dtype_from_name(dtype), tuple(shape)) for name, dtype, shape in rows]
+
+
+@functools.cache
+def instruction_set() -> str:
+    """A digest of the processor's kind and features, 16 hexadecimal digits: what was compiled for one that has more may
+    not run here."""
+    flags = ""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
+        flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
+    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(flags.split()))))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

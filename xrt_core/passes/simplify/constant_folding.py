@@ -1,4 +1,7 @@
-"""Evaluation of nodes whose inputs are known, bounded so that a model never grows by it."""
+"""Constant folding: what depends on constants alone is computed once per model, not once per signature.
+
+Evaluation is bounded, so that a model never grows by it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.errors import XRTError
+from xrt_core.errors import ShapeError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.inference import infer_types
+from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.types import STRING, TensorType, ValueType
+from xrt_core.passes.pass_base import Pass
 
 HostRun = Callable[[Node, Sequence[Any]], tuple[Any, ...]]
 """Runs one node on arrays: `host.executor.run_node`."""
@@ -127,3 +133,41 @@ def constant_like(value: Value, data: np.ndarray) -> Value:
         data = data.view()
         data.flags.writeable = False
     return Value(value.name, TensorType(data.dtype, data.shape), data)
+
+
+class ConstantFold(Pass):
+    """Replaces nodes whose inputs are all constants by their results.
+
+    1. A node of known inputs whose results take at most the limit becomes constants.
+    2. So does one whose results take no more than those of its inputs that nobody else reads.
+    3. Left alone: larger results (a model never grows), random draws, control flow, and what the host fails on.
+    """
+
+    name = "constant_fold"
+
+    def __init__(self, run: HostRun, limit: int = DEFAULT_FOLD_LIMIT) -> None:
+        self.run = run
+        self.limit = limit
+
+    def rewrite(self, graph: Graph) -> Graph:
+        new: dict[Value, Value] = {}
+        last = last_uses(graph)
+        kept = []
+        for old in graph.nodes:
+            node = substitute(old, new) if new else old
+            arrays = None
+            if is_known(node):
+                try:
+                    types = infer_types(node) if not node.subgraphs else (None,) * len(node.outputs)
+                    arrays = evaluate(node, types, self.run, self.limit, freed_bytes(old, node, last))
+                except ShapeError:
+                    arrays = None
+            if arrays is None:
+                kept.append(node)
+                continue
+            for v, data in zip(node.outputs, arrays, strict=False):
+                if v is not None and data is not None:
+                    new[v] = constant_like(v, data)
+        if len(kept) == len(graph.nodes):
+            return graph
+        return graph.replace(nodes=kept, outputs=[new.get(v, v) for v in graph.outputs])

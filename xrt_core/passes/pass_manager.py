@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from xrt_core.errors import GraphError, RegistrationError
 from xrt_core.ir.dag import sort_indices
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.infra import Pass
+from xrt_core.passes.pass_base import Pass
 
 Stage = Literal["model", "signature", "engines"]
 STAGES: Final[tuple[Stage, ...]] = ("model", "signature", "engines")

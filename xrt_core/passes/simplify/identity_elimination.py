@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.passes.infra import Pass, rebuild
+from xrt_core.passes.pass_base import Pass, rebuild
 
 
 class IdentityNodes(Pass):

@@ -29,8 +29,8 @@ import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import STRING, TensorType
-from xrt_core.passes.clustering.contract import Reads, ascending
 from xrt_core.passes.flops import flops
+from xrt_core.passes.partitioning.contraction import Reads, ascending
 
 
 @dataclass(frozen=True, slots=True)

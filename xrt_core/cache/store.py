@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from xrt_core.cache.digests import FileDigests
 from xrt_core.cache.disk import NOTHING, DiskCache, Hit, Miss
-from xrt_core.cache.entry import NOT_STORED
+from xrt_core.cache.entry_format import NOT_STORED
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
+from xrt_core.cache.weight_digests import FileDigests
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
 from xrt_core.errors import CacheError, UnsupportedError
 from xrt_core.events import EventLog, logger

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering.contract import distinct
-from xrt_core.passes.clustering.gain import Estimate, duration
-from xrt_core.passes.clustering.grow import Grower
-from xrt_core.passes.clustering.kinds import Kind
-from xrt_core.passes.clustering.mark import Marks
+from xrt_core.passes.partitioning.contraction import distinct
+from xrt_core.passes.partitioning.cost_model import Estimate, duration
+from xrt_core.passes.partitioning.grow import Grower
+from xrt_core.passes.partitioning.support import Kind, Marks
 
 _SHOWN = 32  # parts of marked regions whose note names the path that cut them off
 

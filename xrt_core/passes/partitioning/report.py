@@ -8,8 +8,8 @@ from typing import Any
 
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
-from xrt_core.passes.clustering.cluster import Clustering
-from xrt_core.passes.clustering.gain import Estimate
+from xrt_core.passes.partitioning.cluster import Clustering
+from xrt_core.passes.partitioning.cost_model import Estimate
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.infra import Pass
+from xrt_core.passes.pass_base import Pass
 
 
 class DeadNodes(Pass):

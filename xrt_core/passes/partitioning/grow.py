@@ -12,10 +12,10 @@ import numpy as np
 
 from xrt_core.errors import InternalError
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering.contract import Contraction, distinct, reads_of
-from xrt_core.passes.clustering.gain import Costs, Estimate, Estimator
-from xrt_core.passes.clustering.kinds import Kind, Members
-from xrt_core.passes.clustering.merge import edge_groups, free_groups, level_groups, region_groups, slices
+from xrt_core.passes.partitioning.contraction import Contraction, distinct, reads_of
+from xrt_core.passes.partitioning.cost_model import Costs, Estimate, Estimator
+from xrt_core.passes.partitioning.grouping import edge_groups, free_groups, level_groups, region_groups, slices
+from xrt_core.passes.partitioning.support import Kind, Members
 
 _Merged = tuple[Contraction, np.ndarray]  # as `Contraction.merge` returns it
 

@@ -11,9 +11,8 @@ from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.clustering.cluster import Cluster, Clustering
-from xrt_core.passes.clustering.collector import collector_paused
-from xrt_core.passes.clustering.contract import Reads, adjacency, ascending, distinct, reads_of
+from xrt_core.passes.partitioning.cluster import Cluster, Clustering
+from xrt_core.passes.partitioning.contraction import Reads, adjacency, ascending, collector_paused, distinct, reads_of
 
 XRT_VERSION = 1
 

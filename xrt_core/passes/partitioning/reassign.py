@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from xrt_core.passes.clustering.contract import Contraction, distinct
-from xrt_core.passes.clustering.gain import Costs
-from xrt_core.passes.clustering.grow import Gift, Grower
-from xrt_core.passes.clustering.kinds import Kind
+from xrt_core.passes.partitioning.contraction import Contraction, distinct
+from xrt_core.passes.partitioning.cost_model import Costs
+from xrt_core.passes.partitioning.grow import Gift, Grower
+from xrt_core.passes.partitioning.support import Kind
 
 _ROUNDS = 8  # in which clusters may turn out to be worth staying, for each engine that others might go to
 

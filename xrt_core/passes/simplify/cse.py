@@ -7,8 +7,8 @@ from typing import Any
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.rewrite import attribute_key
 from xrt_core.ir.types import STRING
-from xrt_core.passes.evaluate import is_deterministic
-from xrt_core.passes.infra import Pass, rebuild
+from xrt_core.passes.pass_base import Pass, rebuild
+from xrt_core.passes.simplify.constant_folding import is_deterministic
 
 _CONSTANT_BYTES = 1024
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from xrt_core.passes.clustering.contract import Contraction
+from xrt_core.passes.partitioning.contraction import Contraction
 
 _LONG = 512  # bits of a set from which on it is worth shortening
 _FEW = 64  # live sets, and bits that are left of them, with which shortening is worth its time

@@ -10,8 +10,8 @@ from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
-from xrt_core.passes.evaluate import is_deterministic, nbytes
-from xrt_core.passes.infra import Pass
+from xrt_core.passes.pass_base import Pass
+from xrt_core.passes.simplify.constant_folding import is_deterministic, nbytes
 
 MARK: Final = "xrt.recompute"
 """Key in a node's metadata: nodes of one label are a region, which is computed again as a whole."""

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.cache.disk import write_file
-from xrt_core.cache.folder import open_trusted
+from xrt_core.cache.disk import open_trusted, write_file
 from xrt_core.errors import CacheError
 from xrt_core.ir.file_backed import FileState, place_of
 from xrt_core.ir.types import dtype_name

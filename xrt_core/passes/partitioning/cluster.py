@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph
-from xrt_core.passes.clustering.collector import collector_paused
-from xrt_core.passes.clustering.gain import Costs, Estimate
-from xrt_core.passes.clustering.grow import Bounds, Grower
-from xrt_core.passes.clustering.hand_over import hand_over
-from xrt_core.passes.clustering.kinds import pinned_kinds, signatures, taken, takers
-from xrt_core.passes.clustering.mark import Marks
-from xrt_core.passes.clustering.notes import gift_notes, reasons_of, region_notes
+from xrt_core.passes.partitioning.contraction import collector_paused
+from xrt_core.passes.partitioning.cost_model import Costs, Estimate
+from xrt_core.passes.partitioning.grow import Bounds, Grower
+from xrt_core.passes.partitioning.reasons import gift_notes, reasons_of, region_notes
+from xrt_core.passes.partitioning.reassign import hand_over
+from xrt_core.passes.partitioning.support import Marks, pinned_kinds, signatures, taken, takers
 
 UNLIMITED = 2**31 - 1
 

@@ -16,10 +16,18 @@ from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.schema import find_schema, latest_opset, why_unknown
 from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType, dtype_from_name, dtype_name
-from xrt_core.passes.evaluate import DEFAULT_FOLD_LIMIT
-from xrt_core.passes.infra import Pass
-from xrt_core.passes.precision_lists import ALLOW, FOLLOW, KEEP, LOWERED_INPUTS, MOVE
-from xrt_core.passes.precision_types import TEXTS, signature_of, version_for
+from xrt_core.passes.mixed_precision_ops import (
+    ALLOW,
+    FOLLOW,
+    KEEP,
+    LOWERED_INPUTS,
+    MOVE,
+    TEXTS,
+    signature_of,
+    version_for,
+)
+from xrt_core.passes.pass_base import Pass
+from xrt_core.passes.simplify.constant_folding import DEFAULT_FOLD_LIMIT
 
 FLOAT32: Final = np.dtype(np.float32)
 _FIRST_BF16_CAST: Final = 13

@@ -1,0 +1,398 @@
+"""A Function as an ONNX model, for engines whose library reads those: its large constants stay beside it, untouched.
+
+One opset for a function whose nodes are of several: a pass may have put newer versions among older ones.
+
+Which nodes a library of ONNX models takes: it is given a model of the one node, once per kind of node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from xrt_core.errors import CompileError, ExportError, XRTError
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
+from xrt_core.ir.schema import find_schema
+from xrt_core.ir.types import STRING, SequenceType, TensorType
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto
+
+__all__ = [
+    "EXTERNAL_BYTES",
+    "SUB_BYTE",
+    "NodeTrials",
+    "OnnxModel",
+    "aligned",
+    "frozen",
+    "is_large",
+    "onnx_model",
+    "same_but_types",
+    "schema_of",
+    "why_unfit",
+]
+
+
+EXTERNAL_BYTES: Final = 4096
+"""Constants from this size on stay out of the model unless told otherwise."""
+
+SUB_BYTE: Final = frozenset(("int4", "uint4", "int2", "uint2", "float4_e2m1fn"))
+"""Names of the dtypes that ONNX packs into bytes, while an array has a byte for each element."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """A Function as an ONNX model.
+
+    model: its nodes have unique names, its constants below the limit are in it, the types of inner values are not.
+    inputs, outputs: names, in the order of the Function's params and returns.
+    weights: the large constants by name, C-contiguous and aligned, as they are where their memory allows it. Each is an
+        initializer of `model` that says it lies elsewhere (data_location EXTERNAL): the library is to be given the
+        memory, and where it reads it in place, the arrays must outlive it.
+    """
+
+    model: ModelProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: Mapping[str, np.ndarray]
+
+
+def beside_the_model(array: np.ndarray) -> Mapping[str, str]:
+    """The `external_data` of a constant whose memory the library is given by the constant's name."""
+    return {"location": "xrt", "length": str(array.nbytes)}
+
+
+def is_large(data: np.ndarray | None, external_bytes: int = EXTERNAL_BYTES) -> bool:
+    """Whether a constant of this data stays out of the model: it has `external_bytes` bytes or more, laid out as ONNX
+    has them, which leaves out strings and elements of less than a byte."""
+    if data is None or data.nbytes < external_bytes:
+        return False
+    return data.dtype != STRING and data.dtype.name not in SUB_BYTE
+
+
+def onnx_model(
+    function: Function,
+    *,
+    engine: str,
+    newest_opset: int | None = None,
+    location: Callable[[np.ndarray], Mapping[str, str]] = beside_the_model,
+    external_bytes: int = EXTERNAL_BYTES,
+) -> OnnxModel:
+    """The ONNX model of `function`.
+
+    engine: who asks, for messages.
+    newest_opset: of the standard domain, the newest that the library knows; the model is of that or an older one where
+        the nodes' versions allow it. Nodes of several opsets come into one where that changes their types alone
+        (`opsets.aligned`).
+    location: the entries of `external_data` that tell the library where a large constant lies.
+    external_bytes: the size from which constants stay out of the model.
+
+    Raises CompileError for a function that ONNX cannot express, or whose nodes belong to opsets that no one model has.
+    """
+    body = function.body
+    if newest_opset is not None:
+        opsets = {**body.opsets, "": min(body.opsets.get("", newest_opset), newest_opset)}
+        function = Function(function.name, function.params, function.returns, body.replace(opsets=opsets))
+    weights: dict[str, np.ndarray] = {}
+    returned = {id(v.data) for v in body.outputs if v.data is not None}
+
+    def write(array: np.ndarray, name: str) -> TensorProto:
+        if id(array) in returned or not is_large(array, external_bytes):
+            return tensor_from_array(array, name)
+        # a memory map may start anywhere, and a library may want the alignment that the dtype has
+        weights[name] = array = np.require(array, requirements=("C", "A"))
+        return _elsewhere(array, name, location(array))
+
+    try:
+        model = function.to_onnx(tensor=write)
+        if model.functions and (same := aligned(function, newest_opset)) is not function:
+            weights.clear()
+            model = same.to_onnx(tensor=write)
+    except ExportError as e:
+        raise CompileError(f"{engine}: function {function.name!r} does not export: {e}") from e
+    if model.functions:  # how the exporter writes nodes of another opset; libraries read them at the model's opset
+        mixed = ", ".join(sorted({f"{n.operator}-{n.version}" for n in body.nodes}))
+        raise CompileError(f"{engine}: function {function.name!r} mixes nodes that no one opset has: {mixed}")
+    graph = model.graph
+    del graph.value_info[:]  # the library infers the types itself
+    taken: set[str] = set()
+    for i, n in enumerate(graph.node):
+        if n.name in taken:
+            n.name = f"{n.name}#{i}"
+        taken.add(n.name)
+    inputs, outputs = (tuple(p.name for p in ports) for ports in (graph.input, graph.output))
+    return OnnxModel(model, inputs, outputs, MappingProxyType(weights))
+
+
+def _elsewhere(array: np.ndarray, name: str, location: Mapping[str, str]) -> TensorProto:
+    from onnx import TensorProto
+
+    t = TensorProto(name=name, data_type=dtype_to_onnx(array.dtype), dims=array.shape)
+    t.data_location = TensorProto.EXTERNAL
+    for key, value in location.items():
+        t.external_data.add(key=key, value=value)
+    return t
+
+
+_NEW_ATTRIBUTES: Final = {
+    "Cast": ("saturate", "round_mode"),
+    "CastLike": ("saturate", "round_mode"),
+    "QuantizeLinear": ("saturate", "block_size", "output_dtype", "precision"),
+    "DequantizeLinear": ("block_size", "output_dtype"),
+    "Range": ("stash_type",),
+    **dict.fromkeys(("ArgMax", "ArgMin"), ("select_last_index",)),
+    "AveragePool": ("dilations",),
+    "Reshape": ("allowzero",),
+    "Shape": ("start", "end"),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), ("reduction",)),
+}
+"""Attributes that later versions added, whose default is what earlier ones did, or in 16 bits is more precise."""
+
+_REDUCTIONS: Final = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSumSquare",
+)  # fmt: skip
+_INPUT_SINCE: Final = {
+    **dict.fromkeys(("ReduceSum", "Squeeze", "Unsqueeze"), ("axes", 13)),
+    **dict.fromkeys(_REDUCTIONS, ("axes", 18)),
+    "Split": ("split", 13),
+}
+"""Attributes that are the second input from a version on."""
+_ONE_AXIS_SINCE: Final = dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13)
+"""Operators that were over all axes from one on, and are over that one from a version on."""
+
+
+def aligned(function: Function, newest_opset: int | None = None) -> Function:
+    """`function` with the standard's nodes in the versions of one opset, that of its newest node.
+
+    A node changes its version where the two differ in nothing but the types that they take, where an attribute became
+    an input, and where all the axes that an old Softmax is over are one and others of size 1. `function` itself comes
+    back where its nodes are of one opset already, where one of them differs in more, and where the opset would be above
+    `newest_opset`, which is the newest that the library knows.
+    """
+    body = function.body
+    versions = {n.version for n in body.nodes if not n.domain}
+    opset = body.opsets.get("", 0)
+    if not versions or all(_since(n, opset) == n.version for n in body.nodes if not n.domain):
+        return function
+    newest = max(versions)
+    if newest_opset is not None and newest > newest_opset:
+        return function
+    nodes = []
+    for n in body.nodes:
+        since = n.version if n.domain else _since(n, newest)
+        new = n if since == n.version else _of_version(n, since)
+        if new is None:
+            return function
+        nodes.append(new)
+    opsets = {**body.opsets, "": newest}
+    return Function(
+        function.name, function.params, function.returns, body.replace(nodes=nodes, opsets=opsets), function.aliases
+    )
+
+
+def _of_version(n: Node, version: int) -> Node | None:
+    """The node in a later version with the same meaning; None where there is none."""
+    inputs, attributes = n.inputs, dict(n.attributes)
+    name, since = _INPUT_SINCE.get(n.op_type, ("", 0))
+    if n.version < since <= version:
+        if name in attributes:
+            values = np.atleast_1d(np.asarray(attributes.pop(name), np.int64))
+            inputs = (*inputs, Value.constant(values, f"{n.name}/{name}"))
+    elif n.version < _ONE_AXIS_SINCE.get(n.op_type, 0) <= version:
+        axis = _one_axis(n)
+        if axis is None:
+            return None
+        attributes["axis"] = axis
+    elif not (version and same_but_types(n.op_type, n.version, version)) and n.op_type != "Split":
+        return None
+    if n.op_type == "Split" and n.version < 18 <= version and len(inputs) < 2:
+        attributes["num_outputs"] = len(n.outputs)
+    return Node(
+        n.op_type, inputs, n.outputs, attributes, domain=n.domain, version=version, name=n.name,
+        annotations=n.annotations,
+    )  # fmt: skip
+
+
+def _one_axis(n: Node) -> int | None:
+    """The axis that an old Softmax is over, None where it is over several, or its shape is not known."""
+    shape = n.inputs[0].shape if n.inputs[0] is not None else None
+    axis = n.attributes.get("axis", 1)
+    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        return None
+    axis %= len(shape)
+    long = [i for i in range(axis, len(shape)) if shape[i] != 1]
+    return None if len(long) > 1 else long[0] if long else axis
+
+
+def schema_of(op_type: str, opset: int, domain: str = "") -> Any:
+    """The `onnx.defs.OpSchema` of an operator in an opset, None where the standard has none there."""
+    found = find_schema(op_type, domain, opset)
+    return None if found is None else found.onnx
+
+
+def same_but_types(op_type: str, opset: int, other: int) -> bool:
+    """Whether an operator of the standard has the same inputs, outputs and attributes in two opsets."""
+    first, second = schema_of(op_type, opset), schema_of(op_type, other)
+    if first is None or second is None:
+        return False
+    return bool(first.since_version == second.since_version) or _form(first) == _form(second)
+
+
+def _since(node: Node, opset: int) -> int:
+    """The version of the node's operator in an opset, 0 where it has none there."""
+    schema = schema_of(node.op_type, opset, node.domain)
+    return 0 if schema is None else int(schema.since_version)
+
+
+def _form(schema: Any) -> Any:
+    attributes = {
+        name: (str(a.type), a.required, a.default_value.SerializeToString())
+        for name, a in schema.attributes.items()
+        if name not in _NEW_ATTRIBUTES.get(schema.name, ())
+    }
+    ports = [[(p.name, str(p.option)) for p in side] for side in (schema.inputs, schema.outputs)]
+    return attributes, ports
+
+
+_REMEMBERED: Final = 10_000
+
+
+def why_unfit(node: Node, engine: str) -> str | None:
+    """Why a library of static ONNX models cannot take `node`, whatever it computes; None where it might.
+
+    Every input and output must be a tensor of known dtype and shape, and the node must have no subgraphs.
+    """
+    for what, values in (("input", node.inputs), ("output", node.outputs)):
+        for v in values:
+            if v is None:
+                continue
+            t = v.type
+            if type(t) is not TensorType or t.dtype is None or t.shape is None or not t.is_static:
+                return _unfit(v, f"{what} {v.name!r} of {node.operator}", engine)
+    if node.attributes and node.subgraphs:
+        return f"{node.operator} has subgraphs, which XRT runs step by step with their parts on engines"
+    return None
+
+
+class NodeTrials:
+    """What a library says to models of single nodes, remembered.
+
+    engine: its name, for messages. refusal: what the library says when it refuses a model, in one line, or None.
+    newest_opset: as in `onnx_model`. May be asked from many threads.
+    """
+
+    def __init__(
+        self, engine: str, refusal: Callable[[ModelProto], str | None], *, newest_opset: int | None = None
+    ) -> None:
+        self._engine = engine
+        self._refusal = refusal
+        self._newest_opset = newest_opset
+        self._verdicts: dict[Hashable, str | None] = {}
+
+    def why_not(self, node: Node) -> str | None:
+        """Why the library does not take `node`, which `why_unfit` lets pass; None where it takes it.
+
+        The first trial of a kind (operator, version, attributes, dtypes and ranks, which inputs are known) tells the
+        library no sizes. What it refuses so is tried again with the sizes and known values of this very node: some
+        operators are only taken with them.
+        """
+        kind = (
+            node.domain,
+            node.op_type,
+            node.version,
+            tuple((name, frozen(a)) for name, a in node.attributes.items()),
+            len(node.inputs),
+            *(_kind(v) for v in (*node.inputs, *node.outputs)),
+        )
+        if self._verdict(kind, node, sizes=False) is None:
+            return None
+        return self._verdict((kind, *(_exact(v) for v in (*node.inputs, *node.outputs))), node, sizes=True)
+
+    def _verdict(self, key: Hashable, node: Node, *, sizes: bool) -> str | None:
+        try:
+            return self._verdicts[key]
+        except KeyError:
+            verdict = self._trial(node, sizes)
+        if len(self._verdicts) >= _REMEMBERED:
+            self._verdicts.clear()
+        self._verdicts[key] = verdict
+        return verdict
+
+    def _trial(self, node: Node, sizes: bool) -> str | None:
+        try:
+            function = _alone(node, self._newest_opset)
+            model = onnx_model(function, engine=self._engine, newest_opset=self._newest_opset).model
+        except XRTError as e:
+            return f"{node.operator}-{node.version} does not export: {e}"
+        if not sizes:
+            for p in (*model.graph.input, *model.graph.output):
+                for d in p.type.tensor_type.shape.dim:
+                    d.Clear()
+        refused = self._refusal(model)
+        return None if refused is None else f"{self._engine} does not take {node.operator}-{node.version} so: {refused}"
+
+
+def _alone(node: Node, opset: int | None) -> Function:
+    """A function of the one node. Its small constants stay constants; every other input is a parameter."""
+    inputs: list[Value | None] = []
+    entries: list[Value] = []
+    for i, v in enumerate(node.inputs):
+        if v is None:
+            inputs.append(None)
+        elif _is_small(v):
+            inputs.append(Value(f"c{i}", v.type, v.data))
+        else:
+            fresh = Value(f"x{i}", v.type)
+            inputs.append(fresh)
+            entries.append(fresh)
+    outputs = [None if v is None else Value(f"y{i}", v.type) for i, v in enumerate(node.outputs)]
+    returned = [v for v in outputs if v is not None]
+    opsets = {"": node.version if opset is None else opset}
+    return Function.from_graph(
+        Graph(entries, returned, [node.replace(inputs=inputs, outputs=outputs)], opsets=opsets, name="trial")
+    )
+
+
+def _is_small(v: Value) -> bool:
+    return v.data is not None and not is_large(v.data)
+
+
+def _kind(v: Value | None) -> Hashable:
+    return None if v is None else (v.dtype, len(v.shape or ()), _is_small(v))
+
+
+def _exact(v: Value | None) -> Hashable:
+    if v is None:
+        return None
+    return v.shape, frozen(v.data) if _is_small(v) else None
+
+
+def frozen(attribute: Any) -> Hashable:
+    """What tells an attribute, or a constant, from others, hashable."""
+    if isinstance(attribute, np.ndarray):
+        content = tuple(attribute.ravel().tolist()) if attribute.dtype == STRING else attribute.tobytes()
+        return attribute.dtype, attribute.shape, content
+    if isinstance(attribute, SparseTensor):
+        return frozen(attribute.values), frozen(attribute.indices), attribute.dims
+    if isinstance(attribute, tuple):
+        return tuple(map(frozen, attribute))
+    found: Hashable = attribute
+    return type(attribute), found
+
+
+def _unfit(value: Value, where: str, engine: str) -> str:
+    t: Any = value.type
+    if isinstance(t, SequenceType):
+        return f"{where} is a sequence; {engine} gets tensors only"
+    if not isinstance(t, TensorType):
+        return f"{where} has type {t or 'unknown'}; {engine} gets dense tensors only"
+    if t.dtype is None or t.shape is None:
+        return f"{where} is {t}: dtype and rank must be known"
+    return f"{where} is {t}: every dimension must be known"

@@ -1,0 +1,35 @@
+"""Clustering: mark what engines can take, cluster it, fold the clusters into Launch nodes, report."""
+
+from xrt_core.passes.partitioning.cluster import UNLIMITED, Cluster, Clustering, cluster
+from xrt_core.passes.partitioning.cost_model import Costs, Estimate, costs_for
+from xrt_core.passes.partitioning.outline import fold
+from xrt_core.passes.partitioning.placement import MarkRule, apply_marks, names_an_engine, without_marks
+from xrt_core.passes.partitioning.report import ClusterReport, HostNodeReport, PartitionReport, TensorReport, report
+from xrt_core.passes.partitioning.support import HOST, Candidate, Marks, mark
+from xrt_core.passes.partitioning.transfers import insert_converters, is_converter
+
+__all__ = [
+    "HOST",
+    "UNLIMITED",
+    "Candidate",
+    "Cluster",
+    "ClusterReport",
+    "Clustering",
+    "Costs",
+    "Estimate",
+    "HostNodeReport",
+    "MarkRule",
+    "Marks",
+    "PartitionReport",
+    "TensorReport",
+    "apply_marks",
+    "cluster",
+    "costs_for",
+    "fold",
+    "insert_converters",
+    "is_converter",
+    "mark",
+    "names_an_engine",
+    "report",
+    "without_marks",
+]
