@@ -51,8 +51,8 @@ def overhead() -> None:
     """Median nanoseconds of a call: the executable, an unguarded and a guarded Launch around it, interleaved."""
     from xrt_core.engine.contract import Executable
     from xrt_core.guard.launch import GuardedLaunch
-    from xrt_core.guard.settings import GuardSettings
-    from xrt_core.guard.state import ClusterRecord, State
+    from xrt_core.guard.policy import GuardSettings
+    from xrt_core.guard.record import ClusterRecord, State
     from xrt_core.options import resolve
     from xrt_core.runtime.launch import Launch
     from xrt_core.testing.functions import binary
@@ -155,13 +155,13 @@ def verify(names: Sequence[str]) -> None:
 
     from xrt_core.engine import engines
     from xrt_core.engine.contract import CompileOptions, Executable, Function
-    from xrt_core.guard.correction import Candidate
-    from xrt_core.guard.examine import ExamineSettings, examine
-    from xrt_core.guard.reference import Host
-    from xrt_core.guard.stimuli import stimulus
-    from xrt_core.guard.tuning import settle
     from xrt_core.module import XRTModule
     from xrt_core.options import resolve
+    from xrt_core.verify.autotune import settle
+    from xrt_core.verify.evaluate import ExamineSettings, examine
+    from xrt_core.verify.inputs import synthesize_inputs
+    from xrt_core.verify.isolate import Candidate
+    from xrt_core.verify.reference import Host
 
     print("| model | engine | clusters | host run (ms) | compile (ms) | candidate's runs | verification | verdicts |")
     print("|---|---|---|---|---|---|---|---|")
@@ -181,7 +181,7 @@ def verify(names: Sequence[str]) -> None:
             host = compiled = runs = verified = 0.0
             verdicts = []
             for f in functions:
-                inputs, timed, plan = stimulus(f), [], Host(f)
+                inputs, timed, plan = synthesize_inputs(f), [], Host(f)
                 for _ in range(5):
                     settle()
                     start = time.perf_counter()

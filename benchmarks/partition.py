@@ -23,7 +23,7 @@ from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.partitioning import Candidate, cluster, costs_for, fold, mark
+from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 
 TYPE = TensorType(np.dtype(np.float32), (4, 4))
 _NO = Support.no("the operator has no kernel")
@@ -147,7 +147,7 @@ def measure(graph: Graph, engines: Sequence[Candidate], strict: bool, minimum: i
     start = time.process_time()  # the work is in one thread; a busy machine does not count
     marks = mark(fresh, engines)
     found = cluster(fresh, marks, minimum_nodes=minimum, strict=strict, costs=costs_for, prune=prune)
-    fold(fresh, found)
+    outline(fresh, found)
     taken = time.process_time() - start
     gc.unfreeze()
     return taken, len(found.clusters)

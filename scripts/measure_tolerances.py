@@ -1,6 +1,6 @@
 """Measures how far engines and the host are off, and writes the table that the guard judges by.
 
-    python scripts/measure_tolerances.py [--engine xla --engine onnxruntime] [--output xrt_core/guard/tolerances.json]
+    python scripts/measure_tolerances.py [--engine xla --engine onnxruntime] [--output xrt_core/verify/tolerances.json]
 
 For families of operators and clusters of several sizes, in every floating dtype, each engine and the host itself are
 held against the host in a wider precision. Of each result two errors are taken: of elements that are at least a tenth
@@ -34,12 +34,12 @@ import numpy as np
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Function
 from xrt_core.errors import XRTError
-from xrt_core.guard.reference import run_host
-from xrt_core.guard.stimuli import stimulus
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.runtime.arrays import to_numpy
+from xrt_core.verify.inputs import synthesize_inputs
+from xrt_core.verify.reference import run_host
 
 MARGINS = {"float64": 1000.0, "float32": 8.0, "float16": 2.0, "bfloat16": 2.0, "rounded": 1.0}
 """Bounds are so many times the errors that were measured. In 16 bits errors are those of storing values, which all
@@ -48,7 +48,7 @@ engines share. For float64 there is no wider reference, and what matters is that
 them the largest error counts, not the median, and whoever goes by it looks at each node by itself as well."""
 
 QUANTILE = "p99.9"
-"""Of the errors of one cluster; the host's own noise speaks for the last in a thousand (see guard/tolerance.py)."""
+"""Of the errors of one cluster; the host's own noise speaks for the last in a thousand (see verify/compare.py)."""
 
 OPSET = 21
 SEEDS = 3
@@ -57,7 +57,7 @@ STEPS = tuple(
     np.dtype(getattr(ml_dtypes, n))
     for n in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn")
 )
-OUTPUT = pathlib.Path(__file__).resolve().parents[1] / "xrt_core" / "guard" / "tolerances.json"
+OUTPUT = pathlib.Path(__file__).resolve().parents[1] / "xrt_core" / "verify" / "tolerances.json"
 
 
 class Builder:
@@ -209,7 +209,7 @@ def measured(names: Sequence[str]) -> Iterator[dict[str, Any]]:
                 for seed in range(SEEDS):
                     builder = Builder(dtype, seed)
                     function = builder.function(family, build(builder, size))
-                    inputs = stimulus(function, "normal", seed)
+                    inputs = synthesize_inputs(function, "normal", seed)
                     want = run_host(function, inputs, wide=True)[0][0].astype(np.float64)
                     own = want
                     for engine in ("host", *names):

@@ -28,7 +28,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import forget
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType
 from xrt_core.module import XRTModule
-from xrt_core.runtime.runner import MAX_VARIANTS
+from xrt_core.runtime.plan_cache import MAX_VARIANTS
 
 X, Y = np.array([1, -2], np.float32), np.array([10, 20], np.float32)
 

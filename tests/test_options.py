@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xrt_core import config
 from xrt_core.errors import OptionError
-from xrt_core.options import HUGE, TABLE, Options, resolve
+from xrt_core.options import HUGE, TABLE, Options, process_config, resolve
 from xrt_core.options.__main__ import as_markdown
 from xrt_core.options.kinds import PLACE
 
@@ -21,9 +20,9 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs" / "options.md"
 @pytest.fixture(autouse=True)
 def _undefined() -> Iterator[None]:
     """Nothing is configured before or after."""
-    config.reset()
+    process_config.reset()
     yield
-    config.reset()
+    process_config.reset()
 
 
 def test_defaults() -> None:
@@ -40,7 +39,7 @@ def test_keyword_over_config_over_environment() -> None:
     env = {"FLAGS_use_xla_jit": "0", "FLAGS_strict_clustering": "off", "FLAGS_clustering_minimum_nodes": "3"}
     assert resolve({}, env).use_xla_jit is False
     assert resolve({}, env).source("use_xla_jit") == "environment variable FLAGS_use_xla_jit"
-    config.use_xla_jit(True)
+    process_config.use_xla_jit(True)
     assert resolve({}, env).use_xla_jit is True
     assert resolve({}, env).source("use_xla_jit") == "xrt.config.use_xla_jit"
     both = resolve({"use_xla_jit": False, "minimum_nodes": 5}, env)
@@ -50,9 +49,9 @@ def test_keyword_over_config_over_environment() -> None:
 
 def test_undefined() -> None:
     """None by keyword or through xrt.config, and an empty variable, mean: not said."""
-    config.use_xla_jit(True)
+    process_config.use_xla_jit(True)
     assert resolve({"use_xla_jit": None}, {}).use_xla_jit is True
-    config.use_xla_jit(None)
+    process_config.use_xla_jit(None)
     assert resolve({}, {"FLAGS_use_xla_jit": " "}).use_xla_jit is None
 
 
@@ -108,7 +107,7 @@ def test_bad_environment(option: Any) -> None:
 def test_bad_configuration() -> None:
     """xrt.config takes True, False or None."""
     with pytest.raises(OptionError, match=r"xrt.config.use_tensorrt\(1\): it takes True, False, or None"):
-        config.use_tensorrt(1)  # type: ignore[arg-type]
+        process_config.use_tensorrt(1)  # type: ignore[arg-type]
 
 
 def test_unknown_option() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from xrt_core import config, errors, training
-    from xrt_core.config import init_subblock_optimizer
+    from xrt_core import errors, training
+    from xrt_core.compiler.passes import register_pass, unregister_pass
     from xrt_core.engine.converters import register_array_type, register_converter
     from xrt_core.events import FallbackEvent, subscribe
     from xrt_core.frontends import ops
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from xrt_core.frontends.tracing import power_by_engine
     from xrt_core.ir.types import TensorType
     from xrt_core.module import XRTModule
+    from xrt_core.options import process_config as config
+    from xrt_core.options.process_config import init_subblock_optimizer
     from xrt_core.quantization.calibration import ptq_calibration_mode
     from xrt_core.reports import assert_offloaded
-    from xrt_core.steps import register_pass, unregister_pass
     from xrt_core.training import optimizer as optim
     from xrt_core.training.variables import Variable
 
@@ -58,18 +59,18 @@ _HOME: Final = {
     "XRTModule": "module",
     "assert_offloaded": "reports",
     "import_model": "frontends.onnx_import",
-    "init_subblock_optimizer": "config",
+    "init_subblock_optimizer": "options.process_config",
     "power_by_engine": "frontends.tracing",
     "ptq_calibration_mode": "quantization.calibration",
     "register_array_type": "engine.converters",
     "register_converter": "engine.converters",
-    "register_pass": "steps",
+    "register_pass": "compiler.passes",
     "subscribe": "events",
     "trace": "frontends.graph",
-    "unregister_pass": "steps",
+    "unregister_pass": "compiler.passes",
 }
 _MODULES: Final = {
-    "config": "config",
+    "config": "options.process_config",
     "errors": "errors",
     "ops": "frontends.ops",
     "optim": "training.optimizer",

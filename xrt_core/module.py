@@ -11,7 +11,8 @@ from typing import Any
 
 from xrt_core.cache.lru import LRU
 from xrt_core.cache.model_file import is_model_file
-from xrt_core.caller import GraphCaller
+from xrt_core.compiler import GuardedModule, Pipeline, pipeline_for
+from xrt_core.compiler.compiled_graph import CompiledGraph
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.errors import CacheError, InputError, ModelLoadError, QuantizationError
@@ -21,12 +22,11 @@ from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.rewrite import bind_defaults
 from xrt_core.ir.types import OptionalType, TensorType, ValueType
 from xrt_core.options import Options, resolve
-from xrt_core.pipeline import GuardedModule, Pipeline, pipeline_for
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array
 from xrt_core.runtime.converters import plain_arguments
-from xrt_core.runtime.parallel import Timeline
-from xrt_core.saved import SavedModel, open_saved, save_module
+from xrt_core.runtime.scheduler import Timeline
+from xrt_core.saved_model import SavedModel, open_saved, save_module
 
 
 class XRTModule(GuardedModule):
@@ -195,9 +195,9 @@ class XRTModule(GuardedModule):
         if self.options.use_int8:
             raise QuantizationError("a module with use_int8 is quantised already: calibrate one without it")
         caller, arrays = self._source.bind(args, named)
-        recorder.record(caller.graph, arrays, lambda graph: GraphCaller(graph, self._pipeline))
+        recorder.record(caller.graph, arrays, lambda graph: CompiledGraph(graph, self._pipeline))
 
-    def _known_caller(self) -> GraphCaller:
+    def _known_caller(self) -> CompiledGraph:
         caller = self._source.caller
         if caller is None:
             raise InputError("a traced graph has no types before its first call: give inputs")
@@ -219,11 +219,11 @@ class _Imported:
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
         self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
-        self.caller = self._plain = GraphCaller(bind_defaults(graph), pipeline)
+        self.caller = self._plain = CompiledGraph(bind_defaults(graph), pipeline)
         self._graph = graph
         self._inputs = graph.inputs
         self._pipeline = pipeline
-        self._callers: LRU[GraphCaller] = LRU(pipeline.options.cache_size)
+        self._callers: LRU[CompiledGraph] = LRU(pipeline.options.cache_size)
         self._defaults = frozenset(i for i, v in enumerate(graph.inputs) if v in graph.defaults)
         self._names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         self._index = {name: i for i, name in enumerate(self._names)}
@@ -255,7 +255,7 @@ class _Imported:
         caller, arrays = self.bind((), inputs)
         return dict(zip(self.output_names, caller(arrays), strict=True))
 
-    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[GraphCaller, list[Any]]:
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
         """The caller for the inputs that are given, and an argument for each of its inputs (None: left out)."""
         if not args and len(named) == len(self._required) and all(name in named for name in self._required):
             self.caller = self._plain  # without a look at the others: a model may list each of its weights as an input
@@ -277,22 +277,22 @@ class _Imported:
             if a is _MISSING and i not in self._defaults and not isinstance(v.type, OptionalType)
         ]
         if missing:
-            raise InputError(
-                f"missing input {', '.join(map(repr, missing))}; the model takes {_names(self._inputs)}"
-            )
+            raise InputError(f"missing input {', '.join(map(repr, missing))}; the model takes {_names(self._inputs)}")
         given = frozenset(i for i in self._defaults if arrays[i] is not _MISSING and arrays[i] is not None)
         self.caller = caller = self._caller(given)
         taken = [a for i, a in enumerate(arrays) if i not in self._defaults or i in given]
         return caller, [None if a is _MISSING else a for a in taken]
 
-    def saved(self) -> tuple[Graph, list[GraphCaller]]:
+    def saved(self) -> tuple[Graph, list[CompiledGraph]]:
         """What a model file holds: the graph, and the callers whose signatures it knows."""
         return self._graph, [self._plain, *self._callers.values()]
 
-    def _caller(self, given: frozenset[int]) -> GraphCaller:
+    def _caller(self, given: frozenset[int]) -> CompiledGraph:
         if not given:
             return self._plain
-        return self._callers.get_or_make(given, lambda: GraphCaller(bind_defaults(self._graph, given), self._pipeline))
+        return self._callers.get_or_make(
+            given, lambda: CompiledGraph(bind_defaults(self._graph, given), self._pipeline)
+        )
 
 
 class _Traced:
@@ -301,13 +301,13 @@ class _Traced:
     def __init__(self, graph: Any, pipeline: Pipeline) -> None:
         from xrt_core.frontends.graph import Binder
 
-        self.caller: GraphCaller | None = None
+        self.caller: CompiledGraph | None = None
         self.output_names: tuple[str, ...] = ()
         self.optional: tuple[str, ...] = ()
         self._graph = graph
         self._binder = Binder(graph)
         self._pipeline = pipeline
-        self._traced: LRU[tuple[GraphCaller, Any]] = LRU(pipeline.options.cache_size)
+        self._traced: LRU[tuple[CompiledGraph, Any]] = LRU(pipeline.options.cache_size)
 
     @property
     def input_types(self) -> dict[str, ValueType | None]:
@@ -327,12 +327,12 @@ class _Traced:
         results = caller(arrays)
         return dict(zip(traced.output_names, results if back is None else back(results), strict=True))
 
-    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[GraphCaller, list[Any]]:
+    def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
         """The caller of the traced graph for these arguments, and its arrays."""
         (caller, _), arrays = self._bind(*plain_arguments(args, named)[:2])
         return caller, arrays
 
-    def saved(self) -> tuple[Graph, list[GraphCaller]]:
+    def saved(self) -> tuple[Graph, list[CompiledGraph]]:
         """What a model file holds. Raises InputError where there is not exactly one traced graph."""
         traced = self._traced.values()
         if len(traced) != 1:
@@ -343,18 +343,18 @@ class _Traced:
         caller = traced[0][0]
         return caller.graph, [caller]
 
-    def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[tuple[GraphCaller, Any], list[Any]]:
+    def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[tuple[CompiledGraph, Any], list[Any]]:
         call = self._binder(args, named)
         key = (tuple([(type(a), a.shape, a.dtype) for a in call.arrays]), call.layout)
         return self._traced.get_or_make(key, lambda: self._trace(call)), list(call.arrays)
 
-    def _trace(self, call: Any) -> tuple[GraphCaller, Any]:
+    def _trace(self, call: Any) -> tuple[CompiledGraph, Any]:
         from xrt_core.frontends.graph import trace_call
         from xrt_core.runtime.arrays import to_numpy
 
         types = [TensorType(x.dtype, x.shape) for x in map(to_numpy, call.arrays)]
         traced = trace_call(self._graph, types, call.layout, call.names)
-        self.caller = GraphCaller(_quantised(traced.graph, self._pipeline), self._pipeline)
+        self.caller = CompiledGraph(_quantised(traced.graph, self._pipeline), self._pipeline)
         self.output_names = tuple(traced.output_names)
         return self.caller, traced
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.cache.cached import OPTIONS, CountingEngine, key_of, shifted, text_of
+from xrt_core.cache import store
 from xrt_core.cache.comparison import difference
 from xrt_core.cache.disk import DiskCache, Hit, Mode, open_cache
 from xrt_core.cache.key import IGNORED_OPTIONS
-from xrt_core.cache import store
 from xrt_core.cache.store import ExecutableStore, forget_all
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler
 from xrt_core.errors import CompileError, OptionError

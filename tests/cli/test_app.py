@@ -168,7 +168,7 @@ def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("FLAGS_strict_clustering", "maybe")
     monkeypatch.setenv("XRT_DISABLE_PLUGINS", "ghost")
-    monkeypatch.setattr("xrt_core.steps._plugin_passes", {("fuse", "pkg"): "its module is broken"})
+    monkeypatch.setattr("xrt_core.compiler.passes._plugin_passes", {("fuse", "pkg"): "its module is broken"})
     done = xrt("doctor")
     assert done.exit_code == 1
     assert "problem: option 'strict' cannot be 'maybe' (from environment variable FLAGS_" in done.stdout

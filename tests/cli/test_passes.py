@@ -6,8 +6,8 @@ import json
 
 from typer.testing import CliRunner
 
-from xrt_core import steps
 from xrt_core.cli.app import app
+from xrt_core.compiler import passes
 from xrt_core.passes.pass_manager import STAGES
 
 
@@ -15,7 +15,7 @@ def test_the_listing() -> None:
     """In order, with stage, owner and reason."""
     done = CliRunner().invoke(app, ["passes"])
     assert done.exit_code == 0
-    names = [p.name for s in STAGES for p in steps.passes.order(s)]
+    names = [p.name for s in STAGES for p in passes.passes.order(s)]
     rows = [line.split() for line in done.stdout.splitlines()[1:] if line.strip()]
     assert [r[1] for r in rows if r[0].isdecimal()] == names
     assert "before anything moves" in done.stdout
@@ -32,4 +32,4 @@ def test_the_listing_as_json() -> None:
         "xrt-core",
         "core",
     )
-    assert told["left_out"] == dict(steps.load_plugin_passes(steps.EventLog()))
+    assert told["left_out"] == dict(passes.load_plugin_passes(passes.EventLog()))

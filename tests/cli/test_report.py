@@ -14,7 +14,7 @@ from tests.guard import engines as tested
 from tests.guard.guarded import registered
 from xrt_core.cli.app import app
 from xrt_core.frontends.onnx_export import save
-from xrt_core.guard.verdicts import forget_all
+from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.testing import functions
 
 

@@ -75,7 +75,7 @@ def test_a_module_for_a_target(elsewhere: type[Elsewhere]) -> None:
 
 def test_the_target_is_not_kept_in_the_file(elsewhere: type[Elsewhere], tmp_path: pathlib.Path) -> None:
     """A file that was made for a target is opened without one, where such a device is."""
-    from xrt_core.saved import open_saved
+    from xrt_core.saved_model import open_saved
 
     module = XRTModule(_graph(), engine="elsewhere", target="one", prune=False, max_batch_size=3)
     module.save(tmp_path / "m.xrt")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.frontends.tracing_runs import traced_run
 from xrt_core import Graph, ops, trace
 from xrt_core.errors import TraceError
-from xrt_core.frontends import numpy_calls
+from xrt_core.frontends import numpy_interop
 from xrt_core.frontends.tensor import Tensor
 
 F = np.float32
@@ -362,13 +362,13 @@ def test_numpy_functions_say_what_to_write(compute: Any, instead: str) -> None:
 
 def test_what_is_advised_is_there() -> None:
     """Every operator and method that a message names."""
-    for name, text in numpy_calls._INSTEAD.items():
-        text = text.format(name, numpy_calls._NAMES.get(name, name.capitalize()))
+    for name, text in numpy_interop._INSTEAD.items():
+        text = text.format(name, numpy_interop._NAMES.get(name, name.capitalize()))
         assert all(o in dir(ops) for o in re.findall(r"xrt\.ops\.(\w+)", text)), name
         assert all(hasattr(Tensor, m) for m in re.findall(r"\b(?:x|\))\.(\w+)\(", text)), name
 
 
-@pytest.mark.parametrize("name", sorted(numpy_calls._OPERATORS))
+@pytest.mark.parametrize("name", sorted(numpy_interop._OPERATORS))
 def test_operators_between_arrays_and_tensors(name: str) -> None:
     """NumPy's own function, with an array on either side, is what the operator means."""
     dtype = np.int32 if "bitwise" in name or "shift" in name else np.float32

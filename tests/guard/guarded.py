@@ -13,9 +13,9 @@ import numpy as np
 from xrt_core.engine import engines
 from xrt_core.engine.contract import Engine
 from xrt_core.events import Event, FallbackEvent, subscribe
-from xrt_core.guard.pool import process_pool
-from xrt_core.guard.scratch import process_folder
-from xrt_core.guard.verdicts import forget_all as forget_verdicts
+from xrt_core.guard.ipc import process_folder
+from xrt_core.guard.verdict_cache import forget_all as forget_verdicts
+from xrt_core.guard.worker_pool import process_pool
 from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
 from xrt_core.testing import functions

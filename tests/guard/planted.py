@@ -9,11 +9,11 @@ import numpy as np
 
 from xrt_core.engine.contract import Executable, Function
 from xrt_core.errors import CompileError
-from xrt_core.guard.correction import Candidate
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.testing.functions import node
+from xrt_core.verify.isolate import Candidate
 
 Spoil = Callable[[list[np.ndarray]], list[np.ndarray]]
 F32 = np.dtype(np.float32)

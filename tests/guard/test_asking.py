@@ -15,13 +15,12 @@ from tests.guard.guarded import chain, fallbacks, heard, leftovers, module, regi
 from tests.random_graphs import F32, graph_of, ints, node
 from xrt_core.engine import engines
 from xrt_core.events import FallbackEvent
-from xrt_core.guard import leaving
-from xrt_core.guard.asking import Asker, about, asked
-from xrt_core.guard.desk import Desk
-from xrt_core.guard.limits import TooLong
-from xrt_core.guard.pool import Slot, WorkerFailure, process_pool
-from xrt_core.guard.settings import GuardSettings
-from xrt_core.guard.verdicts import forget_all
+from xrt_core.guard import timeouts
+from xrt_core.guard.capability import Asker, about, asked
+from xrt_core.guard.policy import GuardSettings
+from xrt_core.guard.timeouts import TooLong
+from xrt_core.guard.verdict_cache import forget_all
+from xrt_core.guard.worker_pool import WorkerFailure, WorkerProxy, WorkerSlot, process_pool
 from xrt_core.ir.graph import Value
 from xrt_core.ir.types import TensorType
 from xrt_core.options import resolve
@@ -42,15 +41,15 @@ def _alone(own_cache: pathlib.Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def slot() -> Iterator[Slot]:
+def slot() -> Iterator[WorkerSlot]:
     """A child of this thread."""
-    made = Slot()
+    made = WorkerSlot()
     yield made
     made.kill()
     assert leftovers() == []
 
 
-def test_answers_are_those_given_here(slot: Slot) -> None:
+def test_answers_are_those_given_here(slot: WorkerSlot) -> None:
     """Node by node, with the reasons; nodes that do not touch, and constants, arrive as they are."""
     x, y = Value("x", TensorType(F32, (3, 3))), Value("y", TensorType(F32, (3, 3)))
     made = [Value(n, TensorType(F32, (3, 3))) for n in "abcd"]
@@ -69,7 +68,7 @@ def test_answers_are_those_given_here(slot: Slot) -> None:
     assert [s.ok for s in found["picky"].supports] == [True, False, True]
 
 
-def test_who_ends_the_child_says_nothing_and_the_others_do(slot: Slot) -> None:
+def test_who_ends_the_child_says_nothing_and_the_others_do(slot: WorkerSlot) -> None:
     """One child is lost for it; the log and the exit code come along."""
     function = about(list(chain()[0].nodes), chain()[0])
     with registered(STAGE_FAULTS["supports_crashes"], STAGE_FAULTS["supports_raises"]):
@@ -84,7 +83,7 @@ def test_who_ends_the_child_says_nothing_and_the_others_do(slot: Slot) -> None:
     assert not any(s.ok for s in found["supports_raises"].supports)
 
 
-def test_probing(slot: Slot) -> None:
+def test_probing(slot: WorkerSlot) -> None:
     """Who raises is no danger, who exits is; an unknown name is for somebody else to complain about."""
     with registered(STAGE_FAULTS["probe_exits"], STAGE_FAULTS["probe_raises"]):
         found = Asker(slot, SETTINGS).probe(["plain", "probe_exits", "probe_raises", "nobody"])
@@ -94,17 +93,17 @@ def test_probing(slot: Slot) -> None:
     assert found == {"plain": None, "probe_raises": None, "nobody": None}
 
 
-def test_no_child_is_no_answer(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_child_is_no_answer(slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that nobody has probed is not noted as harmless."""
 
-    def unusable(self: Slot, *request: object) -> dict[str, object]:
+    def unusable(self: WorkerSlot, *request: object) -> dict[str, object]:
         raise WorkerFailure("unusable", "no child process can be started")
 
-    monkeypatch.setattr(Slot, "run", unusable)
+    monkeypatch.setattr(WorkerSlot, "run", unusable)
     assert Asker(slot, SETTINGS).probe(["plain"]) == {}
 
 
-def test_what_no_child_can_have_is_asked_here(slot: Slot) -> None:
+def test_what_no_child_can_have_is_asked_here(slot: WorkerSlot) -> None:
     """An engine that cannot be imported there has no answer, and nobody is blamed."""
 
     class Local(tested.Plain):
@@ -116,7 +115,7 @@ def test_what_no_child_can_have_is_asked_here(slot: Slot) -> None:
         assert Asker(slot, SETTINGS).probe(["local_asked"]) == {"local_asked": None}
 
 
-def test_nobody_wants_to_know(slot: Slot) -> None:
+def test_nobody_wants_to_know(slot: WorkerSlot) -> None:
     """Then no child is started for it."""
     lost = Asker(slot, SETTINGS, lambda: False).probe(["plain"])["plain"]
     assert lost is not None
@@ -176,7 +175,7 @@ def test_a_partition_is_asked_for_in_the_child(asynchronous: bool, monkeypatch: 
         asking.append(threading.current_thread().name)
         return asked(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("xrt_core.pipeline.candidates.asked", spy)
+    monkeypatch.setattr("xrt_core.compiler.support.asked", spy)
     graph, x, want = chain()
     with module(graph, "plain", guard_tune=False, guard_async=asynchronous) as m:
         np.testing.assert_array_equal(m(x), want)
@@ -214,11 +213,11 @@ def test_a_module_without_the_engine_that_crashed() -> None:
 # --- the desk --------------------------------------------------------------------------------------------------------
 
 
-def test_the_desk_serves_from_the_thread_that_lasts(slot: Slot) -> None:
+def test_the_desk_serves_from_the_thread_that_lasts(slot: WorkerSlot) -> None:
     """A child that one planning thread caused is there for the next one."""
     pids = []
     for _ in range(2):
-        desk = Desk(slot)
+        desk = WorkerProxy(slot)
         desk.serve(20.0, lambda desk=desk: pids.append(Asker(desk, SETTINGS).probe(["plain"])))  # type: ignore[misc]
         assert slot._worker is not None
         pids.append(slot._worker.pid)
@@ -227,7 +226,7 @@ def test_the_desk_serves_from_the_thread_that_lasts(slot: Slot) -> None:
     assert pids[1] == pids[3]
 
 
-def test_the_desk_has_a_limit(slot: Slot) -> None:
+def test_the_desk_has_a_limit(slot: WorkerSlot) -> None:
     """Who comes back after it finds nobody, and its errors are raised by who serves."""
     go, late = threading.Event(), []
 
@@ -238,7 +237,7 @@ def test_the_desk_has_a_limit(slot: Slot) -> None:
         except WorkerFailure as e:
             late.append(e.kind)
 
-    desk = Desk(slot)
+    desk = WorkerProxy(slot)
     with pytest.raises(TooLong, match=r"0\.1 s"):
         desk.serve(0.1, hangs)
     go.set()
@@ -247,7 +246,7 @@ def test_the_desk_has_a_limit(slot: Slot) -> None:
         time.sleep(0.05)
     assert late == ["closed"]
     with pytest.raises(ZeroDivisionError):
-        Desk(slot).serve(5.0, lambda: 1 // 0)  # type: ignore[arg-type]
+        WorkerProxy(slot).serve(5.0, lambda: 1 // 0)  # type: ignore[arg-type]
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
@@ -255,12 +254,12 @@ def test_the_desk_has_a_limit(slot: Slot) -> None:
 
 def test_the_end_waits_for_a_library_and_not_for_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """For one that is inside until it is out, within the limit; a thread that waits for a child is not inside."""
-    monkeypatch.setattr(leaving, "_begun", False)
-    monkeypatch.setattr(leaving, "_LIMIT", 0.2)
+    monkeypatch.setattr(timeouts, "_begun", False)
+    monkeypatch.setattr(timeouts, "_LIMIT", 0.2)
     entered, go = threading.Event(), threading.Event()
 
     def inside() -> None:
-        with leaving.within_library():
+        with timeouts.native_call():
             entered.set()
             go.wait(30)
 
@@ -268,16 +267,16 @@ def test_the_end_waits_for_a_library_and_not_for_a_child(monkeypatch: pytest.Mon
     t.start()
     entered.wait(10)
     start = time.monotonic()
-    leaving._leave()
+    timeouts._leave()
     assert 0.15 < time.monotonic() - start < 10
-    with pytest.raises(leaving.Leaving), leaving.within_library():
+    with pytest.raises(timeouts.Leaving), timeouts.native_call():
         raise AssertionError("nobody goes in any more")
     go.set()
     t.join(10)
-    monkeypatch.setattr(leaving, "_begun", False)
-    monkeypatch.setattr(leaving, "_LIMIT", 30.0)
+    monkeypatch.setattr(timeouts, "_begun", False)
+    monkeypatch.setattr(timeouts, "_LIMIT", 30.0)
     start = time.monotonic()
-    with pytest.raises(leaving.Leaving), leaving.within_library(), leaving.outside_library():
-        leaving._leave()
+    with pytest.raises(timeouts.Leaving), timeouts.native_call(), timeouts.outside_library():
+        timeouts._leave()
     assert time.monotonic() - start < 10
-    assert leaving._inside == 0
+    assert timeouts._inside == 0

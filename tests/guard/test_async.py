@@ -28,8 +28,8 @@ from xrt_core import ops
 from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
 from xrt_core.errors import OptionError
 from xrt_core.frontends.onnx_export import save
-from xrt_core.guard.pool import process_pool
-from xrt_core.guard.verdicts import forget_all
+from xrt_core.guard.verdict_cache import forget_all
+from xrt_core.guard.worker_pool import process_pool
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.module import XRTModule
@@ -159,7 +159,7 @@ SECOND = """
     import json, sys
     import numpy as np
     from xrt_core.engine import engines
-    from xrt_core.guard.pool import process_pool
+    from xrt_core.guard.worker_pool import process_pool
     from xrt_core.module import XRTModule
     from tests.guard import engines as tested
     from tests.guard.guarded import states
@@ -205,14 +205,14 @@ def test_a_verdict_against_an_engine_is_kept_too(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize("host_seconds", [0.2, 0.01])
 def test_what_is_known_answers_the_first_call(host_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is planned at once, where the host would take longer than loading takes; a quick host answers itself."""
-    from xrt_core.guard import verdicts
+    from xrt_core.guard import verdict_cache
 
-    kept = verdicts.keep_verdict
+    kept = verdict_cache.keep_verdict
 
     def keep(key: Any, function: Any, disk: Any, outcome: Any) -> str:
         return kept(key, function, disk, dataclasses.replace(outcome, timings={"host": host_seconds}))
 
-    monkeypatch.setattr("xrt_core.guard.bring_up.keep_verdict", keep)
+    monkeypatch.setattr("xrt_core.guard.build_job.keep_verdict", keep)
     graph, x, want = chain()
     for first in (True, False):
         with module(pinned(graph, "plain"), "plain", guard_tune=False) as m:
@@ -443,8 +443,8 @@ def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
     from xrt_core.cache.store import ExecutableStore
     from xrt_core.engine import engines
     from xrt_core.events import EventLog
-    from xrt_core.guard.build import Build, PiecesExecutable
-    from xrt_core.runtime.compilation import Compilation
+    from xrt_core.guard.composite import Build, CompositeExecutable
+    from xrt_core.runtime.engine_compiler import Compilation
 
     function, x = functions.chain()
     log = EventLog()
@@ -454,7 +454,7 @@ def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
     assert build.candidates(function, "picky") == ("picky", "plain")
     assert build.candidates(function, "plain") == ("plain",)
     made = build.executable(function, "picky")
-    assert isinstance(made, PiecesExecutable)
+    assert isinstance(made, CompositeExecutable)
     assert [s.label for s in made._plan.steps if "on" in s.label] == ["picky_0 on picky", "plain_0 on plain"]
     np.testing.assert_array_equal(made.run([x])[0], XRTModule(function.body, engine="host")(x))
     assert build.alone(function, "plain") is None
@@ -466,8 +466,8 @@ def test_an_engine_and_the_host_are_a_way_of_their_own() -> None:
     from xrt_core.cache.store import ExecutableStore
     from xrt_core.engine import engines
     from xrt_core.events import EventLog
-    from xrt_core.guard.build import Build, PiecesExecutable
-    from xrt_core.runtime.compilation import Compilation
+    from xrt_core.guard.composite import Build, CompositeExecutable
+    from xrt_core.runtime.engine_compiler import Compilation
 
     rng = np.random.default_rng(0)
     x, h, s, y = (functions.value(n, 256, 256) for n in "xhsy")
@@ -490,7 +490,7 @@ def test_an_engine_and_the_host_are_a_way_of_their_own() -> None:
     given = rng.standard_normal((256, 256), np.float32)
     want = XRTModule(function.body, engine="host")(given)
     for made in (build.executable(function, "picky", alone=True), build.pieces(function, pieces)):
-        assert isinstance(made, PiecesExecutable)
+        assert isinstance(made, CompositeExecutable)
         np.testing.assert_allclose(made.run([given])[0], want, rtol=1e-5)
     assert shared == [("picky", True)] * 4
     build.executable(function, "plain")
@@ -524,7 +524,7 @@ LEAVES = """
     import numpy as np
     import sys, time
     from xrt_core.engine import engines
-    from xrt_core.guard.pool import process_pool
+    from xrt_core.guard.worker_pool import process_pool
     from xrt_core.module import XRTModule
     from xrt_core.testing import functions
     from xrt_core.testing.stage_faults import STAGE_FAULTS
@@ -540,7 +540,7 @@ LEAVES = """
 FORKS = """
     import os, sys
     from xrt_core.engine import engines
-    from xrt_core.guard.pool import process_pool
+    from xrt_core.guard.worker_pool import process_pool
     from tests.guard import engines as tested
     from tests.guard.guarded import chain, forget_verdicts, module
     engines.register(tested.Plain)
@@ -582,16 +582,16 @@ def test_leaving_the_interpreter_does_not_wait(where: str) -> None:
 
 def test_folders_of_processes_that_were_killed_go(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of living processes, and what has another name, stay."""
-    from xrt_core.guard import scratch
+    from xrt_core.guard import ipc
 
-    monkeypatch.setattr(scratch, "_folder", None)
+    monkeypatch.setattr(ipc, "_folder", None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     names = [f"xrt-guard-{dead.pid}-abc", f"xrt-guard-{os.getppid()}-abc", "xrt-guard-abc", f"other-{dead.pid}-abc"]
     for name in names:
         (tmp_path / name).mkdir()
-    made = scratch.new_folder("job")
+    made = ipc.new_folder("job")
     assert made.is_dir()
     assert made.stat().st_mode & 0o077 == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*names[1:], made.parent.name])

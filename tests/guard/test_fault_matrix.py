@@ -16,8 +16,8 @@ from tests.guard.fault_matrix import MATRIX, as_markdown
 from tests.guard.guarded import chain, fallbacks, gone, heard, leftovers, module, registered
 from xrt_core.engine.discovery import DISABLE_VARIABLE
 from xrt_core.engine.manager import KNOWN_PACKAGES
-from xrt_core.guard.pool import process_pool
-from xrt_core.guard.verdicts import forget_all
+from xrt_core.guard.verdict_cache import forget_all
+from xrt_core.guard.worker_pool import process_pool
 from xrt_core.testing.stage_faults import LATE_PROCESS, STAGE_FAULTS
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")

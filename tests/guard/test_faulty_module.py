@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.guard.planted import deep
-from tests.guard.test_bundle import Suspect
+from tests.verify.test_repro import Suspect
 from xrt_core import XRTModule
 from xrt_core.engine import engines
-from xrt_core.guard.bundle import read_bundle, replay
-from xrt_core.guard.reference import run_host
-from xrt_core.guard.stimuli import stimulus
 from xrt_core.testing.faults import RaisesAtCompile, WrongNumbers
+from xrt_core.verify.inputs import synthesize_inputs
+from xrt_core.verify.reference import run_host
+from xrt_core.verify.repro import read_bundle, replay
 
 
 @pytest.mark.parametrize(("engine", "stage"), [(RaisesAtCompile, "compile"), (WrongNumbers, "wrong")])
@@ -24,7 +24,7 @@ def test_a_failure_leaves_a_bundle(engine: type, stage: str, own_cache: pathlib.
     try:
         function = deep(6)
         module = XRTModule(function.body, engine=engine.name, guard=True, guard_async=False, guard_sandbox=False)
-        module(*stimulus(function))
+        module(*synthesize_inputs(function))
         left = list(own_cache.rglob("*.xrtbundle"))
         assert len(left) == 1
         found = read_bundle(left[0])
@@ -44,7 +44,7 @@ def test_a_faulty_kernel_costs_its_nodes_alone() -> None:
         module = XRTModule(
             function.body, engine="suspect", guard=True, guard_async=False, guard_sandbox=False, guard_tune=False
         )
-        inputs = stimulus(function, seed=9)
+        inputs = synthesize_inputs(function, seed=9)
         for _ in range(3):
             for got, want in zip(module(*inputs), run_host(function, inputs)[0], strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)

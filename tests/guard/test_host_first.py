@@ -19,23 +19,23 @@ from tests.guard import engines as tested
 from tests.guard.guarded import chain, fallbacks, heard, module, registered
 from tests.random_graphs import F32, graph_of, node
 from xrt_core import ops
+from xrt_core.compiler import BaselinePlan
+from xrt_core.compiler.passes import register_pass, unregister_pass
 from xrt_core.engine.contract import EngineStatus, Phase, Support
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.events import EventLog
-from xrt_core.guard import planning
-from xrt_core.guard.bring_up import BringUp
+from xrt_core.guard import background
+from xrt_core.guard.build_job import BuildJob
 from xrt_core.guard.launch import GuardedLaunch
-from xrt_core.guard.pool import Job, Pool, Slot, WorkerFailure
-from xrt_core.guard.settings import GuardSettings
-from xrt_core.guard.state import State
-from xrt_core.guard.verdicts import forget_all
+from xrt_core.guard.policy import GuardSettings
+from xrt_core.guard.record import State
+from xrt_core.guard.verdict_cache import forget_all
+from xrt_core.guard.worker_pool import Job, Pool, WorkerFailure, WorkerSlot
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.options import resolve
-from xrt_core.pipeline import FirstPlan
-from xrt_core.steps import register_pass, unregister_pass
 from xrt_core.testing.processes import run_python
 
 ALONE = {"guard_tune": False, "guard_sandbox": False}
@@ -68,13 +68,13 @@ def _alone(own_cache: pathlib.Path) -> Iterator[None]:
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Nothing begins beside callers until this is called."""
     go = threading.Event()
-    begin = planning.Planning._submit
+    begin = background.BackgroundCompiler._submit
 
     def submit(*given: Any) -> None:
         go.wait(30)
         begin(*given)
 
-    monkeypatch.setattr(planning.Planning, "_submit", submit)
+    monkeypatch.setattr(background.BackgroundCompiler, "_submit", submit)
     yield go.set
     go.set()
 
@@ -84,10 +84,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 UNTOUCHED = """
     import sys
     import numpy as np
-    from xrt_core.guard import planning
+    from xrt_core.guard import background
     from xrt_core.module import XRTModule
     from xrt_core.testing import functions
-    planning._MOMENT = 3600.0
+    background._MOMENT = 3600.0
     function, x = functions.chain()
     m = XRTModule(function.body, engine={engine!r}, guard=True)
     assert np.array_equal(m(x), XRTModule(function.body, engine="host")(x))
@@ -95,7 +95,7 @@ UNTOUCHED = """
     touched = {{n.partition(".")[0] for n in sys.modules}}
     touched &= {{"jax", "onnxruntime", "openvino", "xrt_xla", "xrt_onnxruntime", "xrt_openvino", "xrt_tensorrt"}}
     assert not touched, touched
-    assert "xrt_core.guard.guard" not in sys.modules
+    assert "xrt_core.guard.manager" not in sys.modules
     assert "not asked yet" in repr(m)
 """
 
@@ -114,7 +114,7 @@ def test_the_first_plan_is_the_hosts(held: Callable[[], None]) -> None:
     with module(graph, "asked", **ALONE) as m:
         np.testing.assert_array_equal(m(x), want)
         first, plain = m._source.caller.last, host._source.caller.last  # type: ignore[union-attr]
-        assert isinstance(first, FirstPlan)
+        assert isinstance(first, BaselinePlan)
         assert first.as_text() == plain.as_text()  # type: ignore[union-attr]
         assert Asked.asked == []
         assert m.report().clusters == ()
@@ -124,7 +124,7 @@ def test_the_first_plan_is_the_hosts(held: Callable[[], None]) -> None:
         assert m.wait(60)
         assert m.report().planning == ()
         np.testing.assert_array_equal(m(x), want)
-        assert not isinstance(m._source.caller.last, FirstPlan)  # type: ignore[union-attr]
+        assert not isinstance(m._source.caller.last, BaselinePlan)  # type: ignore[union-attr]
         assert m.report().clusters[0]["state"] == "live"
     assert all(thread.startswith("xrt-") for _, thread in Asked.asked)
 
@@ -257,7 +257,7 @@ def test_an_engine_that_hangs_when_it_is_asked() -> None:
 
 def test_nobody_joins_a_planning_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again once the thread that was left is out of it, and takes no further threads until then."""
-    monkeypatch.setattr("xrt_core.pipeline.first_plan._BUSY", 0.1)
+    monkeypatch.setattr("xrt_core.compiler.tiering._BUSY", 0.1)
     go = threading.Event()
     Asked.before = staticmethod(lambda: go.wait(60))
     graph, x, want = chain()
@@ -398,16 +398,16 @@ def test_bodies_and_late_parts_are_planned_with_their_graph() -> None:
 
 def test_inputs_of_the_call_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is allowed: copies, so that the caller may go on with the array."""
-    from xrt_core.guard.guard import Guard
+    from xrt_core.guard.manager import GuardManager
 
     given: list[Any] = []
-    begin = Guard.begin
+    begin = GuardManager.begin
 
-    def spy(self: Guard, launch: Any, arrays: Any, at_once: bool = False) -> None:
+    def spy(self: GuardManager, launch: Any, arrays: Any, at_once: bool = False) -> None:
         given.append(None if arrays is None else [np.array(a) for a in arrays])
         begin(self, launch, arrays, at_once)
 
-    monkeypatch.setattr(Guard, "begin", spy)
+    monkeypatch.setattr(GuardManager, "begin", spy)
     graph, x, want = chain()
     for allowed in (False, True):
         given.clear()
@@ -437,12 +437,14 @@ class Waiting:
 
 def test_inputs_of_all_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many signatures that are new at once do not fill the memory."""
-    kept: Queue[tuple[planning.PlanningRecord, Any]] = Queue()
-    monkeypatch.setattr(planning, "MOST_INPUT_BYTES", 100)
-    monkeypatch.setattr(planning.Planning, "_submit", lambda self, record, inputs: kept.put((record, inputs)))
+    kept: Queue[tuple[background.CompilationRecord, Any]] = Queue()
+    monkeypatch.setattr(background, "MOST_INPUT_BYTES", 100)
+    monkeypatch.setattr(
+        background.BackgroundCompiler, "_submit", lambda self, record, inputs: kept.put((record, inputs))
+    )
     settings = GuardSettings.of(resolve({"guard": True}))
     assert settings is not None
-    made = planning.Planning(settings, "asked", None, EventLog())
+    made = background.BackgroundCompiler(settings, "asked", None, EventLog())
     plans = [Waiting() for _ in range(3)]
     for plan in plans:
         made.begin(plan, [np.zeros(6), [np.zeros(2), None]])  # 64 bytes
@@ -488,7 +490,7 @@ def test_waiting_for_what_was_closed_on_its_way(monkeypatch: pytest.MonkeyPatch)
     """What is under way when a module is closed keeps nobody waiting, however far it still comes."""
     entered, closed, cleared, go = (threading.Event() for _ in range(4))
 
-    def outcome(self: BringUp, launch: GuardedLaunch, inputs: Any, slot: Slot) -> Any:
+    def outcome(self: BuildJob, launch: GuardedLaunch, inputs: Any, slot: WorkerSlot) -> Any:
         entered.set()
         closed.wait(30)
         launch.record.move(State.COMPILING)
@@ -496,7 +498,7 @@ def test_waiting_for_what_was_closed_on_its_way(monkeypatch: pytest.MonkeyPatch)
         go.wait(30)
         raise WorkerFailure("closed", "it was given up")
 
-    monkeypatch.setattr(BringUp, "outcome", outcome)
+    monkeypatch.setattr(BuildJob, "outcome", outcome)
     graph, x, _ = chain()
     m = module(graph, "asked", **ALONE)
     m(x)
@@ -522,8 +524,8 @@ IMPORTING = """
 
     class Slow:
         def find_spec(self, name, path=None, target=None):
-            if name == "xrt_core.guard.scratch":
-                assert "xrt_core.guard.pool" in sys.modules
+            if name.startswith("xrt_core.") and "xrt_core.guard.worker_pool" in sys.modules:
+                sys.meta_path.remove(self)
                 entered.set()
                 time.sleep(0.3)
 

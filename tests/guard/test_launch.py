@@ -13,8 +13,8 @@ import pytest
 from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
 from xrt_core.errors import InputError, InternalError
 from xrt_core.guard.launch import GuardedLaunch
-from xrt_core.guard.settings import GuardSettings
-from xrt_core.guard.state import ClusterRecord, State
+from xrt_core.guard.policy import GuardSettings
+from xrt_core.guard.record import ClusterRecord, State
 from xrt_core.testing import functions
 
 SETTINGS = GuardSettings(

@@ -16,12 +16,12 @@ from xrt_core.cache.key import cache_key
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.events import EventLog
-from xrt_core.guard import remembered
-from xrt_core.guard.asking import Answers, Asker, about
-from xrt_core.guard.planning import Planning
-from xrt_core.guard.pool import WorkerFailure
-from xrt_core.guard.settings import GuardSettings
-from xrt_core.guard.verdicts import forget_all
+from xrt_core.guard import capability
+from xrt_core.guard.background import BackgroundCompiler
+from xrt_core.guard.capability import Answers, Asker, about
+from xrt_core.guard.policy import GuardSettings
+from xrt_core.guard.verdict_cache import forget_all
+from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.ir.support import Support
 from xrt_core.options import resolve
 
@@ -40,18 +40,18 @@ def test_answers_come_back(tmp_path: pathlib.Path) -> None:
     disk.prepare()
     function = about(list(chain()[0].nodes), chain()[0])
     engine = engines.get("plain")
-    key = remembered.answers_key(cache_key(function, engine, "cpu", CompileOptions()))
-    assert remembered.find_answers(key, function, disk) is None
+    key = capability.answers_key(cache_key(function, engine, "cpu", CompileOptions()))
+    assert capability.find_answers(key, function, disk) is None
     given = Answers([Support.yes(), Support.no("not this one"), Support.yes()], "it raised once")
-    remembered.keep_answers(key, function, disk, Answers((), "", WorkerFailure("crashed", "gone")))
-    assert remembered.find_answers(key, function, disk) is None
-    remembered.keep_answers(key, function, disk, given)
-    found = remembered.find_answers(key, function, disk)
+    capability.keep_answers(key, function, disk, Answers((), "", WorkerFailure("crashed", "gone")))
+    assert capability.find_answers(key, function, disk) is None
+    capability.keep_answers(key, function, disk, given)
+    found = capability.find_answers(key, function, disk)
     assert found is not None
     assert (list(found.supports), found.fault) == (given.supports, given.fault)
     for other in (cache_key(function, engines.get("memo"), "cpu", CompileOptions()),
                   cache_key(function, engine, "cpu", CompileOptions(phase="train"))):  # fmt: skip
-        assert remembered.find_answers(remembered.answers_key(other), function, disk) is None
+        assert capability.find_answers(capability.answers_key(other), function, disk) is None
 
 
 def test_what_is_damaged_is_asked_again(tmp_path: pathlib.Path) -> None:
@@ -59,11 +59,11 @@ def test_what_is_damaged_is_asked_again(tmp_path: pathlib.Path) -> None:
     disk = DiskCache(tmp_path, 1 << 20)
     disk.prepare()
     function = about(list(chain()[0].nodes), chain()[0])
-    key = remembered.answers_key(cache_key(function, engines.get("plain"), "cpu", CompileOptions()))
+    key = capability.answers_key(cache_key(function, engines.get("plain"), "cpu", CompileOptions()))
     for blob in (b'{"supports": [[true, ""]], "fault": ""}', b"no json", b'{"supports": 1}'):
         disk.write(key, {"cluster": "x", "nodes": 3, "created": 0.0, "compile_seconds": 0.0},
-                   remembered._text(function), blob)  # fmt: skip
-        assert remembered.find_answers(key, function, disk) is None
+                   capability._text(function), blob)  # fmt: skip
+        assert capability.find_answers(key, function, disk) is None
 
 
 def test_a_graph_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +107,11 @@ def test_probes_of_installed_engines_are_kept(tmp_path: pathlib.Path, monkeypatc
             probed.append(set(names))
             return {n: WorkerFailure("crashed", "gone") if n == "plain" else None for n in names}
 
-    monkeypatch.setattr("xrt_core.guard.planning.asker", Fake)
-    planning = Planning(settings, "auto", DiskCache(tmp_path, 1 << 20), EventLog())
+    monkeypatch.setattr("xrt_core.guard.background.asker", Fake)
+    planning = BackgroundCompiler(settings, "auto", DiskCache(tmp_path, 1 << 20), EventLog())
     for _ in range(2):
         assert list(planning.harmful()) == ["plain"]
     here = {c.name for c in tested.ALL}
     assert probed == [set(engines.names()), here]
-    first, again = (remembered.probe_key("xla", "xrt-core", v).digest for v in ("1", "2"))
+    first, again = (capability.probe_key("xla", "xrt-core", v).digest for v in ("1", "2"))
     assert first != again

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from xrt_core.guard.outcome import Outcome, Piece
+from xrt_core.guard.record import ClusterRecord, State
 from xrt_core.guard.report import GuardReport
-from xrt_core.guard.state import ClusterRecord, State
+from xrt_core.verify.verdict import Outcome, Piece
 
 
 def record(name: str = "c", number: int = 0) -> ClusterRecord:

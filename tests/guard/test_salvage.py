@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.guard.engines import CrashesOnSinh, HangsOnSinh, Plain
 from tests.guard.guarded import fallbacks, fresh, gone, heard, leftovers, module, registered
 from tests.guard.planted import deep, value
-from xrt_core.guard.outcome import HOST, Faults, Outcome, Piece
-from xrt_core.guard.pool import WorkerFailure, process_pool
 from xrt_core.guard.salvage import LEAST_NODES, LIMIT, examined_in_child, most_probes
+from xrt_core.guard.worker_pool import WorkerFailure, process_pool
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.module import XRTModule
 from xrt_core.testing.functions import node
+from xrt_core.verify.verdict import HOST, Faults, Outcome, Piece
 
 Nodes = frozenset[int]
 

@@ -16,9 +16,9 @@ from xrt_core.cache.store import forget_all
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
 from xrt_core.errors import CacheError
-from xrt_core.guard.stimuli import stimulus
-from xrt_core.guard.verdicts import forget_all as forget_verdicts
+from xrt_core.guard.verdict_cache import forget_all as forget_verdicts
 from xrt_core.testing.host_engine import HostCompiler, HostEngine, HostExecutable
+from xrt_core.verify.inputs import synthesize_inputs
 
 GUARD = {"guard": True, "guard_async": False, "guard_sandbox": False, "guard_tune": False}
 
@@ -54,7 +54,7 @@ def suspect() -> Iterator[None]:
 @pytest.mark.parametrize("cache", [True, False])
 def test_pieces_come_with_the_model(cache: bool, own_cache: pathlib.Path, tmp_path: pathlib.Path) -> None:
     function = deep(12)
-    inputs = stimulus(function, seed=9)
+    inputs = synthesize_inputs(function, seed=9)
     m = XRTModule(function.body, engine="suspect", cache=cache, **GUARD)
     expected = m(*inputs)
     assert len(m._pipeline.guard.outcomes()) == 1  # type: ignore[union-attr]
@@ -75,11 +75,11 @@ def test_pieces_come_with_the_model(cache: bool, own_cache: pathlib.Path, tmp_pa
 def test_other_signatures_of_a_loaded_model_are_examined(tmp_path: pathlib.Path) -> None:
     function = deep(12)
     m = XRTModule(function.body, engine="suspect", cache=False)
-    m(*stimulus(function))
+    m(*synthesize_inputs(function))
     m.save(tmp_path / "model.xrt")  # without a guard: nothing was examined
     forget_all()
     loaded = XRTModule.load(tmp_path / "model.xrt", cache=False, **GUARD)
-    loaded(*stimulus(function))
+    loaded(*synthesize_inputs(function))
     assert "it came with the model" not in loaded.report().as_text()
     assert "right on" in loaded.report().as_text()
 
@@ -89,7 +89,7 @@ def test_a_guarded_load_refuses_what_an_unguarded_one_refuses(tmp_path: pathlib.
     """Executables that do not fit are an error, not a compilation in the background."""
     function = deep(12)
     m = XRTModule(function.body, engine="suspect", cache=False)
-    m(*stimulus(function))
+    m(*synthesize_inputs(function))
     m.save(tmp_path / "model.xrt")
     forget_all()
     for guard in ({}, GUARD):

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from xrt_core.errors import InternalError, OptionError
-from xrt_core.guard.outcome import Outcome, Piece
-from xrt_core.guard.settings import GuardSettings, physical_memory
-from xrt_core.guard.state import TRANSITIONS, ClusterRecord, State
+from xrt_core.guard.policy import GuardSettings, physical_memory
+from xrt_core.guard.record import TRANSITIONS, ClusterRecord, State
 from xrt_core.options import resolve
+from xrt_core.verify.verdict import Outcome, Piece
 
 ALLOWED = {
     ("QUEUED", "COMPILING"), ("QUEUED", "READY"), ("QUEUED", "REJECTED"), ("QUEUED", "FAILED"),

@@ -19,9 +19,9 @@ from tests.guard.guarded import gone, is_running
 from xrt_core.errors import EngineError, ModelLoadError
 from xrt_core.frontends.onnx_export import save
 from xrt_core.frontends.onnx_import import import_function
-from xrt_core.guard import transport
-from xrt_core.guard.pool import LOG_BYTES, Job, Pool, Slot, Worker, WorkerFailure, own_memory
+from xrt_core.guard import ipc
 from xrt_core.guard.worker import engine_of
+from xrt_core.guard.worker_pool import LOG_BYTES, Job, Pool, Worker, WorkerFailure, WorkerSlot, own_memory
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value
@@ -39,8 +39,8 @@ EMPTY = {"folder": "/nonexistent", "timeout": 60.0}
 def test_a_function_crosses_with_its_constants(tmp_path: pathlib.Path) -> None:
     """Same fingerprint on the other side; constants that lie in no file are written once."""
     function, _ = functions.chain()
-    transport.write_function(function, tmp_path)
-    back = transport.read_function(tmp_path)
+    ipc.write_function(function, tmp_path)
+    back = ipc.read_function(tmp_path)
     assert back.fingerprint == function.fingerprint
     assert back.as_text() == function.as_text()
 
@@ -53,8 +53,8 @@ def test_types_and_annotations_cross(tmp_path: pathlib.Path) -> None:
     marked = Function(
         function.name, function.params, function.returns, function.body.replace(nodes=nodes), function.aliases
     )
-    transport.write_function(marked, tmp_path)
-    back = transport.read_function(tmp_path)
+    ipc.write_function(marked, tmp_path)
+    back = ipc.read_function(tmp_path)
     assert back.fingerprint == marked.fingerprint
     assert back.aliases == marked.aliases
     for a, b in zip(back.body.nodes, marked.body.nodes, strict=True):
@@ -75,9 +75,9 @@ def test_mapped_weights_stay_where_they_are(tmp_path: pathlib.Path) -> None:
         function = import_function(folder / "m.onnx")
         job = tmp_path / f"job-{external}"
         job.mkdir()
-        transport.write_function(function, job)
+        ipc.write_function(function, job)
         assert sum(f.stat().st_size for f in job.iterdir()) < 10_000
-        assert transport.read_function(job).fingerprint == function.fingerprint
+        assert ipc.read_function(job).fingerprint == function.fingerprint
 
 
 def test_weights_of_a_file_that_has_changed_are_copied(tmp_path: pathlib.Path) -> None:
@@ -92,8 +92,8 @@ def test_weights_of_a_file_that_has_changed_are_copied(tmp_path: pathlib.Path) -
     os.replace(other, path)
     job = tmp_path / "job"
     job.mkdir()
-    transport.write_function(function, job)
-    assert transport.read_function(job).fingerprint == function.fingerprint
+    ipc.write_function(function, job)
+    assert ipc.read_function(job).fingerprint == function.fingerprint
 
 
 def test_arrays_cross(tmp_path: pathlib.Path) -> None:
@@ -104,7 +104,7 @@ def test_arrays_cross(tmp_path: pathlib.Path) -> None:
         np.float32(3).reshape(()), np.zeros((0, 3), np.int64), np.arange(12, dtype=np.float16).reshape(3, 4).T,
         np.array([True, False]), np.arange(5).astype(ml_dtypes.bfloat16), np.arange(4).astype(np.complex64),
     ]  # fmt: skip
-    back = transport.read_arrays(tmp_path, transport.write_arrays(arrays, tmp_path))
+    back = ipc.read_arrays(tmp_path, ipc.write_arrays(arrays, tmp_path))
     for a, b in zip(arrays, back, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         assert a.tobytes() == b.tobytes()
@@ -114,11 +114,11 @@ def test_what_was_cut_off_is_refused(tmp_path: pathlib.Path) -> None:
     """Data that is shorter than the model says is an error, not numbers."""
     weights = Value.constant(np.ones((64, 64), np.float32), "w")
     x, y = functions.value("x", 4, 64), functions.value("y", 4, 64)
-    transport.write_function(functions.function("f", [x], [functions.node("MatMul", [x, weights], [y])], [y]), tmp_path)
+    ipc.write_function(functions.function("f", [x], [functions.node("MatMul", [x, weights], [y])], [y]), tmp_path)
     data = tmp_path / "function.data"
     data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(ModelLoadError, match="truncated"):
-        transport.read_function(tmp_path)
+        ipc.read_function(tmp_path)
 
 
 def test_engines_by_class() -> None:
@@ -239,7 +239,7 @@ def test_its_files_go_with_it() -> None:
 
 PARENT = """
     import os, signal, sys, threading, time
-    from xrt_core.guard.pool import Job, process_pool
+    from xrt_core.guard.worker_pool import Job, process_pool
     def work(slot):
         try:
             slot.run({"folder": sys.argv[2], "timeout": 60.0}, 60.0, 0, lambda s: None)
@@ -314,7 +314,7 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_job_that_raises_costs_no_thread(error: BaseException) -> None:
     """It is logged, and the next job is done."""
 
-    def bad(slot: Slot) -> None:
+    def bad(slot: WorkerSlot) -> None:
         raise error
 
     pool = Pool(1)
@@ -330,7 +330,7 @@ def test_cancelling_is_for_one_owner() -> None:
     pool = Pool(1)
     found: list[str] = []
 
-    def work(slot: Slot) -> None:
+    def work(slot: WorkerSlot) -> None:
         try:
             worker = Worker()
             slot._worker = worker

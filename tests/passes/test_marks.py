@@ -14,6 +14,7 @@ import pytest
 import xrt_core as xrt
 from tests.fake_engines import FakeEngine, SecondEngine, fake_engine
 from tests.random_graphs import F32, graph_of, node
+from xrt_core.compiler import passes
 from xrt_core.errors import GraphError, ModelLoadError, OptionError, TraceError
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.onnx_export import export_model
@@ -247,10 +248,9 @@ def test_marks_survive_simplification(engines: Any) -> None:
 
 def test_the_body_of_an_operator_keeps_its_mark(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that only the standard's body computes: all of the body is in the region."""
-    from xrt_core import steps
 
     body = chain("Neg", "Abs")
-    monkeypatch.setattr(steps, "expand", lambda n: body if n.op_type == "Exp" else None)
+    monkeypatch.setattr(passes, "expand", lambda n: body if n.op_type == "Exp" else None)
     x, y = Value("x", TensorType(F32, (3,))), Value("y")
     marked = node("Exp", [x], [y]).replace(annotations=Annotations(engine="second", region="r"))
     z = Value("z")

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests.fake_engines import FakeEngine, chosen, fake_engine
 from tests.host_run import assert_same, run_graph
-from tests.passes.clustering.graphs import Recipe, engine, execute, recipes
-from tests.passes.clustering.test_random_graphs import is_acyclic, partitions, unit_ancestors
+from tests.passes.partitioning.graphs import Recipe, engine, execute, recipes
+from tests.passes.partitioning.test_random_graphs import is_acyclic, partitions, unit_ancestors
 from tests.random_graphs import RandomGraph, graphs
 from xrt_core.ir.dag import ancestors, is_convex, is_sorted
 from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
-from xrt_core.passes.partitioning import UNLIMITED, Candidate, Clustering, Costs, Marks, cluster, fold, mark
+from xrt_core.passes.partitioning import UNLIMITED, Candidate, Clustering, Costs, Marks, cluster, mark, outline
 from xrt_core.passes.partitioning.cost_model import Rates
 
 OPERATORS = "ABCDE"
@@ -110,7 +110,7 @@ def check(case: Case) -> None:
         )
     twin = case.run("w")[2]
     assert twin == found
-    folded = fold(g, found)
+    folded = outline(g, found)
     assert is_sorted(folded)
     assert execute(folded, [3, 7]) == execute(g, [3, 7])
 
@@ -227,7 +227,7 @@ def test_results_are_the_hosts_hundreds(
 
 def test_many_regions_of_one_graph_stay_linear_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regions that do not stand in each other's way are contracted in one go, not one after another."""
-    from tests.passes.clustering.graphs import graph
+    from tests.passes.partitioning.graphs import graph
     from xrt_core.ir.annotations import Annotations
     from xrt_core.passes.partitioning.contraction import Contraction
 

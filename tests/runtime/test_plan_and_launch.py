@@ -14,7 +14,7 @@ from xrt_core.host.executor import host_kernel
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
-from xrt_core.runtime.runner import MAX_VARIANTS, Runner, type_of
+from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache, type_of
 
 X = np.array([1, -2], np.float32)
 
@@ -94,7 +94,7 @@ def test_floating_point_warnings_are_off_in_host_steps_only() -> None:
             np.log(X)
 
 
-def runner(**options: Any) -> tuple[Runner, list[Any]]:
+def runner(**options: Any) -> tuple[PlanCache, list[Any]]:
     """A runner over x (any shape) and shape, whose plans return the number of plans made so far."""
     made: list[Any] = []
 
@@ -106,7 +106,7 @@ def runner(**options: Any) -> tuple[Runner, list[Any]]:
         y = Value.constant(np.array(len(made)))
         return make_plan(Graph(Captured.graph.inputs, [y], [], opsets={}), on_host)
 
-    return Runner(Captured(), make, **options), made
+    return PlanCache(Captured(), make, **options), made
 
 
 def test_a_signature_is_planned_once() -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.guard import engines as tested
 from tests.guard.guarded import QUICK, registered
 from tests.training.test_module import Classifier, losses
-from xrt_core.guard.pool import process_pool
-from xrt_core.guard.verdicts import forget_all
+from xrt_core.guard.verdict_cache import forget_all
+from xrt_core.guard.worker_pool import process_pool
 from xrt_core.training import SGD, TrainModule
 
 

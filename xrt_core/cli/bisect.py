@@ -34,10 +34,9 @@ def bisect(
     """
     from xrt_core.engine import engines
     from xrt_core.engine.contract import Function
-    from xrt_core.guard.bisection import bisect_function, inputs_of_clusters
-    from xrt_core.guard.bundle import Stage, bundle_of, leave_bundle
-    from xrt_core.guard.correction import Candidate
-    from xrt_core.guard.pieces import subfunction
+    from xrt_core.verify.isolate import Candidate, bisect_function, inputs_of_clusters
+    from xrt_core.verify.repro import Stage, bundle_of, leave_bundle
+    from xrt_core.verify.subgraph import subfunction
 
     module = arguments.load_module(model, [engine], option)
     arrays = arguments.module_inputs(module, inputs, False, shape, seed)

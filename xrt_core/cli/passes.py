@@ -28,10 +28,10 @@ def passes(
 
 def listing() -> tuple[list[dict[str, Any]], dict[str, str]]:
     """A row for each pass, in the order of stages and within them; and the plugins' passes that cannot be had."""
+    from xrt_core.compiler.passes import load_plugin_passes
+    from xrt_core.compiler.passes import passes as registry
     from xrt_core.events import process_events
     from xrt_core.passes.pass_manager import STAGES
-    from xrt_core.steps import load_plugin_passes
-    from xrt_core.steps import passes as registry
 
     left_out = dict(load_plugin_passes(process_events))
     rows = [

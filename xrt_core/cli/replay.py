@@ -29,7 +29,7 @@ def replay(
     ] = None,
 ) -> None:
     """Compile and check what a bundle holds, in a child process. The exit code is 3 where it still fails."""
-    from xrt_core.guard.bundle import read_bundle
+    from xrt_core.verify.repro import read_bundle
 
     found = read_bundle(bundle)
     if onnx is not None:
@@ -44,7 +44,7 @@ def replay(
         say(f"now: {_in_child(bundle, engine, timeout)}")
         return
     from xrt_core.engine import engines
-    from xrt_core.guard.bundle import replay as replay_bundle
+    from xrt_core.verify.repro import replay as replay_bundle
 
     owner = engines.usable(engine or found.engine)
     with working("replaying"):

@@ -205,7 +205,7 @@ class Engine(ABC):
         may be released at once, and any input be written to after a result was read so; and what fails late raises
         where a result is read on the CPU.
     tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
-        XRT (`guard/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
+        XRT (`verify/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
         when it checks a compiled cluster.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from xrt_core.errors import InputError, TraceError
-from xrt_core.frontends.application import value_of
-from xrt_core.frontends.arrays import is_array
-from xrt_core.frontends.locations import located, trace_error
-from xrt_core.frontends.structure import LEAF, Structure, flatten
-from xrt_core.frontends.subgraphs import as_output, is_tensor_like
+from xrt_core.frontends.control_flow import as_output, is_tensor_like
+from xrt_core.frontends.numpy_interop import is_array
+from xrt_core.frontends.numpy_semantics import value_of
+from xrt_core.frontends.pytree import LEAF, Structure, flatten
+from xrt_core.frontends.source_location import located, trace_error
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import Tracer, active_tracer, tracing
 from xrt_core.ir import graph as ir

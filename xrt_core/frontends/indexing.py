@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends.application import apply, constant, literal, stack_scalars, with_axes
-from xrt_core.frontends.arrays import as_array, is_array
-from xrt_core.frontends.locations import trace_error
+from xrt_core.frontends.numpy_interop import as_array, is_array
+from xrt_core.frontends.numpy_semantics import apply, constant, literal, stack_scalars, with_axes
 from xrt_core.frontends.promotion import BOOL, INT64, is_integer
+from xrt_core.frontends.source_location import trace_error
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import current_tracer
 

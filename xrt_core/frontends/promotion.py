@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends.locations import trace_error
+from xrt_core.frontends.source_location import trace_error
 from xrt_core.ir.types import dtype_name
 
 FLOAT32 = np.dtype(np.float32)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import GraphError, ShapeError
-from xrt_core.frontends.arrays import as_array
-from xrt_core.frontends.locations import trace_error, user_location
+from xrt_core.frontends.numpy_interop import as_array
+from xrt_core.frontends.source_location import trace_error, user_location
 from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.graph import Attribute, Node, Value
 from xrt_core.ir.inference import infer_types

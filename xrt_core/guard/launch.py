@@ -10,10 +10,10 @@ import numpy as np
 
 from xrt_core.engine.contract import Executable, Function
 from xrt_core.events import Kind
-from xrt_core.guard.limits import TooLong, Watched
-from xrt_core.guard.planning import beside_caller
-from xrt_core.guard.settings import GuardSettings
-from xrt_core.guard.state import ClusterRecord, State
+from xrt_core.guard.background import in_background
+from xrt_core.guard.policy import GuardSettings
+from xrt_core.guard.record import ClusterRecord, State
+from xrt_core.guard.timeouts import TooLong, Watched
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.launch import Launch, WrongResults, misfit
 
@@ -102,7 +102,7 @@ class GuardedLaunch(Launch):
     def _waiting(self, arrays: Arrays) -> Arrays:
         record, keeper = self.record, self._keeper
         due = record.state is State.QUEUED or (record.state is State.FAILED and time.monotonic() >= record.retry_at)
-        knows = record.calls == 0 and not beside_caller() and keeper.knows  # a rehearsal waits for nothing
+        knows = record.calls == 0 and not in_background() and keeper.knows  # a rehearsal waits for nothing
         if due and (not keeper.settings.asynchronous or (knows and knows(self))):
             keeper.begin(self, arrays, at_once=True)
             if record.state is State.LIVE:

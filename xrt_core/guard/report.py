@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xrt_core.guard.state import ClusterRecord, State
+from xrt_core.guard.record import ClusterRecord, State
 
 
 @dataclass(frozen=True, slots=True)
 class GuardReport:
     """Clusters as `ClusterRecord.to_json` gives them, and totals.
 
-    planning: graphs that are planned with engines beside their callers, as `PlanningRecord.to_json` gives them: those
+    planning: graphs that are compiled in the background, as `CompilationRecord.to_json` gives them: those
     under way, and those where it failed.
     calls: of all clusters together. host_calls: those that the host answered. saved_seconds: estimated, from how long
     the host and the executable took for the same cluster. seconds: since the module was made.

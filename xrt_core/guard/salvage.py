@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from xrt_core.guard.correction import OutOfBudget, Search
-from xrt_core.guard.outcome import Faults, Outcome
-from xrt_core.guard.pieces import Nodes
-from xrt_core.guard.pool import WorkerFailure
 from xrt_core.guard.worker import TRYING
+from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.ir.graph import Graph
+from xrt_core.verify.isolate import FaultBisector, OutOfBudget
+from xrt_core.verify.subgraph import Nodes
+from xrt_core.verify.verdict import Faults, Outcome
 
 LIMIT: Final = 3.0
 """All children of one cluster together may take so many times the time limit of one."""
@@ -141,7 +141,7 @@ class _Probes:
     def faults(self) -> Faults | None:
         """What to do without; no offenders and no cuts where the failure does not come again; None where nothing
         would be left. What could not be looked at counts as at fault."""
-        search = Search(self._body, self._reason)
+        search = FaultBisector(self._body, self._reason)
         try:
             search.run()
             if not search.offenders and not self._probed(self._all):

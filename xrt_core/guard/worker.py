@@ -28,16 +28,16 @@ from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, RunOptions
 from xrt_core.errors import EngineError, EngineNotFoundError, XRTError
 from xrt_core.events import EventLog
-from xrt_core.guard.asking import answer
-from xrt_core.guard.build import Build
-from xrt_core.guard.examine import NO_FAULTS, Candidate, ExamineSettings, examine
-from xrt_core.guard.outcome import Faults, Outcome, Piece
-from xrt_core.guard.pieces import subfunction
-from xrt_core.guard.reference import run_host
-from xrt_core.guard.stimuli import stimulus
-from xrt_core.guard.transport import read_arrays, read_function
+from xrt_core.guard.capability import answer
+from xrt_core.guard.composite import Build
+from xrt_core.guard.ipc import read_arrays, read_function
 from xrt_core.ir.function import Function
-from xrt_core.runtime.compilation import Compilation
+from xrt_core.runtime.engine_compiler import Compilation
+from xrt_core.verify.evaluate import NO_FAULTS, Candidate, ExamineSettings, examine
+from xrt_core.verify.inputs import synthesize_inputs
+from xrt_core.verify.reference import run_host
+from xrt_core.verify.subgraph import subfunction
+from xrt_core.verify.verdict import Faults, Outcome, Piece
 
 Say = Callable[[Mapping[str, Any]], None]
 
@@ -111,7 +111,9 @@ def probed(
     """Compile some nodes of a function and run them once, on the host's values for what enters them, to see whether
     this process lives on. Raises whatever the engine raises."""
     part = subfunction(function, nodes)
-    values = run_host(function, stimulus(function, seed=settings.seed) if inputs is None else inputs, keep=True)[1]
+    values = run_host(
+        function, synthesize_inputs(function, seed=settings.seed) if inputs is None else inputs, keep=True
+    )[1]
     made = _build(compilation).executable(part, engine)
     made.run([values[v].copy() for v in part.body.inputs], RunOptions(donate=False))
     return Outcome("ready", (Piece(engine, tuple(nodes)),), "it lives on")

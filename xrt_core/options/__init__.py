@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from xrt_core import config
 from xrt_core.errors import OptionError
+from xrt_core.options import process_config
 from xrt_core.options.kinds import AUTO, HUGE, Kind, Reason
 from xrt_core.options.table import TABLE, Option, Options, unknown
 
@@ -72,8 +72,8 @@ def _given(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[
         if text.strip():
             source = f"environment variable {option.env}"
             yield option, _clean(option, option.kind.parse, text, source), source
-    for name, value in config.values().items():
-        yield TABLE[name], value, config.source(name)
+    for name, value in process_config.values().items():
+        yield TABLE[name], value, process_config.source(name)
     for name, value in keywords.items():
         if name not in TABLE:
             raise unknown(name)

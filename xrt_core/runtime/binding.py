@@ -10,18 +10,18 @@ import numpy as np
 
 from xrt_core.engine.contract import Engine, RunOptions
 from xrt_core.runtime.arrays import Converter, family_of, from_numpy, is_array, to_numpy
-from xrt_core.runtime.devices import (
+from xrt_core.runtime.launch import launch_mode
+from xrt_core.runtime.plan import HOST, Plan
+from xrt_core.runtime.transfers import (
     cupy_on,
     cupy_stream,
     current_stream,
-    entering,
-    leaving,
     locator,
     number_of,
     on_host,
+    to_caller,
+    to_engine,
 )
-from xrt_core.runtime.launch import how
-from xrt_core.runtime.plan import HOST, Plan
 
 log = logging.getLogger("xrt")
 
@@ -116,7 +116,7 @@ class _DeviceCall:
         for i, (a, family, name) in enumerate(zip(arrays, families, plan.engine_inputs, strict=True)):
             if type(a) is not np.ndarray or to_numpy(a) is not a:
                 taken = on_host(xp) if name is None else taken_by(engines, name) if _is_cuda(engines, name) else ()
-                self._enter.append((i, entering(family, taken, device) if family else to_numpy))
+                self._enter.append((i, to_engine(family, taken, device) if family else to_numpy))
         self._located = [(i, locator(f)) for i, f in enumerate(families) if f not in ("", "numpy")]
         self._only_located = len(self._located) == len(arrays)
         self._first = next((i for i, f in enumerate(families) if f == self._family), -1)
@@ -129,7 +129,7 @@ class _DeviceCall:
         place, family = places.get(self._first), self._family
         on_gpu = place is not None
         like_first = on_gpu or (family == "jax" and self._first >= 0)
-        out = leaving(family, arrays[self._first]) if like_first else from_numpy(family)
+        out = to_caller(family, arrays[self._first]) if like_first else from_numpy(family)
         if not self._ahead:
             return [out(r) for r in self._run(self._entered(arrays))]
         here = on_gpu and place == self._device
@@ -150,11 +150,11 @@ class _DeviceCall:
                 return results
 
     def _on(self, stream: int | None, wait: bool, arrays: Sequence[Any], out: Callable[[Any], Any]) -> list[Any]:
-        token = how.set((RunOptions(stream=stream), wait))
+        token = launch_mode.set((RunOptions(stream=stream), wait))
         try:
             return [out(r) for r in self._run(arrays)]
         finally:
-            how.reset(token)
+            launch_mode.reset(token)
 
     def _entered(self, arrays: Sequence[Any]) -> Sequence[Any]:
         if self._enter:

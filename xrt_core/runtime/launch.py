@@ -19,7 +19,7 @@ _SHOWN = 5
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 
-how: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar("xrt_how", default=(DEFAULT_RUN_OPTIONS, True))
+launch_mode: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar("xrt_how", default=(DEFAULT_RUN_OPTIONS, True))
 """How launches on a GPU run in this call: the options, and whether each is waited for."""
 
 
@@ -132,7 +132,7 @@ class DeviceLaunch(Launch):
     """A Launch on a GPU.
 
     asynchronous: whether it may run ahead, that is, return results that are still under computation. It does so where
-    `how` says so. A failure is raised then, to whoever set `how` and runs everything once more without running ahead:
+    `launch_mode` says so. A failure is raised then, to the caller, who reruns all launches in order:
     only in the order of the streams could the host read inputs that are not finished. One that writes into its inputs
     is always waited for.
     """
@@ -148,7 +148,7 @@ class DeviceLaunch(Launch):
         executable = self.executable
         if executable is None:
             return self.on_host(arrays)
-        options, wait = how.get()
+        options, wait = launch_mode.get()
         try:
             if self.enter is not None:
                 arrays = self.enter(arrays)

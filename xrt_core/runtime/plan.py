@@ -12,8 +12,8 @@ from xrt_core.errors import InternalError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy
 from xrt_core.runtime.launch import DeviceLaunch, Launch
-from xrt_core.runtime.memory import Buffers, Memory
-from xrt_core.runtime.parallel import Execute, SideBySide, Span, Step, Timeline, Trial, timed
+from xrt_core.runtime.memory_planner import Buffers, Memory
+from xrt_core.runtime.scheduler import Execute, LaneScheduler, ScheduleTrial, Span, Step, Timeline, timed
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -68,7 +68,7 @@ class Plan:
         self.launches = tuple(program.launches)
         self.memory = program.memory
         self._has_host_steps = any(not isinstance(s.call, Launch) for s in self.steps)
-        self._parallel: SideBySide | None = None
+        self._parallel: LaneScheduler | None = None
         self._execute: Execute = self._in_order
         self.run: Call = self._run
         if len(self.steps) == 1 and isinstance(self.steps[0].call, Launch):
@@ -80,12 +80,12 @@ class Plan:
         """Let launches of different lanes run at the same time: always, or where the first calls are faster so."""
         kept = [*self.outputs, *(i for i, r in enumerate(self._template) if r is not None)]
         alone = [i for i, s in enumerate(self.steps) if isinstance(s.call, Launch) and s.call.function.aliases]
-        self._parallel = SideBySide(self.steps, kept, alone)
+        self._parallel = LaneScheduler(self.steps, kept, alone)
         self._execute = self._parallel if always else self._trial(self._parallel)
 
-    def _trial(self, parallel: SideBySide) -> Trial:
+    def _trial(self, parallel: LaneScheduler) -> ScheduleTrial:
         # a cluster that is still being compiled, or failed to compile, is run by the host
-        return Trial(
+        return ScheduleTrial(
             self._in_order, parallel, self._settle, lambda: all(x.executable is not None for x in self.launches)
         )
 

@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from xrt_core.training.autodiff import gradients, stop_gradient
     from xrt_core.training.module import TrainModule
     from xrt_core.training.optimizer import LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Optimizer
     from xrt_core.training.recomputation import recompute
     from xrt_core.training.registry import composition, gradient, no_gradient
-    from xrt_core.training.reverse import gradients, stop_gradient
     from xrt_core.training.step import LossScale
     from xrt_core.training.variables import Variable
 

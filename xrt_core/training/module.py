@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.cache.lru import LRU
+from xrt_core.compiler import GuardedModule, Pipeline, Planned
+from xrt_core.compiler.passes import expand, lowering
 from xrt_core.engine import engines as process_engines
 from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError, TrainingError
 from xrt_core.events import EventLog
@@ -24,17 +26,14 @@ from xrt_core.options import resolve
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.rematerialization import Recompute
 from xrt_core.passes.shape_specialization import specialise
-from xrt_core.pipeline import GuardedModule, Pipeline, Planned
 from xrt_core.runtime.arrays import family_of, to_numpy
 from xrt_core.runtime.binding import taken_by
-from xrt_core.steps import expand, lowering
 from xrt_core.training import checkpoint
-from xrt_core.training.finite import not_finite
+from xrt_core.training.checks import IndexRange, not_finite, refuse_out_of_range
 from xrt_core.training.losses import loss_named
+from xrt_core.training.model_adapter import FixedModel, WrittenGraph, label_names
 from xrt_core.training.optimizer import Optimizer
-from xrt_core.training.ranges import IndexRange, refuse_out_of_range
 from xrt_core.training.recomputation import labels
-from xrt_core.training.sources import FixedModel, WrittenGraph, label_names
 from xrt_core.training.step import MICRO, STEP, Recipe, initial_state, loss_scale_of, training_graph
 from xrt_core.training.variables import Select, Variable
 

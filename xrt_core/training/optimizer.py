@@ -13,7 +13,7 @@ import numpy as np
 from xrt_core.errors import OptionError
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import where
+from xrt_core.training.gradient_context import where
 
 Schedule = Callable[[int], float]
 

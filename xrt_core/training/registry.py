@@ -20,7 +20,7 @@ from xrt_core.errors import RegistrationError
 
 if TYPE_CHECKING:
     from xrt_core.frontends.tensor import Tensor
-    from xrt_core.training.backward import Backward, Forward
+    from xrt_core.training.gradient_context import Backward, Forward
 
     Results: TypeAlias = Tensor | Sequence[Tensor | None] | None
     Rule = Callable[[Backward], Results]

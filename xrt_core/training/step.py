@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt_core.errors import GradientError, OptionError
 from xrt_core.frontends import ops
-from xrt_core.frontends.application import literal
+from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import FLOAT32, INT64
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
@@ -19,11 +19,11 @@ from xrt_core.ir.types import TensorType
 from xrt_core.passes.pass_base import run_passes
 from xrt_core.passes.rematerialization import Recompute, way_forward
 from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNodes
-from xrt_core.training.backward import dialect, emit, filled, where
+from xrt_core.training.autodiff import found_backward
+from xrt_core.training.checks import IndexRange, index_ranges
+from xrt_core.training.gradient_context import dialect, emit, filled, where
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
-from xrt_core.training.ranges import IndexRange, index_ranges
 from xrt_core.training.recomputation import keep_mark
-from xrt_core.training.reverse import found_backward
 from xrt_core.training.variables import Variable
 
 STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_steps"

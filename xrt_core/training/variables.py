@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import GradientError
-from xrt_core.frontends.application import constant
-from xrt_core.frontends.arrays import as_array
+from xrt_core.frontends.numpy_interop import as_array
+from xrt_core.frontends.numpy_semantics import constant
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import active_tracer

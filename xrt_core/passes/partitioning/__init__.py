@@ -2,7 +2,7 @@
 
 from xrt_core.passes.partitioning.cluster import UNLIMITED, Cluster, Clustering, cluster
 from xrt_core.passes.partitioning.cost_model import Costs, Estimate, costs_for
-from xrt_core.passes.partitioning.outline import fold
+from xrt_core.passes.partitioning.outline import outline
 from xrt_core.passes.partitioning.placement import MarkRule, apply_marks, names_an_engine, without_marks
 from xrt_core.passes.partitioning.report import ClusterReport, HostNodeReport, PartitionReport, TensorReport, report
 from xrt_core.passes.partitioning.support import HOST, Candidate, Marks, mark
@@ -25,11 +25,11 @@ __all__ = [
     "apply_marks",
     "cluster",
     "costs_for",
-    "fold",
     "insert_converters",
     "is_converter",
     "mark",
     "names_an_engine",
+    "outline",
     "report",
     "without_marks",
 ]

@@ -29,7 +29,7 @@ class Bounds:
     strict: bool
 
 
-class Gift(NamedTuple):
+class Reassignment(NamedTuple):
     """A cluster of `engine` that became part of one of a later engine (`hand_over`).
 
     apart: seconds of a call that it would cost beside that cluster, for its launch and what crosses between the two.
@@ -47,7 +47,8 @@ class Grower:
     unit: node -> unit. owner: unit -> index of its kind in `kinds`, -1 for one that is no cluster. clustered: node ->
     whether it is in a cluster. Where nodes were in clusters that were dissolved, for each engine: `small`: node -> size
     of one that was too small, 0 for none; `unpaid`: node -> index in `losses` of one that does not pay, -1 for none.
-    losses: nodes in it, and the three figures of its Estimate. given: node -> index in `gifts` of what it was part of
+    losses: nodes in it, and the three figures of its Estimate.
+    reassigned: node -> index in `reassignments` of what it was part of
     when its engine's cluster went to a later engine, -1 for none. updates: the nodes that are model updates.
     """
 
@@ -64,8 +65,8 @@ class Grower:
         self.small = {e: np.zeros(count, np.int64) for e in engines}
         self.unpaid = {e: np.full(count, -1) for e in engines}
         self.losses: list[tuple[int, float, float, float]] = []
-        self.given = np.full(count, -1)
-        self.gifts: list[Gift] = []
+        self.reassigned = np.full(count, -1)
+        self.reassignments: list[Reassignment] = []
         self.updates = frozenset(i for i, n in enumerate(graph.nodes) if n.annotations.model_update)
         self._listed = np.asarray(sorted(self.updates), np.int64)
         self._numbers: dict[Kind, int] = {}
@@ -191,7 +192,7 @@ class Grower:
             nodes = dropped[engine == k]
             unpaid[nodes] = loss[cluster[nodes]]
         self.clustered[dropped] = False
-        self.given[dropped] = -1
+        self.reassigned[dropped] = -1
         kept = np.where(self.clustered, self.owner[self.unit], -1)
         label = self.unit.copy()
         label[dropped] = len(self.units) + dropped  # the rest stays acyclic: taking a group apart cannot make a cycle

@@ -18,7 +18,7 @@ XRT_VERSION = 1
 
 
 @collector_paused()
-def fold(graph: Graph, clustering: Clustering) -> Graph:
+def outline(graph: Graph, clustering: Clustering) -> Graph:
     """The graph with one `xrt.Launch` in place of each cluster; nodes and values outside are shared, not copied.
 
     A function's params are the values that it reads from outside, those that its subgraphs capture included, in order

@@ -91,14 +91,14 @@ def region_notes(graph: Graph, grower: Grower, members: Mapping[int, Sequence[in
 def gift_notes(grower: Grower, members: Mapping[int, Sequence[int]]) -> dict[int, str]:
     """Unit -> what it has of engines before its own, and why, for those that have. members: as `Grower.members`."""
     notes = {}
-    for u in distinct(grower.unit[grower.given >= 0]):
+    for u in distinct(grower.unit[grower.reassigned >= 0]):
         own: dict[str, list[int]] = {}
-        for k in grower.given[list(members[u])].tolist():
+        for k in grower.reassigned[list(members[u])].tolist():
             if k >= 0:
-                own.setdefault(grower.gifts[k].engine, []).append(k)
+                own.setdefault(grower.reassignments[k].engine, []).append(k)
         said = []
         for engine, nodes in own.items():
-            gifts = [grower.gifts[k] for k in dict.fromkeys(nodes)]
+            gifts = [grower.reassignments[k] for k in dict.fromkeys(nodes)]
             apart, faster = duration(sum(g.apart for g in gifts)), duration(sum(g.faster for g in gifts))
             what, which = ("a cluster", "that") if len(gifts) == 1 else (f"{len(gifts)} clusters", "those")
             said.append(

@@ -21,7 +21,7 @@ import numpy as np
 
 from xrt_core.passes.partitioning.contraction import Contraction, distinct
 from xrt_core.passes.partitioning.cost_model import Costs
-from xrt_core.passes.partitioning.grow import Gift, Grower
+from xrt_core.passes.partitioning.grow import Grower, Reassignment
 from xrt_core.passes.partitioning.support import Kind
 
 _ROUNDS = 8  # in which clusters may turn out to be worth staying, for each engine that others might go to
@@ -53,9 +53,9 @@ def _give(grower: Grower, target: Kind, numbers: list[int], takes: np.ndarray, c
     """Give clusters of the kinds `numbers` to `target`, whose engine takes the nodes in `takes`."""
     owner = grower.owner
     own = owner == grower.number(target)
-    given = np.isin(owner, numbers)
-    given[grower.unit[~takes | (grower.unpaid[target.engine] >= 0)]] = False
-    if not _touch(grower.units, owner, own, given):
+    reassigned = np.isin(owner, numbers)
+    reassigned[grower.unit[~takes | (grower.unpaid[target.engine] >= 0)]] = False
+    if not _touch(grower.units, owner, own, reassigned):
         return False
     constants = costs(target.device)
     cluster, which = grower.clusters()
@@ -64,7 +64,7 @@ def _give(grower: Grower, target: Kind, numbers: list[int], takes: np.ndarray, c
     faster = constants.preferred * (engine - around)
     alone = engine if grower.clustered.all() else np.minimum(host, engine)
     for left in reversed(range(_ROUNDS)):
-        label = _mixed(grower, own | given)
+        label = _mixed(grower, own | reassigned)
         chosen = label >= 0
         if not chosen.any():
             return False
@@ -73,34 +73,36 @@ def _give(grower: Grower, target: Kind, numbers: list[int], takes: np.ndarray, c
         number[chosen] = group
         whole = grower.estimator(number[grower.unit], [constants], np.zeros(len(heads), np.int64))[1]
         saved = np.bincount(group, alone[chosen]) - whole
-        weight = np.bincount(group, np.where(given, around, 0.0)[chosen])
+        weight = np.bincount(group, np.where(reassigned, around, 0.0)[chosen])
         apart = np.zeros(len(owner))
         apart[chosen] = (saved / weight)[group] * around[chosen]
-        staying = chosen & given & ~(apart > faster)
+        staying = chosen & reassigned & ~(apart > faster)
         if not staying.any():
             break
-        given &= ~staying
+        reassigned &= ~staying
         if not left:
             lost = np.zeros(len(heads), np.bool_)
             lost[number[staying]] = True
             chosen &= ~lost[number]
     if not chosen.any():
         return False
-    gifts = np.full(len(owner), -1)
-    for u in np.flatnonzero(chosen & given).tolist():
-        gifts[u] = len(grower.gifts)
-        grower.gifts.append(Gift(grower.kinds[owner[u]].engine, float(apart[u]), float(faster[u])))
+    reassignments = np.full(len(owner), -1)
+    for u in np.flatnonzero(chosen & reassigned).tolist():
+        reassignments[u] = len(grower.reassignments)
+        grower.reassignments.append(Reassignment(grower.kinds[owner[u]].engine, float(apart[u]), float(faster[u])))
     nodes = chosen[grower.unit]
-    grower.given = np.where(nodes & (grower.given < 0), gifts[grower.unit], grower.given)  # the first engine's counts
+    grower.reassigned = np.where(
+        nodes & (grower.reassigned < 0), reassignments[grower.unit], grower.reassigned
+    )  # the first engine's counts
     grower.merge(np.where(chosen, label, np.arange(len(owner))))
     grower.owner[grower.unit[nodes]] = grower.number(target)
     return True
 
 
-def _touch(units: Contraction, owner: np.ndarray, own: np.ndarray, given: np.ndarray) -> bool:
+def _touch(units: Contraction, owner: np.ndarray, own: np.ndarray, reassigned: np.ndarray) -> bool:
     """Whether an edge leads from a cluster that may be given to one of another engine, or the other way."""
     source, target = units.edges
-    open_ = own | given
+    open_ = own | reassigned
     return bool((open_[source] & open_[target] & (owner[source] != owner[target])).any())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, Forward, reduced, sum_over, where
+from xrt_core.training.gradient_context import Backward, Forward, reduced, sum_over, where
 from xrt_core.training.registry import composition, gradient
 
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.application import literal
+from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import BOOL, INT64
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.types import TensorType, ValueType
-from xrt_core.training.backward import Backward, Forward, filled
+from xrt_core.training.autodiff import differentiable, reverse
+from xrt_core.training.gradient_context import Backward, Forward, filled
 from xrt_core.training.registry import composition, gradient
-from xrt_core.training.reverse import differentiable, reverse
 
 _SAVED = "xrt.training.saved"
 """Metadata of a Scan or Loop whose last outputs are the states with which each turn began."""

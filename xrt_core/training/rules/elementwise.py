@@ -9,7 +9,7 @@ from typing import Any
 from xrt_core.frontends import ops
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, Forward, filled, reduced, reshaped, where
+from xrt_core.training.gradient_context import Backward, Forward, filled, reduced, reshaped, where
 from xrt_core.training.registry import composition, gradient
 
 Factor = Callable[[Any, Any], Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, Forward, dialect, reduced, reshaped
+from xrt_core.training.gradient_context import Backward, Forward, dialect, reduced, reshaped
 from xrt_core.training.registry import gradient
 
 

@@ -7,7 +7,17 @@ from typing import Any
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, Forward, emit, mean_over, reduced, reshaped, sum_over, where, wide
+from xrt_core.training.gradient_context import (
+    Backward,
+    Forward,
+    emit,
+    mean_over,
+    reduced,
+    reshaped,
+    sum_over,
+    where,
+    wide,
+)
 from xrt_core.training.registry import composition, gradient
 
 

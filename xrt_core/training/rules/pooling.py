@@ -7,7 +7,7 @@ from typing import Any
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Backward, Forward, dialect, expanded, sum_over, wide
+from xrt_core.training.gradient_context import Backward, Forward, dialect, expanded, sum_over, wide
 from xrt_core.training.registry import composition, gradient
 
 _WINDOW = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")

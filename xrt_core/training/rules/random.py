@@ -8,7 +8,7 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends import ops
-from xrt_core.training.backward import Backward, Forward, where
+from xrt_core.training.gradient_context import Backward, Forward, where
 from xrt_core.training.registry import composition, gradient
 
 

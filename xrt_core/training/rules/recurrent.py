@@ -7,7 +7,7 @@ from typing import Any
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.training.backward import Forward, where
+from xrt_core.training.gradient_context import Forward, where
 from xrt_core.training.registry import composition
 from xrt_core.training.rules.movement import literal_zeros, split
 

@@ -1,0 +1,334 @@
+"""The referee: right engines pass on hard functions, wrong ones don't; node tests and models on the real engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conformance import dev_models
+from tests.guard.planted import Planted, deep, value
+from xrt_core.engine import engines
+from xrt_core.engine.contract import CompileOptions, Executable, Function
+from xrt_core.errors import XRTError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.kernels import find_kernel, static_inputs
+from xrt_core.testing.functions import forms_of, node
+from xrt_core.testing.node_cases import all_cases
+from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.compare import tolerance_for
+from xrt_core.verify.evaluate import ExamineSettings, examine
+from xrt_core.verify.inputs import synthesize_inputs
+from xrt_core.verify.isolate import Candidate, bisect_function
+from xrt_core.verify.reference import run_host, wide_dtype
+
+CHECK = ExamineSettings(tune=False, max_compiles=0)
+F32, F64 = np.float32, np.float64
+
+
+def function(inputs: Sequence[Value], nodes: Sequence[Node], *outputs: Value) -> Function:
+    return Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": 21}, name="f"))
+
+
+class Call(Executable):
+    """Runs a Python function."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def run(self, inputs: Sequence[Any], run_options: Any = None, block_until_done: bool = True) -> Sequence[Any]:
+        return [np.asarray(r) for r in self.call(*inputs)]
+
+
+def test_the_reference_is_wider() -> None:
+    """Floats of a float32 function are computed in float64, of a float16 one in float32; casts stay what they are."""
+    f = deep(20)
+    inputs = synthesize_inputs(f)
+    own, wide = run_host(f, inputs)[0][0], run_host(f, inputs, wide=True)[0][0]
+    assert (own.dtype, wide.dtype) == (np.dtype(F32), np.dtype(F64))
+    assert 0 < np.abs(own - wide).max() < 1e-5
+
+    x, h, y = value("x", (64,)), value("h", (64,), np.float16), value("y", (64,))
+    f = function([x], [node("Cast", [x], [h], to=10), node("Cast", [h], [y], to=1)], y)
+    inputs = synthesize_inputs(f)
+    np.testing.assert_array_equal(run_host(f, inputs, wide=True)[0][0], inputs[0].astype(np.float16).astype(F64))
+    half = value("half", (4,), np.float16)
+    assert wide_dtype(Graph([half], [h], [node("Tanh", [half], [h])], opsets={"": 21})) == np.float32
+
+
+def test_cancellation_condemns_nobody() -> None:
+    """(x + 1e4) - 1e4 in another order of additions: off by far more than the table allows, and right."""
+    x, a, y = value("x", (256,)), value("a", (256,)), value("y", (256,))
+    big = Value.constant(np.array(1e4, F32))
+    f = function([x], [node("Add", [x, big], [a]), node("Sub", [a, big], [y])], y)
+    referee = ResultChecker(f, synthesize_inputs(f))
+
+    exact = referee.judge(Call(lambda x: [x.copy()]), {})  # a compiler that simplifies
+    as_host = referee.judge(Call(lambda x: [(x + F32(1e4)) - F32(1e4)]), {})
+    wrong = referee.judge(Call(lambda x: [x * F32(1.05)]), {})
+
+    assert referee.judge_results([referee.inputs[0].copy()], {}).is_right
+    assert not referee.judge_results([referee.inputs[0] * 2], {}).is_right
+    assert exact.is_right
+    assert as_host.is_right, as_host.reason
+    assert not wrong.is_right
+    assert referee.host_runs == 3  # in its own precision, off by a rounding, and in a wider precision
+
+
+def layers(dtype: Any, seed: int, depth: int) -> Function:
+    """Dense layers and a Tanh between them, in one dtype."""
+    rng = np.random.default_rng(seed)
+    x = here = value("x", (4, 24), dtype)
+    nodes: list[Node] = []
+    for k in range(depth):
+        m, t = value(f"m{k}", (4, 24), dtype), value(f"t{k}", (4, 24), dtype)
+        w = Value.constant((rng.standard_normal((24, 24)) / 5).astype(dtype))
+        nodes += [node("MatMul", [here, w], [m]), node("Tanh", [m], [t])]
+        here = t
+    return function([x], nodes, here)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([F32, F64, np.float16, ml_dtypes.bfloat16]),
+    st.integers(0, 5),
+    st.integers(1, 6),
+    st.integers(0, 95),
+    st.sampled_from([-1.0, 1.0]),
+    st.floats(1.02, 50.0),
+    st.floats(0.0, 0.95),
+)
+def test_errors_beyond_the_range_are_found(
+    dtype: Any, seed: int, depth: int, at: int, sign: float, beyond: float, below: float
+) -> None:
+    """One element that is off by more than what the docs say a check may let through is found, one that is off by less
+    than the bound beside the host's own error is not."""
+    f = layers(dtype, seed, depth)
+    referee = ResultChecker(f, synthesize_inputs(f, seed=seed), seed)
+    host = referee.expected()[0].astype(F64).ravel()
+    exact = referee.wanted()[0].astype(F64).ravel()
+    spread = np.abs(referee._perturbed()[0].astype(F64).ravel() - host)
+    wider = np.abs(referee._perturbed()[0].astype(F64).ravel() - exact)
+    row = tolerance_for(np.dtype(dtype), [], {})
+    largest = max(np.abs(exact).max(), np.abs(host).max())
+    off = np.abs(host - exact)
+    moved = max(np.quantile(spread, 0.95) + spread[at], np.quantile(wider, 0.95) + wider[at])
+    # an element that is off by k bounds may be larger by that, and so may its bound
+    most = (row.relative * np.abs(exact[at]) + row.absolute * largest + 8 * moved) / (1 - row.relative) + off[at]
+    least = row.relative * np.abs(exact[at]) + row.absolute * np.abs(exact).max()
+
+    def call(error: float) -> Call:
+        results = host.copy()
+        results[at] = exact[at] + sign * error
+        return Call(lambda x: [results.reshape(4, 24).astype(dtype)])
+
+    step = float(ml_dtypes.finfo(dtype).eps) * (abs(exact[at]) + most)
+    assert not referee.judge(call(most * beyond + step), {}).is_right
+    assert referee.judge(call(least * below - step), {}).is_right
+
+
+def test_a_logistic_function_is_rounded_at_the_scale_of_its_range() -> None:
+    """1/2 plus a polynomial is off by a rounding step of 1/2, also where all results are tiny; more is wrong, and
+    an Exp in the same place has no such excuse."""
+    x, h, y = value("x", (4, 64)), value("h", (4, 64)), value("y", (64, 4))
+    inputs = [np.linspace(-16, -13, 256, dtype=F32).reshape(4, 64)]
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return (np.rint((1 / (1 + np.exp(-x.astype(F64)))).T * 2**24) * 2.0**-24).astype(F32)
+
+    def made(op_type: str) -> Function:
+        return function([x], [node(op_type, [x], [h]), node("Transpose", [h], [y], perm=[1, 0])], y)
+
+    sigmoid = ResultChecker(made("Sigmoid"), inputs)
+    assert sigmoid.judge(Call(lambda x: [rounded(x)]), {}).is_right
+    assert not sigmoid.judge(Call(lambda x: [rounded(x) + F32(1e-5)]), {}).is_right
+    assert not ResultChecker(made("Exp"), inputs).judge(Call(lambda x: [rounded(x)]), {}).is_right
+
+
+def test_a_long_sum_may_be_made_one_after_the_other() -> None:
+    """What adds term by term in float32 passes, further on too; ten times its error does not, nor does as much error
+    where little is summed."""
+    x, s, y = value("x", (40_000,)), value("s", (1,)), value("y", (1,))
+    f = function([x], [node("ReduceSum", [x], [s]), node("Sqrt", [s], [y])], y)
+    inputs = [np.resize(np.array([0.1, 0.7, 1.3], F32), 40_000)]
+
+    def in_sequence(x: np.ndarray, times: float = 1.0) -> np.ndarray:
+        exact = x.astype(F64).sum()
+        return np.array([exact + times * (float(np.cumsum(x)[-1]) - exact)])
+
+    referee = ResultChecker(f, inputs)
+    off = abs(in_sequence(inputs[0])[0] / inputs[0].astype(F64).sum() - 1)
+    assert off > 5e-5
+    assert referee.judge(Call(lambda x: [np.sqrt(in_sequence(x)).astype(F32)]), {}).is_right
+    assert not referee.judge(Call(lambda x: [np.sqrt(in_sequence(x, 10.0)).astype(F32)]), {}).is_right
+
+    h, z = value("h", (40_000,)), value("z", (40_000,))
+    short = function([x], [node("Sqrt", [x], [h]), node("Mul", [h, h], [z])], z)
+    assert not ResultChecker(short, inputs).judge(Call(lambda x: [x * F32(1 + off)]), {}).is_right
+
+
+def test_ties_behind_arithmetic_condemn_nobody() -> None:
+    """ArgMax over sums that are equal but for rounding may take another of them; ArgMax of the inputs may not."""
+    rng = np.random.default_rng(0)
+    x, s, i = value("x", (400, 3)), value("s", (400, 3)), value("i", (400,), np.int64)
+    w = Value.constant(np.repeat(rng.standard_normal((3, 1)), 3, axis=1).astype(F32))
+    nodes = [node("MatMul", [x, w], [s]), node("ArgMax", [s], [i], axis=1, keepdims=0)]
+    f = function([x], nodes, i)
+    referee = ResultChecker(f, synthesize_inputs(f))
+
+    def flipped(x: np.ndarray) -> list[np.ndarray]:
+        found = run_host(f, [x])[0][0].copy()
+        found[7] = (found[7] + 1) % 3
+        return [found]
+
+    assert referee.judge(Call(flipped), {}).is_right
+
+    direct = function([x], [node("ArgMax", [x], [i], axis=1, keepdims=0)], i)
+
+    def last(x: np.ndarray) -> list[np.ndarray]:
+        return [np.where(np.arange(400) == 7, (x.argmax(1) + 1) % 3, x.argmax(1))]
+
+    assert not ResultChecker(direct, synthesize_inputs(direct)).judge(Call(last), {}).is_right
+
+
+def test_random_numbers_are_not_compared() -> None:
+    """What random numbers decide is held to dtype and shape; what stands beside it is compared."""
+    x, r, y = value("x", (50,)), value("r", (50,)), value("y", (50,))
+    f = function([x], [node("RandomNormalLike", [x], [r]), node("Neg", [x], [y])], r, y)
+    referee = ResultChecker(f, synthesize_inputs(f))
+    rng = np.random.default_rng(1)
+    assert referee.judge(Call(lambda x: [rng.standard_normal(50).astype(F32), -x]), {}).is_right
+    assert not referee.judge(Call(lambda x: [rng.standard_normal(50).astype(F32), x.copy()]), {}).is_right
+
+
+def quantised() -> Function:
+    """Six dense layers between 8-bit integers, and one number at the end."""
+    rng = np.random.default_rng(2)
+    scale, zero = Value.constant(np.array(0.02, F32)), Value.constant(np.array(0, np.int8))
+    x = here = value("x", (4, 32))
+    nodes: list[Node] = []
+    for k in range(6):
+        q, d, m, t = (value(f"{n}{k}", (4, 32), np.int8 if n == "q" else F32) for n in "qdmt")
+        w = Value.constant((rng.standard_normal((32, 32)) / 5).astype(F32))
+        nodes += [node("QuantizeLinear", [here, scale, zero], [q]), node("DequantizeLinear", [q, scale, zero], [d]),
+                  node("MatMul", [d, w], [m]), node("Tanh", [m], [t])]  # fmt: skip
+        here = t
+    total = value("total", ())
+    nodes.append(node("ReduceSum", [here], [total], keepdims=0))
+    return function([x], nodes, total)
+
+
+def test_quantised_networks_are_judged_node_by_node() -> None:
+    """One number behind many roundings may be off by some steps where every node is right; where one is wrong it is
+    found."""
+    f = quantised()
+    right = float(run_host(f, synthesize_inputs(f), wide=True)[0][0])
+
+    class Chance(Planted):
+        """Right in every node; of the whole network, a rounding fell to the other side."""
+
+        def compile(self, function: Function, fused: bool) -> Executable:
+            made = super().compile(function, fused)
+            if function is f:
+                run = made.run
+                made.run = lambda *a: [r * F32(1.01) for r in run(*a)]  # type: ignore[method-assign]
+            return made
+
+    assert right != 0
+    chance = Chance()
+    assert examine(f, [chance.candidate], CHECK).verdict == "ready"
+    assert len(chance.compiled) == 2
+    found = bisect_function(f, Chance().candidate)
+    assert (found.is_right, found.compiles) == (True, 2)
+    assert "each by itself" in found.summary
+
+    wrong = Planted(lambda n, k: n.op_type == "Tanh", spoil=lambda rs: [r * F32(1.01) for r in rs])
+    outcome = examine(f, [wrong.candidate], ExamineSettings(tune=False))
+    host = {i for p in outcome.pieces if p.engine == "host" for i in p.nodes}
+    assert host == {i for i, n in enumerate(f.body.nodes) if n.op_type == "Tanh"}
+
+
+# --- real engines --------------------------------------------------------------------------------------------------
+
+
+def candidate(name: str) -> Candidate:
+    """An installed engine, without cache and processes."""
+    try:
+        engine = engines.usable(name)
+    except XRTError as e:
+        pytest.skip(str(e))
+    compilers = {fused: engine.compiler("cpu", CompileOptions(fused=fused)) for fused in (True, False)}
+
+    def compile(f: Function, fused: bool) -> Executable:
+        return compilers[fused].compile(f, f.params, f.returns, f.aliases)
+
+    return Candidate(name, compile, engine.tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "step"), [("onnxruntime", 4), ("xla", 32)])
+def test_node_tests_are_right(name: str, step: int) -> None:
+    """On a sample of the standard's node tests that an engine takes, none is condemned."""
+    one = candidate(name)
+    engine = engines.get(name)
+    bad, count = [], 0
+    for case in all_cases()[::step]:
+        if not case.is_numeric:
+            continue
+        try:
+            forms = list(forms_of(case, name))
+        except XRTError:
+            continue
+        f = forms[min(1, len(forms) - 1)][0]
+        n = f.body.nodes[0]
+        static = all(v is None or v.is_static for v in n.outputs)
+        if not f.params or not static or _is_dynamic(n) or not engine.supports(n, "cpu", "inference"):
+            continue
+        count += 1
+        outcome = examine(f, [one], CHECK)
+        if outcome.verdict != "ready":
+            bad.append(f"{case.name}: {outcome.reason}")
+    assert not bad, "\n".join(bad)
+    assert count > 1000 // step // 2
+
+
+def _is_dynamic(n: Node) -> bool:
+    """Whether the pipeline would not put it into a cluster: its shape depends on data, or on inputs not known."""
+    kernel = find_kernel(n.domain, n.op_type)
+    given = (n.inputs[i] for i in static_inputs(n))
+    return kernel is None or kernel.why_dynamic(n) is not None or any(v is not None and v.data is None for v in given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("ppocr_cls", "onnxruntime"), ("silero_vad", "onnxruntime"), ("silero_vad_sequence", "onnxruntime"),
+     ("silero_vad_sequence", "xla"), ("minilm_int8", "onnxruntime"), ("light_squeezenet", "onnxruntime")],
+)  # fmt: skip
+def test_models_are_right(name: str, engine: str) -> None:
+    """Every cluster of real models is ready in one piece."""
+    from importlib.metadata import PackageNotFoundError
+
+    from xrt_core.module import XRTModule
+
+    one = candidate(engine)
+    try:
+        path = str(dev_models.path(name))
+    except PackageNotFoundError as e:
+        pytest.skip(f"package {e} is not installed")
+    given = dev_models.inputs_for(name, 0)
+    module = XRTModule(path, engine=engine)
+    if name.startswith("light_"):
+        names = [n for n in module.input_types if n not in module.optional_inputs]
+        given = dict(zip(names, given.values(), strict=False))
+    functions = [f for n in module.partitioned(given).nodes if isinstance(f := n.attributes.get("function"), Function)]
+    assert functions
+    for f in functions:
+        outcome = examine(f, [one], CHECK)
+        assert outcome.verdict == "ready", outcome.reason
+        assert len(outcome.pieces) == 1

@@ -1,0 +1,206 @@
+"""Made-up inputs meet what the graph needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.guard.planted import value
+from tests.random_graphs import graphs
+from tests.verify.test_isolate import static
+from xrt_core.engine.contract import Function
+from xrt_core.errors import InputError, XRTError
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.kernels import find_kernel
+from xrt_core.testing.functions import forms_of, node
+from xrt_core.testing.node_cases import all_cases
+from xrt_core.verify.inputs import KINDS, synthesize_inputs
+from xrt_core.verify.reference import run_host
+from xrt_core.verify.value_ranges import ValueConstraint, needs_of_inputs
+
+I64, BOOL = np.int64, np.bool_
+
+
+def function(inputs: Sequence[Value], nodes: Sequence[Node], *outputs: Value) -> Function:
+    return Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": 21}, name="f"))
+
+
+def through(op_types: str, last: Node | None = None, dtype: Any = np.float32, **attributes: Any) -> Function:
+    """x through a chain of operators of one input."""
+    x = here = value("x", (3, 8), dtype)
+    nodes = []
+    for i, op in enumerate(op_types.split()):
+        there = value(f"v{i}", (3, 8), dtype)
+        nodes.append(node(op, [here], [there], **attributes))
+        here = there
+    return function([x], nodes, here)
+
+
+def scalar(x: float, dtype: Any = np.float32) -> Value:
+    return Value.constant(np.array(x, dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "chain",
+    [
+        "Log", "Sqrt", "Identity Log", "Acos", "Asin", "Acosh", "Atanh", "Reciprocal", "Neg Sqrt", "Exp Exp",
+        "Sqrt Log", "Abs Log", "Neg Neg Acosh", "Sqrt Reciprocal",
+    ],
+)  # fmt: skip
+def test_domains_of_functions(chain: str, kind: Any) -> None:
+    """Whatever stands before a function with a domain, its argument lies in it, in float32 and float16."""
+    for dtype in (np.float32, np.float16):
+        f = through(chain, dtype=dtype)
+        for seed in range(3):
+            results = run_host(f, synthesize_inputs(f, kind, seed), wide=True)[0]
+            assert np.isfinite(results[0].astype(np.float64)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_zero_divisors(kind: Any) -> None:
+    """Neither integers nor floats are divided by zero, also where the divisor goes through other shapes first."""
+    for dtype in (np.float32, np.int64, np.uint8):
+        x, y = value("x", (4, 16), dtype), value("y", (64,), dtype)
+        shaped, out = value("shaped", (4, 16), dtype), value("out", (4, 16), dtype)
+        nodes = [node("Reshape", [y, Value.constant(np.array([4, 16]))], [shaped]), node("Div", [x, shaped], [out])]
+        f = function([x, y], nodes, out)
+        assert (synthesize_inputs(f, kind)[1] != 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_indices_are_in_range_through_arithmetic(kind: Any) -> None:
+    """Ids that are offset, cast and reshaped before a Gather stay in the table, and use more than one row of it."""
+    table = Value.constant(np.arange(20, dtype=np.float32).reshape(10, 2))
+    ids = value("ids", (32,), np.int32)
+    wide, off, flat = value("w", (32,), I64), value("o", (32,), I64), value("f", (4, 8), I64)
+    out = value("y", (4, 8, 2))
+    nodes = [
+        node("Cast", [ids], [wide], to=7), node("Add", [wide, scalar(-3, I64)], [off]),
+        node("Reshape", [off, Value.constant(np.array([4, 8]))], [flat]), node("Gather", [table, flat], [out], axis=0),
+    ]  # fmt: skip
+    f = function([ids], nodes, out)
+    made = synthesize_inputs(f, kind)[0]
+    assert needs_of_inputs(f.body)[ids] == ValueConstraint(3, 12, whole=True)
+    assert made.min() >= 3
+    assert made.max() <= 12
+    assert len(np.unique(made)) > 3
+
+
+def test_rows_of_indices_are_distinct() -> None:
+    """ScatterND gets every row once, each column within its axis; ScatterElements no index twice along the axis."""
+    x, index, updates, out = value("x", (5, 3)), value("i", (12, 2), I64), value("u", (12,)), value("y", (5, 3))
+    f = function([x, index, updates], [node("ScatterND", [x, index, updates], [out])], out)
+    rows = synthesize_inputs(f)[1]
+    assert len(np.unique(rows, axis=0)) == 12
+    assert (rows >= 0).all()
+    assert (rows < [5, 3]).all()
+
+    x, index, updates, out = value("x", (6, 3)), value("i", (4, 3), I64), value("u", (4, 3)), value("y", (6, 3))
+    f = function([x, index, updates], [node("ScatterElements", [x, index, updates], [out], axis=0)], out)
+    made = synthesize_inputs(f)[1]
+    assert all(len(set(column)) == 4 for column in made.T)
+    assert made.max() < 6
+
+
+def test_masks_mask_some_and_never_all() -> None:
+    """A boolean mask, and an integer one that becomes floats, have both truths in each row."""
+    mask, ids = value("mask", (5, 7), BOOL), value("ids", (5, 7), I64)
+    scores, floats, less = value("s", (5, 7)), value("fl", (5, 7)), value("l", (5, 7))
+    picked, out = value("p", (5, 7)), value("y", (5, 7))
+    nodes = [
+        node("Where", [mask, scores, scalar(-np.inf)], [picked]), node("Softmax", [picked], [out], axis=-1),
+        node("Cast", [ids], [floats], to=1), node("Sub", [scalar(1.0), floats], [less]),
+    ]  # fmt: skip
+    f = function([mask, ids, scores], nodes, out, less)
+    for kind in KINDS:
+        made = synthesize_inputs(f, kind)
+        assert made[0].any(axis=-1).all()
+        assert not made[0].all(axis=-1).any()
+        assert np.isfinite(run_host(f, made)[0][0]).all()
+    assert set(np.unique(synthesize_inputs(f)[1])) == {0, 1}
+
+
+def test_lengths_of_sequences() -> None:
+    """An LSTM's sequences have one step at least and no more than there are."""
+    x, lengths, out = value("x", (6, 4, 3)), value("n", (4,), np.int32), value("y", (6, 1, 4, 2))
+    w, r = (Value.constant(np.ones((1, 8, n), np.float32) / 4) for n in (3, 2))
+    f = function([x, lengths], [node("LSTM", [x, w, r, None, lengths], [out], hidden_size=2)], out)
+    for kind in KINDS:
+        made = synthesize_inputs(f, kind)[1]
+        assert made.min() >= 1
+        assert made.max() <= 6
+
+
+def test_quantised_numbers_take_their_whole_type() -> None:
+    """Eight bits that are only dequantised are used to the ends; scales are positive."""
+    q, scale, zero, out = value("q", (40, 40), np.int8), value("s", ()), value("z", (), np.int8), value("y", (40, 40))
+    f = function([q, scale, zero], [node("DequantizeLinear", [q, scale, zero], [out])], out)
+    made = synthesize_inputs(f)
+    assert made[0].min() < -100
+    assert made[0].max() > 100
+    assert made[1] > 0
+
+
+def test_kinds_differ_and_ties_tie() -> None:
+    """ties has few different numbers and zeros among them, large is larger, gentle stays near one."""
+    f = through("Tanh")
+    arrays = {kind: synthesize_inputs(f, kind)[0] for kind in KINDS}
+    assert len(np.unique(arrays["ties"])) < 8
+    assert (arrays["ties"] == 0).any()
+    assert np.abs(arrays["large"]).max() > 2 * np.abs(arrays["normal"]).max()
+    assert arrays["gentle"].min() >= 0.5
+    assert arrays["gentle"].max() <= 1.5
+    with pytest.raises(InputError, match="no numbers"):
+        synthesize_inputs(Function.from_graph(Graph([s := value("s", (2,), object)], [s], [], opsets={"": 21})))
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(control=False, maximum=14), st.sampled_from(KINDS))
+def test_random_graphs_give_numbers(drawn: Any, kind: Any) -> None:
+    """On random graphs, whose operators all have results everywhere, made-up inputs give numbers only."""
+    f = static(drawn)
+    if f is None:
+        return
+    inputs = synthesize_inputs(f, kind)
+    assert [(x.dtype, x.shape) for x in inputs] == [(p.dtype, p.shape) for p in f.params]
+    for r in run_host(f, inputs, wide=True)[0]:
+        assert np.isfinite(r).all()
+
+
+@pytest.mark.slow
+def test_every_operator_of_the_standard() -> None:
+    """Wherever the standard's own example of a node gives numbers, the made-up inputs do so too, and run."""
+    bad = []
+    count = 0
+    for case in all_cases()[::5]:
+        kernel = find_kernel(case.node.domain, case.node.op_type)
+        if not case.is_numeric or kernel is None or kernel.why_dynamic(case.node):
+            continue
+        try:
+            f, arrays = next(iter(forms_of(case, "host")))
+        except XRTError:
+            continue
+        if not f.params:
+            continue
+        wanted = all(_is_finite(r) for r in run_host(f, arrays, wide=True)[0])
+        count += 1
+        for kind in ("normal", "gentle"):
+            try:
+                results = run_host(f, synthesize_inputs(f, kind), wide=True)[0]  # type: ignore[arg-type]
+            except XRTError as e:
+                bad.append(f"{case.name} {kind}: {e}")
+                continue
+            if wanted and not all(_is_finite(r) for r in results):
+                bad.append(f"{case.name} {kind}: not finite")
+    assert not bad, "\n".join(bad)
+    assert count > 200
+
+
+def _is_finite(x: np.ndarray) -> bool:
+    return bool(np.isfinite(x if x.dtype.kind == "c" else x.astype(np.float64)).all())

@@ -1,0 +1,191 @@
+"""GraphCaller: one IR graph behind a call with arrays, its plans per signature and its conversions per array family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.cache.lru import LRU
+from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.compiler.stages import Optimised, Partitioned, Planned
+from xrt_core.compiler.tiering import BaselinePlan
+from xrt_core.errors import InputError
+from xrt_core.explanation import Explanation
+from xrt_core.ir.graph import Graph
+from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType, dtype_name
+from xrt_core.runtime.arrays import is_array, to_numpy
+from xrt_core.runtime.binding import bind
+from xrt_core.runtime.converters import plain_arrays
+from xrt_core.runtime.plan import Plan
+from xrt_core.runtime.plan_cache import PlanCache
+from xrt_core.runtime.scheduler import Timeline
+
+Call = Callable[[Sequence[Any]], list[Any]]
+
+
+class CompiledGraph:
+    """Calls a graph with one array per input (None for an optional one that is left out).
+
+    The first call of a signature checks the arguments, specialises, partitions and compiles; later ones look up the
+    bound call by the types, shapes and dtypes of the arguments (and the values of those that determine shapes) and
+    run it. Where the host's plan answers first, the bound call goes when the plan with engines is ready, and the next
+    one binds that.
+    """
+
+    def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
+        self.runner: PlanCache = pipeline.runner(graph)
+        self.graph: Graph = self.runner.captured.graph  # and not the given one, whose folded weights may then go
+        self.last: Planned | None = None
+        self._calls: LRU[tuple[Call, Planned]] = LRU(pipeline.options.cache_size)
+        self.runner.replaced = self._replaced
+        self._by_value = bool(self.runner.by_value)
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """The results, in the family of the first array. Raises InputError for arguments that do not fit."""
+        try:
+            key: Any = tuple([(type(a), a.shape, a.dtype) for a in arrays])
+            if self._by_value:
+                key = key, self.runner.values(arrays)
+            found = self._calls.get(key)
+        except (AttributeError, TypeError, InputError):  # something left out, a sequence, or no array at all
+            key = found = None
+        return self._unbound(arrays, key) if found is None else found[0](arrays)
+
+    def _unbound(self, arrays: Sequence[Any], key: Any) -> list[Any]:
+        """A call that is not bound yet, or that is not found by the types and shapes of its arguments alone."""
+        plain, back = plain_arrays(arrays)
+        if plain is not arrays:  # what users bring is converted at every call, and only then looked at
+            results = self(plain)
+            return results if back is None else back(results)
+        if key is None:
+            key = self._key(arrays)
+            found = self._calls.get(key)
+            if found is not None:
+                return found[0](arrays)
+        return self.prepare(arrays, key)(arrays)
+
+    def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
+        """The results as NumPy arrays, and when each step of the plan ran. Raises InputError as a call does."""
+        host = self.checked(arrays)
+        results, timeline = self.runner.plan_for(host).run_timed(host)
+        return [to_numpy(r) for r in results], timeline
+
+    def prepare(self, arrays: Sequence[Any], key: Any = None, at_once: bool = False) -> Call:
+        """The call bound to the signature and the families of these arguments. at_once: with engines, not the host."""
+        arrays, _ = plain_arrays(arrays)
+        host = self.checked(arrays)
+        self.runner.keep(plan for _, plan in self._calls.values())  # it has not seen the calls that went past it
+        plan = self.runner.plan_for(host)
+        assert isinstance(plan, Planned)
+        if at_once:
+            plan = _final(plan)
+        self.last = plan
+        call = bind(plan, arrays, plan.engines, plan.xp)
+        kept = {id(p) for p in self.runner.plans.values()}
+        self._calls.retain(lambda entry: id(entry[1]) in kept)
+        key = self._key(arrays) if key is None else key
+        if key is not None:
+            self._calls.put(key, (call, plan))
+            if isinstance(plan, BaselinePlan) and plan.final not in (None, plan):  # it has been replaced meanwhile
+                self._replaced(plan, plan.final)
+        return call
+
+    def _replaced(self, old: Plan, new: Plan | None) -> None:
+        self._calls.retain(lambda entry: entry[1] is not old)
+        if self.last is old and isinstance(new, Planned):
+            self.last = new
+
+    def finish(self) -> None:
+        """Plan with engines what the host answers so far."""
+        for plan in self.runner.plans.values():
+            if isinstance(plan, BaselinePlan):
+                plan.finish()
+
+    def _key(self, arrays: Sequence[Any]) -> Any:
+        """The signature with arguments left out, or None where there are sequences: these are checked at every call."""
+        if not all(a is None or is_array(a) for a in arrays):
+            return None
+        key = tuple([None if a is None else (type(a), a.shape, a.dtype) for a in arrays])
+        return (key, self.runner.values(arrays)) if self._by_value else key
+
+    def checked(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arguments as NumPy arrays. Raises InputError for one that does not fit its input."""
+        host: list[Any] = []
+        arrays, _ = plain_arrays(arrays)
+        for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True)):
+            if isinstance(v.type, TensorType) and isinstance(a, _CONTAINERS):
+                raise InputError(
+                    f"input {self.names[i]!r} takes a tensor {v.type}, not a {type(a).__name__}; give an array"
+                )
+            try:
+                host.append(to_numpy(a))
+            except InputError as e:
+                raise InputError(f"input {self.names[i]!r}: {e}") from e.__cause__
+            _check(self.names[i], v.type, host[i])
+        return host
+
+    def example(self) -> list[Any]:
+        """Zeros for every input. Raises InputError where a shape is not declared."""
+        arrays: list[Any] = []
+        for i, v in enumerate(self.graph.inputs):
+            if not isinstance(v.type, TensorType) or not v.type.is_static:
+                raise InputError(
+                    f"input {self.names[i]!r} is declared as {v.type or '?'}: give inputs, so that its shape is known"
+                )
+            shape = [d for d in v.type.shape or () if isinstance(d, int)]
+            arrays.append(np.zeros(shape, v.type.dtype))
+        return arrays
+
+    def partition(self, arrays: Sequence[Any]) -> Partitioned:
+        """The partitioned graph for the signature of these arguments; nothing is compiled."""
+        types, known = self.runner.signature(self.checked(arrays))
+        optimised: Optimised = self.pipeline.accelerated.adopt(self.runner.captured).optimise(types, known)
+        return optimised.partition()
+
+    def explain(self, arrays: Sequence[Any] | None) -> Explanation:
+        """What was decided for these arguments; None: for the last new signature, or the declared types."""
+        if arrays is None and self.last is not None:
+            return _final(self.last).explain()
+        if arrays is None:
+            arrays = self.example()
+        plan = self.runner.known_plan(self.checked(arrays))
+        return _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explanation
+
+
+_CONTAINERS = (list, tuple, dict, type(None))
+
+
+def _final(plan: Planned) -> Planned:
+    """The plan with engines that comes after the host's, made now if it is not there; any other plan itself."""
+    return plan.finish() if isinstance(plan, BaselinePlan) else plan
+
+
+def _check(name: str, declared: ValueType | None, a: Any) -> None:
+    """Raise InputError where the argument does not fit the declared type of its input."""
+    if isinstance(declared, OptionalType):
+        if a is not None and declared.element is not None:
+            _check(name, declared.element, a)
+    elif isinstance(declared, TensorType):
+        if not isinstance(a, np.ndarray):
+            raise InputError(f"input {name!r} takes a tensor {declared}, not a {type(a).__name__}")
+        if declared.dtype is not None and a.dtype != declared.dtype:
+            raise InputError(
+                f"input {name!r}: dtype {dtype_name(a.dtype)} given, {dtype_name(declared.dtype)} expected; "
+                f"convert it with .astype({dtype_name(declared.dtype)!r})"
+            )
+        shape = declared.shape
+        if shape is not None:
+            fits = len(shape) == a.ndim and all(
+                not isinstance(d, int) or d == n for d, n in zip(shape, a.shape, strict=True)
+            )
+            if not fits:
+                raise InputError(f"input {name!r}: shape {list(a.shape)} given, {declared} expected")
+    elif isinstance(declared, SequenceType):
+        if not isinstance(a, list):
+            raise InputError(f"input {name!r} takes a list of arrays ({declared}), not a {type(a).__name__}")
+        for i, e in enumerate(a):
+            _check(f"{name}[{i}]", declared.element, e)

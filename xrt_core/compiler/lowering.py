@@ -1,0 +1,149 @@
+"""Lowering: what each node of a partitioned graph becomes in a plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt_core.cache.store import ExecutableStore
+from xrt_core.engine.contract import Executable
+from xrt_core.errors import CompileError, EngineError
+from xrt_core.events import EventLog
+from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Node
+from xrt_core.passes.dynamic_split import is_late
+from xrt_core.passes.flops import graph_flops
+from xrt_core.passes.partitioning import is_converter
+from xrt_core.runtime.arrays import to_host
+from xrt_core.runtime.binding import taken_by
+from xrt_core.runtime.control_flow import control_step
+from xrt_core.runtime.converters import conversion, has_converter
+from xrt_core.runtime.engine_compiler import Compilation
+from xrt_core.runtime.launch import DeviceLaunch, Launch
+from xrt_core.runtime.memory_planner import is_view
+from xrt_core.runtime.plan import HOST, Call, Lowered, make_plan
+from xrt_core.runtime.plan_cache import PlanCache
+from xrt_core.runtime.transfers import number_of, to_launch
+
+if TYPE_CHECKING:
+    from xrt_core.guard.manager import GuardManager
+
+MakePart = Callable[[Graph, Collection[int], str], PlanCache]
+"""(a part with its captures as inputs, indices of inputs that change at every turn, a label) -> its Runner."""
+
+_WORK = 2_000_000  # FLOPs of a cluster, a fifth of a millisecond, say, that may be worth a thread of its own
+
+
+class Lowering:
+    """Lowers nodes for one pipeline. xp: the host's array namespace. guard: of the launches, where there is one."""
+
+    def __init__(
+        self,
+        compilation: Compilation,
+        executables: ExecutableStore,
+        guard: GuardManager | None,
+        events: EventLog,
+        xp: Any,
+    ) -> None:
+        self._compilation = compilation
+        self._executables = executables
+        self._guard = guard
+        self._events = events
+        self._xp = xp
+
+    def lower(self, node: Node, graph: Graph, make_part: MakePart, shared: bool = False) -> Lowered:
+        """What a node of `graph` becomes. shared: what `shares_cores` says of the graph."""
+        label = f"{node.operator} {node.name}".strip()
+        if is_launch(node):
+            return self._launch(node, shared)._replace(lane=lane(node))
+        if is_converter(node):
+            return self._converter(node, graph, label)
+        if node.subgraphs:
+            return Lowered(_parts(node, label, make_part), HOST, label)
+        return self._host(node, label)
+
+    def _launch(self, node: Node, shared: bool) -> Lowered:
+        function, name = node.attributes["function"], node.attributes["engine"]
+        assert isinstance(function, Function)
+        assert isinstance(name, str)
+        label = f"{function.name} on {name}"
+        if self._guard is not None:
+            guarded = self._guard.launch(function, name, lambda: _host_run(function), shared)
+            guarded.enter = to_launch(self._xp, taken_by(self._compilation.engines, name))
+            return Lowered(guarded, name, label)
+        executable: Executable | None = None
+        error: EngineError | None = None
+        try:
+            executable = self._compilation.executable(function, name, shared=shared)
+        except Exception as e:  # the host runs the cluster instead; an engine's failure never reaches the caller
+            error = e if isinstance(e, EngineError) else CompileError(f"{type(e).__name__}: {e}")
+            level = logging.DEBUG if self._executables.sealed else logging.WARNING  # a load that refuses says it itself
+            self._events.fallback(
+                cluster=function.name,
+                engine=name,
+                stage="compile",
+                kind="memory" if isinstance(e, MemoryError) else "raised",
+                error=str(error),
+                level=level,
+            )
+        launch = function, name, executable, lambda: _host_run(function), error, self._events
+        engine, device = self._compilation.engines[name]
+        on_gpu = number_of(device) is not None
+        if not on_gpu and self._xp is np:
+            return Lowered(Launch(*launch), name, label)
+        made = DeviceLaunch(engine.asynchronous and on_gpu, *launch)
+        made.enter = to_launch(self._xp, taken_by(self._compilation.engines, name))
+        return Lowered(made, name, label)
+
+    def _host(self, node: Node, label: str) -> Lowered:
+        return Lowered(
+            host_kernel(node, self._xp),
+            HOST,
+            label,
+            shares=is_view(node),
+            reusable=reusable_inputs(node, self._xp),
+            reusing=partial(reusing_kernel, node),
+        )
+
+    def _converter(self, node: Node, graph: Graph, label: str) -> Lowered:
+        source, target = str(node.attributes["source"]), str(node.attributes["target"])
+        call = conversion(node, graph, to_host(self._xp))
+        return Lowered(call, target, label, reads=source, shares=not has_converter(source, target))
+
+
+def is_launch(node: Node) -> bool:
+    """Whether a node runs a Function on an engine."""
+    return node.op_type == "Launch" and node.domain == "xrt"
+
+
+def lane(node: Node) -> str:
+    """The engine and device of a launch, "" for any other node."""
+    return f"{node.attributes['engine']!s} {node.annotations.device or ''}".strip() if is_launch(node) else ""
+
+
+def shares_cores(graph: Graph) -> bool:
+    """Whether several launches run on the CPU."""
+    return sum(is_launch(n) and (n.annotations.device or "cpu").partition(":")[0] == "cpu" for n in graph.nodes) > 1
+
+
+def has_work(launch: Node) -> bool:
+    """Whether a launch computes so much that a thread of its own may pay."""
+    function = launch.attributes["function"]
+    return isinstance(function, Function) and graph_flops(function.body) >= _WORK
+
+
+def _host_run(function: Function) -> Call:
+    return make_plan(function.body, lambda n: Lowered(host_kernel(n), HOST, n.operator)).run
+
+
+def _parts(node: Node, label: str, make_part: MakePart) -> Call:
+    if is_late(node):
+        body = node.attributes["body"]
+        assert isinstance(body, Graph)
+        return make_part(body, (), label).run
+    return control_step(node, lambda graph, changing: make_part(graph, changing, label))

@@ -1,0 +1,375 @@
+"""Launches side by side: independent steps of a plan on different engines or devices run at the same time.
+
+A lane is an engine on a device. Launches of one lane run one after another, the earliest in the plan first; launches
+of different lanes run at the same time, on threads of a pool that the process shares. Steps of the host stay on the
+thread of the caller, which also does all the bookkeeping: threads of the pool do nothing but call a launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NamedTuple
+
+from xrt_core.ir.graph import Graph, Node
+
+Execute = Callable[[list[Any]], None]
+"""Runs all steps over the registers of one run."""
+
+_MAX_THREADS: Final = max(4, 2 * (os.cpu_count() or 1))
+_ROUNDS: Final = 7  # of each way, before the faster one stays
+_WORTH: Final = 0.97  # of the time one after another: what is not faster than this stays on the caller's thread
+
+
+class Step(NamedTuple):
+    """One step: `call` reads the registers `inputs`, its results go to `outputs` (-1: nobody wants it), and the
+    registers `dead` are cleared after it. lane: the engine and device of a launch, "" for a step of the host."""
+
+    call: Callable[[Sequence[Any]], Sequence[Any]]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dead: tuple[int, ...]
+    label: str
+    lane: str = ""
+
+
+class Span(NamedTuple):
+    """One step of one run: start and end in seconds since the run began. thread: the name of the one it ran on."""
+
+    label: str
+    lane: str
+    thread: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The steps of one run, in the order in which they ended."""
+
+    spans: tuple[Span, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """In the trace event format of Chrome, which chrome://tracing and ui.perfetto.dev show: a row for each lane.
+
+        Source: "Trace Event Format", complete events ("X") and metadata events ("M"), times in microseconds.
+        """
+        lanes = list(dict.fromkeys(s.lane for s in self.spans))
+        rows: list[dict[str, Any]] = [
+            {"name": "thread_name", "ph": "M", "pid": 1, "tid": i, "args": {"name": lane or "host"}}
+            for i, lane in enumerate(lanes)
+        ]
+        rows += [
+            {
+                "name": s.label, "cat": s.lane or "host", "ph": "X", "pid": 1, "tid": lanes.index(s.lane),
+                "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6, "args": {"thread": s.thread},
+            }
+            for s in self.spans
+        ]  # fmt: skip
+        return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+    @property
+    def overlap(self) -> float:
+        """Seconds in which steps of two or more lanes were under way at once."""
+        edges = sorted((t, d) for s in self.spans for t, d in ((s.start, 1), (s.end, -1)))
+        total, running = 0.0, 0
+        for (t, d), (after, _) in pairwise(edges):
+            running += d
+            if running > 1:
+                total += after - t
+        return total
+
+
+def independent_lanes(graph: Graph, lane: Callable[[Node], str], is_worth: Callable[[Node], bool]) -> frozenset[str]:
+    """The lanes that have work to do at the same time: launches on different lanes, neither waiting for the other.
+
+    lane: of a node, "" for those of the host. is_worth: whether a launch has work enough for a thread.
+    Linear in nodes and edges, times launches / 64.
+    """
+    lanes = [lane(n) for n in graph.nodes]
+    launches = [i for i, x in enumerate(lanes) if x and is_worth(graph.nodes[i])]
+    if len({lanes[i] for i in launches}) < 2:
+        return frozenset()
+    bit = {i: 1 << k for k, i in enumerate(launches)}
+    of_lane: dict[str, int] = {}
+    for i in launches:
+        of_lane[lanes[i]] = of_lane.get(lanes[i], 0) | bit[i]
+    before = _reached(graph.predecessors, bit, range(len(lanes)))
+    behind = _reached(graph.successors, bit, range(len(lanes) - 1, -1, -1))
+    everything = (1 << len(launches)) - 1
+    return frozenset(lanes[i] for i in launches if everything & ~(of_lane[lanes[i]] | before[i] | behind[i]))
+
+
+def _reached(neighbours: Sequence[Sequence[int]], bit: dict[int, int], order: Sequence[int]) -> list[int]:
+    """Per node the launches, as bits, that ways along `neighbours` lead to; `order` has the neighbours first."""
+    found = [0] * len(neighbours)
+    for i in order:
+        mask = 0
+        for j in neighbours[i]:
+            mask |= found[j] | bit.get(j, 0)
+        found[i] = mask
+    return found
+
+
+class LaneScheduler:
+    """Executes steps with launches of different lanes at the same time.
+
+    Results are those of one step after another. So are exceptions: when a step fails, what comes after it in the plan
+    and has not begun does not begin, what comes before it still runs, and the exception of the earliest step is raised.
+    An interrupt cancels all that has not begun, waits for what has, and is raised.
+
+    alone: indices of steps that write into their inputs; they wait for all steps before them, and those after wait.
+    """
+
+    def __init__(self, steps: Sequence[Step], kept: Sequence[int], alone: Sequence[int]) -> None:
+        self.steps = tuple(steps)
+        made = {r: i for i, s in enumerate(steps) for r in s.outputs if r >= 0}
+        needs = [{made[r] for r in s.inputs if r in made} for s in steps]
+        barrier, since = -1, 0
+        barriers = frozenset(alone)
+        for i in range(len(steps)):
+            if i in barriers:
+                needs[i].update(range(since, i))
+                barrier, since = i, i
+            elif barrier >= 0:
+                needs[i].add(barrier)
+        self.waiting = [len(n) for n in needs]
+        self.after: list[list[int]] = [[] for _ in steps]
+        for i, found in enumerate(needs):
+            for n in found:
+                self.after[n].append(i)
+        self.uses: dict[int, int] = {}
+        for s in steps:
+            for r in {*s.inputs, *(o for o in s.outputs if o >= 0)}:
+                self.uses[r] = self.uses.get(r, 0) + 1  # its maker counts, so that what nobody reads goes at once
+        for r in kept:
+            self.uses[r] = self.uses.get(r, 0) + 1
+
+    def __call__(self, registers: list[Any], steps: Sequence[Step] | None = None) -> None:
+        """Run all steps over these registers. steps: the same with other calls."""
+        _Run(self, registers, self.steps if steps is None else steps).run()
+
+
+class _Run:
+    def __init__(self, program: LaneScheduler, registers: list[Any], steps: Sequence[Step]) -> None:
+        self.program, self.registers, self.steps = program, registers, steps
+        self.waiting, self.uses = program.waiting.copy(), program.uses.copy()
+        self.host: list[int] = []  # heaps of steps whose inputs are there
+        self.lanes: dict[str, list[int]] = {}
+        self.busy: set[str] = set()
+        self.done: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+        self.begun, self.ended = 0, list[int]()  # launches on other threads
+        self.limit = len(steps)  # the first step that failed: those after it are not begun
+        self.error: BaseException | None = None
+        for i, n in enumerate(self.waiting):
+            if not n:
+                self.ready(i)
+
+    def run(self) -> None:
+        try:
+            while self.begin_launches() or self.host or self.busy:
+                if self.host:
+                    self.on_this_thread(heappop(self.host))
+                    while not self.done.empty():
+                        self.take()
+                elif self.busy:
+                    self.take()
+        except BaseException:
+            self.limit = -1
+            self.wait_for_launches()
+            raise
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and the registers with it
+
+    def wait_for_launches(self) -> None:
+        """Until none is in flight: they read arrays that are the caller's."""
+        while len(self.ended) < self.begun:  # an interrupt may have come between taking a result and noting it
+            with contextlib.suppress(Empty):
+                self.done.get(timeout=0.05)
+
+    def ready(self, i: int) -> None:
+        lane = self.steps[i].lane
+        heappush(self.lanes.setdefault(lane, []) if lane else self.host, i)
+
+    def begin_launches(self) -> bool:
+        """Begin what can be begun; whether a launch ran to its end on this thread."""
+        while self.host and self.host[0] >= self.limit:
+            heappop(self.host)
+        free = []
+        for lane, heap in self.lanes.items():
+            while heap and heap[0] >= self.limit:
+                heappop(heap)
+            if heap and lane not in self.busy:
+                free.append(heap)
+        if len(free) == 1 and not self.busy and not self.host:  # nothing to do meanwhile: no other thread is needed
+            self.on_this_thread(heappop(free[0]))
+            return True
+        for heap in free:
+            i = heappop(heap)
+            arrays = [self.registers[r] for r in self.steps[i].inputs]
+            pool.submit(contextvars.copy_context().run, self.launch, i, arrays)
+            self.begun += 1
+            self.busy.add(self.steps[i].lane)
+        return False
+
+    def launch(self, i: int, arrays: list[Any]) -> None:
+        """On a thread of the pool: run one launch, unless it has been cancelled meanwhile."""
+        results, error = None, None
+        if i < self.limit:
+            try:
+                results = self.steps[i].call(arrays)
+            except BaseException as e:
+                error = e
+        arrays.clear()
+        self.ended.append(i)
+        self.done.put((i, results, error))
+        del results, error
+
+    def on_this_thread(self, i: int) -> None:
+        s = self.steps[i]
+        arrays = [self.registers[r] for r in s.inputs]
+        # a step writes over an array only where it sees no other reference; steps that have not read it yet are one
+        others = arrays.copy() if any(self.uses[r] > 1 for r in s.inputs) else None
+        try:
+            results = s.call(arrays)
+        except Exception as e:
+            self.failed(i, e)
+            return
+        del others, arrays
+        self.finish(i, results)
+
+    def take(self) -> None:
+        """Wait for a launch to end."""
+        i, results, error = self.done.get()
+        self.busy.discard(self.steps[i].lane)
+        if error is not None:
+            self.failed(i, error)
+        elif results is not None:
+            self.finish(i, results)
+
+    def failed(self, i: int, error: BaseException) -> None:
+        if i < self.limit:
+            self.limit, self.error = i, error
+
+    def finish(self, i: int, results: Sequence[Any]) -> None:
+        s, registers, uses = self.steps[i], self.registers, self.uses
+        for r, result in zip(s.outputs, results, strict=False):
+            if r >= 0:
+                registers[r] = result
+        for r in {*s.inputs, *(o for o in s.outputs if o >= 0)}:
+            uses[r] -= 1
+            if not uses[r]:
+                registers[r] = None
+        for j in self.program.after[i]:
+            self.waiting[j] -= 1
+            if not self.waiting[j]:
+                self.ready(j)
+
+
+class ScheduleTrial:
+    """Runs both ways in turn for the first calls, and then keeps the one that was faster here.
+
+    settle: told which one that is. is_ready: whether launches run as they are going to; until then runs are sequential
+    and do not count.
+    """
+
+    def __init__(
+        self,
+        sequential: Execute,
+        parallel: Execute,
+        settle: Callable[[Execute], None],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._ways = (sequential, parallel)
+        self._settle = settle
+        self._is_ready = is_ready
+        self._turn = 0
+        self._times: tuple[list[float], list[float]] = ([], [])
+        self._lock = threading.Lock()
+
+    def __call__(self, registers: list[Any]) -> None:
+        """Run all steps over these registers."""
+        if not self._is_ready():
+            self._ways[0](registers)
+            return
+        with self._lock:
+            turn, self._turn = self._turn, self._turn + 1
+        way = turn % 2
+        start = time.perf_counter()
+        self._ways[way](registers)
+        seconds = time.perf_counter() - start
+        if turn < 2:  # whatever is done at a first run
+            return
+        with self._lock:
+            self._times[way].append(seconds)
+            if min(map(len, self._times)) < _ROUNDS:
+                return
+            sequential, parallel = map(statistics.median, self._times)
+        self._settle(self._ways[1 if parallel < _WORTH * sequential else 0])
+
+
+class _Pool:
+    """Daemon threads, made when they are needed and kept. Tasks must not wait for one another."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0  # threads that wait, less tasks that are on their way to one
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run `function(*arguments)`, which must not raise, on one of the threads."""
+        with self._lock:
+            if self._idle <= 0 and self._threads < _MAX_THREADS:
+                threading.Thread(target=self._work, name=f"xrt-{self._threads}", daemon=True).start()
+                self._threads += 1
+            self._idle -= 1
+        self._tasks.put((function, *arguments))
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            function, *arguments = self._tasks.get()
+            function(*arguments)
+            del function, arguments  # they hold arrays
+
+
+pool = _Pool()
+
+
+def _new_pool() -> None:
+    global pool
+    pool = _Pool()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_pool)
+
+
+def timed(step: Step, spans: list[Span], begin: float) -> Step:
+    """The step, noting when it ran."""
+    call, label, lane = step.call, step.label, step.lane
+
+    def run(arrays: Sequence[Any]) -> Sequence[Any]:
+        start = time.perf_counter()
+        try:
+            return call(arrays)
+        finally:
+            end = time.perf_counter()
+            spans.append(Span(label, lane, threading.current_thread().name, start - begin, end - begin))
+
+    return step._replace(call=run)

@@ -1,0 +1,196 @@
+"""Arrays in a GPU's memory: where they lie, their library's stream, and ways between libraries without a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.runtime.arrays import (
+    Converter,
+    cuda_device,
+    cuda_interface,
+    family_of,
+    from_numpy,
+    plain_tensor,
+    to_cupy,
+    to_numpy,
+)
+
+# what libraries raise for DLPack; AssertionError is what a torch without CUDA raises for arrays on a GPU
+_FAILS: Final = (AssertionError, AttributeError, BufferError, RuntimeError, TypeError, ValueError)
+
+Locate = Callable[[Any], int | None]
+
+
+def number_of(device: str) -> int | None:
+    """The number of a CUDA device by its name ("cuda", "cuda:1"); None for devices of other kinds."""
+    kind, _, index = device.partition(":")
+    return int(index or 0) if kind == "cuda" and (index or "0").isdigit() else None
+
+
+def locator(family: str) -> Locate:
+    """A function that says on which CUDA device an array of a family lies; None for the CPU, or what nobody tells."""
+    return {"numpy": _nowhere, "torch": _torch_device, "cupy": _cupy_device}.get(family, cuda_device)
+
+
+def _nowhere(x: Any) -> None:
+    return None
+
+
+def _torch_device(x: Any) -> int | None:
+    return int(x.get_device()) if x.is_cuda else None
+
+
+def _cupy_device(x: Any) -> int | None:
+    return int(x.device.id)
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+
+
+def current_stream(x: Any, family: str, device: int) -> int | None:
+    """The stream on which the caller works, who gave `x`, an array of `family` on a device; None where there is none.
+
+    That of torch for its tensors; the one that an array of another library names by its CUDA array interface; else
+    CuPy's, where it is loaded. JAX has no such thing.
+    """
+    if family == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    if family == "other":
+        named = (cuda_interface(x) or {}).get("stream")
+        if named is not None:
+            return int(named)
+    return cupy_stream(device)
+
+
+def cupy_stream(device: int) -> int | None:
+    """The thread's current stream of CuPy; None where CuPy is not loaded, or another device is its current one."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or cupy.cuda.runtime.getDevice() != device:
+        return None
+    return int(cupy.cuda.get_current_stream().ptr)
+
+
+def cupy_on(stream: int | None, device: int) -> AbstractContextManager[Any]:
+    """Within it CuPy, where it is loaded, works on `stream`: so do the host, and who reads CuPy arrays of an engine."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or stream is None or stream == cupy.cuda.get_current_stream().ptr:
+        return contextlib.nullcontext()
+    scope: AbstractContextManager[Any] = cupy.cuda.ExternalStream(stream, device)
+    return scope
+
+
+# --- into an engine -------------------------------------------------------------------------------------------------
+
+
+def to_engine(family: str, taken: Collection[str], device: int) -> Converter:
+    """The function that takes a caller's array of `family` to what the reader of an input takes.
+
+    taken: families that the reader takes where they lie on its device. Arrays there of other families become, in place,
+    arrays of a family that it takes; all else goes to NumPy.
+    """
+    if family == "numpy":
+        return to_numpy
+    locate = locator(family)
+    if family in taken:
+        across: Converter = plain_tensor if family == "torch" else _same
+    else:
+        across = next((_INTO[f] for f in ("cupy", "jax", "torch") if f in taken and f in sys.modules), to_numpy)
+
+    def enter(x: Any) -> Any:
+        return across(x) if locate(x) == device else to_numpy(x)
+
+    return enter
+
+
+def to_launch(xp: Any, taken: Collection[str]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+    """The function that takes the host's arrays to those of an engine; None where the engine takes them as they are."""
+    if xp is np or "cupy" in taken:
+        return None
+    across = _jax_of if "jax" in taken else to_numpy
+    ours = xp.ndarray
+    return lambda arrays: [across(x) if isinstance(x, ours) else x for x in arrays]
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _jax_of(x: Any) -> Any:
+    import jax
+
+    try:
+        with jax.enable_x64(True):  # or 64 bits would become 32
+            return jax.dlpack.from_dlpack(plain_tensor(x) if family_of(type(x)) == "torch" else x)
+    except _FAILS:  # a dtype that DLPack has not
+        return to_numpy(x)
+
+
+def _torch_of(x: Any) -> Any:
+    try:
+        return sys.modules["torch"].from_dlpack(x)
+    except _FAILS:  # a dtype that torch has not
+        return to_numpy(x)
+
+
+def on_host(xp: Any) -> tuple[str, ...]:
+    """The families that the host takes as they are, beside NumPy's."""
+    return () if xp is np else ("cupy",)
+
+
+_INTO: Final[dict[str, Converter]] = {"cupy": to_cupy, "jax": _jax_of, "torch": _torch_of}
+
+
+# --- back to the caller ---------------------------------------------------------------------------------------------
+
+
+def to_caller(family: str, like: Any) -> Converter:
+    """The function that takes results to the family and the device of `like`, an array on a GPU.
+
+    Arrays that lie there are not copied. What the family has no dtype for stays NumPy's.
+    """
+    if family == "cupy":
+        return to_cupy
+    if family == "torch":
+        return _to_tensors(like.device)
+    if family == "jax":
+        return _to_jax_arrays(like)
+    return to_numpy
+
+
+def _to_tensors(device: Any) -> Converter:
+    torch, host = sys.modules["torch"], from_numpy("torch")
+
+    def convert(x: Any) -> Any:
+        if type(x) is not np.ndarray:
+            try:
+                made = torch.from_dlpack(x) if hasattr(x, "__dlpack__") else torch.as_tensor(x, device=device)
+                return made.to(device)
+            except _FAILS:
+                pass
+        made = host(x)
+        return made.to(device) if isinstance(made, torch.Tensor) else made
+
+    return convert
+
+
+def _to_jax_arrays(like: Any) -> Converter:
+    import jax
+
+    host, place = from_numpy("jax"), like.sharding
+
+    def convert(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            x = _jax_of(x) if type(x) is not np.ndarray else x
+            x = x if isinstance(x, jax.Array) else host(x)
+        if not isinstance(x, jax.Array) or x.sharding == place:
+            return x
+        with jax.enable_x64(True):
+            return jax.device_put(x, place)
+
+    return convert

@@ -1,0 +1,149 @@
+"""Saved modules: a model with its executables in one file, written by `XRTModule.save`, read by `XRTModule.load`."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pathlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+import numpy as np
+
+import xrt_core
+from xrt_core.cache.model_file import ModelFile, read_model_file, write_model_file
+from xrt_core.compiler import Pipeline, Planned
+from xrt_core.compiler.compiled_graph import CompiledGraph
+from xrt_core.engine.contract import Engine
+from xrt_core.errors import CacheError, ModelLoadError
+from xrt_core.frontends.onnx_file import DataFile, map_file, serialised
+from xrt_core.ir.graph import Graph
+from xrt_core.ir.types import TensorType, dtype_from_name, dtype_name
+from xrt_core.options import AUTO, TABLE, Options
+
+_WEIGHTS: Final = "weights"  # the location that the model's external data names; it is the model file itself
+_OF_THE_MACHINE: Final = frozenset(("engine", "device", "target", "cache", "cache_dir", "cache_bytes", "verify"))
+"""Options that a model file does not carry: they say where and how to look, not what the model does."""
+
+Inputs = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """A model file that was opened. options: those that were given when the module was made."""
+
+    file: ModelFile
+    graph: Graph
+    options: Mapping[str, Any]
+
+    def engine_names(self) -> tuple[str, ...] | str:
+        """The engines whose executables it holds, in order; "auto" if it was saved so, "host" for none."""
+        if self.file.info.get("auto"):
+            return AUTO
+        return tuple(e["name"] for e in self.file.info["engines"]) or "host"
+
+    def check(self, engines: Sequence[tuple[Engine, str]]) -> None:
+        """Hold the engines of this process against those that the file was made by. Raises CacheError."""
+        here = _described(engines)
+        for made in self.file.info["engines"]:
+            found = next((e for e in here if e["name"] == made["name"]), None)
+            if found != made:
+                raise CacheError(
+                    f"{self.file.path} was made for {_shown(made)}; here is "
+                    f"{_shown(found) if found else 'no such engine among those chosen'}. "
+                    "XRTModule.load(..., recompile=True), or --recompile, compiles anew"
+                )
+
+    def signatures(self) -> Iterator[Inputs]:
+        """Inputs, zeros but for those that determine shapes, of every signature that was saved."""
+        for saved in self.file.info["signatures"]:
+            yield {
+                name: np.frombuffer(base64.b64decode(value), dtype_from_name(dtype)).reshape(shape)
+                if value is not None
+                else np.zeros(shape, dtype_from_name(dtype))
+                for name, (dtype, shape, value) in saved.items()
+            }
+
+
+def open_saved(path: str | os.PathLike[str]) -> SavedModel:
+    """Open a model file; its weights stay in the file, mapped.
+
+    Raises ModelLoadError where the file cannot be read, CacheError where it is no model file or is damaged.
+    """
+    from xrt_core.frontends.onnx_import import import_model
+
+    file = read_model_file(pathlib.Path(path), map_file(path))
+    try:
+        options = {k: v for k, v in file.info["options"].items() if k in TABLE}
+        graph = import_model(file.model(), mapped={_WEIGHTS: file.buffer})
+    except ModelLoadError as e:
+        raise ModelLoadError(f"{os.fspath(path)!r}: {e}") from e
+    except (KeyError, AttributeError, TypeError) as e:
+        raise CacheError(f"{os.fspath(path)}: its manifest makes no sense: {type(e).__name__}: {e}") from None
+    return SavedModel(file, graph, options)
+
+
+def save_module(
+    path: str | os.PathLike[str], graph: Graph, callers: Iterable[CompiledGraph], pipeline: Pipeline
+) -> None:
+    """Write a model file with `graph` and every executable of `pipeline` that is in use.
+
+    Raises UnsupportedError for an engine whose executables cannot be serialised, CacheError where the file cannot be
+    written; what was there before is still there then.
+    """
+    from xrt_core.frontends.onnx_export import export_model
+
+    def write(file: IO[bytes]) -> bytes:
+        return serialised(export_model(graph, tensor=DataFile(file, _WEIGHTS)))
+
+    info = {
+        "xrt-core": xrt_core.__version__,
+        "options": _given(pipeline.options),
+        "engines": _described(pipeline.engines),
+        "auto": pipeline.options.engine == (AUTO,),
+        "signatures": list(_signatures(callers)),
+    }
+    target = pathlib.Path(path)
+    executables = {e.key.digest: e for e in pipeline.executables.stored()}
+    if pipeline.guard is not None:
+        executables |= {e.key.digest: e for e in pipeline.guard.stored()}
+        info["verdicts"] = {k: v.to_json() for k, v in pipeline.guard.outcomes().items()}
+    try:
+        write_model_file(target, write, executables.values(), info)
+    except OSError as e:
+        raise CacheError(f"{target} cannot be written: {e.strerror or e}") from e
+
+
+def _given(options: Options) -> dict[str, Any]:
+    """The options that somebody set, as far as they belong to the model."""
+    return {
+        name: getattr(options, name)
+        for name in TABLE
+        if name not in _OF_THE_MACHINE and options.source(name) != "default"
+    }
+
+
+def _described(engines: Collection[tuple[Engine, str]]) -> list[dict[str, str]]:
+    return [{"name": e.name, "device": d, "fingerprint": e.fingerprint(d)} for e, d in engines]
+
+
+def _shown(engine: Mapping[str, str]) -> str:
+    return f"engine {engine['name']} on {engine['device']} ({engine['fingerprint']})"
+
+
+def _signatures(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
+    for caller in callers:
+        for plan in caller.runner.plans.values():
+            assert isinstance(plan, Planned)
+            types, known = plan.signature
+            if all(isinstance(t, TensorType) and t.is_static for t in types):
+                yield {
+                    name: [
+                        dtype_name(t.dtype),
+                        list(t.shape or ()),
+                        base64.b64encode(known[i].tobytes()).decode() if i in known else None,
+                    ]
+                    for i, (name, t) in enumerate(zip(caller.names, types, strict=True))
+                    if isinstance(t, TensorType) and t.dtype is not None
+                }

@@ -1,0 +1,387 @@
+"""Reverse accumulation: from a graph and its loss to a graph that also computes gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xrt_core.errors import GradientError
+from xrt_core.frontends import ops
+from xrt_core.frontends.numpy_semantics import literal
+from xrt_core.frontends.promotion import is_float
+from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.passes.simplify import DeadNodes
+from xrt_core.training.gradient_context import Backward, Forward, check, describe, dialect, filled, known_as
+from xrt_core.training.recomputation import keep_mark
+from xrt_core.training.registry import find_composition, find_rule, is_constant
+
+Which = Value | str | int
+
+
+def gradients(graph: Graph, loss: Which, wrt: Sequence[Which], *, unused: str = "error") -> Graph:
+    """`graph` with the gradients of `loss` by each value of `wrt` as further outputs, in that order.
+
+    loss: a scalar (or one-element) float: an output by number, or any value of the graph, as such or by name.
+    wrt: floats of the graph: inputs, constants (weights) or results of nodes.
+    unused: what a value of `wrt` gets that the loss does not depend on: "error", or "zeros".
+
+    A gradient has the dtype and shape of its value and is named after it, with ".gradient". Only nodes on a way from
+    `wrt` to `loss` are looked at, and only what the gradients need is computed. Values on these ways must have known
+    dtypes and ranks; where a rule needs more it says so. Linear in the nodes.
+
+    Raises GradientError: a loss that is no float scalar, a value that is no float, no way from the one to the other,
+    an operator on the way that has no rule (with the way from there to the loss).
+    """
+    tracer = Tracer(graph.name or "graph", graph.opsets)
+    tracer.reserve(_names(graph))
+    table = _by_name(graph)
+    target = _resolve(graph, table, loss, "the loss")
+    sources = [_resolve(graph, table, w, "wrt") for w in wrt]
+    tracer.scope.nodes.extend(graph.nodes)
+    with tracing(tracer):
+        found = backward(target, sources, unused=unused)
+        outputs = [_output(tracer, graph, v, g) for v, g in zip(sources, found, strict=True)]
+    made = graph.replace(
+        nodes=tracer.scope.nodes,
+        outputs=(*graph.outputs, *outputs),
+        opsets={**graph.opsets, **{d: v for d, v in tracer.opsets.items() if d not in graph.opsets}},
+    )
+    return DeadNodes()(made)
+
+
+def backward(loss: Value, wrt: Sequence[Value], *, unused: str = "error") -> list[Tensor]:
+    """The gradients of `loss` by each of `wrt`, recorded into the trace that is going on. See `gradients`."""
+    if unused not in ("error", "zeros"):
+        raise GradientError(f"unused={unused!r}: it takes 'error' or 'zeros'")
+    tracer = current_tracer("gradients")
+    result: list[Tensor] = []
+    for v, gradient in zip(wrt, found_backward(loss, wrt), strict=True):
+        if gradient is None:
+            if unused == "error":
+                raise GradientError(
+                    f"no gradient by {v.name!r}: the loss {loss.name!r} does not depend on it in a differentiable way; "
+                    "leave it out, or ask for zeros with unused='zeros'"
+                )
+            gradient = filled(Tensor(v, tracer.scope))
+        result.append(gradient)
+    return result
+
+
+def found_backward(loss: Value, wrt: Sequence[Value]) -> list[Tensor | None]:
+    """As `backward`; None for what the loss does not depend on in a differentiable way."""
+    t = loss.type
+    if not isinstance(t, TensorType) or t.dtype is None or not is_float(t.dtype):
+        raise GradientError(f"the loss {loss.name!r} is {t or 'of unknown type'}; it must be a float")
+    if t.shape is None or any(d != 1 for d in t.shape):
+        raise GradientError(
+            f"the loss {loss.name!r} is {t}; it must be a scalar: reduce it with ReduceMean or ReduceSum"
+        )
+    for v in wrt:
+        if not isinstance(v.type, TensorType) or v.type.dtype is None or not is_float(v.type.dtype):
+            raise GradientError(f"no gradient by {v.name!r}: it is {v.type or 'of unknown type'}, not a float")
+    seed = literal(np.ones([1] * len(t.shape)), t.dtype)
+    found = reverse({loss: seed}, set(wrt))
+    return [found.get(v) for v in wrt]
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """The tensor itself, through which no gradient flows."""
+    return dialect("StopGradient", x)
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """A node that a gradient may go through, and the inputs, or the captured values, through which it would go on."""
+
+    node: Node
+    wanted: frozenset[int]
+    captures: tuple[Value, ...] = ()
+
+
+def reverse(cotangents: Mapping[Value, Tensor], wrt: Collection[Value]) -> dict[Value, Tensor]:
+    """Gradients by `wrt` (those that have one), given the gradients by some values of the scope that is recorded.
+
+    Nodes that must be composed of others are replaced in the scope; what the rules append comes after all of them.
+    """
+    tracer = current_tracer("gradients")
+    scope = tracer.scope
+    useful = _ancestors(scope.nodes, cotangents)
+    scope.nodes[:] = _composed(tracer, scope.nodes, wrt, useful)
+    active = _active(scope.nodes, wrt)
+    consumers: dict[Value, list[Node]] | None = None
+    parts: dict[Value, list[Tensor]] = {v: [g] for v, g in cotangents.items()}
+    done: dict[Value, Tensor] = {}
+
+    def total(v: Value | None) -> Tensor | None:
+        if v is None:
+            return None
+        found = done.get(v)
+        if found is None and v in parts:
+            terms = parts.pop(v)
+            found = terms[0] if len(terms) == 1 else ops.Sum(*terms) if len(terms) > 2 else terms[0] + terms[1]
+            found = known_as(found, Tensor(v, scope))
+            done[v] = found
+        return found
+
+    for a in reversed(active):
+        node, wanted = a.node, a.wanted
+        grads = tuple(total(v) for v in node.outputs)
+        if all(g is None for g in grads):
+            continue
+        rule = find_rule(node.domain, node.op_type)
+        if rule is None:
+            if consumers is None:
+                consumers = _consumers(scope.nodes)
+            raise GradientError(
+                f"no gradient rule for {describe(node)}, on the way to the loss: "
+                f"{_way(node, consumers, cotangents)}. Register one with @xrt.training.gradient({node.op_type!r}"
+                f"{f', domain={node.domain!r}' if node.domain else ''}), or stop there with xrt.training.stop_gradient"
+            )
+        ctx = Backward(
+            node,
+            tuple(None if v is None else Tensor(v, scope) for v in node.inputs),
+            tuple(None if v is None else Tensor(v, scope) for v in node.outputs),
+            grads,
+            wanted,
+            a.captures,
+        )
+        results = _ruled(tracer, node, lambda rule=rule, ctx=ctx: rule(ctx))  # type: ignore[misc]
+        if isinstance(results, Tensor) or results is None:
+            results = (results,)
+        for v, g in zip(a.captures, results[len(node.inputs) :], strict=False):
+            if g is not None:
+                parts.setdefault(v, []).append(g)
+        for i, g in enumerate(results[: len(node.inputs)]):
+            if g is not None and i in wanted:
+                check(node, i, g)
+                source = node.inputs[i]
+                assert source is not None
+                parts.setdefault(source, []).append(g)
+    return {v: g for v in dict.fromkeys(wrt) if (g := total(v)) is not None}
+
+
+def differentiable(v: Value | None) -> bool:
+    """Whether a value is of a float dtype (or of one that is not known)."""
+    return v is not None and (v.dtype is None or is_float(v.dtype))
+
+
+def _active(nodes: Iterable[Node], wrt: Collection[Value]) -> list[_Active]:
+    """The nodes through which the values that depend on `wrt` flow, in order."""
+    depends = set(wrt)
+    found = []
+    for n in nodes:
+        wanted = frozenset(i for i, v in enumerate(n.inputs) if v in depends)
+        captures = tuple(v for v in n.captures if v in depends) if n.attributes else ()
+        if not wanted and not captures:
+            continue
+        if is_constant(n.domain, n.op_type):
+            continue
+        outputs = [v for v in n.outputs if v is not None and differentiable(v)]
+        if outputs:
+            found.append(_Active(n, wanted, captures))
+            depends.update(outputs)
+    return found
+
+
+def _ancestors(nodes: Sequence[Node], targets: Iterable[Value]) -> set[Node]:
+    """The nodes on which one of the targets depends."""
+    live, found = set(targets), set()
+    for n in reversed(nodes):
+        if any(v in live for v in n.outputs if v is not None):
+            live.update(n.uses())
+            found.add(n)
+    return found
+
+
+def _composed(tracer: Tracer, nodes: Sequence[Node], wrt: Collection[Value], useful: set[Node]) -> list[Node]:
+    """The nodes, those that a gradient goes through and that are to be composed of others replaced by these."""
+    done, kept = list(nodes), set[Node]()
+    while True:
+        active = {a.node for a in _active(done, wrt)} & useful
+        todo = {n for n in active if n not in kept and _is_composed(n)}
+        if not todo:
+            return done
+        targets = [v for n in useful for v in n.outputs if v is not None]
+        replaced: list[Node] = []
+        for node in done:
+            parts = _replacement(tracer, node) if node in todo else None
+            if parts is None and node in todo:
+                kept.add(node)
+            replaced += [node] if parts is None else parts
+        done = replaced
+        useful = _ancestors(done, targets)
+
+
+def _is_composed(node: Node) -> bool:
+    if find_composition(node.domain, node.op_type) is not None:
+        return True
+    return find_rule(node.domain, node.op_type) is None and _has_body(node)
+
+
+def _has_body(node: Node) -> bool:
+    from xrt_core.ir.schema import find_schema
+
+    found = find_schema(node.op_type, node.domain, node.version)
+    onnx = None if found is None else found.onnx
+    return onnx is not None and not node.subgraphs and (onnx.has_function or onnx.has_context_dependent_function)
+
+
+def _replacement(tracer: Tracer, node: Node) -> list[Node] | None:
+    """The nodes that compose `node`, the last of which make its very outputs; None where it stays."""
+    scope = tracer.scope
+    start = len(scope.nodes)
+    compose = find_composition(node.domain, node.op_type)
+    if compose is None:
+        results = _ruled(tracer, node, lambda: _body(node))
+    else:
+        given = tuple(None if v is None else Tensor(v, scope) for v in node.inputs)
+        results = _ruled(tracer, node, lambda: compose(Forward(node, given)))
+    keep_mark(tracer, start, node)
+    made = scope.nodes[start:]
+    del scope.nodes[start:]
+    if results is None:
+        return None
+    if isinstance(results, Tensor):
+        results = (results,)
+    own = {v for n in made for v in n.outputs}
+    rename: dict[Value, Value] = {}
+    extra: list[Node] = []
+    for v, r in zip(node.outputs, results, strict=False):
+        if v is None or r is None:
+            continue
+        if r._value in own and r._value not in rename:
+            rename[r._value] = v
+        else:
+            extra.append(Node("Identity", (r._value,), (v,), version=tracer.schema("Identity").since_version))
+    if rename:
+        from xrt_core.ir.rewrite import substitute
+
+        renamed = []
+        for n in made:
+            n = substitute(n, rename)
+            if any(v in rename for v in n.outputs if v is not None):
+                n = n.replace(outputs=[None if v is None else rename.get(v, v) for v in n.outputs])
+            renamed.append(n)
+        made = renamed
+    return [*made, *extra]
+
+
+def _body(node: Node) -> Sequence[Tensor | None] | None:
+    """The standard's body of an operator, recorded node by node."""
+    from xrt_core.frontends.onnx_functions import function_body
+
+    body = function_body(node)
+    if body is None:
+        return None
+    tracer = current_tracer("gradients")
+    given = [v for v in node.inputs if v is not None]
+    new: dict[Value, Value] = dict(zip(body.inputs, given, strict=True))
+    for n in body.nodes:
+        from xrt_core.ir.schema import schema_for
+
+        if n.subgraphs:
+            return None
+        made = tracer.emit(
+            schema_for(n.op_type, n.domain, n.version),
+            [None if v is None else new.get(v, v) for v in n.inputs],
+            n.attributes,
+            len(n.outputs),
+        )
+        new.update({old: v for old, v in zip(n.outputs, made, strict=True) if old is not None})
+    outputs = iter(body.outputs)
+    return [
+        None if v is None else Tensor(new.get(o := next(outputs), o), tracer.scope) for v in node.outputs
+    ]
+
+
+def _ruled(tracer: Tracer, node: Node, call: Callable[[], Any]) -> Any:
+    """Run a rule: the nodes that it appends carry the forward node's name in theirs, its line and its engine mark."""
+    nodes = tracer.scope.nodes
+    start = len(nodes)
+    with tracer.inside(f"gradient.{node.name or node.op_type}"):
+        try:
+            result = call()
+        except GradientError:
+            raise
+        except Exception as e:
+            raise GradientError(f"the gradient of {describe(node)} cannot be built: {e}") from e
+    a = node.annotations
+    for i in range(start, len(nodes)):
+        n = nodes[i]
+        nodes[i] = n.replace(
+            annotations=n.annotations.replace(source=a.source, engine=a.engine, region=a.region, device=a.device)
+        )
+    return result
+
+
+def _consumers(nodes: Sequence[Node]) -> dict[Value, list[Node]]:
+    found: dict[Value, list[Node]] = {}
+    for n in nodes:
+        for v in n.uses():
+            found.setdefault(v, []).append(n)
+    return found
+
+
+def _way(node: Node, consumers: Mapping[Value, list[Node]], targets: Collection[Value]) -> str:
+    """The operators from `node` to a target, by one shortest way."""
+    came: dict[Node, Node | None] = {node: None}
+    todo = [node]
+    for n in todo:
+        if any(v in targets for v in n.outputs):
+            names = []
+            at: Node | None = n
+            while at is not None:
+                names.append(at.name or at.operator)
+                at = came[at]
+            names.reverse()
+            shown = names if len(names) <= 8 else [*names[:4], "...", *names[-3:]]
+            return " -> ".join(shown)
+        for v in n.outputs:
+            for c in consumers.get(v, ()) if v is not None else ():
+                if c not in came:
+                    came[c] = n
+                    todo.append(c)
+    return node.name or node.operator
+
+
+def _names(graph: Graph) -> Iterable[str]:
+    yield from (v.name for v in (*graph.inputs, *graph.outputs))
+    for n in graph.nodes:
+        yield n.name
+        yield from (v.name for v in (*n.inputs, *n.outputs) if v is not None)
+        for g in n.subgraphs:
+            yield from _names(g)
+
+
+def _by_name(graph: Graph) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for n in reversed(graph.nodes):
+        found.update({v.name: v for v in (*n.inputs, *n.outputs) if v is not None and v.name})
+    found.update({v.name: v for v in (*graph.outputs, *graph.inputs) if v.name})
+    return found
+
+
+def _resolve(graph: Graph, table: Mapping[str, Value], which: Which, what: str) -> Value:
+    if isinstance(which, Value):
+        return which
+    if isinstance(which, str):
+        if which not in table:
+            raise GradientError(f"{what}: graph {graph.name!r} has no value {which!r}")
+        return table[which]
+    if not -len(graph.outputs) <= which < len(graph.outputs):
+        raise GradientError(f"{what}: graph {graph.name!r} has {len(graph.outputs)} outputs, there is no {which}")
+    return graph.outputs[which]
+
+
+def _output(tracer: Tracer, graph: Graph, source: Value, gradient: Tensor) -> Value:
+    """A value of its own for a gradient, named after what it is the gradient by."""
+    name = tracer.fresh(f"{source.name or 'value'}.gradient")
+    made: Tensor = ops.Identity(gradient)
+    object.__setattr__(made._value, "name", name)  # the graph around the value is not built yet
+    return made._value

@@ -1,0 +1,233 @@
+"""How far results may be off: bounds per dtype from measured errors, and the comparison that applies them.
+
+The numbers lie in `tolerances.json` beside this module, with the versions they were measured with;
+`scripts/measure_tolerances.py` writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from xrt_core.engine.contract import Tolerance
+from xrt_core.ir.graph import Graph
+from xrt_core.ir.types import dtype_name
+from xrt_core.kernels.namespace import float_like
+
+EXACT: Final = Tolerance(0.0, 0.0)
+"""Integers and booleans."""
+
+ROUNDED: Final = "rounded"
+"""The row for floats behind a rounding to integers (quantised networks), which falls to either side by chance."""
+
+NOISE: Final = 8.0
+"""An element may be off by this many times what the host itself is off there when it computes in the dtype at hand."""
+
+FLIPS: Final = 4.0
+"""This many times as many elements may be out of bounds as the host itself has beyond its own noise."""
+
+
+_BLOCK: Final = 1 << 14  # elements
+_LEAST: Final = float(np.finfo(np.float64).smallest_subnormal)  # in place of a zero that divides a zero
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a result compares with the reference.
+
+    absolute: the largest error, in units of the largest wanted element. relative: the largest error relative to its
+    element, of the elements that are at least a tenth of the largest. outside: elements out of bounds, of `size`.
+    allowed: how many of them are excused. reason: "" where the result is right; else what is wrong, for people.
+    """
+
+    absolute: float
+    relative: float
+    outside: int
+    size: int
+    allowed: int
+    reason: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the result passes."""
+        return not self.reason
+
+
+@functools.cache
+def table() -> Mapping[str, Tolerance]:
+    """Tolerances by the name of a dtype, as measured."""
+    text = files("xrt_core.verify").joinpath("tolerances.json").read_text(encoding="utf-8")
+    rows = json.loads(text)["bounds"]
+    return MappingProxyType({name: Tolerance(r["absolute"], r["relative"], r["share"]) for name, r in rows.items()})
+
+
+def tolerance_for(dtype: np.dtype, others: Iterable[np.dtype], own: Mapping[str, Tolerance]) -> Tolerance:
+    """What a result of `dtype` may be off, computed through values of dtypes `others`: the coarsest floats count.
+
+    own: what the engine declares for itself, which replaces the row of its dtype.
+    """
+    if not float_like(dtype) and dtype.kind != "c":
+        return own.get(dtype_name(dtype), EXACT)
+    names = {dtype_name(d) for d in (dtype, *others)}
+    rows = [row for n in sorted(names) if (row := own.get(n) or table().get(_component(n))) is not None]
+    if not rows:
+        raise ValueError(f"no tolerance for {dtype_name(dtype)}; known: {', '.join(table())}")
+    reasons = "; ".join(dict.fromkeys(r.reason for r in rows if r.reason))
+    return Tolerance(max(r.absolute for r in rows), max(r.relative for r in rows), max(r.share for r in rows), reasons)
+
+
+def float_dtypes(body: Graph) -> set[np.dtype]:
+    """The floating dtypes that values of a graph have, constants and inputs included."""
+    values = (v for n in body.nodes for v in (*n.inputs, *n.outputs) if v is not None)
+    return {d for v in values if (d := v.dtype) is not None and (float_like(d) or d.kind == "c")}
+
+
+def compare(
+    got: np.ndarray,
+    want: np.ndarray,
+    tolerance: Tolerance,
+    *,
+    host: np.ndarray | None = None,
+    spare: int = 0,
+    scale: float = 0.0,
+) -> Difference:
+    """Hold a result against the reference.
+
+    got: in the dtype that was asked for. want: the reference, perhaps in a wider dtype. host: the same result by the
+    host in the dtype that was asked for, from inputs that are off by a rounding: where it strays from `want`, the
+    function magnifies rounding, and `got` may stray as well (`NOISE`, `FLIPS`). spare: elements that may be out of
+    bounds in any case (integers that were rounded from floats). scale: what the largest element counts for at least.
+
+    Elements that overflow or vanish in got's dtype must do so; NaN and infinities must stand where the reference has
+    them, unless the host in that dtype has something else there.
+    """
+    if got.shape != want.shape:
+        reason = f"shape is {list(got.shape)}, not {list(want.shape)}"
+        return Difference(np.inf, np.inf, want.size, want.size, 0, reason)
+    if not want.size:
+        return Difference(0.0, 0.0, 0, 0, 0)
+    if not float_like(got.dtype) and got.dtype.kind != "c":
+        return _compare_exact(got, want, tolerance, host, spare)
+    if host is None and got.dtype == want.dtype and (found := _clearly_inside(got, want, tolerance, spare, scale)):
+        return found
+    wide = np.dtype(np.complex128 if got.dtype.kind == "c" else np.float64)
+    with np.errstate(all="ignore"):
+        exact = _representable(want, got.dtype, wide)
+        result = got.astype(wide)
+        finite = np.isfinite(exact)
+        largest = float(np.abs(exact[finite]).max(initial=scale))
+        bound = tolerance.relative * np.abs(exact) + tolerance.absolute * largest + _smallest(got.dtype)
+        error = np.abs(result - exact)
+        inside = np.where(finite, error <= bound, _same(result, exact))
+        excused = tolerance.share * want.size + spare
+        if host is not None:
+            theirs = host.astype(wide)
+            spread = np.abs(theirs - exact)
+            known = finite & np.isfinite(theirs)
+            noise = float(np.quantile(spread[known], 0.95)) if known.any() else 0.0
+            bound = bound + NOISE * noise
+            excused += FLIPS * np.count_nonzero(known & (spread > bound))
+            inside |= known & (error <= bound + NOISE * np.where(known, spread, 0.0))
+            inside |= ~finite & ~_same(theirs, exact)  # not even the host agrees with itself here
+            inside |= finite & ~np.isfinite(theirs)
+        big = finite & np.isfinite(result) & (np.abs(exact) >= 0.1 * largest) & (exact != 0)
+        relative = float((error[big] / np.abs(exact[big])).max(initial=0.0))
+        absolute = float(error[finite].max(initial=0.0)) / (largest or 1.0)
+    outside = int(np.count_nonzero(~inside))
+    # infinities and NaN in place of numbers are never a matter of rounding
+    broken = int(np.count_nonzero(~inside & (np.isfinite(result) != finite)))
+    allowed = int(excused)
+    reason = ""
+    if broken or outside > allowed:
+        index = tuple(int(i) for i in np.argwhere(~inside & (np.isfinite(result) != finite) if broken else ~inside)[0])
+        reason = (
+            f"{outside} of {want.size} elements out of bounds ({allowed} may be; {tolerance.relative:.2g} of each "
+            f"and {tolerance.absolute:.2g} of the largest): at {list(index)} it is {got[index]}, "
+            f"not {exact[index]:.8g}"
+        )
+    return Difference(absolute, relative, outside, want.size, allowed, reason)
+
+
+def _clearly_inside(
+    got: np.ndarray, want: np.ndarray, tolerance: Tolerance, spare: int, scale: float
+) -> Difference | None:
+    """What `compare` finds where all elements are numbers and within bounds, else None: by blocks that stay in the
+    processor's cache, which for large results takes a small part of the time."""
+    if got.dtype.kind != "f":
+        return None
+    ours, theirs = np.ravel(got), np.ravel(want)
+    parts = [slice(k, k + _BLOCK) for k in range(0, ours.size, _BLOCK)]
+    largest = max(scale, *(float(np.abs(theirs[p]).max()) for p in parts))  # a NaN hides here, and shows below
+    if not np.isfinite(largest):
+        return None
+    absolute = relative = 0.0
+    bound = tolerance.absolute * largest + _smallest(got.dtype)
+    with np.errstate(all="ignore"):
+        for p in parts:
+            exact = theirs[p].astype(np.float64)
+            error = np.abs(ours[p].astype(np.float64) - exact)
+            np.abs(exact, out=exact)
+            if not bool((error <= tolerance.relative * exact + bound).all()):
+                return None
+            absolute = max(absolute, float(error.max()))
+            if largest and relative * 0.1 * largest < error.max():  # else no element here can be the worst
+                error *= exact >= 0.1 * largest
+                relative = max(relative, float((error / np.maximum(exact, _LEAST)).max()))
+    return Difference(absolute / (largest or 1.0), relative, 0, got.size, int(tolerance.share * got.size + spare))
+
+
+def _compare_exact(
+    got: np.ndarray, want: np.ndarray, tolerance: Tolerance, host: np.ndarray | None, spare: int
+) -> Difference:
+    different = np.asarray(got != want)
+    if tolerance.absolute or tolerance.relative:
+        a, b = got.astype(np.float64), want.astype(np.float64)
+        different &= np.abs(a - b) > tolerance.absolute * np.abs(b).max(initial=0.0) + tolerance.relative * np.abs(b)
+    excused = tolerance.share * want.size + spare
+    if host is not None:
+        flipped = np.asarray(host != want)
+        excused += FLIPS * np.count_nonzero(flipped)
+        different &= ~flipped
+    outside = int(np.count_nonzero(different))
+    largest = float(np.abs(want.astype(np.float64)).max(initial=0.0)) or 1.0
+    off = float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0.0)) / largest
+    reason = ""
+    if outside > int(excused):
+        index = tuple(int(i) for i in np.argwhere(different)[0])
+        reason = (
+            f"{outside} of {want.size} elements differ ({int(excused)} may): at {list(index)} it is {got[index]}, "
+            f"not {want[index]}"
+        )
+    return Difference(off, off, outside, want.size, int(excused), reason)
+
+
+def _component(name: str) -> str:
+    """The row of a complex dtype is that of its parts."""
+    return {"complex64": "float32", "complex128": "float64"}.get(name, name)
+
+
+def _representable(want: np.ndarray, dtype: np.dtype, wide: np.dtype) -> np.ndarray:
+    """The reference in `wide`, with infinities where it does not fit `dtype`."""
+    exact = want.astype(wide)
+    if want.dtype == dtype:
+        return exact
+    rounded = want.astype(dtype).astype(wide)
+    return np.where(np.isfinite(rounded) | ~np.isfinite(exact), exact, rounded)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
+
+
+def _smallest(dtype: np.dtype) -> float:
+    """The smallest normal number: engines may flush smaller ones to zero."""
+    finfo: Any = ml_dtypes.finfo
+    return float(finfo(dtype).smallest_normal)

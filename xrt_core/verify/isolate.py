@@ -1,0 +1,403 @@
+"""Gradual correction: from a build that is wrong or does not compile to the largest part of it that is right.
+
+fused -> the engine's unfused build -> the nodes at fault go to the host, and the rest stays in as few convex pieces as
+possible -> the host. Faults are looked for in two ways:
+
+- *Apart*: one compilation of all nodes side by side, each with inputs of its own from a run of the host. Every node
+  that is wrong by itself shows, however many there are, and none hides behind another.
+- *Bisection*: where that shows nothing (the compiler fails, or nodes are only wrong together), the first half of the
+  nodes, on the host's values for what enters it, then the half that must hold the fault, and so on: about log2(n)
+  compilations to one node. Where both halves are right by themselves, cutting there is the cure, and nobody is evicted.
+
+The nodes of a Function that an engine gets wrong, with the errors of each, for people who want to know.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.engine.contract import Executable, Tolerance
+from xrt_core.errors import CompileError, XRTError
+from xrt_core.host.executor import run_node
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Value
+from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.inputs import SEQUENCE, synthesize_inputs
+from xrt_core.verify.reference import Host, Values, run_host
+from xrt_core.verify.subgraph import Nodes, convex_partition, side_by_side, subfunction
+from xrt_core.verify.verdict import HOST, Faults, Piece
+
+NO_TOLERANCES: Final[Mapping[str, Tolerance]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine that a Function is tried on.
+
+    compile: (function, fused) -> executable; raises whatever the engine raises. tolerance: what the engine declares
+    about its own precision (`Engine.tolerance`). pieces: of the function that is examined, where this is no candidate
+    of its own but another way to share the function out: it is not corrected.
+    """
+
+    engine: str
+    compile: Callable[[Function, bool], Executable]
+    tolerance: Mapping[str, Tolerance] = field(default_factory=lambda: NO_TOLERANCES)
+    pieces: tuple[Piece, ...] | None = None
+
+    def build(self, function: Function, fused: bool) -> Executable:
+        """The executable. Raises CompileError where it is none, and whatever the engine raises."""
+        made = self.compile(function, fused)
+        if not isinstance(made, Executable):
+            raise CompileError(f"engine {self.engine!r} returned a {type(made).__name__}, expected an Executable")
+        return made
+
+
+class OutOfBudget(Exception):
+    """No more compilations may be made."""
+
+
+@dataclass
+class Budget:
+    """What an examination may cost: compilations, and a moment of `clock` (seconds) after which no other begins."""
+
+    compiles: int
+    until: float = float("inf")
+    clock: Callable[[], float] = time.monotonic
+    seconds: float = field(default=0.0, init=False)
+    made: int = field(default=0, init=False)
+
+    def build(self, candidate: Candidate, function: Function, fused: bool) -> Executable:
+        """Compile, and count it. Raises OutOfBudget, and whatever the engine raises."""
+        if self.made >= self.compiles or self.clock() > self.until:
+            raise OutOfBudget
+        self.made += 1
+        start = self.clock()
+        try:
+            return candidate.build(function, fused)
+        finally:
+            self.seconds += self.clock() - start
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What correction left.
+
+    pieces: cover all nodes. executables: for each piece of an engine, in the order of `pieces` (None for the host's).
+    offenders: node -> what it does wrong. complete: False where the budget ended first, and nodes that nobody looked
+    at went to the host.
+    """
+
+    pieces: tuple[Piece, ...]
+    executables: tuple[Executable | None, ...]
+    offenders: Mapping[int, str]
+    complete: bool = True
+
+    @property
+    def kept(self) -> int:
+        """How many nodes the engine keeps."""
+        return sum(len(p.nodes) for p in self.pieces if p.engine != HOST)
+
+
+class FaultBisector:
+    """Looks for nodes at fault by bisection, until every convex piece without them is good.
+
+    reason: of nodes, what is wrong with them; "" for nothing. is_good: whether they can stay as they are; where it is
+    left out, they can where nothing is wrong with them. offenders, cuts: what is known, and after `run` what was found.
+    """
+
+    def __init__(
+        self, body: Graph, reason: Callable[[Nodes], str], is_good: Callable[[Nodes], bool] | None = None
+    ) -> None:
+        self.offenders: dict[int, str] = {}
+        self.cuts: set[int] = set()
+        self._body = body
+        self._reason = reason
+        self._is_good = is_good or (lambda nodes: not reason(nodes))
+
+    def run(self) -> None:
+        """FaultBisector. Raises what the callables raise; what was found until then stays."""
+        while (bad := self._first_bad()) is not None:
+            self._bisect(bad)
+
+    def pieces(self) -> tuple[list[Nodes], list[Nodes]]:
+        """The nodes that stay and the offenders, as convex pieces."""
+        return convex_partition(self._body, self.offenders, self.cuts)
+
+    def _first_bad(self) -> Nodes | None:
+        return next((nodes for nodes in self.pieces()[0] if not self._is_good(nodes)), None)
+
+    def _bisect(self, nodes: Nodes) -> None:
+        """Evict one node of a bad piece, or cut it where both sides are right."""
+        cut: int | None = None
+        while len(nodes) > 1:
+            left, right = nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]
+            if self._reason(left):
+                nodes, cut = left, None
+            else:
+                nodes, cut = right, right[0] if cut is None else cut
+        reason = self._reason(nodes)
+        if reason or cut is None:
+            self.offenders[nodes[0]] = reason
+        else:
+            self.cuts.add(cut)
+
+
+class Corrector:
+    """Finds the parts of a Function that an engine gets right. Every compilation is taken from `budget`.
+
+    cases: inputs of the function, at least one of them such that the engine was wrong.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        candidate: Candidate,
+        cases: Sequence[Sequence[np.ndarray]],
+        budget: Budget,
+        seed: int = 0,
+    ) -> None:
+        self.function = function
+        self.candidate = candidate
+        self.budget = budget
+        self._cases = cases
+        self._seed = seed
+        self._values: list[Values] = []
+        self._known: dict[tuple[Nodes, bool], tuple[str, Executable | None]] = {}
+        self._all: Nodes = tuple(range(len(function.body.nodes)))
+        self._nodes_are_right = False  # each by itself, but for the offenders
+        self._search = FaultBisector(function.body, self.reason, lambda nodes: self._right(nodes) is not None)
+
+    def known_wrong(self, reason: str) -> None:
+        """Say that the fused build of the whole is wrong, so that it is not tried again."""
+        self._known[self._all, True] = reason, None
+
+    def known_faults(self, faults: Faults) -> None:
+        """Say what was found before: the whole is not tried at all."""
+        for fused in (True, False):
+            self._known[self._all, fused] = faults.reason, None
+        self._search.offenders.update(faults.offenders)
+        self._search.cuts.update(faults.cuts)
+
+    def correct(self, *, apart: bool) -> Correction:
+        """The pieces that are right. apart: look for nodes that are wrong by themselves first (there is no use in it
+        where the function does not even compile)."""
+        complete = True
+        try:
+            if self._right(self._all) is None:
+                if apart:
+                    self._search.offenders.update(self.find_apart() or {})
+                self._search.run()
+        except OutOfBudget:
+            complete = False
+        return self._result(complete)
+
+    def find_apart(self) -> dict[int, str] | None:
+        """The nodes that are wrong by themselves, found by one compilation, each with what is wrong; None where they
+        do not compile or run side by side. Raises OutOfBudget."""
+        nodes = [i for i in self._all if not self.function.body.nodes[i].subgraphs]
+        if len(nodes) < 2:
+            return None
+        function, meant, places = side_by_side(self.function, nodes)
+        try:
+            executable = self.budget.build(self.candidate, function, True)
+        except OutOfBudget:
+            raise
+        except Exception:  # then bisection finds the node that breaks the compiler
+            return None
+        found: dict[int, str] = {}
+        for values in self._cases_values():
+            own = [values[v] for i in nodes for v in self.function.body.nodes[i].outputs if v is not None]
+            referee = ResultChecker(function, [values[v] for v in meant], self._seed, results=own)
+            differences = referee.judge(executable, self.candidate.tolerance).differences
+            if not differences:  # it raised, or gave something else than the results
+                return None
+            for i, returns in zip(nodes, places, strict=True):
+                reason = next((differences[k].reason for k in returns if differences[k].reason), "")
+                if reason:
+                    found.setdefault(i, reason)
+        self._nodes_are_right = len(nodes) == len(self._all)
+        return found
+
+    def are_right_apart(self) -> bool:
+        """Whether every node is right by itself; False where that cannot be found out."""
+        try:
+            return self.find_apart() == {}
+        except OutOfBudget:
+            return False
+
+    def reason(self, nodes: Sequence[int], fused: bool = True) -> str:
+        """What is wrong with a part of the function, on the host's values for what enters it; "" for nothing.
+
+        Raises OutOfBudget.
+        """
+        key = (tuple(nodes), fused)
+        if key not in self._known:
+            self._known[key] = self._tried(key[0], fused)
+        return self._known[key][0]
+
+    def _tried(self, nodes: Nodes, fused: bool) -> tuple[str, Executable | None]:
+        part = subfunction(self.function, nodes)
+        try:
+            executable = self.budget.build(self.candidate, part, fused)
+        except OutOfBudget:
+            raise
+        except Exception as e:  # whatever an engine raises
+            return f"it does not compile: {type(e).__name__}: {e}", None
+        for values in self._cases_values():
+            given, own = ([values[v] for v in ends] for ends in (part.body.inputs, part.body.outputs))
+            check = ResultChecker(part, given, self._seed, results=own).judge(executable, self.candidate.tolerance)
+            if not check.is_right and not (check.is_doubtful and self._nodes_are_right):
+                return check.reason, None
+        return "", executable
+
+    def _right(self, nodes: Nodes) -> bool | None:
+        """Which build of these nodes is right: True for the fused one, False for the unfused one, None for neither."""
+        return next((fused for fused in (True, False) if not self.reason(nodes, fused)), None)
+
+    def _cases_values(self) -> Sequence[Values]:
+        """For each case every value on the way, by the host in the function's own precision."""
+        while len(self._values) < len(self._cases):
+            self._values.append(run_host(self.function, self._cases[len(self._values)], keep=True)[1])
+        return self._values
+
+    def _result(self, complete: bool) -> Correction:
+        stay, leave = self._search.pieces()
+        pieces: list[tuple[Piece, Executable | None]] = [(Piece(HOST, nodes), None) for nodes in leave]
+        for nodes in stay:
+            right = next((f for f in (True, False) if self._known.get((nodes, f), ("unknown",))[0] == ""), None)
+            if right is None:
+                pieces.append((Piece(HOST, nodes), None))
+            else:
+                pieces.append((Piece(self.candidate.engine, nodes, right), self._known[nodes, right][1]))
+        pieces.sort(key=lambda p: p[0].nodes)
+        offenders = dict(sorted(self._search.offenders.items()))
+        return Correction(tuple(p for p, _ in pieces), tuple(x for _, x in pieces), offenders, complete)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One node at fault. index: in the function. absolute, relative: its largest errors, as text; "" where it did not
+    run. inputs: of the node, on which it is wrong."""
+
+    index: int
+    operator: str
+    name: str
+    absolute: str
+    relative: str
+    reason: str
+    inputs: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What was found out about a function on an engine. compiles: compilations that it took."""
+
+    summary: str
+    is_right: bool
+    faults: tuple[Fault, ...] = ()
+    compiles: int = 1
+
+
+def bisect_function(
+    function: Function,
+    candidate: Candidate,
+    inputs: Sequence[np.ndarray] | None = None,
+    seed: int = 0,
+    compiles: int = 200,
+) -> Bisection:
+    """Compile and check a function; where that fails, find the nodes at fault (see `correction`).
+
+    inputs: to check on, before the made-up ones. Raises XRTError where the host cannot run the function.
+    """
+    total = len(function.body.nodes)
+    cases: list[Sequence[np.ndarray]] = [] if inputs is None else [inputs]
+    cases += [synthesize_inputs(function, kind, seed) for kind in SEQUENCE[:2]]
+    budget, host = Budget(compiles), Host(function)
+    corrector = Corrector(function, candidate, cases, budget, seed)
+    reason, runs = "", False
+    try:
+        executable = budget.build(candidate, function, True)
+        runs = True
+    except Exception as e:  # whatever an engine raises
+        reason = f"it does not compile: {type(e).__name__}: {e}"
+    else:
+        for case in cases:
+            check = ResultChecker(function, case, seed, host=host).judge(executable, candidate.tolerance)
+            if not check.is_right:
+                if check.is_doubtful and corrector.are_right_apart():
+                    why = f"right ({total} nodes, each by itself; as a whole off by what rounding to integers explains)"
+                    return Bisection(why, True, compiles=budget.made)
+                reason = check.reason
+                break
+    if not reason:
+        return Bisection(f"right ({total} nodes)", True)
+    corrector.known_wrong(reason)
+    found = corrector.correct(apart=runs)
+    faults = tuple(_fault(function, candidate, i, why, cases, seed) for i, why in found.offenders.items())
+    kept, took = found.kept, f"{budget.made} compilations"
+    if faults:
+        summary = f"{len(faults)} of {total} nodes at fault, found with {took}; {candidate.engine} can keep {kept}"
+    elif kept == total and len(found.pieces) == 1:
+        summary = f"wrong with fusions, right without: {reason}"
+    elif kept == total:
+        summary = f"wrong as a whole, right in {len(found.pieces)} pieces: {reason}"
+    else:
+        summary = f"wrong, and no node was found ({took}): {reason}"
+    if not found.complete:
+        summary += "; not all was looked at, allow more compilations"
+    return Bisection(summary, False, faults, budget.made)
+
+
+def inputs_of_clusters(graph: Graph, arrays: Mapping[str, Any]) -> dict[str, list[np.ndarray]]:
+    """For the clusters of a partitioned graph their inputs, by name, computed by the host from the inputs of the graph.
+
+    Clusters behind control flow, or behind a node that the host does not run on these inputs, are left out.
+    """
+    env: dict[Value, Any] = {v: np.asarray(arrays[v.name]) for v in graph.inputs if v.name in arrays}
+    env |= {v: x for v, x in graph.defaults.items() if v not in env}
+    found: dict[str, list[np.ndarray]] = {}
+    for n in graph.nodes:
+        given = [None if v is None else v.data if v.data is not None else env.get(v) for v in n.inputs]
+        if n.subgraphs or any(g is None and v is not None for g, v in zip(given, n.inputs, strict=True)):
+            continue
+        function = n.attributes.get("function")
+        try:
+            if isinstance(function, Function):
+                found[function.name] = [np.asarray(g) for g in given]
+                results: Sequence[Any] = run_host(function, found[function.name])[0]
+            else:
+                results = run_node(n, given)
+        except XRTError:
+            continue
+        env.update((v, r) for v, r in zip(n.outputs, results, strict=False) if v is not None)
+    return found
+
+
+def _fault(
+    function: Function, candidate: Candidate, index: int, reason: str, cases: Sequence[Sequence[np.ndarray]], seed: int
+) -> Fault:
+    node = function.body.nodes[index]
+    part = subfunction(function, [index])
+    absolute = relative = ""
+    given: tuple[np.ndarray, ...] = ()
+    for case in cases:
+        values = run_host(function, case, keep=True)[1]
+        given = tuple(values[v] for v in part.body.inputs)
+        try:
+            check = ResultChecker(part, given, seed).judge(candidate.build(part, True), candidate.tolerance)
+        except XRTError:
+            break
+        except Exception:  # it does not compile: there are no errors to show
+            break
+        if check.differences:
+            absolute = f"{max(d.absolute for d in check.differences):.3g}"
+            relative = f"{max(d.relative for d in check.differences):.3g}"
+        if not check.is_right:
+            break
+    return Fault(index, node.operator, node.name, absolute, relative, reason, given)

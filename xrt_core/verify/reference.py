@@ -1,0 +1,161 @@
+"""The host as judge: a Function on the host, in its own precision as a plan, or node by node in a wider one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.errors import XRTError
+from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel, run_node
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.kernels.namespace import float_like, narrow
+from xrt_core.runtime.memory_planner import is_view
+from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
+
+Values = Mapping[Value, np.ndarray]
+
+OWN_PRECISION: Final = frozenset(
+    ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+)
+"""Operators that are about the dtypes themselves: they run in those that the graph says, whatever is around them."""
+
+_F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+class Host:
+    """A Function on the host in its own precision, by the plan that a module without engines runs.
+
+    The plan is made at the first run. seconds: what the quickest run so far took by `clock`, infinite before the first.
+    """
+
+    def __init__(self, function: Function, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds = math.inf
+        self._body = function.body
+        self._clock = clock
+        self._plan: Plan | None = None
+
+    def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        """The results for NumPy arrays. Raises XRTError where the host fails."""
+        if self._plan is None:
+            self._plan = _plan(self._body)
+        start = self._clock()
+        results = self._plan.run(list(inputs))
+        self.seconds = min(self.seconds, self._clock() - start)
+        return list(results)
+
+
+def run_host(
+    function: Function, inputs: Sequence[np.ndarray], *, wide: bool = False, keep: bool = False
+) -> tuple[list[np.ndarray], Values]:
+    """The results of one run on the host; with `keep`, in the function's own precision, also every value on the way
+    (else none).
+
+    wide: floats in a wider dtype: float64, or float32 where the widest float of the function has 16 bits. Operators
+    that are about dtypes (`OWN_PRECISION`), and those that the host has in their own dtype only, run in that.
+    Raises XRTError where the host fails.
+    """
+    if wide:
+        return _run_wide(function.body, inputs), {}
+    body = function.body
+    asked = list(body.outputs)
+    if keep:
+        asked = list(dict.fromkeys((*asked, *(v for n in body.nodes for v in n.outputs if v is not None))))
+    results = list(_plan(body.replace(outputs=asked) if keep else body).run(list(inputs)))
+    if not keep:
+        return results, {}
+    values = dict(zip(body.inputs, inputs, strict=True)) | dict(zip(asked, results, strict=True))
+    return [values[v] for v in body.outputs], values
+
+
+def lower_host(node: Node) -> Lowered:
+    """A node as a step of the host in NumPy, which may write over what dies there."""
+    return Lowered(
+        host_kernel(node),
+        HOST,
+        node.operator,
+        shares=is_view(node),
+        reusable=reusable_inputs(node),
+        reusing=partial(reusing_kernel, node),
+    )
+
+
+def _plan(body: Graph) -> Plan:
+    return make_plan(body, lower_host)
+
+
+def _run_wide(body: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    to = wide_dtype(body)
+    last = _last_uses(body)
+    env: dict[Value, np.ndarray] = {v: _lift(x, to) for v, x in zip(body.inputs, inputs, strict=True)}
+    for i, node in enumerate(body.nodes):
+        results = _run(node, [_read(v, env, to) for v in node.inputs], to)
+        for v, r in zip(node.outputs, results, strict=False):
+            if v is not None:
+                env[v] = _lift(np.asarray(r), to)
+        for v in last.get(i, ()):
+            env.pop(v, None)
+    return [_lift(v.data, to) if v.data is not None else env[v] for v in body.outputs]
+
+
+def wide_dtype(body: Graph) -> np.dtype:
+    """The dtype that `run_host` widens the floats of a graph to."""
+    dtypes = {v.dtype for n in body.nodes for v in (*n.inputs, *n.outputs) if v is not None}
+    return _F64 if any(d in (_F32, _F64) for d in dtypes) else _F32
+
+
+def _run(node: Node, arrays: Sequence[Any], to: np.dtype) -> Sequence[Any]:
+    if node.op_type not in OWN_PRECISION and any(float_like(a.dtype) for a in arrays if a is not None):
+        try:
+            return run_node(_retyped(node, to), arrays)
+        except XRTError:  # onnx.reference, and a few kernels, have it in the declared dtypes only
+            pass
+    declared = [a if v is None else _lower(a, v.dtype) for v, a in zip(node.inputs, arrays, strict=True)]
+    return run_node(node, declared)
+
+
+def _retyped(node: Node, to: np.dtype) -> Node:
+    """The node with float tensors of dtype `to`, for kernels that ask for the types of their arguments."""
+
+    def lift(v: Value | None) -> Value | None:
+        if v is None or not isinstance(v.type, TensorType) or v.type.dtype is None or not float_like(v.type.dtype):
+            return v
+        return Value(v.name, TensorType(to, v.type.shape))
+
+    return node.replace(inputs=map(lift, node.inputs), outputs=map(lift, node.outputs))
+
+
+def _read(value: Value | None, env: Values, to: np.dtype) -> Any:
+    if value is None:
+        return None
+    return _lift(value.data, to) if value.data is not None else env[value]
+
+
+def _lift(array: np.ndarray, to: np.dtype) -> np.ndarray:
+    if not float_like(array.dtype) or array.dtype.itemsize >= to.itemsize:
+        return array
+    return array.astype(to)
+
+
+def _lower(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
+    """`array` rounded to a float dtype."""
+    if dtype is None or array.dtype == dtype or not float_like(dtype):
+        return array
+    with np.errstate(all="ignore"):
+        return np.asarray(narrow(array, dtype))
+
+
+def _last_uses(body: Graph) -> dict[int, list[Value]]:
+    """Node index -> the values that nobody reads after it."""
+    kept = set(body.outputs)
+    found: dict[int, list[Value]] = {}
+    for v, users in body.consumers.items():
+        if v.data is None and v not in kept:
+            found.setdefault(users[-1], []).append(v)
+    return found

@@ -1,0 +1,251 @@
+"""Bundles: what a failed compilation or a wrong result leaves behind, in one file that reproduces it elsewhere.
+
+A zip of `manifest.json` (engine, versions, options, error, types), `function.onnx`, the inputs and the log's tail.
+Large constants are not carried along: they are made again at random, from a seed, with the mean and spread that they
+had, since what breaks a compiler is rarely in their values. Nothing in a bundle is code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import platform
+import secrets
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from xrt_core import __version__
+from xrt_core.engine.contract import CompileOptions, Engine
+from xrt_core.errors import ModelLoadError, XRTError
+from xrt_core.frontends.onnx_sidecar import describe_node, restore_types
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Value
+from xrt_core.ir.rewrite import substitute
+from xrt_core.ir.types import STRING, TensorType, dtype_from_name, dtype_name
+from xrt_core.kernels.namespace import float_like
+from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.inputs import synthesize_inputs
+from xrt_core.verify.isolate import Candidate
+
+FORMAT: Final = 1
+SUFFIX: Final = ".xrtbundle"
+LARGE: Final = 1 << 16
+"""Bytes from which a constant is made again at random."""
+
+MOST: Final = 32
+"""Bundles that `leave_bundle` lets lie in a folder; the oldest go."""
+
+_LOG: Final = 1 << 16  # bytes of a log that are kept
+_BOUND: Final = 1 << 31  # bytes that one member may unpack to
+
+Stage = Literal["compile", "wrong"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A reproducer.
+
+    function: what was compiled. engine, device, options: on what, and how. stage: "compile", or "wrong" where it did
+    compile. error: what was seen. inputs: on which it was seen (made up where there are none). versions: of what took
+    part. log: the tail of what the engine's library said.
+    """
+
+    function: Function
+    engine: str
+    device: str
+    options: CompileOptions
+    stage: Stage
+    error: str
+    inputs: tuple[np.ndarray, ...] | None
+    versions: Mapping[str, str]
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What came of a bundle here and now. fails: it still does. text: what happened, for people."""
+
+    fails: bool
+    text: str
+
+
+def bundle_of(
+    function: Function,
+    engine: Engine,
+    device: str,
+    options: CompileOptions,
+    stage: Stage,
+    error: str,
+    inputs: Sequence[np.ndarray] | None = None,
+    log: str = "",
+) -> Bundle:
+    """The bundle of a failure that just happened."""
+    versions = {"xrt-core": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    versions[engine.name] = engine.fingerprint(device)
+    given = None if inputs is None else tuple(inputs)
+    return Bundle(function, engine.name, device, options, stage, error, given, versions, log[-_LOG:])
+
+
+def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None:
+    """Write a bundle, whole or not at all. large: bytes from which constants are left out.
+
+    Raises OSError, and ExportError for a function that ONNX cannot express.
+    """
+    slim, weights = _slim(bundle.function, large)
+    options = {f.name: getattr(bundle.options, f.name) for f in fields(bundle.options)}
+    manifest = {
+        "format": FORMAT,
+        "engine": bundle.engine,
+        "device": bundle.device,
+        "options": {k: dict(v) if isinstance(v, Mapping) else v for k, v in options.items()},
+        "stage": bundle.stage,
+        "error": bundle.error,
+        "versions": dict(bundle.versions),
+        "fingerprint": bundle.function.fingerprint,
+        "weights": weights,
+        "types": [describe_node(n) for n in slim.body.nodes],
+        "inputs": None
+        if bundle.inputs is None
+        else [{"dtype": dtype_name(x.dtype), "shape": list(x.shape)} for x in bundle.inputs],
+    }
+    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("manifest.json", json.dumps(manifest, indent=1, default=str))
+            archive.writestr("function.onnx", slim.to_onnx().SerializeToString())
+            archive.writestr("log.txt", bundle.log)
+            for i, x in enumerate(bundle.inputs or ()):
+                archive.writestr(f"input{i}.raw", np.ascontiguousarray(x).tobytes())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_bundle(path: pathlib.Path) -> Bundle:
+    """The bundle of a file, its large constants made again. Raises ModelLoadError, saying why, for what is none."""
+    from xrt_core.frontends.onnx_import import import_function
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {name: _member(archive, name) for name in archive.namelist()}
+        manifest = json.loads(members["manifest.json"])
+        if manifest["format"] != FORMAT:
+            raise ModelLoadError(f"{path}: a bundle of format {manifest['format']}; this XRT reads {FORMAT}")
+        function = _filled(
+            restore_types(import_function(members["function.onnx"]), manifest["types"]), manifest["weights"]
+        )
+        inputs = manifest["inputs"] and tuple(
+            np.frombuffer(members[f"input{i}.raw"], np.uint8).view(dtype_from_name(r["dtype"])).reshape(r["shape"])
+            for i, r in enumerate(manifest["inputs"])
+        )
+        return Bundle(
+            function,
+            str(manifest["engine"]),
+            str(manifest["device"]),
+            CompileOptions(**manifest["options"]),
+            manifest["stage"],
+            str(manifest["error"]),
+            inputs,
+            {str(k): str(v) for k, v in manifest["versions"].items()},
+            members["log.txt"].decode("utf-8", "replace"),
+        )
+    except XRTError:
+        raise
+    except FileNotFoundError:
+        raise ModelLoadError(f"bundle {path} does not exist") from None
+    except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError) as e:
+        raise ModelLoadError(f"{path} is not a bundle of XRT: {type(e).__name__}: {e}") from e
+
+
+def leave_bundle(bundle: Bundle, folder: pathlib.Path, most: int = MOST) -> pathlib.Path:
+    """Write a bundle into a folder, under a name that says what it is about, and let the oldest go.
+
+    The same failure of the same function has one file. Raises as `write_bundle`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{bundle.engine}-{bundle.stage}-{bundle.function.fingerprint[:12]}{SUFFIX}"
+    write_bundle(bundle, path)
+    there = sorted(folder.glob(f"*{SUFFIX}"), key=lambda p: p.stat().st_mtime)
+    for old in there[: max(len(there) - most, 0)]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int = 0) -> Replay:
+    """Compile and check the function of a bundle again, on `engine`. Raises XRTError where the host cannot run it."""
+
+    def compile(function: Function, fused: bool) -> Any:
+        compiler = engine.compiler(device or bundle.device, bundle.options)
+        return compiler.compile(function, function.params, function.returns, function.aliases)
+
+    candidate = Candidate(engine.name, compile, engine.tolerance)
+    try:
+        executable = candidate.build(bundle.function, bundle.options.fused)
+    except Exception as e:  # whatever an engine raises
+        return Replay(True, f"it does not compile: {type(e).__name__}: {e}")
+    inputs = bundle.inputs or synthesize_inputs(bundle.function, "normal", seed)
+    check = ResultChecker(bundle.function, inputs, seed).judge(executable, candidate.tolerance)
+    if check.is_right:
+        return Replay(False, "it compiles, and its results are right")
+    return Replay(True, f"it compiles, and is wrong: {check.reason}")
+
+
+def _slim(function: Function, large: int) -> tuple[Function, list[dict[str, Any]]]:
+    """The function with its large constants as params after its own, and how to make each again."""
+    body = function.body
+    chosen = [
+        v
+        for v in body.constants
+        if v.data is not None and v.data.nbytes >= large and v.data.dtype != STRING and v not in body.outputs
+    ]
+    if not chosen:
+        return function, []
+    new = {v: Value(f"weight{k}", TensorType(v.data.dtype, v.data.shape)) for k, v in enumerate(chosen)}  # type: ignore[union-attr]
+    graph = body.replace(inputs=[*body.inputs, *new.values()], nodes=[substitute(n, new) for n in body.nodes])
+    rows = [_spread(v.data, k) for k, v in enumerate(chosen) if v.data is not None]
+    return Function.from_graph(graph, name=function.name, aliases=function.aliases), rows
+
+
+def _spread(array: np.ndarray, seed: int) -> dict[str, Any]:
+    wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    finite = np.abs(wide[np.isfinite(wide)]) if array.dtype.kind == "c" else wide[np.isfinite(wide)]
+    ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    mean, std = (float(finite.mean()), float(finite.std())) if finite.size else (0.0, 0.0)
+    return {"seed": seed, "low": ends[0], "high": ends[1], "mean": mean, "std": std}
+
+
+def _made(type_: TensorType, row: Mapping[str, Any]) -> np.ndarray:
+    assert type_.dtype is not None
+    assert type_.shape is not None
+    rng = np.random.default_rng(int(row["seed"]))
+    shape = tuple(d for d in type_.shape if isinstance(d, int))
+    if float_like(type_.dtype) or type_.dtype.kind == "c":
+        values: Any = np.clip(rng.normal(row["mean"], row["std"], shape), row["low"], row["high"])
+    else:
+        values = rng.integers(int(row["low"]), int(row["high"]) + 1, shape)
+    return np.asarray(values).astype(type_.dtype)
+
+
+def _filled(function: Function, rows: Sequence[Mapping[str, Any]]) -> Function:
+    body = function.body
+    own = len(body.inputs) - len(rows)
+    new = {}
+    for v, row in zip(body.inputs[own:], rows, strict=True):
+        if not isinstance(v.type, TensorType):
+            raise ValueError(f"weight {v.name!r} has no type")
+        new[v] = Value.constant(_made(v.type, row), v.name)
+    if not new:
+        return function
+    graph = body.replace(inputs=body.inputs[:own], nodes=[substitute(n, new) for n in body.nodes])
+    return Function(function.name, function.params[:own], function.returns, graph, function.aliases)
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    if archive.getinfo(name).file_size > _BOUND:
+        raise ValueError(f"{name} would unpack to more than {_BOUND} bytes")
+    return archive.read(name)

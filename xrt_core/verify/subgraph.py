@@ -1,0 +1,151 @@
+"""Parts of a Function as Functions of their own, and the fewest convex parts that leave given nodes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.errors import GraphError
+from xrt_core.host.executor import host_kernel
+from xrt_core.ir.dag import sort_indices
+from xrt_core.ir.function import Function, InputOutputAlias
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.runtime.arrays import to_numpy
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+Nodes = tuple[int, ...]
+"""Indices into `function.body.nodes`, ascending."""
+
+
+def subfunction(function: Function, nodes: Sequence[int], name: str = "") -> Function:
+    """The nodes of these indices as a Function: its params are the values read from outside, in order of first use,
+    its returns those that are read outside or returned, in order of production.
+
+    An alias stays where both its ends are at the new boundary and nobody else reads the param. The whole Function is
+    returned as it is. Raises GraphError for an empty choice.
+    """
+    body = function.body
+    inside = set(nodes)
+    if not inside:
+        raise GraphError(f"function {function.name!r}: a part without nodes")
+    if len(inside) == len(body.nodes):
+        return function
+    chosen = [body.nodes[i] for i in sorted(inside)]
+    producers, consumers, returned = body.producers, body.consumers, set(body.outputs)
+    read = dict.fromkeys(v for n in chosen for v in n.uses() if v.data is None and producers.get(v) not in inside)
+    entry = tuple(read)
+    exit_ = tuple(
+        v
+        for n in chosen
+        for v in n.outputs
+        if v is not None and (v in returned or any(u not in inside for u in consumers.get(v, ())))
+    )
+    places = {v: i for i, v in enumerate(exit_)}
+    aliases = []
+    for a in function.aliases:
+        source, target = body.inputs[a.input], body.outputs[a.output]
+        if source in read and target in places and all(u in inside for u in consumers[source]):
+            aliases.append(InputOutputAlias(places[target], entry.index(source)))
+    label = name or f"{function.name}.{min(inside)}_{max(inside)}"
+    return Function.from_graph(Graph(entry, exit_, chosen, opsets=body.opsets, name=label), name=label, aliases=aliases)
+
+
+def side_by_side(function: Function, nodes: Iterable[int]) -> tuple[Function, list[Value], list[Nodes]]:
+    """A Function in which each of the nodes stands by itself, with params of its own and all its outputs returned.
+
+    Returns it, for each of its params the value of `function` that it stands for, and for each node (in the order
+    given) the indices of its returns. No two nodes touch, so a compiler can neither fuse nor merge them, and one
+    compilation tests every node.
+    """
+    entry: list[Value] = []
+    meant: list[Value] = []
+    made: list[Node] = []
+    exit_: list[Value] = []
+    places: list[Nodes] = []
+    for i in nodes:
+        node = function.body.nodes[i]
+        own: dict[Value, Value] = {}
+        for v in node.inputs:
+            if v is not None and v.data is None and v not in own:
+                own[v] = Value(f"p{len(entry)}", v.type)
+                entry.append(own[v])
+                meant.append(v)
+        outputs = [None if v is None else Value(f"r{i}_{k}", v.type) for k, v in enumerate(node.outputs)]
+        made.append(node.replace(inputs=[None if v is None else own.get(v, v) for v in node.inputs], outputs=outputs))
+        first = len(exit_)
+        exit_ += [v for v in outputs if v is not None]
+        places.append(tuple(range(first, len(exit_))))
+    name = f"{function.name}.apart"
+    graph = Graph(entry, exit_, made, opsets=function.body.opsets, name=name)
+    return Function.from_graph(graph, name=name), meant, places
+
+
+def convex_partition(
+    graph: Graph, evicted: Collection[int], cuts: Iterable[int] = ()
+) -> tuple[list[Nodes], list[Nodes]]:
+    """The nodes that stay and the evicted ones, each as the fewest convex pieces, none of which waits for another
+    that waits for it.
+
+    cuts: indices at which pieces are cut as well: no piece holds nodes on both sides of one.
+    A piece of stayers is the nodes with the same number of stays before an eviction on the longest way to them:
+    a way between two of them over an evicted node would raise the number, so each is convex, and a way that needs
+    that many pieces exists, so there are no fewer. Linear in nodes and edges.
+    """
+    gone = set(evicted)
+    level = [0] * len(graph.nodes)
+    for i, preds in enumerate(graph.predecessors):
+        if i in gone:
+            level[i] = max((level[p] for p in preds), default=-1)
+        else:
+            level[i] = max((level[p] + (p in gone) for p in preds), default=0)
+    marks = sorted(set(cuts))
+    stay: dict[tuple[int, int], list[int]] = {}
+    leave: dict[int, list[int]] = {}
+    for i, k in enumerate(level):
+        if i in gone:
+            leave.setdefault(k, []).append(i)
+        else:
+            stay.setdefault((k, sum(m <= i for m in marks)), []).append(i)
+    return [tuple(x) for _, x in sorted(stay.items())], [tuple(x) for _, x in sorted(leave.items())]
+
+
+def in_order(graph: Graph, pieces: Sequence[Sequence[int]]) -> list[int]:
+    """Numbers of the pieces in an order in which each follows those it reads from.
+
+    pieces: cover all nodes. Raises GraphError where two wait for each other.
+    """
+    owner = {i: k for k, nodes in enumerate(pieces) for i in nodes}
+    before = [sorted({owner[p] for i in nodes for p in graph.predecessors[i]} - {k}) for k, nodes in enumerate(pieces)]
+    return sort_indices(before, lambda k: f"piece {k} ({len(pieces[k])} nodes)")
+
+
+def run_pieces(
+    function: Function, pieces: Sequence[Sequence[int]], runs: Sequence[Run | None]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function from the inputs of `function` to its results that computes it piece by piece.
+
+    runs: for each piece what takes the params of its `subfunction` to the returns; None for the host.
+    """
+    body = function.body
+    steps: list[tuple[Run, tuple[Value, ...], tuple[Value, ...]]] = []
+    for k in in_order(body, pieces):
+        run = runs[k]
+        if run is not None:
+            part = subfunction(function, pieces[k]).body
+            steps.append((run, part.inputs, part.outputs))
+        else:
+            for i in pieces[k]:
+                n = body.nodes[i]
+                steps.append((host_kernel(n), n.inputs, n.outputs))  # type: ignore[arg-type]  # None: left out
+
+    def call(inputs: Sequence[Any]) -> list[Any]:
+        env: dict[Value | None, Any] = dict(zip(body.inputs, inputs, strict=True))
+        with np.errstate(all="ignore"):
+            for run, entry, exit_ in steps:
+                given = [v.data if v is not None and v.data is not None else env.get(v) for v in entry]
+                env.update(zip(exit_, (to_numpy(r) for r in run(given)), strict=False))
+        return [v.data if v.data is not None else env[v] for v in body.outputs]
+
+    return call
