@@ -147,7 +147,8 @@ def test_the_page_says_the_same(part: str) -> None:
 def test_the_reader_sees_every_form() -> None:
     """The rules above see plain, from, relative, late and type-checking imports."""
     text = (
-        "import xrt_core.engine.contract\nfrom xrt_core import ir\nfrom . import graph\nfrom ..passes import pass_base\n"
+        "import xrt_core.engine.contract\nfrom xrt_core import ir\nfrom . import graph\n"
+        "from ..passes import pass_base\n"
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import jax\n"
         "def f():\n    from xrt_core.cli import app\n"
     )
