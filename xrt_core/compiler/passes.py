@@ -12,8 +12,9 @@ import numpy as np
 
 from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
-from xrt_core.host.executor import CONTROL_FLOW, run_node
+from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
@@ -300,7 +301,7 @@ def _left_out(events: EventLog, name: str, owner: str, why: str) -> None:
 
 def expand(node: Node) -> Graph | None:
     """The standard's body of an operator that has no kernel anywhere; None for all others."""
-    if node.domain == "xrt" or node.op_type in CONTROL_FLOW or find_kernel(node.domain, node.op_type) is not None:
+    if node.domain == "xrt" or traits_of(node).control_flow or find_kernel(node.domain, node.op_type) is not None:
         return None
     from xrt_core.frontends.onnx_functions import function_body
 

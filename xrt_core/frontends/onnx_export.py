@@ -20,6 +20,7 @@ from xrt_core.ir.annotations import MARK, REGION
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema, opset_range
 from xrt_core.ir.types import TensorType, ValueType, type_from_text
 
@@ -30,7 +31,6 @@ AUTOMATIC: Final = 1 << 30
 """Bytes of constants from which `save` writes external data unless told otherwise."""
 
 _MINIMUM_IR_VERSION: Final = 8  # the first with model-local functions
-_CONVERTS: Final = ("EngineInputConvert", "EngineOutputConvert")
 _KIND_NUMBERS: Final = {kind: number for number, kind in ATTRIBUTE_KINDS.items()}
 
 TensorWriter = Callable[[np.ndarray, str], TensorProto]
@@ -234,7 +234,7 @@ class _Body:
         for n in nodes:
             if n.domain == DIALECT and n.op_type == "Launch":
                 made.append(self._launch(n))
-            elif n.domain == DIALECT and n.op_type in _CONVERTS:
+            elif traits_of(n).boundary:
                 made.append(self._convert(n))
             elif self._fits(n):
                 made.append(self._node(n))

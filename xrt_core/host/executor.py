@@ -19,9 +19,6 @@ from xrt_core.kernels.namespace import wide
 
 HostKernel = Callable[[Sequence[Any]], tuple[Any, ...]]
 
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-"""Operators whose bodies the runtime runs itself."""
-
 
 def namespace_for(device: str) -> Any:
     """The array namespace of the host beside engines on a device: CuPy on "cuda" where it is installed, else NumPy."""
