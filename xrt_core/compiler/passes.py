@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
 from xrt_core.host.executor import CONTROL_FLOW, run_node
@@ -78,7 +79,7 @@ class PassContext:
     known: Mapping[int, np.ndarray] = field(default_factory=dict)
     engines: bool = False
     candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
-    device: str = "cpu"
+    device: str = CPU.name
     automatic: bool = True
     obey: bool = True
     absent: Callable[[str], str] = lambda name: ""
@@ -162,7 +163,7 @@ def _subblock_to_engine(graph: Graph, run: PassContext) -> Graph:
         maximum_nodes=options.maximum_nodes,
         strict=options.strict,
         merge_updates=options.merge_updates,
-        costs=lambda device: costs_for(device, run.host_on_device),
+        costs=lambda device: costs_for(is_host(device), run.host_on_device),
         prune=options.prune,
     )
     folded = outline(graph, clustering)

@@ -23,12 +23,12 @@ from xrt_core.compiler.support import EngineSupport
 from xrt_core.compiler.tiering import TieredCompiler
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine
+from xrt_core.engine.device_kinds import CPU, device_kind, is_host
 from xrt_core.errors import EngineError, OptionError, PassError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.policy import GuardSettings
-from xrt_core.host.executor import namespace_for
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import ValueType
@@ -86,7 +86,8 @@ class Pipeline:
             threads=_threads(options, engines),
             extra=json.loads(options.engine_options) if options.engine_options else {},
         )
-        self.xp: Any = namespace_for(options.device or (self.engines[0][1] if self.engines else "cpu"))
+        device = options.device or (self.engines[0][1] if self.engines else CPU.name)
+        self.xp: Any = device_kind(device).namespace()
         disk = open_cache(options.cache, options.cache_dir, options.cache_bytes) if self.engines else None
         self.executables = ExecutableStore(disk, events, saved)
         self.compilation = Compilation(self.engines, self.compile_options, self.executables, events)
@@ -206,7 +207,7 @@ class Pipeline:
             options,
             engines=optimised.engines,
             candidates=self._candidates.of if take_part else lambda graph: (),
-            device=self.engines[0][1] if self.engines else "cpu",
+            device=self.engines[0][1] if self.engines else CPU.name,
             automatic=optimised.automatic,
             obey=take_part or not (self.engines or self._is_host),
             absent=self._why_absent,
@@ -359,7 +360,7 @@ class Pipeline:
 
 def _threads(options: Options, engines: Sequence[tuple[Engine, str]]) -> int | None:
     """Threads of each executable on a CPU: as told, or a share of the cores where engines always run side by side."""
-    sharing = sum(device == "cpu" for _, device in engines)
+    sharing = sum(is_host(device) for _, device in engines)
     if options.threads is not None or options.parallel is not True or sharing < 2:
         return options.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
