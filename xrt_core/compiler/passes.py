@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
 from xrt_core.host.executor import run_node
@@ -73,7 +74,7 @@ class PassContext:
     known: Mapping[int, np.ndarray] = field(default_factory=dict)
     engines: bool = False
     candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
-    device: str = "cpu"
+    device: str = CPU.name
     automatic: bool = True
     obey: bool = True
     absent: Callable[[str], str] = lambda name: ""
@@ -156,7 +157,7 @@ def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
         maximum_nodes=options.maximum_nodes,
         strict=options.strict,
         merge_updates=options.merge_updates,
-        costs=lambda device: costs_for(device, context.host_on_device),
+        costs=lambda device: costs_for(is_host(device), context.host_on_device),
         prune=options.prune,
     )
     outlined = outline(graph, clustering)

@@ -21,6 +21,7 @@ import numpy as np
 
 from xrt_core import __version__
 from xrt_core.engine.contract import CompileOptions, Engine
+from xrt_core.engine.device_executable import on_device
 from xrt_core.errors import ModelLoadError, XRTError
 from xrt_core.frontends.onnx_sidecar import describe_node, restore_types
 from xrt_core.ir.function import Function
@@ -180,7 +181,8 @@ def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int 
     """Compile and check the function of a bundle again, on `engine`. Raises XRTError where the host cannot run it."""
 
     def compile(function: Function, fused: bool) -> Any:
-        compiler = engine.compiler(device or bundle.device, bundle.options)
+        here = device or bundle.device
+        compiler = on_device(engine.compiler(here, bundle.options), here)
         return compiler.compile(function, function.params, function.returns, function.aliases)
 
     candidate = Candidate(engine.name, compile, engine.tolerance)
