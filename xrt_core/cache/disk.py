@@ -9,12 +9,11 @@ import contextlib
 import functools
 import os
 import pathlib
-import secrets
 import stat
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, Literal
 
@@ -30,6 +29,7 @@ from xrt_core.cache.entry_format import (
 )
 from xrt_core.cache.key import CacheKey
 from xrt_core.errors import CacheError
+from xrt_core.files import PRIVATE, replace_file
 
 Mode = Literal["readwrite", "read", "verify"]
 
@@ -148,7 +148,8 @@ class DiskCache:
             size = sum(map(len, parts))
             if size > self.limit:
                 return f"the entry has {size} bytes, the whole cache may have {self.limit}"
-            write_file(self.path_of(key), parts)
+            with replace_file(self.path_of(key), mode=PRIVATE) as file:
+                file.writelines(parts)
         except (OSError, CacheError, MemoryError) as e:
             return str(e) or type(e).__name__
         with contextlib.suppress(OSError):
@@ -280,21 +281,6 @@ def open_cache(mode: Mode | Literal["off"], folder: str | None, limit: int) -> D
     if mode == "off":
         return None
     return DiskCache(default_folder() if folder is None else pathlib.Path(folder).expanduser(), limit, mode)
-
-
-def write_file(path: pathlib.Path, parts: Iterable[bytes]) -> None:
-    """Write a file that appears under its name whole or not at all. Raises OSError, and leaves nothing behind then."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    try:
-        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-            file.writelines(parts)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _scan(folder: pathlib.Path) -> Iterator[EntryFile]:

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from typing import IO, Any, Final
 from xrt_core.cache.entry_format import Blob, content_digest
 from xrt_core.cache.key import CacheKey
 from xrt_core.errors import CacheError
+from xrt_core.files import replace_file
 
 MAGIC: Final = b"XRTMODEL"
 VERSION: Final = 1
@@ -129,34 +128,25 @@ def write_model_file(
     write_model: writes the weights into the open file from where it stands, and returns the ONNX model.
     info: plain data. Raises OSError where the file cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(bytes(_HEAD.size))
-            model = _append(file, write_model(file))
-            places = [
-                {
-                    "key": [list(row) for row in e.key.rows],
-                    "whole": e.whole,
-                    "cluster": e.cluster,
-                    "nodes": e.nodes,
-                    "blob": _append(file, e.blob),
-                }
-                for e in executables
-            ]
-            text = json.dumps({"info": dict(info), "model": model, "executables": places}, ensure_ascii=False)
-            manifest = text.encode("utf-8", "surrogatepass")
-            at = file.tell()
-            file.write(manifest)
-            file.seek(0)
-            file.write(_HEAD.pack(MAGIC, VERSION, at, len(manifest), _seal(manifest)))
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o644 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with replace_file(target) as file:
+        file.write(bytes(_HEAD.size))
+        model = _append(file, write_model(file))
+        places = [
+            {
+                "key": [list(row) for row in e.key.rows],
+                "whole": e.whole,
+                "cluster": e.cluster,
+                "nodes": e.nodes,
+                "blob": _append(file, e.blob),
+            }
+            for e in executables
+        ]
+        text = json.dumps({"info": dict(info), "model": model, "executables": places}, ensure_ascii=False)
+        manifest = text.encode("utf-8", "surrogatepass")
+        at = file.tell()
+        file.write(manifest)
+        file.seek(0)
+        file.write(_HEAD.pack(MAGIC, VERSION, at, len(manifest), _seal(manifest)))
 
 
 def is_model_file(path: Path) -> bool:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.cache.disk import open_trusted, write_file
+from xrt_core.cache.disk import open_trusted
 from xrt_core.errors import CacheError
+from xrt_core.files import PRIVATE, replace_file
 from xrt_core.ir.file_backed import FileState, place_of
 from xrt_core.ir.types import dtype_name
 
@@ -61,7 +62,9 @@ class FileDigests:
                 body = {"path": state.path, "stamp": list(state.stamp), "digests": {**self._read(state), **table}}
                 text = json.dumps({"seal": _seal(body), **body}, indent=0)
                 with contextlib.suppress(OSError):
-                    write_file(self._file(state), [text.encode("utf-8", "surrogateescape")])
+                    self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    with replace_file(self._file(state), mode=PRIVATE) as file:
+                        file.write(text.encode("utf-8", "surrogateescape"))
                     self._bound()
 
     def _table(self, state: FileState) -> dict[str, str]:
