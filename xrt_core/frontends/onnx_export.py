@@ -12,7 +12,8 @@ import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 from xrt_core.errors import ExportError
-from xrt_core.frontends.onnx_file import DataFile, replace_file, serialised
+from xrt_core.files import replace_file
+from xrt_core.frontends.onnx_file import DataFile, serialised
 from xrt_core.frontends.onnx_import import ALIASES
 from xrt_core.frontends.onnx_reader import DECLARED, SAME
 from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
@@ -78,12 +79,12 @@ def save(graph: Graph | Function, path: str | os.PathLike[str], *, external_data
     try:
         if external_data:
             data = target.with_name(target.name + ".data")
-            written: list[ModelProto] = []
-            replace_file(data, lambda f: written.append(export(DataFile(f, data.name))))
-            model = written[0]
+            with replace_file(data) as file:
+                model = export(DataFile(file, data.name))
         else:
             model = export(tensor_from_array)
-        replace_file(target, lambda f: f.write(serialised(model)))
+        with replace_file(target) as file:
+            file.write(serialised(model))
     except OSError as e:
         raise ExportError(f"model {os.fspath(path)!r} cannot be written: {e}") from e
 
