@@ -68,5 +68,5 @@ def pipeline_for(
 
 def _asks_for_nothing(options: Options) -> bool:
     """Whether the choice of engines cannot be an error: all that are ready take part, and it is no matter which."""
-    switched = options.use_xla_jit or options.use_tensorrt
+    switched = any(on for _, on in options.switches)
     return options.engine in (None, (AUTO,)) and options.device is None and not (switched or options.engine_options)

@@ -40,6 +40,7 @@ from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import STAGES, RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
 from xrt_core.passes.trace import Trace
+from xrt_core.plugins import plugins
 from xrt_core.runtime.arrays import to_host
 from xrt_core.runtime.converters import has_converter
 from xrt_core.runtime.engine_compiler import Compilation
@@ -112,6 +113,7 @@ class Pipeline:
         for rule in self.rules:
             if rule.engine not in (HOST, *(e.name for e, _ in engines)) and not self._is_host:
                 raise OptionError(f"{rule} ({options.source('marks')}): {self._why_absent(rule.engine)}")
+        plugins.load("xrt.observers")
         load_plugin_passes(events)
         self.registry = passes.snapshot() if registry is None else registry.with_plugins_of(passes)
         self.passes = {stage: self.registry.order(stage) for stage in STAGES}  # as registered now

@@ -92,7 +92,7 @@ def fitting_opsets(graph: Graph) -> dict[str, int | None]:
     """For each domain the opset that gives every node its version, the one nearest to the graph's; None if none does.
 
     Where it is None, export wraps nodes into functions of their own opset, which `import_model` reads rightly and
-    other tools do not: ONNX Runtime ignores the opset a function imports, and the checker refuses it.
+    other tools do not: some ignore the opset that a function imports, and the checker refuses it.
     """
     ranges: dict[str, tuple[int, int]] = {}
     for domain, op_type, version in {(n.domain, n.op_type, n.version) for n in _every_node(graph)}:

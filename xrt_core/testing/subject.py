@@ -24,10 +24,10 @@ from xrt_core.engine.contract import (
     Phase,
     Support,
 )
-from xrt_core.engine.discovery import Discovery, Plugin
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.graph import Node
+from xrt_core.plugins.discovery import Discovery, Plugin
 from xrt_core.testing.capabilities import Capabilities
 
 

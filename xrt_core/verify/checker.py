@@ -58,14 +58,14 @@ _EXACT: Final = frozenset((
 
 _UNIT: Final = frozenset(("Sigmoid", "HardSigmoid"))
 """Operators whose results libraries round at the scale of their range, which is 1, also where all of them are tiny:
-ONNX Runtime's logistic function is 1/2 plus a polynomial."""
+one library's logistic function is 1/2 plus a polynomial."""
 
 _SUMS: Final = frozenset((
     "ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
     "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "GlobalAveragePool",
 ))  # fmt: skip
 _OF_A_SUM: Final = 1 / 16
-"""Rounding steps for each term of a sum: XLA and OpenVINO add one after the other, which on means over 6480 products of
+"""Rounding steps for each term of a sum: some libraries add one after the other, which on means over 6480 products of
 few different values was off by 1/27 of a step a term; the host adds pairwise."""
 
 

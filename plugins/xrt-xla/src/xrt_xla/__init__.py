@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from xrt_core import hookimpl
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import EngineUnavailableError
@@ -36,6 +37,8 @@ class XlaEngine(Engine):
     name = "xla"
     devices = ("cpu", "cuda", "tpu")
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 100, "inference": 50})
+    switch = "use_xla_jit"
+    variables = ("JAX_PLATFORMS", "XLA_FLAGS")
     array_families = ("jax",)
     asynchronous = True
 
@@ -80,6 +83,12 @@ class XlaEngine(Engine):
             _load_kernels()
             for module in ("compiler", "executable", "tracing"):
                 importlib.import_module(f"xrt_xla.{module}")
+
+
+@hookimpl
+def xrt_engines() -> list[type[Engine]]:
+    """The engine of this package."""
+    return [XlaEngine]
 
 
 @functools.cache

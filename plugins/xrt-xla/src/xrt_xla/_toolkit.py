@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import pickletools
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -17,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import serialize_executable as _serialize
 
+from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import EngineUnavailableError
 from xrt_xla._jaxlib import fingerprint_text
@@ -27,6 +29,9 @@ __all__ = ["jax", "jnp", "lax", "pinned", "x64"]
 
 _LAPACK = b"lapack_"  # the names of its functions begin so
 _config: Any = jax.config
+
+if os.environ.get(WORKER_VARIABLE) == "1":  # a child process of the guard shares the GPU with its parent
+    os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
 
 x64: Any = getattr(jax if hasattr(jax, "enable_x64") else jax.experimental, "enable_x64")  # noqa: B009
 """`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
