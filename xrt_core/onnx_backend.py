@@ -1,7 +1,7 @@
 """XRT as an ONNX backend: the `onnx.backend.base` interface, which ONNX's own test suite and tools drive.
 
     import xrt_core.onnx_backend as backend
-    results = backend.run_model(model, [x], engine=["xla"])
+    results = backend.run_model(model, [x], engine="auto")
 
 Source: `onnx.backend.base.Backend`.
 """

@@ -17,12 +17,12 @@ from tests.fake_engines import FakeEngine, SecondEngine, fake_engine
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.engine import hookimpl
 from xrt_core.engine.converters import Converters, converters
-from xrt_core.engine.discovery import Discovery
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import ConverterError, InputError, InternalError, PluginError, RegistrationError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
+from xrt_core.plugins.discovery import Discovery
 from xrt_core.runtime.converters import conversion
 from xrt_core.runtime.plan import Lowered, make_plan
 
@@ -318,7 +318,7 @@ def test_packages_bring_converters(tmp_path: pathlib.Path, monkeypatch: pytest.M
         assert found.function is None
         assert found.owner == "xrt-rows 1.0"
     finally:
-        manager._hooks.remove("converters:rows")
+        manager.refresh()
     assert converters.find("left", "right") is None
 
 

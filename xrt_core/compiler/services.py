@@ -23,6 +23,7 @@ from xrt_core.passes.mixed_precision import LowerPrecision
 from xrt_core.passes.partitioning import MarkRule
 from xrt_core.passes.pass_manager import STAGES, PassRegistry, RegisteredPass, Stage
 from xrt_core.passes.trace import Trace
+from xrt_core.plugins import plugins
 from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.plan import HOST
 
@@ -107,6 +108,7 @@ def build_services(
         trusted = {} if saved is None else {k: Outcome.from_json(v) for k, v in saved.verdicts.items()}
         auto = options.engine == (AUTO,)
         guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted)
+    plugins.load("xrt.observers")
     load_plugin_passes(events)
     registry = passes.snapshot() if registry is None else registry.with_plugins_of(passes)
     services = Services(

@@ -26,7 +26,7 @@ def assert_offloaded(
 ) -> None:
     """Assert that no node of the operators `ops` is left to the host (None: no node at all).
 
-        assert_offloaded(m.explain(), ops=["Conv", "MatMul"], engine="xla")
+        assert_offloaded(m.explain(), ops=["Conv", "MatMul"], engine="acme")
 
     report: what `XRTModule.explain` gives. engine: the one that must run them. share: at least so much of all nodes
     must run on engines; without `ops` it takes the place of "no node at all".
