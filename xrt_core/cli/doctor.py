@@ -1,4 +1,4 @@
-"""`xrt doctor`: what is installed and set on this machine, what is wrong with it, and how to mend that."""
+"""`xrt doctor`: show installed versions and settings of this machine, and each problem with its remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MACHINE_VARIABLES: Final = ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES
 
 
 class Problem(NamedTuple):
-    """Something that is wrong, and the cure."""
+    """A problem of the installation or the configuration, and its remedy."""
 
     what: str
     cure: str
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
 @command
 def doctor() -> None:
-    """Show versions, the processor, engines and settings, then every problem with its cure; exit code 1 if any."""
+    """Show versions, processor, engines and settings, then every problem with its remedy; exit code 1 if any."""
     lines = engines.listing()
     say("versions")
     show_table(("  package", "version"), [(f"  {name}", version) for name, version in _versions()])
