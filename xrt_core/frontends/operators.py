@@ -252,7 +252,7 @@ def _variadic_count(
             return known.size
         return sizes.shape[0] if sizes.shape is not None and isinstance(sizes.shape[0], int) else None
     if schema.domain == "ai.onnx.preview.training":
-        rows = {"Adagrad": 3, "Momentum": 3, "Adam": 4}.get(op)  # tensors per weight: the weight, its gradient, its state
+        rows = {"Adagrad": 3, "Momentum": 3, "Adam": 4}.get(op)  # per weight: the weight, gradient, state
         if rows is not None:
             return (len(inputs) - 2) // rows * (rows - 1)
         return len(attributes.get("xs", ())) or None

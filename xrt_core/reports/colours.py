@@ -1,4 +1,4 @@
-"""Colours of engines in pictures: the same engine has the same colour in every picture."""
+"""Colours of engines in diagrams: an engine has the same colour in every diagram."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHERS: Final = ("#80deea", "#ef9a9a", "#bcaaa4", "#c5e1a5", "#f48fb1", "#b39dd
 
 
 def colours(engines: Iterable[str]) -> dict[str, str]:
-    """A colour, as #rrggbb, for the host and for each engine."""
+    """Return a colour, as #rrggbb, for the host and for each engine."""
     found = {HOST: _HOST_COLOUR}
     for engine in engines:
         if engine not in found:
