@@ -103,7 +103,7 @@ class Explanation:
         if self.memory:
             lines.append(f"  memory: {self.memory}")
         if self.side_by_side:
-            lines.append("  clusters of different engines run side by side")
+            lines.append("  clusters of different engines run concurrently")
         for c in self.report.clusters:
             operators = ", ".join(f"{o} x{n}" if n > 1 else o for o, n in c.operators)
             lines.append(f"  {c.name}: {c.node_count} nodes on {c.engine} ({c.device}): {operators}")
