@@ -1,4 +1,4 @@
-"""The command `xrt` and its subcommands."""
+"""The command `xrt`: registers the subcommands and the options common to all of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log what happens to stderr; twice for all of it.")
+        int, typer.Option("--verbose", "-v", count=True, help="Log events to stderr; give it twice for debug output.")
     ] = 0,
 ) -> None:
     if verbose:

@@ -1,4 +1,4 @@
-"""`xrt doctor`: what is installed and set on this machine, what is wrong with it, and how to mend that."""
+"""`xrt doctor`: show installed versions and settings of this machine, and each problem with its remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MACHINE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 class Problem(NamedTuple):
-    """Something that is wrong, and the cure."""
+    """A problem of the installation or the configuration, and its remedy."""
 
     what: str
     cure: str

@@ -76,12 +76,12 @@ def _add_bias(xp: Any, y: Any, bias: Any | None) -> Any:
     bias = xp.reshape(bias, (-1,) + (1,) * (y.ndim - 2)).astype(y.dtype)
     if is_jax(xp):
         return y + bias
-    y += bias  # ours: `convolve` made it
+    y += bias  # in place: `convolve` allocated it
     return y
 
 
 def _groups(ctx: OpContext, x: Any, w: Any) -> int:
-    """Attribute `group`, held against the channels of input and filter."""
+    """Attribute `group`. Raises ShapeError unless it fits the channels of input and filter."""
     groups = int(ctx.attr("group", 1))
     if x.ndim < 3 or w.ndim != x.ndim or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise ShapeError(
@@ -179,7 +179,7 @@ def _transpose_layout(
 
 @kernel("ConvTranspose")
 def conv_transpose(ctx: OpContext, x: Any, w: Any, bias: Any = None) -> Any:
-    """ConvTranspose: `output_shape` wins over `pads`; what the windows do not reach is zero (plus bias)."""
+    """ConvTranspose: `output_shape` overrides `pads`; elements outside every window are zero (plus bias)."""
     xp = ctx.xp
     groups = int(ctx.attr("group", 1))
     if x.ndim < 3 or w.ndim != x.ndim or x.shape[1] != w.shape[0] or x.shape[1] % groups:
