@@ -14,7 +14,7 @@ from xrt_core.errors import GraphError, ModelLoadError
 from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
 from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.schema import domain_versions, normal_domain
+from xrt_core.ir.schema import domain_versions
 from xrt_core.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def import_model(
 
 
 def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Function:
-    """The Function that `Function.to_onnx` exported, with its aliases. Takes what `import_model` takes.
+    """The Function that `onnx_export.export_function` exported, with its aliases. Takes what `import_model` takes.
 
     Raises ModelLoadError also where an input or output has no declared static type.
     """
@@ -136,7 +136,7 @@ def _gc_paused() -> Iterator[None]:
 
 def _read(model: ModelProto, weights: Weights | None, external: ExternalData) -> Graph:
     from xrt_core.frontends.onnx_reader import Reader
-    from xrt_core.frontends.onnx_scope import text
+    from xrt_core.frontends.onnx_scope import check_opsets, text
 
     if not model.HasField("graph"):
         raise ModelLoadError("there is no graph in it; this is not an ONNX model")
@@ -157,32 +157,6 @@ def _read(model: ModelProto, weights: Weights | None, external: ExternalData) ->
         doc=graph.doc,
         metadata=metadata,
     )
-
-
-def check_opsets(proto: Any) -> dict[str, int]:
-    """The opsets that a ModelProto or FunctionProto imports, by domain.
-
-    Raises ModelLoadError where one is newer than the installed `onnx` knows.
-    """
-    opsets: dict[str, int] = {}
-    known = domain_versions()
-    for o in proto.opset_import:
-        domain = normal_domain(o.domain)
-        if opsets.setdefault(domain, o.version) != o.version:
-            both = f"{opsets[domain]} and {o.version}"
-            raise ModelLoadError(f"domain {domain or 'ai.onnx'!r} is imported with two opsets: {both}")
-    if not opsets:
-        raise ModelLoadError("no opset is imported; this is not an ONNX model, or one older than opset 7")
-    for domain, version in opsets.items():
-        label = domain or "ai.onnx"
-        if domain in known and version > known[domain]:
-            raise ModelLoadError(
-                f"opset {version} of {label} is newer than {known[domain]}, the newest that the installed onnx package "
-                f"knows; upgrade onnx"
-            )
-        if version < 1:
-            raise ModelLoadError(f"opset {version} of {label} is imported; opsets begin at 1")
-    return opsets
 
 
 def _from_onnx_ir(source: Any, folder: pathlib.Path | None) -> tuple[ModelProto, pathlib.Path | None]:
