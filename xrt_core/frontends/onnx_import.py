@@ -15,7 +15,6 @@ from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
 from xrt_core.frontends.plugin_models import import_object
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
 from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.schema import domain_version, domain_versions, normal_domain
 from xrt_core.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def import_model(
 
 
 def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Function:
-    """Import a Function that `Function.to_onnx` exported, with its aliases. source, folder: as of `import_model`.
+    """Import a Function that `export_function` exported, with its aliases. source, folder: as of `import_model`.
 
     Raises ModelLoadError also if an input or output has no declared static type.
     """
@@ -151,7 +150,7 @@ def _gc_paused() -> Iterator[None]:
 
 def _read(model: ModelProto, weights: Weights | None, external: ExternalData) -> Graph:
     from xrt_core.frontends.onnx_reader import Reader
-    from xrt_core.frontends.onnx_scope import text
+    from xrt_core.frontends.onnx_scope import check_opsets, text
 
     if not model.HasField("graph"):
         raise ModelLoadError("there is no graph in it; this is not an ONNX model")
@@ -171,32 +170,6 @@ def _read(model: ModelProto, weights: Weights | None, external: ExternalData) ->
         doc=graph.doc,
         metadata=metadata,
     )
-
-
-def check_opsets(proto: Any) -> dict[str, int]:
-    """Return the opsets that a ModelProto or FunctionProto imports, by domain.
-
-    Raises ModelLoadError if one is newer than the installed `onnx` package supports.
-    """
-    opsets: dict[str, int] = {}
-    known = domain_versions()
-    for o in proto.opset_import:
-        domain = normal_domain(o.domain)
-        if opsets.setdefault(domain, o.version) != o.version:
-            both = f"{opsets[domain]} and {o.version}"
-            raise ModelLoadError(f"domain {domain or 'ai.onnx'!r} is imported with two opsets: {both}")
-    if not opsets:
-        raise ModelLoadError("no opset is imported; this is not an ONNX model, or one older than opset 7")
-    for domain, version in opsets.items():
-        label = domain or "ai.onnx"
-        if domain in known and version > known[domain]:
-            raise ModelLoadError(
-                f"opset {version} of {label} is newer than {known[domain]}, the newest that the installed onnx package "
-                f"knows; upgrade onnx"
-            )
-        if version < 1:
-            raise ModelLoadError(f"opset {version} of {label} is imported; opsets begin at 1")
-    return opsets
 
 
 def _from_onnx_ir(source: Any, folder: pathlib.Path | None) -> tuple[ModelProto, pathlib.Path | None]:

@@ -18,10 +18,9 @@ import numpy as np
 from xrt_core.errors import GraphError
 from xrt_core.frontends.control_flow import trace_bodies
 from xrt_core.frontends.numpy_interop import as_array, is_array
-from xrt_core.frontends.numpy_semantics import constant, literal, stack_scalars, value_of
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64
 from xrt_core.frontends.source_location import trace_error
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, constant, literal, stack_scalars, value_of
 from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Attribute, Graph, SparseTensor, Value
 from xrt_core.ir.schema import AttributeKind, Schema, find_schema, latest_opset, schema_dtypes
