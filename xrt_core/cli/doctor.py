@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from typing import Final, NamedTuple
 
-import click
 import typer
 
 from xrt_core import __version__, options
@@ -41,7 +40,7 @@ class Problem(NamedTuple):
 
 
 @command
-def doctor() -> None:
+def doctor(context: typer.Context) -> None:
     """Show versions, the processor, engines and settings, then every problem with its cure; exit code 1 if any."""
     lines = engines.listing()
     say("versions")
@@ -52,7 +51,7 @@ def doctor() -> None:
     variables = _variables()
     say("\n".join(f"  {name}={value}" for name, value in variables) or "  nothing that XRT reads is set")
     say("\nsettings in force")
-    problems = list(_problems(lines))
+    problems = list(_problems(lines, getattr(context.find_root().command, "commands", ())))
     try:
         for name, setting, source in _settings():
             say(f"  {name} = {setting}  (from {source})")
@@ -132,7 +131,7 @@ def _settings() -> Iterator[tuple[str, object, str]]:
     yield "cache_size", f"{resolved.cache_size} signatures a module, in memory", resolved.source("cache_size")
 
 
-def _problems(lines: list[EngineListing]) -> Iterator[Problem]:
+def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator[Problem]:
     for name in _REQUIRED:
         if not _version(name):
             yield Problem(f"{name} is not installed, and xrt-core needs it", f"pip install {name}")
@@ -142,7 +141,7 @@ def _problems(lines: list[EngineListing]) -> Iterator[Problem]:
     for name, why in passes.listing()[1].items():
         yield Problem(f"pass {name} of a plugin is left out: {why}", "mend or remove its package")
     said = {e.reason for e in lines if e.status == "broken"}
-    for p in _plugin_problems():
+    for p in _plugin_problems(commands):
         if not any(p.reason in reason or reason in p.reason for reason in said):
             yield Problem(f"{p.what} ({p.owner}): {p.reason}", p.remedy or "mend or remove its package")
     try:
@@ -157,8 +156,8 @@ def _problems(lines: list[EngineListing]) -> Iterator[Problem]:
             yield Problem(f"{DISABLE_VARIABLE} names {name!r}, which is not installed", "take it out of the variable")
 
 
-def _plugin_problems() -> list[PluginProblem]:
-    """What is wrong with plugins, all of which are loaded and asked for this."""
+def _plugin_problems(commands: Collection[str]) -> list[PluginProblem]:
+    """What is wrong with plugins, all of which are loaded and asked for this. commands: the names that are taken."""
     from xrt_core.engine import engines as manager
 
     for group in GROUPS:
@@ -168,6 +167,5 @@ def _plugin_problems() -> list[PluginProblem]:
     manager.load_converters()
     for domain in plugin_domains():
         newest_version(domain)
-    root = click.get_current_context().find_root().command
-    add_commands(typer.Typer(), root.commands if isinstance(root, click.Group) else ())
+    add_commands(typer.Typer(), commands)
     return plugins.problems()
