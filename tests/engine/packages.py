@@ -67,9 +67,9 @@ def add_package(
 def add_plugin(
     folder: pathlib.Path, package: str, source: str, entries: Mapping[str, str], *, version: str = "1.0"
 ) -> str:
-    """Install a package whose module, holding `source`, is itself the plugin. entries: group -> name of its entry point.
+    """Install a package whose module, holding `source`, is itself the plugin. Returns the module's name.
 
-    Returns the module's name.
+    entries: group -> name of the entry point there.
     """
     group, name = next(iter(entries.items()))
     module = add_package(folder, package, source, engine=name, group=group, version=version, target="replaced below")
