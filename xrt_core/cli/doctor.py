@@ -171,7 +171,7 @@ def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator
 
 
 def _plugin_problems(commands: Collection[str]) -> list[PluginProblem]:
-    """What is wrong with plugins, all of which are loaded for this. commands: names that `xrt` has itself."""
+    """What is wrong with plugins, all of which are loaded and asked for this. commands: the names that are taken."""
     from xrt_core.engine import engines as manager
 
     for group in GROUPS:
