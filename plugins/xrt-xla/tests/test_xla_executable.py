@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from xla_functions import compile_nodes
 from xrt_xla import XlaEngine
+from xrt_xla.program import Program
 
 from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
 from xrt_core.errors import CompileError, ExecutionError
@@ -265,6 +266,7 @@ def test_an_executable_is_loaded_in_another_process(engine: XlaEngine, tmp_path:
     code = f"""
 import pathlib, numpy as np
 from xrt_xla import XlaEngine
+from xrt_xla.program import Program
 from xrt_core.engine.contract import CompileOptions
 folder = pathlib.Path({str(tmp_path)!r})
 loaded = XlaEngine().compiler("cpu", CompileOptions()).load((folder / "blob").read_bytes())
@@ -294,6 +296,7 @@ from xrt_core.engine.contract import CompileOptions, Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_xla import XlaEngine
+from xrt_xla.program import Program
 t = TensorType(np.dtype(np.float32), (64,))
 x, y, z = Value("x", t), Value("y", t), Value("z", t)
 nodes = [Node("Tanh", [x], [y], version=13), Node("Add", [x, y], [z], version=14)]
@@ -318,6 +321,7 @@ from xrt_core.engine.contract import CompileOptions, Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_xla import XlaEngine
+from xrt_xla.program import Program
 t = TensorType(np.dtype(np.float32), (64,))
 x, w, y = Value("x", t), Value("w", t), Value("y", t)
 function = Function.from_graph(Graph([x, w], [y], [Node("Add", [x, w], [y], version=14)], opsets={"": 21}))
@@ -415,6 +419,17 @@ def test_nodes_of_constants_are_computed_once(engine: XlaEngine) -> None:
     assert "s8[" not in executable.as_text()
     want = array.astype(np.float64) @ (q * 0.5)
     np.testing.assert_allclose(np.asarray(executable.run([array])[0]), want, rtol=1e-4, atol=1e-3)
+
+
+def test_random_draws_are_left_to_the_program(engine: XlaEngine) -> None:
+    """A Dropout of constants is computed beforehand unless it is in training mode."""
+    x = Value.constant(np.ones(8, np.float32), "x")
+    for mode, steps in ((False, 0), (True, 1)):
+        y = _value("y", np.float32, 8)
+        inputs = [x, None, Value.constant(np.array(mode), "mode")]
+        nodes = [Node("Dropout", inputs, [y], {"seed": 1}, version=13)]
+        function = Function.from_graph(Graph([], [y], nodes, opsets={"": 21}, name="f"))
+        assert len(Program(function, "cpu", 0).steps) == steps
 
 
 def test_unblocked_runs_give_the_same(engine: XlaEngine) -> None:
