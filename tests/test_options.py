@@ -82,7 +82,7 @@ def test_values_are_cleaned(name: str, value: Any, clean: Any) -> None:
     ("name", "value"),
     [
         ("engine", []), ("engine", ["xla", "xla"]), ("engine", ["host", "xla"]), ("engine", 3), ("engine", [3]),
-        ("phase", "test"), ("phase", ["train"]), ("device", "gpu"), ("device", "cuda:x"), ("device", 0),
+        ("phase", "test"), ("phase", ["train"]), ("device", "GPU 0"), ("device", "cuda:x"), ("device", 0),
         ("use_xla_jit", "yes"), ("use_tensorrt", 1), ("strict", None), ("minimum_nodes", 0), ("minimum_nodes", True),
         ("minimum_nodes", 2.0), ("maximum_nodes", 1 << 70), ("cache_size", 0), ("threads", -1), ("guard", 1),
         ("constant_fold_limit", -1), ("max_batch_size", "8"), ("verify", "1"),

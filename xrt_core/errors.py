@@ -66,6 +66,10 @@ class EngineUnavailableError(EngineError):
     """The engine is installed but cannot be used here; carries its own reason and the cure."""
 
 
+class DeviceNotFoundError(EngineError):
+    """A kind of device that nobody brings, or a number of which there is no device here; lists those that there are."""
+
+
 class PluginError(EngineError):
     """A plugin package is broken, too old, too new, or named twice."""
 

@@ -13,6 +13,7 @@ import typer
 from xrt_core import __version__, options
 from xrt_core.cli import engines, passes
 from xrt_core.cli.display import command, say, show_table
+from xrt_core.engine.device_kinds import DeviceKindListing, device_kinds
 from xrt_core.engine.discovery import DISABLE_VARIABLE
 from xrt_core.engine.manager import EngineListing
 from xrt_core.engines import NOTHING_INSTALLED
@@ -42,6 +43,8 @@ def doctor() -> None:
     show_table(("  package", "version"), [(f"  {name}", version) for name, version in _versions()])
     say(f"\nprocessor\n  {_processor()}\n\nengines")
     engines.show(lines)
+    say("\ndevices")
+    say("\n".join(map(_device_line, device_kinds())))
     say("\nenvironment")
     variables = _variables()
     say("\n".join(f"  {name}={value}" for name, value in variables) or "  nothing that XRT reads is set")
@@ -69,6 +72,17 @@ def _versions() -> Iterator[tuple[str, str]]:
         version = _version(name)
         if version:
             yield name, version
+
+
+def _device_line(line: DeviceKindListing) -> str:
+    here = [f"{name}{_memory(*memory)}" for name, memory in zip(line.devices, line.memory, strict=True)]
+    return f"  {line.name}, of {line.owner}: {', '.join(here) or f'none: {line.reason}'}"
+
+
+def _memory(total: int | None, free: int | None) -> str:
+    if total is None:
+        return ""
+    return f" ({total / 2**30:.1f} GiB{'' if free is None else f', {free / 2**30:.1f} free'})"
 
 
 def _version(name: str) -> str:

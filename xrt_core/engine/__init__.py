@@ -19,6 +19,15 @@ from xrt_core.engine.contract import (
     Support,
     Tolerance,
 )
+from xrt_core.engine.device_kinds import (
+    DeviceArrays,
+    DeviceKind,
+    DeviceKindListing,
+    Streams,
+    device_kind,
+    device_kinds,
+    register_device_kind,
+)
 from xrt_core.engine.op_kernels import OpKernel, OpKernelRegistry, op_kernel, op_kernels, register_portable_kernels
 
 if TYPE_CHECKING:
@@ -28,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = [
     "API_VERSION",
     "CompileOptions",
+    "DeviceArrays",
+    "DeviceKind",
+    "DeviceKindListing",
     "Engine",
     "EngineListing",
     "EngineManager",
@@ -41,12 +53,16 @@ __all__ = [
     "Parameter",
     "Phase",
     "RunOptions",
+    "Streams",
     "Support",
     "Tolerance",
+    "device_kind",
+    "device_kinds",
     "engines",
     "hookimpl",
     "op_kernel",
     "op_kernels",
+    "register_device_kind",
     "register_engine",
     "register_portable_kernels",
 ]

@@ -91,9 +91,9 @@ class CompileOptions:
 class RunOptions:
     """How to run.
 
-    stream: the caller's CUDA stream as an integer handle (0 and 1: the legacy default stream, 2: that of the thread);
-    None: any stream of the executable's. donate: whether the executable may write results into aliased inputs in place
-    (the caller no longer uses them).
+    stream: the caller's stream on the device as an integer handle, as its kind's `Streams` gives it (CUDA: 0 and 1 are
+    the legacy default stream, 2 that of the thread); None: any stream of the executable's.
+    donate: whether the executable may write results into aliased inputs in place (the caller no longer uses them).
     """
 
     stream: int | None = None
@@ -128,11 +128,12 @@ class Executable(ABC):
         """Run once.
 
         inputs: one array per entry parameter, of its dtype and shape: NumPy arrays, arrays of the engine's own library
-            (what an earlier `run` of the same engine returned), or of those in `Engine.array_families`. They are not
+            (what an earlier `run` of the same engine returned), or of those in `Engine.array_families`; on a kind of
+            device with `DeviceKind.arrays` always arrays of that class, in the executable's device. They are not
             modified, except those that `aliases` names, when `run_options.donate` is set.
         Returns one array per return parameter, in the engine's own array type; it must support `numpy.asarray` or
-            DLPack. With block_until_done=False the arrays may still be under computation; only an engine that says
-            `asynchronous` is asked for that, see there.
+            DLPack, or be of the class of its device kind's `arrays`. With block_until_done=False the arrays may still
+            be under computation; only an engine that says `asynchronous` is asked for that, see there.
         Raises ExecutionError, after which the executable must stay usable.
         """
 
@@ -190,7 +191,8 @@ class Engine(ABC):
 
     name: how users call it (`engine="xla"`), a lower-case identifier.
     api_version: the API_VERSION it was written for.
-    devices: kinds of devices it can drive: "cpu", "cuda", "tpu".
+    devices: kinds of devices it can drive, such as "cpu" or "cuda"; others than XRT's own are registered first
+        (`register_device_kind`, hook `xrt_device_kinds`).
     priority: phase -> rank; engines are tried from high to low. The defaults of XRT: training XLA 100, TensorRT 50;
         inference TensorRT 100, XLA 50.
     automatic: optional; whether the engine takes part where nobody names one. False suits an engine that is there to
@@ -198,12 +200,12 @@ class Engine(ABC):
     array_families: optional; the libraries, of ARRAY_FAMILIES, whose arrays `Executable.run` takes as they are, beside
         NumPy's. "other" is any object that shows memory of a GPU by DLPack or by `__cuda_array_interface__`. On a GPU
         only arrays in the memory of the executable's own device are given so; all else arrives as NumPy arrays.
-    asynchronous: optional; whether the core may run executables on a GPU with block_until_done=False, and the caller's
-        stream in `run_options`. By this an engine says: such a run comes after what makes its inputs (an array that
-        does not tell by DLPack or `__cuda_array_interface__` is made on that stream); who reads a result by DLPack, by
-        the array protocol or, where results are CuPy's arrays, on that stream, gets it finished; inputs on the device
-        may be released at once, and any input be written to after a result was read so; and what fails late raises
-        where a result is read on the CPU.
+    asynchronous: optional; whether the core may run executables with block_until_done=False on devices whose kind has
+        streams, and the caller's stream in `run_options`. By this an engine says: such a run comes after what makes
+        its inputs (an array that does not tell by DLPack or `__cuda_array_interface__` is made on that stream); who
+        reads a result by DLPack, by the array protocol, by its device kind or, where results are CuPy's arrays, on that
+        stream, gets it finished; inputs on the device may be released at once, and any input be written to after a
+        result was read so; and what fails late raises where a result is read on the CPU.
     tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
         XRT (`verify/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
         when it checks a compiled cluster.

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
+from xrt_core.engine.device_kinds import is_host, kinds
 from xrt_core.engine.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
 from xrt_core.engine.hooks import Hooks
-from xrt_core.engine.op_kernels import KNOWN_DEVICES, op_kernels
+from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.engine.registry import Registry, miss
 from xrt_core.errors import (
     EngineError,
@@ -163,7 +164,9 @@ class EngineManager:
             return self._targeting(options.target, options)
         if options.engine is None or options.engine == (AUTO,):
             ready = self.ready(options.phase, options.device, options, without)
-            if not ready and options.device is not None and options.device.partition(":")[0] != "cpu":
+            if options.device is not None:
+                kinds.check(options.device)
+            if not ready and not is_host(options.device):
                 raise EngineUnavailableError(
                     f"device={options.device!r} ({options.source('device')}): no engine that is ready can use it; "
                     "`xrt engines` says what each can use, and engine='host' runs without engines"
@@ -171,6 +174,7 @@ class EngineManager:
             return ready
         found = [self.usable(n) for n in options.engine if n != HOST]
         if options.device is not None:
+            kinds.check(options.device)
             for engine in found:
                 self.device(engine, options.device)
         return found
@@ -293,6 +297,13 @@ class EngineManager:
         except Exception as e:
             raise PluginError(f"engine {name!r} of {owner} cannot be made: {type(e).__name__}: {e}") from e
         self._hooks.add(engine, name, owner)
+        unknown = [d for d in engine.devices if d not in kinds.names()]  # its package may just have brought some
+        if unknown:
+            self._hooks.remove(name)
+            raise PluginError(
+                f"engine {name!r} of {owner}: {miss('device kind', unknown[0], list(kinds.names()))}; a package brings "
+                "one with the hook xrt_device_kinds"
+            )
         process_events.emit("engine.loaded", engine=name, package=owner)
         package = engine_class.__module__.partition(".")[0]
         for stray in op_kernels.strays(package, {name, *self._plugins(), *self._registered}):
@@ -390,8 +401,8 @@ def _fault(engine: Any, name: str | None = None) -> str:
         older = isinstance(engine.api_version, int) and engine.api_version < API_VERSION
         cure = f"upgrade the package of engine {own!r}" if older else "upgrade xrt-core"
         return f"it is written for engine API {engine.api_version!r}, and this core has {API_VERSION}; {cure}"
-    if not engine.devices or any(d not in KNOWN_DEVICES for d in engine.devices):
-        return f"its devices are {engine.devices!r}; they must be among {', '.join(KNOWN_DEVICES)}"
+    if isinstance(engine.devices, str) or not engine.devices:
+        return f"its devices are {engine.devices!r}; expected a tuple such as ('cpu', 'cuda')"
     families = engine.array_families
     if not isinstance(families, tuple) or any(f not in ARRAY_FAMILIES for f in families):
         return f"its array_families are {families!r}; they must be a tuple of some of {', '.join(ARRAY_FAMILIES)}"

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from xrt_core.engine.device_kinds import kinds
+from xrt_core.engine.registry import miss
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.annotations import Phase
 from xrt_core.ir.graph import Node
@@ -25,7 +27,6 @@ from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels.registry import find_kernel
 
 F = TypeVar("F", bound=Callable[..., Any])
-KNOWN_DEVICES = ("cpu", "cuda", "tpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ class OpKernelRegistry:
         self._kernels: dict[tuple[str, str, str], OpKernel] = {}
 
     def register(self, entry: OpKernel) -> None:
-        """Add a kernel. Raises RegistrationError: taken, no device or an unknown one, not callable with a context.
+        """Add a kernel. Raises RegistrationError: taken, no device, not callable with a context.
 
-        Whether the operator exists is asked in `validate`: importing an engine must not import onnx.
+        Whether the operator and the device kinds exist is asked in `validate`: importing an engine must not import
+        onnx, and its package may bring a kind of its own.
         """
         where = _where(entry)
         if not entry.engine or not entry.op_type:
@@ -71,9 +73,6 @@ class OpKernelRegistry:
         _check_signature(entry, where)
         if isinstance(entry.devices, str) or not entry.devices:
             raise RegistrationError(f"{where}: devices is {entry.devices!r}; expected a tuple such as ('cpu', 'cuda')")
-        for device in entry.devices:
-            if device not in KNOWN_DEVICES:
-                raise RegistrationError(f"{where}: unknown device {device!r}; known: {', '.join(KNOWN_DEVICES)}")
         key = (entry.engine, entry.domain, entry.op_type)
         taken = self._kernels.get(key)
         if taken is not None:
@@ -91,10 +90,11 @@ class OpKernelRegistry:
         return MappingProxyType({(d, o): k for (e, d, o), k in self._kernels.items() if e == engine})
 
     def validate(self, engine: str) -> None:
-        """Hold the kernels of one engine against the operators there are; needs the onnx package, so not at import.
+        """Check the kernels of one engine against the operators there are; needs the onnx package, so not at import.
 
-        Raises RegistrationError, listing every kernel of an operator that does not exist, that cannot be called with
-        as many inputs as its operator has, or whose `static` or `mutable_variables` name an input that there is not.
+        Raises RegistrationError, listing every kernel of an operator or a device kind that does not exist, that cannot
+        be called with as many inputs as its operator has, or whose `static` or `mutable_variables` name an input that
+        there is not.
         """
         faults = [fault for entry in self.of_engine(engine).values() if (fault := _fault(entry))]
         if faults:
@@ -232,6 +232,9 @@ def _fault(entry: OpKernel) -> str:
     newest = domain_versions().get(domain, 0)
     schema = find_schema(entry.op_type, domain, newest)
     where = f"{_where(entry)}, by {_origin(entry.function)}"
+    unknown = [d for d in entry.devices if d not in kinds.names()]
+    if unknown:
+        return f"{where}: {miss('device kind', unknown[0], list(kinds.names()))}"
     if schema is None:
         if find_kernel(domain, entry.op_type) is not None:  # newer than the installed onnx package
             return ""

@@ -76,7 +76,7 @@ def choice(*values: str) -> Kind:
     return Kind(" or ".join(repr(v) for v in values), accept, lambda text: accept(text.strip()))
 
 
-_DEVICE_FORM = re.compile(r"(cpu|cuda|tpu)(:\d+)?")
+_DEVICE_FORM = re.compile(r"[a-z][a-z0-9_]*(:[0-9]+)?")
 
 
 def _accept_device(value: Any) -> str:
@@ -85,7 +85,11 @@ def _accept_device(value: Any) -> str:
     return value
 
 
-DEVICE = Kind("'cpu', 'cuda' or 'tpu', with an index if need be, such as 'cuda:1'", _accept_device, _accept_device)
+DEVICE = Kind(
+    "a kind of device that `xrt doctor` lists, such as 'cpu' or 'cuda', with a number if need be ('cuda:1')",
+    _accept_device,
+    _accept_device,
+)
 
 
 def _accept_engines(value: Any) -> tuple[str, ...]:
@@ -143,15 +147,6 @@ def _accept_place(value: Any) -> str:
     return os.path.abspath(path)
 
 
-def _accept_parallel(value: Any) -> bool | str:
-    return str(value) if isinstance(value, str) and value == "auto" else _accept_flag(value)
-
-
-def _parse_parallel(text: str) -> bool | str:
-    return "auto" if text.strip().lower() == "auto" else _parse_flag(text)
-
-
-PARALLEL = Kind("'auto', True or False", _accept_parallel, _parse_parallel)
 FOLDER = Kind(
     "a folder's path, absolute or beginning with '~'", _accept_folder, lambda text: _accept_folder(text.strip())
 )

@@ -12,7 +12,7 @@ that it reads and writes, and k the array operations that its host kernel makes 
 them already. Nodes that only look at an array in another way (Reshape, Transpose, ...) move nothing on the host.
 
 Where the constants are from. CPU: `benchmarks/partition_costs.py` on two cores of an EPYC with AVX-512, host NumPy
-against the XLA engine. CUDA and TPU: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s, HBM3
+against the XLA engine. Accelerators: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s, HBM3
 3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half. What a preferred
 engine saves: on five whole models ONNX Runtime saves -2, 5, 16, 20 and 48 % over XLA (`benchmarks/README.md`).
 """
@@ -59,17 +59,20 @@ class Costs:
 
 
 _NUMPY: Final = Rates(call=1e-6, bandwidth=25e9, flops=150e9)
-_CUDA: Final = Rates(call=0.0, bandwidth=1.5e12, flops=30e12)
+_ACCELERATOR: Final = Rates(call=0.0, bandwidth=1.5e12, flops=30e12)
 CPU: Final = Costs(_NUMPY, Rates(call=0.0, bandwidth=35e9, flops=200e9), launch=5e-6, crossing=1e-6)
-CUDA: Final = Costs(_NUMPY, _CUDA, launch=10e-6, crossing=10e-6, copy=25e9)
-CUDA_WITH_CUPY: Final = Costs(Rates(call=10e-6, bandwidth=1.5e12, flops=30e12), _CUDA, launch=10e-6, crossing=1e-6)
-_BY_KIND: Final[Mapping[str, Costs]] = MappingProxyType({"cpu": CPU, "cuda": CUDA, "tpu": CUDA})
+ACCELERATOR: Final = Costs(_NUMPY, _ACCELERATOR, launch=10e-6, crossing=10e-6, copy=25e9)
+ACCELERATOR_WITH_HOST: Final = Costs(
+    Rates(call=10e-6, bandwidth=1.5e12, flops=30e12), _ACCELERATOR, launch=10e-6, crossing=1e-6
+)
 
 
-def costs_for(device: str, host_on_device: bool = False) -> Costs:
-    """The constants for a device such as "cpu" or "cuda:1". host_on_device: the host computes with CuPy beside it."""
-    kind = device.partition(":")[0]
-    return CUDA_WITH_CUPY if host_on_device and kind == "cuda" else _BY_KIND.get(kind, CPU)
+def costs_for(is_host: bool, host_on_device: bool = False) -> Costs:
+    """The constants for the host's processor (`is_host`), or for a device with memory of its own.
+
+    host_on_device: the host computes on the device too, so that values between them are not copied.
+    """
+    return CPU if is_host else ACCELERATOR_WITH_HOST if host_on_device else ACCELERATOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Converters: a node of the dialect at every place where a value crosses between the host and engines."""
+"""Transfers: a converter node of the dialect wherever a value passes between the host and an engine."""
 
 from __future__ import annotations
 
