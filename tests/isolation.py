@@ -19,7 +19,7 @@ from xrt_core.engine import engines
 from xrt_core.engine.converters import converters
 from xrt_core.engine.discovery import GROUPS, Plugin
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
-from xrt_core.ir import schema
+from xrt_core.ir import op_traits, schema
 from xrt_core.kernels import registry as kernels
 from xrt_core.options import process_config
 from xrt_core.training import registry as training
@@ -112,6 +112,11 @@ def _portable_kernel(key: Any, value: kernels.PortableKernel, installed: _Instal
     return installed.wrote(value.function)
 
 
+def _traits(key: Any, value: Any, installed: _Installed) -> bool:
+    by = op_traits._OWNERS.get(key)
+    return by is not None and any(owner.startswith(by) for owner in installed.owners)
+
+
 def _function(key: Any, value: Any, installed: _Installed) -> bool:
     return installed.wrote(value)
 
@@ -138,6 +143,8 @@ _TABLES = (
     _Table("kernel of an engine", lambda: op_kernels._kernels, _op_kernel),
     _Table("portable kernel", lambda: kernels._KERNELS, _portable_kernel),
     _Table("schema", lambda: schema._DIALECT),
+    _Table("traits of an operator", lambda: op_traits._ROWS, _traits),
+    _Table("owner of traits", lambda: op_traits._OWNERS, _traits),
     _Table("gradient rule", lambda: training._RULES, _function),
     _Table("composition", lambda: training._COMPOSITIONS, _function),
     _Table("constant gradient", lambda: training._CONSTANT, lambda k, v, i: str(v).startswith(_CORE)),
