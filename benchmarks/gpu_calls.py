@@ -22,6 +22,7 @@ from call_overhead import graph_of
 
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Function, RunOptions
+from xrt_core.engine.device_kinds import CUDA
 from xrt_core.errors import EngineError
 from xrt_core.module import XRTModule
 from xrt_core.runtime.arrays import family_of, to_numpy
@@ -104,7 +105,7 @@ def main(names: list[str]) -> None:
                 arrays = [array(np.full(8, i, np.float32)) for i in range(count)]
                 module(*arrays)
                 assert module.explain().node_share == 1.0, module.explain()
-                taken = [to_engine(family_of(type(a)), engine.array_families, 0)(a) for a in arrays]
+                taken = [to_engine(family_of(type(a)), engine.array_families, CUDA, 0)(a) for a in arrays]
                 direct = bare(made, taken, stream())
                 ours, theirs = interleaved([lambda m=module, a=arrays: m(*a), direct], settle)
                 print(f"| {name} | {library} | {count} | {ours:.1f} | {theirs:.1f} | {ours - theirs:.1f} |")

@@ -146,7 +146,10 @@ def measure(graph: Graph, engines: Sequence[Candidate], strict: bool, minimum: i
     gc.freeze()  # the garbage collector runs, but does not go through the graphs of the other rows again and again
     start = time.process_time()  # the work is in one thread; a busy machine does not count
     marks = mark(fresh, engines)
-    found = cluster(fresh, marks, minimum_nodes=minimum, strict=strict, costs=costs_for, prune=prune)
+    costs = costs_for(is_host=True)
+    found = cluster(
+        fresh, marks, minimum_nodes=minimum, strict=strict, costs=lambda device: costs, prune=prune
+    )
     outline(fresh, found)
     taken = time.process_time() - start
     gc.unfreeze()

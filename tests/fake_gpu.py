@@ -162,7 +162,9 @@ def fake_cupy() -> types.ModuleType:
     made.asnumpy = lambda x: np.array(memory(x) if isinstance(x, DeviceArray) else x)  # type: ignore[attr-defined]
     made.from_dlpack = from_dlpack  # type: ignore[attr-defined]
     made.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        Device=lambda: types.SimpleNamespace(id=0),
+        Device=lambda index=0: types.SimpleNamespace(
+            id=index, synchronize=lambda: [GPU.wait(s) for s in list(GPU.queues)]
+        ),
         runtime=types.SimpleNamespace(getDevice=lambda: 0),
         get_current_stream=lambda: types.SimpleNamespace(ptr=GPU.current),
         ExternalStream=external,

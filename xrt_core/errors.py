@@ -66,6 +66,10 @@ class EngineUnavailableError(EngineError):
     """The engine is installed but cannot be used on this machine; has the engine's reason and the remedy."""
 
 
+class DeviceNotFoundError(EngineError):
+    """A kind of device that nobody brings, or a number of which there is no device here; lists those that there are."""
+
+
 class PluginError(EngineError):
     """A plugin package is broken, incompatible with this version of the core, or its name is taken."""
 

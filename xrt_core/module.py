@@ -34,7 +34,7 @@ from xrt_core.saved_model import SavedModel, open_saved, save_module
 class XRTModule(GuardedModule):
     """A model whose clusters run on engines; the nodes that no engine supports run on the host.
 
-        m = XRTModule("model.onnx", engine="xla")
+        m = XRTModule("model.onnx")
         y = m(x)                        # positional or by name; one result, or a tuple of them
         results = m.run({"x": x})       # {output name: array}
 

@@ -1,7 +1,7 @@
 """XRT as an ONNX backend: the `onnx.backend.base` interface, used by ONNX's conformance tests and tools.
 
     import xrt_core.onnx_backend as backend
-    results = backend.run_model(model, [x], engine=["xla"])
+    results = backend.run_model(model, [x], engine="auto")
 
 Source: `onnx.backend.base.Backend`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx.backend.base import Backend, BackendRep, Device, DeviceType
+from onnx.backend.base import Backend, BackendRep
 
 from xrt_core.module import XRTModule
 
@@ -73,19 +73,22 @@ class XRTBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Return whether an engine or the host can run on the device ("CPU", "CUDA:0")."""
-        kind = Device(device).type
-        if kind == DeviceType.CPU:
-            return True
+        """Whether an engine or the host can run on the device ("CPU", "CUDA:0")."""
         from xrt_core.engine import engines
+        from xrt_core.engine.device_kinds import is_host
 
         wanted = _device(device)
+        if is_host(wanted):
+            return True
         return any(wanted in (d, d.partition(":")[0]) for line in engines.listing() for d in line.devices)
 
 
 def _device(device: str) -> str:
-    kind, _, index = device.lower().partition(":")
-    return f"{kind}:{index}" if index and kind != "cpu" else kind
+    """XRT's name of an ONNX device such as "CPU" or "CUDA:0"; the host's processor has no number."""
+    from xrt_core.engine.device_kinds import is_host
+
+    device = device.lower()
+    return device.partition(":")[0] if is_host(device) else device
 
 
 is_compatible = XRTBackend.is_compatible

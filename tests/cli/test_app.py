@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -165,6 +166,8 @@ def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0, done.output
     assert f"xrt-core     {__version__}" in done.stdout
     assert "no problems found" in done.stdout
+    assert re.search(r"devices\n  cpu, of xrt-core: cpu \(.* GiB, .* free\)\n  cuda, of xrt-core: ", done.stdout)
+    assert re.search(r"\n  tpu, of xrt-core: (tpu:0|none: there is no TPU on the PCI bus)", done.stdout)
 
     monkeypatch.setenv("FLAGS_strict_clustering", "maybe")
     monkeypatch.setenv("XRT_DISABLE_PLUGINS", "ghost")

@@ -125,7 +125,8 @@ def test_what_depends_on_data_is_compiled_when_it_is_known() -> None:
         told = m.explain()
         assert "it waits for shapes that depend on data" in str(told)
         assert told.engine_node_count == 6
-        assert sum(told.cluster_flops.values()) < told.engine_flops < told.flops
+        # Compress, on the host, only moves elements
+        assert sum(told.cluster_flops.values()) < told.engine_flops == told.flops
         clusters = [c for e in told._with_parts() for c in e.report.clusters]
         assert f"clusters: {len(clusters)} on fake" in told.summary()  # those of the parts as well
         np.testing.assert_array_equal(m(given), [0, 1])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 import numpy as np
 import pytest
 
 from tests.random_graphs import F32, ints, node
 from xrt_core.errors import ExecutionError, ShapeError
-from xrt_core.host.executor import host_kernel, namespace_for, run_node
+from xrt_core.host.executor import host_kernel, run_node
 from xrt_core.host.reference import reference_kernel
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import STRING, TensorType
@@ -79,9 +76,3 @@ def test_an_operator_that_nobody_has() -> None:
         ExecutionError, match=r"node 'f': the host has no kernel for com.example.Frobnicate \(version 2\)"
     ):
         host_kernel(n)
-
-
-def test_namespaces() -> None:
-    """NumPy on the CPU; on CUDA CuPy where it is installed."""
-    assert namespace_for("cpu") is np
-    assert namespace_for("cuda:0") is (importlib.import_module("cupy") if importlib.util.find_spec("cupy") else np)

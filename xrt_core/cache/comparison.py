@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.contract import Executable, Function, Parameter, RunOptions
+from xrt_core.engine.device_executable import read
 
 _EXACT: Final = "biu"
 _SHARE: Final = 64.0  # of the dtype's rounding step, relative to the largest result: reductions may be ordered anew
@@ -25,7 +26,7 @@ def difference(function: Function, one: Executable, other: Executable, seed: int
     mine, theirs = (list(x.run([i.copy() for i in inputs], _RUN)) for x in (one, other))
     if len(mine) != len(theirs):
         return f"{len(mine)} results against {len(theirs)}"
-    for p, a, b in zip(function.returns, map(np.asarray, mine), map(np.asarray, theirs), strict=True):
+    for p, a, b in zip(function.returns, map(read, mine), map(read, theirs), strict=True):
         if reason := _unlike(a, b):
             return f"result {p.name!r}: {reason}"
     return ""

@@ -14,6 +14,7 @@ from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.cache.weight_digests import FileDigests
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
+from xrt_core.engine.device_executable import DeviceCompiler
 from xrt_core.errors import CacheError, UnsupportedError
 from xrt_core.events import EventLog, logger
 from xrt_core.ir.fingerprint import function_lines, remembering
@@ -319,5 +320,5 @@ class ExecutableStore:
 
 def _loads(compiler: GraphCompiler) -> bool:
     """Whether an engine's executables can come from the disk at all."""
-    kind = type(compiler)
+    kind = type(compiler.inner if isinstance(compiler, DeviceCompiler) else compiler)
     return kind.load is not GraphCompiler.load or kind.load_code is not GraphCompiler.load_code

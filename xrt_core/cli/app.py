@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+import sys
+from typing import Annotated, Final
 
 import typer
 
@@ -16,6 +17,7 @@ from xrt_core.cli.doctor import doctor
 from xrt_core.cli.engines import engines
 from xrt_core.cli.partition import partition
 from xrt_core.cli.passes import passes
+from xrt_core.cli.plugin_commands import add_commands, wanted
 from xrt_core.cli.replay import replay
 from xrt_core.cli.report import report
 from xrt_core.cli.run import run
@@ -55,8 +57,14 @@ for _command in (run, train, partition, compile, engines, doctor, passes, report
 app.add_typer(cache, name="cache")
 
 
+_OWN: Final = frozenset(c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands) | {"cache"}
+
+
 def main() -> None:
     """Entry point of the command `xrt`."""
+    if wanted(sys.argv[1:], _OWN):
+        for line in add_commands(app, _OWN):
+            say(f"left out: {line}", stderr=True)
     app()
 
 

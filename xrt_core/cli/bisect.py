@@ -34,6 +34,7 @@ def bisect(
     """
     from xrt_core.engine import engines
     from xrt_core.engine.contract import Function
+    from xrt_core.engine.device_executable import on_device
     from xrt_core.verify.isolate import Candidate, bisect_function, inputs_of_clusters
     from xrt_core.verify.repro import Stage, bundle_of, leave_bundle
     from xrt_core.verify.subgraph import subfunction
@@ -47,7 +48,7 @@ def bisect(
     options = module.compile_options(engine)
 
     def compile(function: Function, fused: bool) -> Any:
-        compiler = owner.compiler(device, module.compile_options(engine, fused))
+        compiler = on_device(owner.compiler(device, module.compile_options(engine, fused)), device)
         return compiler.compile(function, function.params, function.returns, function.aliases)
 
     candidate = Candidate(engine, compile, owner.tolerance)

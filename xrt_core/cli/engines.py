@@ -11,6 +11,7 @@ import typer
 
 from xrt_core import __version__
 from xrt_core.cli.display import command, say, show_table, working
+from xrt_core.engine.device_kinds import CPU
 from xrt_core.engine.manager import HOST, EngineListing
 from xrt_core.engines import NOTHING_INSTALLED, explanation
 
@@ -35,8 +36,8 @@ def listing() -> list[EngineListing]:
     """Return a row for the host, which is always available, and one for every installed engine."""
     from xrt_core.engine import engines as manager
 
-    host = EngineListing(HOST, "xrt-core", __version__, "ready", ("cpu",), f"numpy {np.__version__}")
-    with working("probing engines"):
+    host = EngineListing(HOST, "xrt-core", __version__, "ready", (CPU.name,), f"numpy {np.__version__}")
+    with working("asking the engines"):
         return [host, *manager.listing()]
 
 

@@ -29,13 +29,14 @@ def replay(
     ] = None,
 ) -> None:
     """Compile and verify the function of a bundle in a child process. The exit code is 3 if it still fails."""
+    from xrt_core.frontends.onnx_export import export_function
     from xrt_core.verify.repro import read_bundle
 
     found = read_bundle(bundle)
     if onnx is not None:
         if onnx.suffix != ".onnx":
             raise OptionError(f"--onnx {onnx}: it takes a file name that ends in .onnx")
-        onnx.write_bytes(found.function.to_onnx().SerializeToString())
+        onnx.write_bytes(export_function(found.function).SerializeToString())
         say(f"wrote {onnx}")
     if not here:
         versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())

@@ -10,6 +10,7 @@ import numpy as np
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Executable
+from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.function import Function
@@ -24,7 +25,7 @@ from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Call, Lowered, make_plan
 from xrt_core.runtime.plan_cache import PlanCache
-from xrt_core.runtime.transfers import number_of, to_launch
+from xrt_core.runtime.transfers import to_launch
 
 MakePart = Callable[[Graph, Collection[int], str], PlanCache]
 """(a subgraph with its captures as inputs, indices of inputs that change each iteration, a label) -> its plan cache."""
@@ -77,10 +78,10 @@ class Lowering:
             )
         launch = function, name, executable, lambda: _host_run(function), error, self._events
         engine, device = self._compilation.engines[name]
-        on_gpu = number_of(device) is not None
-        if not on_gpu and self._xp is np:
+        has_streams = device_kind(device).streams is not None
+        if not has_streams and self._xp is np:
             return Lowered(Launch(*launch), name, label)
-        made = DeviceLaunch(engine.asynchronous and on_gpu, *launch)
+        made = DeviceLaunch(engine.asynchronous and has_streams, *launch)
         made.enter = to_launch(self._xp, taken_by(self._compilation.engines, name))
         return Lowered(made, name, label)
 
@@ -111,8 +112,8 @@ def lane(node: Node) -> str:
 
 
 def shares_cores(graph: Graph) -> bool:
-    """Return whether several launches of the graph run on the CPU."""
-    return sum(is_launch(n) and (n.annotations.device or "cpu").partition(":")[0] == "cpu" for n in graph.nodes) > 1
+    """Whether several launches run on the host's cores."""
+    return sum(is_launch(n) and is_host(n.annotations.device) for n in graph.nodes) > 1
 
 
 def _host_run(function: Function) -> Call:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
-from xrt_core.host.executor import CONTROL_FLOW, run_node
+from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
@@ -73,7 +75,7 @@ class PassContext:
     known: Mapping[int, np.ndarray] = field(default_factory=dict)
     engines: bool = False
     candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
-    device: str = "cpu"
+    device: str = CPU.name
     automatic: bool = True
     obey: bool = True
     absent: Callable[[str], str] = lambda name: ""
@@ -156,7 +158,7 @@ def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
         maximum_nodes=options.maximum_nodes,
         strict=options.strict,
         merge_updates=options.merge_updates,
-        costs=lambda device: costs_for(device, context.host_on_device),
+        costs=lambda device: costs_for(is_host(device), context.host_on_device),
         prune=options.prune,
     )
     outlined = outline(graph, clustering)
@@ -301,8 +303,8 @@ def _left_out(events: EventLog, name: str, owner: str, why: str) -> None:
 
 
 def expand(node: Node) -> Graph | None:
-    """Return the standard's function body of an operator that no kernel implements; None for all others."""
-    if node.domain == "xrt" or node.op_type in CONTROL_FLOW or find_kernel(node.domain, node.op_type) is not None:
+    """The standard's body of an operator that has no kernel anywhere; None for all others."""
+    if node.domain == "xrt" or traits_of(node).control_flow or find_kernel(node.domain, node.op_type) is not None:
         return None
     from xrt_core.frontends.onnx_functions import function_body
 

@@ -16,6 +16,7 @@ from xrt_core.compiler.passes import PassContext
 from xrt_core.compiler.services import Services
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
+from xrt_core.engine.device_kinds import CPU
 from xrt_core.errors import PassError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
@@ -127,7 +128,7 @@ class Pipeline:
             self.options,
             engines=optimised.engines,
             candidates=self._support.of if optimised.engines else lambda graph: (),
-            device=self.engines[0][1] if self.engines else "cpu",
+            device=self.engines[0][1] if self.engines else CPU.name,
             automatic=optimised.automatic,
             obey=optimised.engines or not (self.engines or services.host_only),
             absent=services.why_absent,

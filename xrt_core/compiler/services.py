@@ -14,15 +14,16 @@ from xrt_core.cache.store import ExecutableStore
 from xrt_core.compiler.passes import load_plugin_passes, lowering, passes, rules_of
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine
+from xrt_core.engine.device_kinds import CPU, device_kind, is_host
 from xrt_core.errors import EngineError, OptionError
 from xrt_core.events import EventLog
 from xrt_core.guard.policy import GuardSettings
-from xrt_core.host.executor import namespace_for
 from xrt_core.options import AUTO, Options
 from xrt_core.passes.mixed_precision import LowerPrecision
 from xrt_core.passes.partitioning import MarkRule
 from xrt_core.passes.pass_manager import STAGES, PassRegistry, RegisteredPass, Stage
 from xrt_core.passes.trace import Trace
+from xrt_core.plugins import plugins
 from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.plan import HOST
 
@@ -107,13 +108,14 @@ def build_services(
         trusted = {} if saved is None else {k: Outcome.from_json(v) for k, v in saved.verdicts.items()}
         auto = options.engine == (AUTO,)
         guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted)
+    plugins.load("xrt.observers")
     load_plugin_passes(events)
     registry = passes.snapshot() if registry is None else registry.with_plugins_of(passes)
     services = Services(
         options=options,
         engines=tuple(engines),
         events=events,
-        xp=namespace_for(options.device or (engines[0][1] if engines else "cpu")),
+        xp=device_kind(options.device or (engines[0][1] if engines else CPU.name)).namespace(),
         executables=executables,
         compilation=compilation,
         guard=guard,
@@ -131,8 +133,8 @@ def build_services(
 
 
 def _threads(options: Options, engines: Chosen) -> int | None:
-    """Return the threads of each CPU executable: the option, or a share of the cores if engines run in parallel."""
-    sharing = sum(device == "cpu" for _, device in engines)
+    """Threads of each executable on a CPU: as told, or a share of the cores where engines run side by side."""
+    sharing = sum(is_host(device) for _, device in engines)
     if options.threads is not None or options.parallel is not True or sharing < 2:
         return options.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

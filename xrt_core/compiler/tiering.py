@@ -71,7 +71,7 @@ def pipeline_for(
 
 def _any_engine_will_do(options: Options) -> bool:
     """True if engine selection cannot fail and may therefore be deferred."""
-    switched = options.use_xla_jit or options.use_tensorrt
+    switched = any(on for _, on in options.switches)
     return options.engine in (None, (AUTO,)) and options.device is None and not (switched or options.engine_options)
 
 

@@ -1,8 +1,9 @@
 """The engine contract: everything an engine author implements, in one file.
 
-An engine is a pip package. Its entry point in the group `xrt.engines` names a subclass of `Engine`; importing that
-module must not import the engine's library (XRT lists engines without paying for them), so the library is loaded in
-`probe`, `supports` and `compiler` only, through one module `_toolkit.py`.
+An engine is a pip package. Its entry point in the group `xrt.engines` names a module whose hook `xrt_engines` gives a
+subclass of `Engine` (`xrt_core/plugins/hookspecs.py`), or as the short form the class itself. Importing that module
+must not import the engine's library (XRT lists engines without paying for them), so the library is loaded in `probe`,
+`supports` and `compiler` only, through one module `_toolkit.py`.
 
     class Engine          what is it, is it usable here, which nodes does it take      (mandatory)
     class GraphCompiler   Function -> Executable                                       (mandatory)
@@ -30,6 +31,7 @@ from xrt_core.ir.support import Support
 __all__ = [
     "API_VERSION",
     "ARRAY_FAMILIES",
+    "WORKER_VARIABLE",
     "CompileOptions",
     "Engine",
     "EngineStatus",
@@ -46,6 +48,10 @@ __all__ = [
 
 API_VERSION: Final = 1
 """Version of this contract. An engine states the one it was written for; the core refuses others with the reason."""
+
+WORKER_VARIABLE: Final = "XRT_WORKER"
+"""Environment variable that is "1" in a child process of the guard, which compiles and runs beside its parent: a
+library that takes a GPU's whole memory in advance must not do so there."""
 
 ARRAY_FAMILIES: Final = ("jax", "cupy", "torch", "other")
 """What `Engine.array_families` may name."""
@@ -91,9 +97,9 @@ class CompileOptions:
 class RunOptions:
     """How to run.
 
-    stream: the caller's CUDA stream as an integer handle (0 and 1: the legacy default stream, 2: that of the thread);
-    None: any stream of the executable's. donate: whether the executable may write results into aliased inputs in place
-    (the caller no longer uses them).
+    stream: the caller's stream on the device as an integer handle, as its kind's `Streams` gives it (CUDA: 0 and 1 are
+    the legacy default stream, 2 that of the thread); None: any stream of the executable's.
+    donate: whether the executable may write results into aliased inputs in place (the caller no longer uses them).
     """
 
     stream: int | None = None
@@ -128,11 +134,12 @@ class Executable(ABC):
         """Run once.
 
         inputs: one array per entry parameter, of its dtype and shape: NumPy arrays, arrays of the engine's own library
-            (what an earlier `run` of the same engine returned), or of those in `Engine.array_families`. They are not
+            (what an earlier `run` of the same engine returned), or of those in `Engine.array_families`; on a kind of
+            device with `DeviceKind.arrays` always arrays of that class, in the executable's device. They are not
             modified, except those that `aliases` names, when `run_options.donate` is set.
         Returns one array per return parameter, in the engine's own array type; it must support `numpy.asarray` or
-            DLPack. With block_until_done=False the arrays may still be under computation; only an engine that says
-            `asynchronous` is asked for that, see there.
+            DLPack, or be of the class of its device kind's `arrays`. With block_until_done=False the arrays may still
+            be under computation; only an engine that says `asynchronous` is asked for that, see there.
         Raises ExecutionError, after which the executable must stay usable.
         """
 
@@ -188,25 +195,29 @@ class GraphCompiler(ABC):
 class Engine(ABC):
     """One compute engine. Light: constructing it imports nothing heavy; it holds no device state.
 
-    name: how users call it (`engine="xla"`), a lower-case identifier.
+    name: how users call it (`engine="<name>"`), a lower-case identifier.
     api_version: the API_VERSION it was written for.
-    devices: kinds of devices it can drive: "cpu", "cuda", "tpu".
-    priority: phase -> rank; engines are tried from high to low. The defaults of XRT: training XLA 100, TensorRT 50;
-        inference TensorRT 100, XLA 50.
+    devices: kinds of devices it can drive, such as "cpu" or "cuda"; others than XRT's own are registered first
+        (`register_device_kind`, hook `xrt_device_kinds`).
+    priority: phase -> rank; engines are tried from high to low, and those of one rank by name.
+    switch: optional; the tri-state option of modules that is the engine's own, such as "use_<name>", with the variable
+        `FLAGS_<switch>` and the function `xrt.config.<switch>`. Where nobody names an engine, True leaves only engines
+        that are switched on, False leaves this one out.
     automatic: optional; whether the engine takes part where nobody names one. False suits an engine that is there to
         learn from or to debug with, and would slow a model down.
     array_families: optional; the libraries, of ARRAY_FAMILIES, whose arrays `Executable.run` takes as they are, beside
         NumPy's. "other" is any object that shows memory of a GPU by DLPack or by `__cuda_array_interface__`. On a GPU
         only arrays in the memory of the executable's own device are given so; all else arrives as NumPy arrays.
-    asynchronous: optional; whether the core may run executables on a GPU with block_until_done=False, and the caller's
-        stream in `run_options`. By this an engine says: such a run comes after what makes its inputs (an array that
-        does not tell by DLPack or `__cuda_array_interface__` is made on that stream); who reads a result by DLPack, by
-        the array protocol or, where results are CuPy's arrays, on that stream, gets it finished; inputs on the device
-        may be released at once, and any input be written to after a result was read so; and what fails late raises
-        where a result is read on the CPU.
+    asynchronous: optional; whether the core may run executables with block_until_done=False on devices whose kind has
+        streams, and the caller's stream in `run_options`. By this an engine says: such a run comes after what makes
+        its inputs (an array that does not tell by DLPack or `__cuda_array_interface__` is made on that stream); who
+        reads a result by DLPack, by the array protocol, by its device kind or, where results are CuPy's arrays, on that
+        stream, gets it finished; inputs on the device may be released at once, and any input be written to after a
+        result was read so; and what fails late raises where a result is read on the CPU.
     tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
         XRT (`verify/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
         when it checks a compiled cluster.
+    variables: optional; environment variables that the library reads, for `xrt doctor` to show.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
     """
@@ -215,10 +226,12 @@ class Engine(ABC):
     api_version: ClassVar[int] = API_VERSION
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 0})
+    switch: ClassVar[str] = ""
     automatic: ClassVar[bool] = True
     array_families: ClassVar[tuple[str, ...]] = ()
     asynchronous: ClassVar[bool] = False
     tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
+    variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 
     @abstractmethod

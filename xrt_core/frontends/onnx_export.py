@@ -12,7 +12,8 @@ import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 from xrt_core.errors import ExportError
-from xrt_core.frontends.onnx_file import DataFile, replace_file, serialised
+from xrt_core.files import replace_file
+from xrt_core.frontends.onnx_file import DataFile, serialised
 from xrt_core.frontends.onnx_import import ALIASES
 from xrt_core.frontends.onnx_reader import DECLARED, SAME
 from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
@@ -20,6 +21,7 @@ from xrt_core.ir.annotations import MARK, REGION
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema, opset_range
 from xrt_core.ir.types import TensorType, ValueType, type_from_text
 
@@ -30,7 +32,6 @@ AUTOMATIC: Final = 1 << 30
 """Total bytes of constants above which `save` writes external data by default."""
 
 _MINIMUM_IR_VERSION: Final = 8  # the first with model-local functions
-_CONVERTS: Final = ("EngineInputConvert", "EngineOutputConvert")
 _KIND_NUMBERS: Final = {kind: number for number, kind in ATTRIBUTE_KINDS.items()}
 
 TensorWriter = Callable[[np.ndarray, str], TensorProto]
@@ -78,12 +79,12 @@ def save(graph: Graph | Function, path: str | os.PathLike[str], *, external_data
     try:
         if external_data:
             data = target.with_name(target.name + ".data")
-            written: list[ModelProto] = []
-            replace_file(data, lambda f: written.append(export(DataFile(f, data.name))))
-            model = written[0]
+            with replace_file(data) as file:
+                model = export(DataFile(file, data.name))
         else:
             model = export(tensor_from_array)
-        replace_file(target, lambda f: f.write(serialised(model)))
+        with replace_file(target) as file:
+            file.write(serialised(model))
     except OSError as e:
         raise ExportError(f"model {os.fspath(path)!r} cannot be written: {e}") from e
 
@@ -93,7 +94,7 @@ def fitting_opsets(graph: Graph) -> dict[str, int | None]:
     none.
 
     If it is None, export wraps nodes into functions that import their own opset. `import_model` reads these
-    correctly, other tools do not: ONNX Runtime ignores the opset of a function, and the ONNX checker rejects it.
+    correctly, other tools do not: some ignore the opset that a function imports, and the ONNX checker rejects it.
     """
     ranges: dict[str, tuple[int, int]] = {}
     for domain, op_type, version in {(n.domain, n.op_type, n.version) for n in _every_node(graph)}:
@@ -236,7 +237,7 @@ class _Body:
         for n in nodes:
             if n.domain == DIALECT and n.op_type == "Launch":
                 made.append(self._launch(n))
-            elif n.domain == DIALECT and n.op_type in _CONVERTS:
+            elif traits_of(n).boundary:
                 made.append(self._convert(n))
             elif self._fits(n):
                 made.append(self._node(n))

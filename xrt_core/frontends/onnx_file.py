@@ -6,8 +6,7 @@ import mmap
 import os
 import pathlib
 import stat
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -170,24 +169,3 @@ def serialised(model: ModelProto) -> bytes:
         return bytes(model.SerializeToString())
     except Exception as e:
         raise ExportError(f"the model cannot be written as one file ({e}); save with external_data=True") from e
-
-
-def replace_file(target: pathlib.Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a temporary file next to `target` and rename it, so that readers see the old file or the new one.
-
-    Raises OSError, which names `target`.
-    """
-    try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as e:
-        raise type(e)(e.errno, e.strerror, str(target)) from None
-    try:
-        with os.fdopen(descriptor, "wb") as f:
-            write(f)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -15,6 +15,7 @@ from xrt_core.frontends.source_location import trace_error, user_location
 from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.graph import Attribute, Node, Value
 from xrt_core.ir.inference import infer_types
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import Schema, find_schema, latest_opset, why_unknown
 from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
 
@@ -24,19 +25,6 @@ _marks: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.Contex
 
 _LITERAL_SIZE = 64  # elements up to which equal literals share one constant
 _KNOWN_SIZE = 1024  # elements up to which shape arithmetic is evaluated while tracing
-
-# Operators evaluated while tracing if all inputs are known, so that shapes computed from shapes are integers.
-_SHAPE_OPERATORS = frozenset({
-    "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Add", "Sub", "Mul", "Div", "Mod",
-    "Neg", "Abs", "Min", "Max", "Reshape", "Identity", "ReduceProd", "ReduceSum", "Range", "ConstantOfShape", "Where",
-    "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or", "Expand", "Split", "GatherND",
-})  # fmt: skip
-
-# Operators without type inference in the onnx package; the first output has the first input's shape.
-_SHAPE_OF_FIRST_INPUT = frozenset({
-    ("", "GroupNormalization"), ("", "MeanVarianceNormalization"), ("ai.onnx.ml", "Imputer"),
-    ("ai.onnx.ml", "Normalizer"), ("ai.onnx.ml", "Scaler"),
-})  # fmt: skip
 
 
 class power_by_engine(contextlib.ContextDecorator):
@@ -263,7 +251,8 @@ class Tracer:
         annotations = Annotations(engine=engine, region=region, source=where) if where or engine else NO_ANNOTATIONS
         node = Node(op[0], inputs, made, attributes, domain=op[1], version=op[2], name=label, annotations=annotations)
         self.scope.nodes.append(node)
-        if schema.op_type in _SHAPE_OPERATORS and not schema.domain:
+        traits = traits_of(node)
+        if traits.shape_arithmetic or traits.shape_query:
             self._follow(node)
         return made
 
@@ -275,7 +264,7 @@ class Tracer:
         """Evaluate a node of shape arithmetic if its inputs are known and small."""
         if not all(_is_countable(v) for v in node.outputs):
             return
-        if node.op_type in ("Shape", "Size"):
+        if traits_of(node).shape_query:
             source = node.inputs[0]
             if source is None or not source.is_static:
                 return
@@ -320,9 +309,6 @@ def _completed(found: ValueType | None, index: int, schema: Schema, inputs: Sequ
             found = schema_type(next(iter(formal.types))) if len(formal.types) == 1 else None
     if not isinstance(found, TensorType) or schema.op_type == "Reshape":
         _check_reshape(found, schema, inputs)
-        return found
-    if found.shape is None and index == 0 and (schema.domain, schema.op_type) in _SHAPE_OF_FIRST_INPUT and inputs[0]:
-        return TensorType(found.dtype, inputs[0].shape)
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
+from xrt_core.engine.device_kinds import is_host
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.support import Support
@@ -96,7 +97,7 @@ class Build:
         askers = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
         marks = mark(body, askers, device=self.compilation.engines[engine][1])
         # alone it is the partition that a module with this engine has, which asks the cost model
-        return cluster(body, marks, costs=costs_for if alone else None)
+        return cluster(body, marks, costs=(lambda device: costs_for(is_host(device))) if alone else None)
 
     def pieces(self, function: Function, pieces: Sequence[Piece]) -> Executable:
         """A function as an examination left it. Raises as `executable`, and InternalError for pieces that don't fit."""
@@ -117,7 +118,7 @@ class Build:
         first = {c.nodes[0]: k for k, c in enumerate(clustering.clusters)}
         number = {body.nodes[i]: k for i, k in first.items()}
 
-        on_cpu = sum(c.device.partition(":")[0] == "cpu" for c in clustering.clusters)
+        on_host = sum(is_host(c.device) for c in clustering.clusters)
 
         def lower(node: Node) -> Lowered:
             function, engine = node.attributes.get("function"), node.attributes.get("engine")
@@ -125,7 +126,7 @@ class Build:
                 return lower_host(node)
             assert isinstance(engine, str)
             k = number[function.body.nodes[0]]
-            made = self.executable(function, engine, fused(k), shared=on_cpu > 1)
+            made = self.executable(function, engine, fused(k), shared=on_host > 1)
             return Lowered(_to_host(made), HOST, f"{function.name} on {engine}")
 
         return CompositeExecutable(make_plan(outline(body, clustering), lower))

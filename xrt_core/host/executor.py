@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -18,19 +17,6 @@ from xrt_core.kernels import OpContext, find_kernel
 from xrt_core.kernels.namespace import wide
 
 HostKernel = Callable[[Sequence[Any]], tuple[Any, ...]]
-
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-"""Operators whose bodies are executed by `runtime.control_flow`."""
-
-
-def namespace_for(device: str) -> Any:
-    """Return the host's array namespace for engines on `device`: CuPy for "cuda" if installed, else NumPy."""
-    if device.partition(":")[0] != "cuda":
-        return np
-    try:
-        return importlib.import_module("cupy")
-    except ImportError:
-        return np
 
 
 def host_kernel(node: Node, xp: Any = np) -> HostKernel:

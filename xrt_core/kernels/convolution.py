@@ -103,7 +103,7 @@ def conv(ctx: OpContext, x: Any, w: Any, bias: Any = None) -> Any:
 def _integer_convolution(ctx: OpContext, x: Any, x_zero: Any, w: Any, w_zero: Any) -> Any:
     """Exact convolution of 8-bit integers, zero points taken off first (so padding means zero), as int32."""
     xp = ctx.xp
-    # float64 holds every sum exactly and has a fast matmul in NumPy and CuPy; XLA multiplies integers itself
+    # float64 holds every sum exactly and has a fast matmul in NumPy and CuPy; JAX multiplies integers itself
     exact = np.dtype(np.int32) if is_jax(xp) else np.dtype(np.float64)
     groups = _groups(ctx, x, w)
     windows = windows_of(ctx, x.shape[2:], w.shape[2:])
@@ -166,7 +166,7 @@ def _transpose_layout(
     if wanted:
         wanted = tuple(map(int, wanted))[-rank:]  # some exporters list batch and channels too
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        # size * stride, but at most the full result: shape inference and ONNX Runtime both stop there
+        # size * stride, but no more than there is: type inference and other frameworks stop where the result ends
         wanted = tuple(min(n * s, f + e) for n, s, f, e in zip(size, strides, full, extra, strict=True))
     if wanted:
         total = [max(0, f + e - o) for f, e, o in zip(full, extra, wanted, strict=True)]

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.graph import Node
+from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator
 
 KernelFunction = Callable[..., Any]
 F = TypeVar("F", bound=KernelFunction)
@@ -97,7 +98,12 @@ def _load() -> None:
 def find_kernel(domain: str, op_type: str) -> PortableKernel | None:
     """Return the portable kernel of an operator, or None."""
     _load()
-    return _KERNELS.get((domain, op_type))
+    found = _KERNELS.get((domain, op_type))
+    if found is None and domain not in CORE_DOMAINS:
+        own = find_operator(domain, op_type)
+        if own is not None and own.kernel is not None:
+            return PortableKernel(domain, op_type, own.kernel, own.static, own.dynamic)
+    return found
 
 
 def portable_kernels() -> Mapping[tuple[str, str], PortableKernel]:

@@ -71,7 +71,7 @@ def source_coordinates(step: AxisResize, mode: str) -> np.ndarray:
 
 def nearest_indices(step: AxisResize, coordinates: np.ndarray, mode: str) -> np.ndarray:
     """Index of the input element that each output element copies, int64[out]."""
-    if mode == "simple":  # Resize 10 names no rule: floor, but ceil when it shrinks, as ONNX Runtime reads it
+    if mode == "simple":  # Resize 10 names no rule: floor, but ceil when it shrinks, as other frameworks read it
         mode = "ceil" if step.scale < 1 else "floor"
     if mode == "round_prefer_floor":
         index = np.ceil(coordinates - 0.5)

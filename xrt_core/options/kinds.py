@@ -76,7 +76,7 @@ def choice(*values: str) -> Kind:
     return Kind(" or ".join(repr(v) for v in values), accept, lambda text: accept(text.strip()))
 
 
-_DEVICE_FORM = re.compile(r"(cpu|cuda|tpu)(:\d+)?")
+_DEVICE_FORM = re.compile(r"[a-z][a-z0-9_]*(:[0-9]+)?")
 
 
 def _accept_device(value: Any) -> str:
@@ -85,7 +85,11 @@ def _accept_device(value: Any) -> str:
     return value
 
 
-DEVICE = Kind("'cpu', 'cuda' or 'tpu', with an index if need be, such as 'cuda:1'", _accept_device, _accept_device)
+DEVICE = Kind(
+    "a kind of device that `xrt doctor` lists, such as 'cpu' or 'cuda', with a number if need be ('cuda:1')",
+    _accept_device,
+    _accept_device,
+)
 
 
 def _accept_engines(value: Any) -> tuple[str, ...]:
@@ -270,7 +274,7 @@ def _parse_marks(text: str) -> tuple[tuple[str, str], ...] | bool:
 
 MARKS = Kind(
     "a mapping from 'name:PATTERN' and 'op:OPERATOR' to an engine's name, 'host' or None, or False (as text: "
-    "name:encoder/*=xla,op:Softmax=host)",
+    "name:encoder/*=ENGINE,op:Softmax=host)",
     _accept_marks,
     _parse_marks,
 )

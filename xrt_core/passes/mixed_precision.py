@@ -14,6 +14,7 @@ import numpy as np
 
 from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import find_schema, latest_opset, why_unknown
 from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType, dtype_from_name, dtype_name
 from xrt_core.passes.mixed_precision_ops import (
@@ -196,7 +197,7 @@ class _Walk:
         """Ids of the nodes that only move what nothing reads in float32: casts go before them.
 
         That makes no number other and no fewer casts, but what is moved is half the size, and a Softmax whose result is
-        cast before it is masked is what TensorRT's fused attention expects.
+        cast before it is masked is what fused attention kernels expect.
         """
         target, found = self.rules.target, set[int]()
         if target is None:
@@ -247,7 +248,7 @@ class _Walk:
                            and dtype_name(v.dtype) in TEXTS), None)  # fmt: skip
             if narrow is not None and node.op_type != "Cast":
                 raise self.refused(constraint, node, f"the model computes it in {narrow.dtype}, which is not raised")
-        if not floats or node.subgraphs or node.op_type in _NEUTRAL:
+        if not floats or node.subgraphs or _says_its_types(node):
             return ""
         to = self.rules.target
         if constraint is not None:
@@ -406,10 +407,10 @@ class _Lowering:
     outputs: frozenset[int]
 
 
-# they say their types themselves, or are about types
-_NEUTRAL: Final = frozenset({
-    "Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "Shape", "Size", "IsNaN", "IsInf",
-})  # fmt: skip
+def _says_its_types(node: Node) -> bool:
+    """Whether an operator is about types or shapes, or tests floats of any type: there is nothing to lower."""
+    traits = traits_of(node)
+    return traits.cast or traits.quantizes or traits.shape_query or node.op_type in ("IsInf", "IsNaN")
 
 
 def _unlisted(node: Node) -> str:
@@ -444,9 +445,9 @@ def _every_node(graph: Graph) -> Iterator[Node]:
 
 
 def _check_operator(op_type: str, domain: str) -> None:
-    from xrt_core.ir.schema import domain_versions
+    from xrt_core.ir.schema import domain_version
 
-    newest = domain_versions().get(domain)
+    newest = domain_version(domain) or None
     if newest is None or find_schema(op_type, domain, newest) is None:
         raise OptionError(f"precision={{'op:{domain + '.' if domain else ''}{op_type}': ...}}: "
                           f"{why_unknown(op_type, domain, newest or 1)}")  # fmt: skip

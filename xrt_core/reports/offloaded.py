@@ -26,7 +26,7 @@ def assert_offloaded(
 ) -> None:
     """Assert that no node of the operators `ops` runs on the host (None: no node at all).
 
-        assert_offloaded(m.explain(), ops=["Conv", "MatMul"], engine="xla")
+        assert_offloaded(m.explain(), ops=["Conv", "MatMul"], engine="acme")
 
     report: the result of `XRTModule.explain`. engine: the engine that must run them. share: the minimum share of all
     nodes that must run on engines; without `ops` it replaces "no node at all".

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from xrt_core.engine.array_families import library_of
+from xrt_core.engine.cuda import cuda_device
+from xrt_core.engine.device_kinds import kinds
 from xrt_core.errors import InputError
 
 Converter = Callable[[Any], Any]
 
-_FAMILIES = {"numpy": "numpy", "jax": "jax", "jaxlib": "jax", "cupy": "cupy", "torch": "torch"}
-
 
 def family_of(array_type: type) -> str:
-    """The library an array type belongs to: "numpy", "jax", "cupy", "torch", or "other"."""
-    for base in array_type.__mro__:
-        found = _FAMILIES.get(base.__module__.partition(".")[0])
-        if found is not None:
-            return found
-    return "other"
+    """What an array type belongs to: a library ("numpy", "jax", "cupy", "torch"), a device kind, or "other"."""
+    kind = kinds.of_array(array_type)
+    return library_of(array_type) if kind is None else kind.name
 
 
 def is_array(x: Any) -> bool:
@@ -64,7 +62,10 @@ def _type_name(x: Any) -> str:
 
 
 def _read(x: Any) -> np.ndarray | None:
-    family = family_of(type(x))
+    kind = kinds.of_array(type(x))
+    if kind is not None and kind.arrays is not None:
+        return kind.arrays.to_host(x)
+    family = library_of(type(x))
     if family == "numpy" and isinstance(x, np.ndarray | np.generic):
         if type(x).__name__ == "MaskedArray" and np.any(x.mask):  # type: ignore[union-attr]
             raise InputError("it has masked elements; fill them first (x.filled(value))")
@@ -170,28 +171,6 @@ def plain_tensor(x: Any) -> Any:
     if x.requires_grad:
         x = x.detach()
     return x.resolve_neg() if x.is_neg() else x
-
-
-_CUDA: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
-
-
-def cuda_device(x: Any) -> int | None:
-    """The CUDA device in whose memory an array of any library lies; None for the CPU, or what does not tell."""
-    try:
-        kind, index = x.__dlpack_device__()
-    except Exception:  # no DLPack, or none for such an array: one that is spread over devices, say
-        # the CUDA array interface does not name the device; where there is more than one it is taken to be the first
-        return 0 if cuda_interface(x) is not None else None
-    return int(index) if int(kind) in _CUDA else None
-
-
-def cuda_interface(x: Any) -> dict[str, Any] | None:
-    """What an array says of its memory by the CUDA array interface; None for an array that does not have it."""
-    try:
-        found = x.__cuda_array_interface__
-    except Exception:  # torch raises what it likes for arrays on the CPU, and for dtypes that it cannot name
-        return None
-    return found if isinstance(found, dict) else None
 
 
 _TO_FAMILY: dict[str, Converter] = {"numpy": to_numpy, "jax": _to_jax, "torch": _to_torch, "cupy": to_cupy}

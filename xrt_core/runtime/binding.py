@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -9,19 +10,11 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.contract import Engine, RunOptions
+from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, kinds, number_of
 from xrt_core.runtime.arrays import Converter, family_of, from_numpy, is_array, to_numpy
 from xrt_core.runtime.launch import launch_mode
 from xrt_core.runtime.plan import HOST, Plan
-from xrt_core.runtime.transfers import (
-    cupy_on,
-    cupy_stream,
-    current_stream,
-    locator,
-    number_of,
-    on_host,
-    to_caller,
-    to_engine,
-)
+from xrt_core.runtime.transfers import on_host, to_caller, to_engine
 
 log = logging.getLogger("xrt")
 
@@ -36,13 +29,13 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
     """The plan as a call with arrays like these: of the same types, shapes and dtypes. The hot path of every call.
 
     engines: those that take part. xp: the host's namespace. Results are in the family of the first array. An array on a
-    GPU goes as it is, or in place, to an engine that takes such arrays on that GPU; all else goes in as NumPy arrays.
+    device goes as it is, or in place, to an engine that takes such arrays there; all else goes in as NumPy arrays.
     """
-    device = _device(engines, xp)
-    if device is not None:
-        return _DeviceCall(plan, arrays, engines, xp, device)
+    place = _place(engines, xp)
+    if place is not None:
+        return _DeviceCall(plan, arrays, engines, xp, *place)
     run = plan.run
-    taken = [() if _is_cuda(engines, name) else taken_by(engines, name) for name in plan.engine_inputs]
+    taken = [() if _has_streams(engines, name) else taken_by(engines, name) for name in plan.engine_inputs]
     convert = [
         i
         for i, a in enumerate(arrays)
@@ -50,8 +43,8 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
     ]
     family = family_of_first(arrays) or "numpy"
     out = from_numpy(family)
-    on_cpu = not any(_is_cuda(engines, name) for name in plan.spaces)
-    if family == "numpy" and not convert and HOST not in plan.spaces and on_cpu:
+    readable = all(device_kind(device).numpy_readable for _, device in engines.values())
+    if family == "numpy" and not convert and HOST not in plan.spaces and readable:
         asarray = np.asarray
         return lambda arrays: [asarray(r) for r in run(arrays)]
 
@@ -68,7 +61,11 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
 def taken_by(engines: Engines, name: str | None) -> tuple[str, ...]:
     """The families, beside NumPy's, that the engine of this name takes as they are; none for None."""
     found = engines.get(name) if name is not None else None
-    return tuple(found[0].array_families) if found is not None else ()
+    if found is None:
+        return ()
+    engine, device = found
+    kind = device_kind(device)
+    return (*engine.array_families, kind.name) if kind.arrays is not None else tuple(engine.array_families)
 
 
 def family_of_first(arrays: Sequence[Any]) -> str | None:
@@ -83,20 +80,24 @@ def family_of_first(arrays: Sequence[Any]) -> str | None:
     return None
 
 
-def _device(engines: Engines, xp: Any) -> int | None:
-    """The one CUDA device that is used; None where there is none, or where there are several."""
-    found = {number_of(device) for _, device in engines.values()} - {None}
-    if not found and xp is not np:
-        return int(xp.cuda.Device().id)
-    return found.pop() if len(found) == 1 else None
+def _place(engines: Engines, xp: Any) -> tuple[DeviceKind, Streams, int] | None:
+    """The one device with streams that is used, and its number; None where there are none or several."""
+    found = {(kind, number_of(d)) for _, d in engines.values() if (kind := device_kind(d)).streams is not None}
+    if not found and (kind_of_host := kinds.of_namespace(xp)) is not None and kind_of_host.streams is not None:
+        return kind_of_host, kind_of_host.streams, kind_of_host.streams.current_device()
+    if len(found) != 1:
+        return None
+    kind, number = found.pop()
+    assert kind.streams is not None
+    return kind, kind.streams, number
 
 
-def _is_cuda(engines: Engines, name: str | None) -> bool:
-    return name is not None and name in engines and number_of(engines[name][1]) is not None
+def _has_streams(engines: Engines, name: str | None) -> bool:
+    return name is not None and name in engines and device_kind(engines[name][1]).streams is not None
 
 
 class _DeviceCall:
-    """A bound call where an engine, or the host, is on a GPU.
+    """A bound call where an engine, or the host, is on a device with streams.
 
     Where every launch of the plan may run ahead (`DeviceLaunch`), nothing waits but what reads an array on the CPU. A
     caller with arrays on the GPU gets results that may still be under computation, in the order of his library's
@@ -107,17 +108,21 @@ class _DeviceCall:
     that first shows after the results were given out unread is the caller's to see.
     """
 
-    def __init__(self, plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, device: int) -> None:
+    def __init__(
+        self, plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, kind: DeviceKind, streams: Streams,
+        device: int,
+    ) -> None:  # fmt: skip
         self._run = plan.run
-        self._device = device
+        self._kind, self._streams, self._device = kind, streams, device
         self._family = family_of_first(arrays) or "numpy"
         families = [family_of(type(a)) if is_array(a) else "" for a in arrays]
         self._enter: list[tuple[int, Converter]] = []
         for i, (a, family, name) in enumerate(zip(arrays, families, plan.engine_inputs, strict=True)):
             if type(a) is not np.ndarray or to_numpy(a) is not a:
-                taken = on_host(xp) if name is None else taken_by(engines, name) if _is_cuda(engines, name) else ()
-                self._enter.append((i, to_engine(family, taken, device) if family else to_numpy))
-        self._located = [(i, locator(f)) for i, f in enumerate(families) if f not in ("", "numpy")]
+                on_it = name is not None and _has_streams(engines, name)
+                taken = on_host(xp) if name is None else taken_by(engines, name) if on_it else ()
+                self._enter.append((i, to_engine(family, taken, kind, device) if family else to_numpy))
+        self._located = [i for i, f in enumerate(families) if f not in ("", "numpy")]
         self._only_located = len(self._located) == len(arrays)
         self._first = next((i for i, f in enumerate(families) if f == self._family), -1)
         self._late = 0
@@ -125,25 +130,27 @@ class _DeviceCall:
         self._ahead = plan.runs_ahead and not plan.may_run_side_by_side
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        places = {i: locate(arrays[i]) for i, locate in self._located}
+        places = {i: self._kind.device_of(arrays[i]) for i in self._located}
         place, family = places.get(self._first), self._family
-        on_gpu = place is not None
-        like_first = on_gpu or (family == "jax" and self._first >= 0)
+        on_device = place is not None
+        like_first = on_device or (family == "jax" and self._first >= 0)
         out = to_caller(family, arrays[self._first]) if like_first else from_numpy(family)
         if not self._ahead:
             return [out(r) for r in self._run(self._entered(arrays))]
-        here = on_gpu and place == self._device
-        stream = current_stream(arrays[self._first], family, self._device) if here else cupy_stream(self._device)
+        here = on_device and place == self._device
+        stream = self._streams.current(arrays[self._first] if here else None, self._device)
         # who gets results unfinished could write to an array on the CPU that is still being read
-        finished = not (on_gpu or family == "jax")
+        finished = not (on_device or family == "jax")
         ahead = finished or (self._only_located and all(p == self._device for p in places.values()))
-        with cupy_on(stream, self._device):
+        with self._streams.using(stream, self._device):
             entered = self._entered(arrays)
             if not ahead or self._late >= _MAX_LATE:
                 return self._on(stream, True, entered, out)
             try:
                 return self._on(stream, False, entered, out)
             except Exception as e:
+                with contextlib.suppress(Exception):  # what failed may fail here again
+                    self._streams.synchronize(self._device)
                 results = self._on(stream, True, entered, out)
                 self._late += 1
                 log.warning("a call that did not wait for its launches failed, and ran once more, waiting: %s", e)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from xrt_core.cache.key import CacheKey
 from xrt_core.cache.store import ExecutableStore
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function, GraphCompiler
+from xrt_core.engine.device_executable import on_device
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, EngineError, RegistrationError
 from xrt_core.events import EventLog
@@ -131,4 +132,4 @@ class Compilation:
             op_kernels.validate(engine.name)
         except RegistrationError as e:  # a kernel of no operator is never asked for: its package's bug, nobody's loss
             self.events.emit("kernels.invalid", level=logging.WARNING, engine=engine.name, error=str(e))
-        return compiler
+        return on_device(compiler, device)

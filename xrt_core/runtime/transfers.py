@@ -1,102 +1,31 @@
-"""Arrays in a GPU's memory: where they lie, their library's stream, and ways between libraries without a copy."""
+"""Arrays in a device's memory: conversions between libraries without a copy."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.runtime.arrays import (
-    Converter,
-    cuda_device,
-    cuda_interface,
-    family_of,
-    from_numpy,
-    plain_tensor,
-    to_cupy,
-    to_numpy,
-)
+from xrt_core.engine.device_kinds import DeviceKind
+from xrt_core.runtime.arrays import Converter, family_of, from_numpy, plain_tensor, to_cupy, to_numpy
 
 # what libraries raise for DLPack; AssertionError is what a torch without CUDA raises for arrays on a GPU
 _FAILS: Final = (AssertionError, AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 
-Locate = Callable[[Any], int | None]
-
-
-def number_of(device: str) -> int | None:
-    """The number of a CUDA device by its name ("cuda", "cuda:1"); None for devices of other kinds."""
-    kind, _, index = device.partition(":")
-    return int(index or 0) if kind == "cuda" and (index or "0").isdigit() else None
-
-
-def locator(family: str) -> Locate:
-    """A function that says on which CUDA device an array of a family lies; None for the CPU, or what nobody tells."""
-    return {"numpy": _nowhere, "torch": _torch_device, "cupy": _cupy_device}.get(family, cuda_device)
-
-
-def _nowhere(x: Any) -> None:
-    return None
-
-
-def _torch_device(x: Any) -> int | None:
-    return int(x.get_device()) if x.is_cuda else None
-
-
-def _cupy_device(x: Any) -> int | None:
-    return int(x.device.id)
-
-
-# --- streams --------------------------------------------------------------------------------------------------------
-
-
-def current_stream(x: Any, family: str, device: int) -> int | None:
-    """The stream on which the caller works, who gave `x`, an array of `family` on a device; None where there is none.
-
-    That of torch for its tensors; the one that an array of another library names by its CUDA array interface; else
-    CuPy's, where it is loaded. JAX has no such thing.
-    """
-    if family == "torch":
-        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
-    if family == "other":
-        named = (cuda_interface(x) or {}).get("stream")
-        if named is not None:
-            return int(named)
-    return cupy_stream(device)
-
-
-def cupy_stream(device: int) -> int | None:
-    """The thread's current stream of CuPy; None where CuPy is not loaded, or another device is its current one."""
-    cupy = sys.modules.get("cupy")
-    if cupy is None or cupy.cuda.runtime.getDevice() != device:
-        return None
-    return int(cupy.cuda.get_current_stream().ptr)
-
-
-def cupy_on(stream: int | None, device: int) -> AbstractContextManager[Any]:
-    """Within it CuPy, where it is loaded, works on `stream`: so do the host, and who reads CuPy arrays of an engine."""
-    cupy = sys.modules.get("cupy")
-    if cupy is None or stream is None or stream == cupy.cuda.get_current_stream().ptr:
-        return contextlib.nullcontext()
-    scope: AbstractContextManager[Any] = cupy.cuda.ExternalStream(stream, device)
-    return scope
-
-
 # --- into an engine -------------------------------------------------------------------------------------------------
 
 
-def to_engine(family: str, taken: Collection[str], device: int) -> Converter:
+def to_engine(family: str, taken: Collection[str], kind: DeviceKind, device: int) -> Converter:
     """The function that takes a caller's array of `family` to what the reader of an input takes.
 
-    taken: families that the reader takes where they lie on its device. Arrays there of other families become, in place,
-    arrays of a family that it takes; all else goes to NumPy.
+    kind, device: the device of the reader. taken: families that it takes where they lie there. Arrays there of other
+    families become, in place, arrays of a family that it takes; all else goes to NumPy.
     """
     if family == "numpy":
         return to_numpy
-    locate = locator(family)
+    locate = kind.device_of
     if family in taken:
         across: Converter = plain_tensor if family == "torch" else _same
     else:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from xrt_core.engine.contract import CompileOptions, EngineStatus, GraphCompiler, Support
-from xrt_core.engine.discovery import DISABLE_VARIABLE
-from xrt_core.engine.op_kernels import KNOWN_DEVICES, op_kernels
+from xrt_core.engine.device_kinds import kinds, number_of
+from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import EngineError, EngineUnavailableError, OptionError, RegistrationError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
+from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.testing import functions
 from xrt_core.testing.base import SuiteBase
 from xrt_core.testing.processes import run_python
@@ -90,9 +91,28 @@ class ContractTests(SuiteBase):
         status: Any = subject.engine.probe()
         assert isinstance(status, EngineStatus)
         assert status.version, "the version of the library is not known"
-        kinds = {d.partition(":")[0] for d in status.devices}
-        assert kinds, "no device is listed"
-        assert kinds <= set(subject.engine.devices) <= set(KNOWN_DEVICES)
+        here = {d.partition(":")[0] for d in status.devices}
+        assert here, "no device is listed"
+        assert here <= set(subject.engine.devices) <= set(kinds.names())
+
+    @pytest.mark.parametrize("dtype", ["bool", "float16", "float32", "float64", "int8", "int64"])
+    def test_arrays_of_its_device_kind_come_back(self, subject: Subject, dtype: str) -> None:
+        """A NumPy array of any layout is the same after the way to the device and back, and shares no memory."""
+        kind = kinds.find(subject.device)
+        if kind.arrays is None:
+            pytest.skip(f"devices of kind {kind.name!r} have no class of arrays of their own")
+        number = number_of(subject.device)
+        whole = (np.arange(24).reshape(4, 6) % 2).astype(dtype)
+        for x in (whole, whole.T, whole[::-1, ::2], whole[:0], whole[1, 2]):
+            x = np.asarray(x)
+            moved: Any = kind.arrays.from_host(x, number)
+            assert kinds.of_array(type(moved)) is kind
+            assert (moved.dtype, tuple(moved.shape), kind.device_of(moved)) == (x.dtype, x.shape, number)
+            back = kind.arrays.to_host(moved)
+            assert (type(back), back.dtype, back.shape) == (np.ndarray, x.dtype, x.shape)
+            assert back.tobytes() == x.tobytes()
+            back[...] = 1
+            assert kind.arrays.to_host(moved).tobytes() == x.tobytes()
 
     def test_fingerprint_is_the_same_everywhere(self, subject: Subject) -> None:
         """The fingerprint is a text that another process gets too, so that what one stores another finds."""

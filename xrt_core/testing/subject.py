@@ -24,10 +24,12 @@ from xrt_core.engine.contract import (
     Phase,
     Support,
 )
-from xrt_core.engine.discovery import Discovery, Plugin
+from xrt_core.engine.device_executable import on_device, read
+from xrt_core.engine.device_kinds import kinds
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.graph import Node
+from xrt_core.plugins.discovery import Discovery, Plugin
 from xrt_core.testing.capabilities import Capabilities
 
 
@@ -128,10 +130,10 @@ class Subject:
     def compiler(self, options: CompileOptions | None = None) -> GraphCompiler:
         """A compiler for the device; the same one for all calls without options."""
         if options is not None:
-            return self.engine.compiler(self.device, options)
+            return on_device(self.engine.compiler(self.device, options), self.device)
         with self._lock:
             if self._compiler is None:
-                self._compiler = self.engine.compiler(self.device, CompileOptions())
+                self._compiler = on_device(self.engine.compiler(self.device, CompileOptions()), self.device)
             return self._compiler
 
     def run(self, executable: Executable, inputs: Sequence[Any], **options: Any) -> list[np.ndarray]:
@@ -168,7 +170,9 @@ def spec_of(engine: str | type[Engine]) -> str:
 
 
 def as_numpy(result: Any) -> np.ndarray:
-    """A result as a NumPy array, by `numpy.asarray` or DLPack as the contract allows."""
+    """A result as a NumPy array, by its device kind, `numpy.asarray` or DLPack as the contract allows."""
+    if kinds.of_array(type(result)) is not None:
+        return read(result)
     if hasattr(result, "__cuda_array_interface__") and hasattr(result, "get"):
         return np.asarray(result.get())
     if hasattr(result, "__array__") or isinstance(result, np.ndarray) or not hasattr(result, "__dlpack__"):

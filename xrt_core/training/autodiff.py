@@ -10,11 +10,11 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import is_float
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.operator_set import find_operator
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.simplify import DeadNodes
 from xrt_core.training.gradient_context import Backward, Forward, check, describe, dialect, filled, known_as
@@ -229,6 +229,9 @@ def _is_composed(node: Node) -> bool:
 def _has_body(node: Node) -> bool:
     from xrt_core.ir.schema import find_schema
 
+    own = find_operator(node.domain, node.op_type, node.version)
+    if own is not None:
+        return own.lowering is not None and not own.is_constant and not node.subgraphs
     found = find_schema(node.op_type, node.domain, node.version)
     onnx = None if found is None else found.onnx
     return onnx is not None and not node.subgraphs and (onnx.has_function or onnx.has_context_dependent_function)

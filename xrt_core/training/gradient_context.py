@@ -10,9 +10,8 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal, with_axes
 from xrt_core.frontends.promotion import INT64, is_float
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal, with_axes
 from xrt_core.frontends.tracing import current_tracer
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.schema import find_schema

@@ -64,7 +64,7 @@ class _Step:
 class TrainModule(GuardedModule):
     r"""Trains a model: each step computes the loss, the gradients and the updated variables as one graph.
 
-        t = TrainModule("model.onnx", loss="cross_entropy", optimizer=Adam(1e-3), engine="xla")
+        t = TrainModule("model.onnx", loss="cross_entropy", optimizer=Adam(1e-3))
         for x, y in batches:
             loss = t.step(x=x, labels=y)
         t.export("trained.onnx")

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from xrt_core.errors import RegistrationError
+from xrt_core.ir.operator_set import find_operator
 
 if TYPE_CHECKING:
     from xrt_core.frontends.tensor import Tensor
@@ -84,7 +85,8 @@ def no_gradient(*op_types: str, domain: str = "", by: str = "") -> None:
 def find_rule(domain: str, op_type: str) -> Rule | None:
     """Return the gradient rule of an operator, or None."""
     _load()
-    return _RULES.get((domain, op_type))
+    own = find_operator(domain, op_type)
+    return _RULES.get((domain, op_type)) or (None if own is None else own.gradient)
 
 
 def find_composition(domain: str, op_type: str) -> Composition | None:
@@ -96,7 +98,8 @@ def find_composition(domain: str, op_type: str) -> Composition | None:
 def is_constant(domain: str, op_type: str) -> bool:
     """Return whether gradients end at an operator (it was registered by `no_gradient`)."""
     _load()
-    return (domain, op_type) in _CONSTANT
+    own = find_operator(domain, op_type)
+    return (domain, op_type) in _CONSTANT or (own is not None and own.is_constant)
 
 
 def rules() -> Mapping[Key, Rule]:

@@ -9,9 +9,8 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends.numpy_interop import as_array
-from xrt_core.frontends.numpy_semantics import constant
 from xrt_core.frontends.promotion import is_float
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, constant
 from xrt_core.frontends.tracing import active_tracer
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType, dtype_name

@@ -21,7 +21,7 @@ from xla_functions import compile_nodes
 from xrt_xla import XlaEngine, blob
 
 import xrt_core as xrt
-from xrt_core.cache import executables
+from xrt_core.cache import store
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.errors import CompileError
 from xrt_core.ir.graph import Node, Value
@@ -145,13 +145,13 @@ def in_process(stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A copy of the cache, which modules of this process use, as if each were a process of its own."""
     shutil.copytree(stored.folder, tmp_path / "cache")
     monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
-    executables.forget_all()
+    store.forget_all()
     return tmp_path / "cache"
 
 
 def _events_of(model: Path) -> tuple[list[str], list[str]]:
     """Names and reasons of what happens to the model in this process."""
-    executables.forget_all()
+    store.forget_all()
     m = xrt.XRTModule(model, engine="xla")
     m(np.ones((4, 96), np.float32))
     return [e.name for e in m.events], [str(e.fields.get("reason", "")) for e in m.events]
@@ -165,7 +165,7 @@ def test_a_damaged_entry_is_compiled_again(stored: Stored, in_process: Path) -> 
         entry.write_bytes(data)
     names, reasons = _events_of(stored.model)
     assert names[:3] == ["cache.miss", "compile", "cache.stored"]
-    assert reasons[0] == "'executable' in it is damaged: its digest does not fit"
+    assert reasons[0] == "the file is damaged or cut off: its manifest does not fit its digest"
 
 
 def test_an_entry_of_an_older_format_is_compiled_again(
@@ -179,7 +179,7 @@ def test_an_entry_of_an_older_format_is_compiled_again(
         assert _events_of(stored.model)[0][0] == "cache.hit"
     names, reasons = _events_of(stored.model)
     assert names[:3] == ["cache.miss", "compile", "cache.stored"]
-    assert "not a serialised XLA executable of this version" in reasons[0]
+    assert "not a serialised executable of this version" in reasons[0]
     assert _events_of(stored.model)[0][0] == "cache.hit"
 
 

@@ -12,9 +12,9 @@ that it reads and writes, and k the array operations that its host kernel makes 
 them already. Nodes that only look at an array in another way (Reshape, Transpose, ...) move nothing on the host.
 
 Where the constants are from. CPU: `benchmarks/partition_costs.py` on two cores of an EPYC with AVX-512, host NumPy
-against the XLA engine. CUDA and TPU: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s, HBM3
-3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half. What a preferred
-engine saves: on five whole models ONNX Runtime saves -2, 5, 16, 20 and 48 % over XLA (`benchmarks/README.md`).
+against a compiling engine. Accelerators: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s,
+HBM3 3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half. What a preferred
+engine saves: on five whole models one engine saves -2, 5, 16, 20 and 48 % over another (`benchmarks/README.md`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.passes.flops import flops
 from xrt_core.passes.partitioning.contraction import Reads, ascending
@@ -58,17 +59,20 @@ class Costs:
 
 
 _NUMPY: Final = Rates(call=1e-6, bandwidth=25e9, flops=150e9)
-_CUDA: Final = Rates(call=0.0, bandwidth=1.5e12, flops=30e12)
+_ACCELERATOR: Final = Rates(call=0.0, bandwidth=1.5e12, flops=30e12)
 CPU: Final = Costs(_NUMPY, Rates(call=0.0, bandwidth=35e9, flops=200e9), launch=5e-6, crossing=1e-6)
-CUDA: Final = Costs(_NUMPY, _CUDA, launch=10e-6, crossing=10e-6, copy=25e9)
-CUDA_WITH_CUPY: Final = Costs(Rates(call=10e-6, bandwidth=1.5e12, flops=30e12), _CUDA, launch=10e-6, crossing=1e-6)
-_BY_KIND: Final[Mapping[str, Costs]] = MappingProxyType({"cpu": CPU, "cuda": CUDA, "tpu": CUDA})
+ACCELERATOR: Final = Costs(_NUMPY, _ACCELERATOR, launch=10e-6, crossing=10e-6, copy=25e9)
+ACCELERATOR_WITH_HOST: Final = Costs(
+    Rates(call=10e-6, bandwidth=1.5e12, flops=30e12), _ACCELERATOR, launch=10e-6, crossing=1e-6
+)
 
 
-def costs_for(device: str, host_on_device: bool = False) -> Costs:
-    """The constants for a device such as "cpu" or "cuda:1". host_on_device: the host computes with CuPy beside it."""
-    kind = device.partition(":")[0]
-    return CUDA_WITH_CUPY if host_on_device and kind == "cuda" else _BY_KIND.get(kind, CPU)
+def costs_for(is_host: bool, host_on_device: bool = False) -> Costs:
+    """The constants for the host's processor (`is_host`), or for a device with memory of its own.
+
+    host_on_device: the host computes on the device too, so that values between them are not copied.
+    """
+    return CPU if is_host else ACCELERATOR_WITH_HOST if host_on_device else ACCELERATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +193,17 @@ def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
     for n in graph.nodes:
         op = n.op_type
         kinds = (*map(kind_of, n.inputs), -1, *map(kind_of, n.outputs))
-        key = (op, n.attributes.get("transA") if op == "Gemm" else None, kinds)
+        key = (n.domain, op, n.attributes.get("transA") if op == "Gemm" else None, kinds)
         own = known.get(key)
         if own is None:
-            size = 0 if op in _VIEWS else sum(sizes.of[k] for k in kinds if k >= 0)
+            traits = traits_of(n)
+            size = 0 if traits.view or traits.shape_query else sum(sizes.of[k] for k in kinds if k >= 0)
             own = known[key] = passes_of(n), size, flops(n)
         found.append(own)
     return np.array(found, np.float64).reshape(-1, 3).T.copy()
 
 
-_VIEWS: Final = frozenset({
-    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Split", "Expand", "Shape", "Size",
-})  # fmt: skip
-
-# array operations of the host's kernels, from their times on arrays of a few elements
+# array operations of the host's kernels, from their times on arrays of a few elements; figures of this model alone
 _PASSES: Final[Mapping[str, int]] = MappingProxyType({
     "Attention": 30, "AveragePool": 15, "BatchNormalization": 9, "Clip": 2, "Concat": 3, "Conv": 27, "ConvInteger": 27,
     "ConvTranspose": 30, "DequantizeLinear": 4, "DynamicQuantizeLinear": 8, "Einsum": 10, "Elu": 4, "Erf": 8,
@@ -222,9 +223,9 @@ def passes_of(node: Node) -> int:
     known = _PASSES.get(op)
     if known is not None:
         return known
-    if op.startswith(("Reduce", "Arg", "Cum")):
-        return 4
-    return 30 if op.endswith(("Normalization", "Grad", "Pool")) else 1
+    if op.endswith(("Normalization", "Grad", "Pool")):
+        return 30
+    return 4 if traits_of(node).reduction or op.startswith("Cum") else 1
 
 
 def nbytes(value: Value) -> int:

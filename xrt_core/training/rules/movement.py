@@ -9,9 +9,8 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import INT64
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import current_tracer
 from xrt_core.training.gradient_context import Backward, Forward, filled, reduced, reshaped, sum_over
 from xrt_core.training.registry import gradient

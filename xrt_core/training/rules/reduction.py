@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal, with_axes
 from xrt_core.frontends.promotion import BOOL
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal, with_axes
 from xrt_core.training.gradient_context import Backward, Forward, emit, expanded, filled, sum_over, where
 from xrt_core.training.registry import composition, gradient
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import INT64
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.training.gradient_context import Backward, Forward, emit, wide
 from xrt_core.training.registry import composition, gradient
 from xrt_core.training.rules.movement import pad
