@@ -145,7 +145,7 @@ def test_dot_has_a_frame_for_each_cluster(mixed: Explanation) -> None:
 
 def test_an_explanation_without_its_graph_says_so(mixed: Explanation) -> None:
     bare = Explanation(mixed.name, mixed.signature, mixed.report, mixed.own_flops, mixed.cluster_flops)
-    with pytest.raises(InputError, match="came without its graph"):
+    with pytest.raises(InputError, match="this explanation has no graph"):
         bare.to_html()
 
 
