@@ -18,12 +18,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from exported import NAMES, inputs_for, path
+from rounds import interleaved
 
 ROUNDS = 5
 FIRST = """
@@ -75,15 +76,9 @@ def overhead() -> None:
     guarded.record.move(State.READY)
     guarded.go_live(executable, "")
     calls: list[Callable[[Any], Any]] = [executable.run, plain, guarded]
-    times: list[list[float]] = [[] for _ in calls]
     arguments = [x, x]
-    for _ in range(60):
-        for call, found in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            for _ in range(10_000):
-                call(arguments)
-            found.append((time.perf_counter() - start) / 10_000 * 1e9)
-    bare, unguarded, live = (statistics.median(t) for t in times)
+    times = interleaved([partial(call, arguments) for call in calls], rounds=60, calls=10_000)
+    bare, unguarded, live = (t.median * 1e9 for t in times)
     print(f"a call over its executable: Launch {unguarded - bare:.0f} ns, live GuardedLaunch {live - bare:.0f} ns "
           "(accepted: 2000)")  # fmt: skip
 
@@ -129,15 +124,8 @@ def auto(names: Sequence[str]) -> None:
             for m in modules.values():
                 m.run(inputs)
             modules["auto"].wait()
-            times: dict[str, list[float]] = {e: [] for e in modules}
-            for _ in range(20):
-                for e, m in modules.items():
-                    time.sleep(0.05)  # threads of the last one go on spinning for a while
-                    m.run(inputs)
-                    start = time.perf_counter()
-                    m.run(inputs)
-                    times[e].append((time.perf_counter() - start) * 1e3)
-            found = {e: statistics.median(t) for e, t in times.items()}
+            times = interleaved([partial(m.run, inputs) for m in modules.values()], rounds=20, warm=1, rest=0.05)
+            found = {e: t.median * 1e3 for e, t in zip(modules, times, strict=True)}
             chosen = ", ".join(dict.fromkeys(c["chosen"] for c in modules["auto"].report().clusters))
             modules["auto"].close()
         best = min(found[e] for e in ready)
@@ -181,15 +169,10 @@ def verify(names: Sequence[str]) -> None:
             host = compiled = runs = verified = 0.0
             verdicts = []
             for f in functions:
-                inputs, timed, plan = synthesize_inputs(f), [], Host(f)
-                for _ in range(5):
-                    settle()
-                    start = time.perf_counter()
-                    plan.run(inputs)
-                    timed.append(time.perf_counter() - start)
-                settle()
+                inputs, plan = synthesize_inputs(f), Host(f)
+                (timed,) = interleaved([partial(plan.run, inputs)], settle=settle)
                 outcome = examine(f, [Candidate(engine.name, compile, engine.tolerance)], ExamineSettings(tune=False))
-                host += statistics.median(timed)
+                host += timed.median
                 compiled += outcome.timings.get("compile", 0.0)
                 runs += outcome.timings.get("checked runs", 0.0)
                 verified += outcome.timings.get("verify", 0.0)
