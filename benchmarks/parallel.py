@@ -1,13 +1,10 @@
-"""Two independent branches on two engines: one after another, side by side, and as `parallel="auto"` decides.
+"""Two independent branches on two engines: one after another, and side by side (`parallel=True`).
 
     python benchmarks/parallel.py [--engines xla onnxruntime] [--timeline FOLDER] [--spinning]
 
-Prints, for branches of several kinds, the median time of a call in each mode, measured interleaved in one process, the
-ratio of each to the sequential one, what "auto" settled on, and for how long both engines were at work at once in a run
-side by side. --spinning lets ONNX Runtime's threads spin between runs, as they do where it is alone. --timeline writes
-that run of each case as FOLDER/<case>.json, for ui.perfetto.dev.
-
-The bound: "auto" is never slower than 1.05 times the sequential mode, with tiny branches neither.
+For each size of the branches: median milliseconds of a call, modes in turns, the ratio of the two, and for how long
+both engines were at work at once in a run that was timed step by step. --timeline: write that run for perfetto.
+--spinning: let ONNX Runtime's threads spin between runs, as they do by themselves.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ CASES = {  # (size of the matrices, products in a row in each branch)
     "uneven": ((512, 8), (64, 20)),
     "tiny": ((16, 1), (16, 1)),
 }
-MODES: tuple[bool | str, ...] = (False, True, "auto")
+MODES = (False, True)
 
 
 def two_branches(engines: tuple[str, str], branches: tuple[tuple[int, int], tuple[int, int]]) -> Graph:
@@ -91,9 +88,9 @@ def main() -> None:
     engines: tuple[str, str] = (arguments.engines[0], arguments.engines[1])
     print(f"{os.cpu_count()} cores; {engines[0]} and {engines[1]}")
     spins = {"onnxruntime": {"session": {"session.intra_op.allow_spinning": "1"}}} if arguments.spinning else None
-    columns = "case", "sequential (ms)", "side by side (ms)", "auto (ms)", "side by side", "auto", "auto settled on"
-    print(f"| {' | '.join(columns)} | overlap (ms) |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = "case", "sequential (ms)", "side by side (ms)", "side by side", "overlap (ms)"
+    print(f"| {' | '.join(columns)} |")
+    print("|---|---|---|---|---|")
     for name, branches in CASES.items():
         graph = two_branches(engines, branches)
         rng = np.random.default_rng(1)
@@ -104,16 +101,15 @@ def main() -> None:
         ]
         wanted = modules[0](*arrays)
         for m in modules:
-            for _ in range(30):  # "auto" has settled after that
+            for _ in range(10):
                 np.testing.assert_array_equal(m(*arrays), wanted)
             assert len(m.explain().report.clusters) == 2
-        sequential, always, auto = interleaved([partial(m, *arrays) for m in modules])
+        sequential, parallel = interleaved([partial(m, *arrays) for m in modules])
         inputs = dict(zip((v.name for v in graph.inputs), arrays, strict=True))
         _, timeline = modules[1].run_timed(inputs)
-        settled = modules[2].explain(inputs).side_by_side
         print(
-            f"| {name} | {sequential:.3f} | {always:.3f} | {auto:.3f} | {always / sequential:.2f}x | "
-            f"{auto / sequential:.2f}x | {'side by side' if settled else 'sequential'} | {timeline.overlap * 1e3:.3f} |"
+            f"| {name} | {sequential:.3f} | {parallel:.3f} | {parallel / sequential:.2f}x | "
+            f"{timeline.overlap * 1e3:.3f} |"
         )
         if arguments.timeline is not None:
             arguments.timeline.mkdir(parents=True, exist_ok=True)

@@ -617,7 +617,7 @@ def test_ever_new_signatures_are_forgotten() -> None:
     grown = tracemalloc.get_traced_memory()[0] - base
     tracemalloc.stop()
     assert grown < 250_000
-    assert len(m._source.caller.runner.plans) == 8  # type: ignore[union-attr]
+    assert len(m._source.caller.plans.plans()) == 8  # type: ignore[union-attr]
 
 
 def test_a_call_of_one_launch_does_not_look_at_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

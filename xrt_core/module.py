@@ -11,8 +11,10 @@ from typing import Any
 
 from xrt_core.cache.lru import LRU
 from xrt_core.cache.model_file import is_model_file
-from xrt_core.compiler import GuardedModule, Pipeline, pipeline_for
 from xrt_core.compiler.compiled_graph import CompiledGraph
+from xrt_core.compiler.guarded import GuardedModule
+from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.compiler.tiering import pipeline_for
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions
 from xrt_core.errors import CacheError, InputError, ModelLoadError, QuantizationError
@@ -100,7 +102,7 @@ class XRTModule(GuardedModule):
         module = cls(saved, engine=engine or saved.engine_names(), **{**saved.options, **options})
         if not recompile:
             saved.check(module._pipeline.engines)
-        executables, guard = module._pipeline.executables, module._pipeline.guard
+        executables, guard = module._pipeline.services.executables, module._pipeline.services.guard
         executables.sealed = not recompile
         for inputs in saved.signatures():
             caller, arrays = module._source.bind((), inputs)
@@ -138,7 +140,7 @@ class XRTModule(GuardedModule):
 
     def compile_options(self, engine: str, fused: bool = True) -> CompileOptions:
         """What the compiler of an engine gets, its own options included. fused: False for its build without fusions."""
-        return self._pipeline.accelerated.compilation.options_for(engine, fused)
+        return self._pipeline.accelerated.services.compilation.options_for(engine, fused)
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Run the model. Returns its result, or a tuple of them where it has several.
@@ -165,10 +167,10 @@ class XRTModule(GuardedModule):
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Specialise and compile for the signature of these inputs, without running. With the asynchronous guard on,
-        compilation begins beside the caller; `wait` waits for it."""
+        compilation begins in the background; `wait` waits for it."""
         caller, arrays = self._source.bind((), _mapping(inputs))
         caller.prepare(arrays, at_once=True)
-        guard = self._pipeline.accelerated.guard
+        guard = self._pipeline.accelerated.services.guard
         if guard is not None:
             guard.start()
 
@@ -207,7 +209,7 @@ class XRTModule(GuardedModule):
         caller = self._source.caller
         name = (caller.graph.name if caller else "") or "graph"
         takes = _names(caller.graph.inputs) if caller else "..."
-        return f"<XRTModule {name}: {takes} -> {', '.join(self.output_names)}; engines {self._pipeline.chosen}>"
+        return f"<XRTModule {name}: {takes} -> {', '.join(self.output_names)}; engines {self._pipeline.engine_names}>"
 
 
 class _Imported:

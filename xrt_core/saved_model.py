@@ -13,8 +13,9 @@ import numpy as np
 
 import xrt_core
 from xrt_core.cache.model_file import ModelFile, read_model_file, write_model_file
-from xrt_core.compiler import Pipeline, Planned
 from xrt_core.compiler.compiled_graph import CompiledGraph
+from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.compiler.stages import Planned
 from xrt_core.engine.contract import Engine
 from xrt_core.errors import CacheError, ModelLoadError
 from xrt_core.frontends.onnx_file import DataFile, map_file, serialised
@@ -105,10 +106,11 @@ def save_module(
         "signatures": list(_signatures(callers)),
     }
     target = pathlib.Path(path)
-    executables = {e.key.digest: e for e in pipeline.executables.stored()}
-    if pipeline.guard is not None:
-        executables |= {e.key.digest: e for e in pipeline.guard.stored()}
-        info["verdicts"] = {k: v.to_json() for k, v in pipeline.guard.outcomes().items()}
+    executables = {e.key.digest: e for e in pipeline.services.executables.stored()}
+    guard = pipeline.services.guard
+    if guard is not None:
+        executables |= {e.key.digest: e for e in guard.stored()}
+        info["verdicts"] = {k: v.to_json() for k, v in guard.outcomes().items()}
     try:
         write_model_file(target, write, executables.values(), info)
     except OSError as e:
@@ -134,7 +136,7 @@ def _shown(engine: Mapping[str, str]) -> str:
 
 def _signatures(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
     for caller in callers:
-        for plan in caller.runner.plans.values():
+        for plan in caller.plans.plans():
             assert isinstance(plan, Planned)
             types, known = plan.signature
             if all(isinstance(t, TensorType) and t.is_static for t in types):

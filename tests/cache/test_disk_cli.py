@@ -92,11 +92,11 @@ def test_export_and_import(disk: DiskCache, tmp_path: pathlib.Path) -> None:
     assert all(isinstance(there.read(key_of(f), text_of(f)), Hit) for f in (shifted(1.0), shifted(2.0)))
 
     data = bytearray(target.read_bytes())
-    data[512 + 40] ^= 1  # within the first entry's manifest
+    data[512 + 40] ^= 1  # within the digest of the first entry's manifest
     target.write_bytes(data)
     damaged = xrt("import", target, "--dir", tmp_path / "third")
     assert damaged.exit_code == 1
-    assert "refused: its manifest is damaged" in damaged.stdout
+    assert "refused: the file is damaged or cut off" in damaged.stdout
     assert "1 entry stored" in damaged.stdout
     assert xrt("import", disk.path_of(key_of(shifted(1.0)))).exit_code == 2
 

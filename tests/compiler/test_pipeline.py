@@ -10,8 +10,9 @@ import pytest
 
 from tests.fake_engines import fake_engine
 from tests.random_graphs import F32, graph_of, ints, node
-from xrt_core.compiler import Pipeline
-from xrt_core.compiler.passes import STEPS
+from xrt_core.compiler.passes import DEFAULT_PASSES
+from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.compiler.services import build_services
 from xrt_core.engine import engines
 from xrt_core.errors import GraphError
 from xrt_core.events import EventLog
@@ -31,20 +32,20 @@ def chain(*ops: str, shape: Any = (2,)) -> Graph:
 X = np.array([1, -2], np.float32)
 
 
-def test_the_way_is_told_and_can_be_walked() -> None:
-    """Each stage leads to the next and prints itself; every step has a name and a reason."""
-    assert len({name for name, _ in STEPS}) == len(STEPS)
-    assert all(len(reason) > 20 for _, reason in STEPS)
+def test_the_stages_one_after_another() -> None:
+    """Each stage is made from the one before and prints itself; every pass has a name and a reason."""
+    assert len({p.name for p in DEFAULT_PASSES}) == len(DEFAULT_PASSES)
+    assert all(len(p.reason) > 20 for p in DEFAULT_PASSES)
     with fake_engine() as engine:
-        pipeline = Pipeline(resolve({"engine": "fake"}), [(engines.get("fake"), "cpu")], EventLog())
+        pipeline = Pipeline(build_services(resolve({"engine": "fake"}), [(engines.get("fake"), "cpu")], EventLog()))
         captured = pipeline.capture(chain("Neg", "Identity", "Abs"))
-        optimised = captured.optimise([TensorType(F32, (2,))], {})
+        optimised = pipeline.optimise(captured, [TensorType(F32, (2,))], {})
         assert "Identity" in str(captured)
         assert "Identity" not in str(optimised)
-        partitioned = optimised.partition()
+        partitioned = pipeline.partition(optimised)
         assert "2 nodes on fake (cpu): Abs, Neg" in str(partitioned)
         assert engine.compiled == []
-        planned = partitioned.plan()
+        planned = pipeline.plan(partitioned)
         assert "fake_0 on fake(r0)" in str(planned)
         np.testing.assert_array_equal(planned.run([X])[0], np.abs(X))
 
@@ -124,7 +125,8 @@ def test_what_depends_on_data_is_compiled_when_it_is_known() -> None:
         told = m.explain()
         assert "it waits for shapes that depend on data" in str(told)
         assert told.engine_node_count == 6
-        assert sum(told.cluster_flops.values()) < told.engine_flops < told.flops
+        # Compress, on the host, only moves elements
+        assert sum(told.cluster_flops.values()) < told.engine_flops == told.flops
         clusters = [c for e in told._with_parts() for c in e.report.clusters]
         assert f"clusters: {len(clusters)} on fake" in told.summary()  # those of the parts as well
         np.testing.assert_array_equal(m(given), [0, 1])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from onnx.backend.test.loader import load_model_tests
-from onnx.backend.test.runner import PlanCache, _normalize_tensor
+from onnx.backend.test.runner import Runner, _normalize_tensor
 
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.onnx_backend import XRTBackend
@@ -47,7 +47,7 @@ def run_test(test: Any, engine: list[str] | str) -> Outcome:
         for inputs, expected in test.data_sets:
             results = prepared.run([_normalize_tensor(x) for x in inputs])
             with np.errstate(all="ignore"):
-                PlanCache.assert_similar_outputs(
+                Runner.assert_similar_outputs(
                     [_normalize_tensor(x) for x in expected], list(results), rtol=test.rtol, atol=test.atol
                 )
             _collect(prepared.module.explain(), host, reasons)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conformance import dev_models
 from tests.conformance.host_results import model_on_host
-from tests.conformance.node_tests import PlanCache, _normalize_tensor, node_tests
+from tests.conformance.node_tests import Runner, _normalize_tensor, node_tests
 from tests.conformance.test_onnx_nodes import expected_failures
 from xrt_core.module import XRTModule
 from xrt_core.onnx_backend import XRTBackend
@@ -54,7 +54,7 @@ def test_a_node_test_passes(name: str) -> None:
             results = prepared.run([_normalize_tensor(x) for x in inputs])
             with np.errstate(all="ignore"):
                 wanted = [_normalize_tensor(x) for x in expected]
-                PlanCache.assert_similar_outputs(wanted, list(results), rtol=test.rtol, atol=test.atol)
+                Runner.assert_similar_outputs(wanted, list(results), rtol=test.rtol, atol=test.atol)
     for c in prepared.module.report().clusters:
         assert c["outcome"]["errors"] == []
         assert c["outcome"]["verdict"] in ("ready", "slower")

@@ -19,8 +19,8 @@ from tests.guard import engines as tested
 from tests.guard.guarded import chain, fallbacks, heard, module, registered
 from tests.random_graphs import F32, graph_of, node
 from xrt_core import ops
-from xrt_core.compiler import BaselinePlan
 from xrt_core.compiler.passes import register_pass, unregister_pass
+from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.engine.contract import EngineStatus, Phase, Support
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.events import EventLog

@@ -57,7 +57,7 @@ def test_pieces_come_with_the_model(cache: bool, own_cache: pathlib.Path, tmp_pa
     inputs = synthesize_inputs(function, seed=9)
     m = XRTModule(function.body, engine="suspect", cache=cache, **GUARD)
     expected = m(*inputs)
-    assert len(m._pipeline.guard.outcomes()) == 1  # type: ignore[union-attr]
+    assert len(m._pipeline.services.guard.outcomes()) == 1  # type: ignore[union-attr]
     m.save(tmp_path / "model.xrt")
     forget_all()
     forget_verdicts()

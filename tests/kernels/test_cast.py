@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
+from tests.kernels.node_cases import Case, run_jax, run_numpy
 from tests.kernels.single_node import node_case, run_reference
 from xrt_core.errors import ExecutionError
 from xrt_core.ir.types import DTYPE_TO_ONNX, ONNX_TO_DTYPE, STRING
@@ -16,25 +16,12 @@ from xrt_core.kernels import find_kernel
 
 RUNS = [run_numpy, run_jax]
 
-CASES = cases_for("Cast", "CastLike", "BitCast")
 NUMBERS = [d for d in ONNX_TO_DTYPE.values() if d != STRING and d.kind != "c"]
 
 
 def cast_case(x: np.ndarray, dtype: Any, version: int = 25, **attributes: Any) -> Case:
     """A Cast of x to `dtype`."""
     return node_case("Cast", version, [x], to=DTYPE_TO_ONNX[np.dtype(dtype)], **attributes)
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_numpy(case: Case) -> None:
-    """The backend test holds under NumPy."""
-    check(case, run_numpy(case))
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_jax(case: Case) -> None:
-    """The backend test holds under jax.jit."""
-    check(case, run_jax(case))
 
 
 @pytest.mark.parametrize("source", NUMBERS, ids=str)

@@ -8,24 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
+from tests.kernels.node_cases import run_jax, run_numpy
 from tests.kernels.single_node import node_case
 from xrt_core.errors import GraphError
 from xrt_core.ir.graph import SparseTensor
-
-CASES = cases_for("Constant", "ConstantOfShape", "Range", "EyeLike")
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_numpy(case: Case) -> None:
-    """The backend test holds under NumPy."""
-    check(case, run_numpy(case))
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_jax(case: Case) -> None:
-    """The backend test holds under jax.jit."""
-    check(case, run_jax(case))
 
 
 @pytest.mark.parametrize(

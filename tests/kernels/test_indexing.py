@@ -8,25 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
+from tests.kernels.node_cases import run_jax, run_numpy
 from tests.kernels.single_node import node_case
 from xrt_core.ir.graph import Node, Value
 from xrt_core.kernels import find_kernel
-
-CASES = cases_for("Gather", "GatherElements", "GatherND", "OneHot", "NonZero", "Compress", "Unique")
-STATIC = [c for c in CASES if c.node.op_type not in ("NonZero", "Compress", "Unique")]
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_numpy(case: Case) -> None:
-    """The backend test holds under NumPy."""
-    check(case, run_numpy(case))
-
-
-@pytest.mark.parametrize("case", STATIC, ids=repr)
-def test_backend_jax(case: Case) -> None:
-    """The backend test holds under jax.jit; cases whose output shape depends on data are not among these."""
-    check(case, run_jax(case))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, ml_dtypes.int4, np.uint64, bool, np.complex64])

@@ -8,28 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
+from tests.kernels.node_cases import run_jax, run_numpy
 from tests.kernels.single_node import node_case
 
 RUNS = [run_numpy, run_jax]
-CASES = cases_for(
-    "And", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Equal", "Greater", "GreaterOrEqual",
-    "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Where", "Xor",
-)  # fmt: skip
-# strings live in object arrays, which JAX has not
-JAX_CASES = [c for c in CASES if all(x.dtype != object for x in (*c.inputs, *c.outputs) if x is not None)]
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_numpy(case: Case) -> None:
-    """The backend test holds under NumPy."""
-    check(case, run_numpy(case))
-
-
-@pytest.mark.parametrize("case", JAX_CASES, ids=repr)
-def test_backend_jax(case: Case) -> None:
-    """The backend test holds under jax.jit."""
-    check(case, run_jax(case))
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
+from tests.kernels.node_cases import Case, run_jax, run_numpy
 from tests.kernels.single_node import node_case
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Node
 
 RUNS = [run_numpy, run_jax]
 DOMAIN = "ai.onnx.preview.training"
-CASES = cases_for("Adagrad", "Adam", "Momentum", domain=DOMAIN)
 
 
 def update_case(op: str, inputs: list[np.ndarray], outputs: int, **attributes: Any) -> Case:
@@ -22,18 +21,6 @@ def update_case(op: str, inputs: list[np.ndarray], outputs: int, **attributes: A
     case = node_case(op, 1, inputs, outputs, **attributes)
     node = Node(op, case.node.inputs, case.node.outputs, attributes, domain=DOMAIN, version=1)
     return Case(op, node, inputs, [], 0, 0)
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_numpy(case: Case) -> None:
-    """The backend test holds under NumPy."""
-    check(case, run_numpy(case))
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_jax(case: Case) -> None:
-    """The backend test holds under jax.jit."""
-    check(case, run_jax(case))
 
 
 @pytest.mark.parametrize("run", RUNS)

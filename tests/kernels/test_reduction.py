@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
+from tests.kernels.node_cases import run_jax, run_numpy
 from tests.kernels.single_node import node_case, run_reference
 
 RUNS = [run_numpy, run_jax]
@@ -16,19 +16,6 @@ REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
     "ReduceSum", "ReduceSumSquare",
 )  # fmt: skip
-CASES = cases_for(*REDUCTIONS, "ArgMax", "ArgMin", "CumProd", "CumSum", "TopK")
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_numpy(case: Case) -> None:
-    """The backend test holds under NumPy."""
-    check(case, run_numpy(case))
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_jax(case: Case) -> None:
-    """The backend test holds under jax.jit."""
-    check(case, run_jax(case))
 
 
 @pytest.mark.parametrize("run", RUNS)

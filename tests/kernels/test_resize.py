@@ -8,24 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
+from tests.kernels.node_cases import Case, run_jax, run_numpy
 from tests.kernels.single_node import node_case, run_reference
 from xrt_core.errors import ShapeError
 
-CASES = cases_for("Resize", "Upsample")
 RUNS = [run_numpy, run_jax]
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_numpy(case: Case) -> None:
-    """The backend test holds under NumPy."""
-    check(case, run_numpy(case))
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_jax(case: Case) -> None:
-    """The backend test holds under jax.jit."""
-    check(case, run_jax(case))
 
 
 def scales_case(version: int, x: np.ndarray, scales: list[float], **attributes: Any) -> Case:

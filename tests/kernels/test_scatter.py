@@ -8,11 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.kernels.node_cases import Case, cases_for, check, run_jax, run_numpy
+from tests.kernels.node_cases import run_jax, run_numpy
 from tests.kernels.single_node import node_case
 from xrt_core.errors import ShapeError
 
-CASES = cases_for("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
 COMBINE = {
     "none": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -21,18 +20,6 @@ COMBINE = {
     "max": max,
 }
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8, ml_dtypes.int4]
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_numpy(case: Case) -> None:
-    """The backend test holds under NumPy."""
-    check(case, run_numpy(case))
-
-
-@pytest.mark.parametrize("case", CASES, ids=repr)
-def test_backend_jax(case: Case) -> None:
-    """The backend test holds under jax.jit."""
-    check(case, run_jax(case))
 
 
 @pytest.mark.parametrize("how", COMBINE)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.fake_engines import SecondEngine, chosen, fake_engine
 from tests.host_run import assert_same
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
-from xrt_core.compiler import Planned
+from xrt_core.compiler.stages import Planned
 from xrt_core.errors import OptionError
 from xrt_core.host import executor
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
@@ -33,7 +33,7 @@ from xrt_core.options import from_text, resolve
 from xrt_core.runtime import scheduler
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
-from xrt_core.runtime.scheduler import ScheduleTrial, Span, Timeline, independent_lanes
+from xrt_core.runtime.scheduler import Span, Timeline, independent_lanes
 
 X = np.array([1, -2], np.float32)
 WAIT = 60  # seconds after which a test that would hang fails
@@ -80,7 +80,7 @@ class Steps:
     def plan(self, *outputs: Value, side_by_side: bool = True) -> Plan:
         plan = make_plan(graph_of([self.x], outputs, self.nodes), self.lower)
         if side_by_side:
-            plan.run_side_by_side(always=True)
+            plan.run_side_by_side()
         return plan
 
 
@@ -196,7 +196,7 @@ def test_what_writes_into_its_inputs_runs_alone() -> None:
         return Lowered(launch, HOST, "update", lane="b")
 
     plan = make_plan(graph_of([s.x], [*values, update, *after], s.nodes), lower)
-    plan.run_side_by_side(always=True)
+    plan.run_side_by_side()
     for _ in range(20):
         s.began.clear()
         plan.run([X])
@@ -443,7 +443,7 @@ def test_a_buffer_is_not_written_over_while_a_launch_waits_to_read_it(monkeypatc
         )
 
     plan = make_plan(graph_of([s.x], [reader, total], nodes), lower)
-    plan.run_side_by_side(always=True)
+    plan.run_side_by_side()
     for _ in range(10):
         host_done.clear()
         np.testing.assert_array_equal(plan.run([X])[0], np.exp(X))
@@ -518,61 +518,15 @@ def test_independent_lanes_of_random_graphs(case: tuple[Graph, dict[str, str]]) 
         for j, b in enumerate(names[:i]):
             if lanes[a] and lanes[b] and lanes[a] != lanes[b] and j not in ahead[i]:
                 wanted |= {lanes[a], lanes[b]}
-    assert independent_lanes(graph, lambda n: lanes[n.name], lambda n: True) == wanted
-    assert independent_lanes(graph, lambda n: lanes[n.name], lambda n: lanes[n.name] == "a") == set()
-
-
-def test_little_work_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """auto: small clusters stay on the caller's thread from the first call; larger ones are tried."""
-    with fake_engine() as first, fake_engine(SecondEngine) as second:
-        first.takes, second.takes = (lambda n: n.op_type == "Neg"), (lambda n: n.op_type == "Abs")
-        m = XRTModule(fork_and_join(), engine=["fake", "second"])
-        m(X)
-        assert planned(m)._parallel is None
-        monkeypatch.setattr("xrt_core.compiler.lowering._WORK", 2)
-        m = XRTModule(fork_and_join(), engine=["fake", "second"])
-        for _ in range(2 * scheduler._ROUNDS + 3):
-            np.testing.assert_array_equal(m(X), -X + np.abs(X))
-        assert planned(m)._parallel is not None
-        assert not isinstance(planned(m)._execute, ScheduleTrial)
-
-
-@pytest.mark.parametrize(
-    ("sequential", "beside", "kept"), [(1.0, 0.5, "beside"), (1.0, 0.99, "one"), (1.0, 2.0, "one")]
-)
-def test_the_faster_way_is_kept(sequential: float, beside: float, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By medians of several calls each, the first ones and a few outliers aside."""
-    now, calls = [0.0], []
-
-    def way(name: str, seconds: float) -> Callable[[list[Any]], None]:
-        def run(registers: list[Any]) -> None:
-            calls.append(name)
-            now[0] += 100 if len(calls) in (1, 2, 7, 8) else seconds
-
-        return run
-
-    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: now[0])
-    ways = {"one": way("one", sequential), "beside": way("beside", beside)}
-    settled: list[Any] = []
-    ready = iter([False, False])
-    trial = ScheduleTrial(ways["one"], ways["beside"], settled.append, lambda: next(ready, True))
-    for _ in range(2):
-        trial([])
-    assert calls == ["one", "one"]  # launches that are not there yet
-    calls.clear()
-    while not settled:
-        trial([])
-    assert settled == [ways[kept]]
-    assert calls == ["one", "beside"] * (scheduler._ROUNDS + 1)
+    assert independent_lanes(graph, lambda n: lanes[n.name]) == wanted
 
 
 def test_the_option() -> None:
-    """auto, True, False, from text as well."""
-    assert resolve({}).parallel == "auto"
-    assert [resolve({"parallel": v}).parallel for v in ("auto", True, False)] == ["auto", True, False]
-    assert [from_text("parallel", t, "test") for t in ("auto", "on", "0")] == ["auto", True, False]
-    with pytest.raises(OptionError, match="'auto', True or False"):
-        resolve({"parallel": "yes please"})
+    """Off unless asked for, from text as well."""
+    assert resolve({}).parallel is False
+    assert [from_text("parallel", t, "test") for t in ("on", "0")] == [True, False]
+    with pytest.raises(OptionError, match="parallel"):
+        resolve({"parallel": "auto"})
 
 
 def test_engines_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,7 +536,7 @@ def test_engines_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -
 
         def threads(**options: Any) -> int | None:
             m = XRTModule(fork_and_join(), **options)
-            return m._pipeline.compile_options.threads
+            return m._pipeline.services.compilation.options.threads
 
         both = ["fake", "second"]
         assert threads(engine=both, parallel=True) == 4

@@ -25,9 +25,10 @@ def baked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def shared(found: set[str], engine: str, module: str) -> set[str]:
-    """The files of a plugin that are the same in each, by neutral names: not its kernels, not its own tests."""
+    """The files of a plugin that are the same in each, by neutral names: not its kernels, not its own tests,
+    not the helper of its kernels for results in the storage of an input."""
     names = {f.replace(module, "MODULE").replace(f"test_{engine}_", "test_ENGINE_") for f in found}
-    own = re.compile(r"src/MODULE/kernels/(?!__init__)|tests/(?!conformance/)")
+    own = re.compile(r"src/MODULE/(kernels/(?!__init__)|aliases)|tests/(?!conformance/)")
     return {n for n in names if not own.match(n)}
 
 

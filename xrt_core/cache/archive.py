@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import pathlib
-import secrets
 import tarfile
 from collections.abc import Iterable
 
-from xrt_core.cache.disk import SUFFIX, DiskCache, EntryFile, open_trusted, write_file
+from xrt_core.cache.disk import SUFFIX, DiskCache, EntryFile, open_trusted
 from xrt_core.cache.entry_format import check_entry, read_manifest
 from xrt_core.errors import CacheError
+from xrt_core.files import PRIVATE, replace_file
 
 
 def export_entries(disk: DiskCache, entries: Iterable[EntryFile], target: pathlib.Path) -> list[str]:
@@ -20,24 +19,17 @@ def export_entries(disk: DiskCache, entries: Iterable[EntryFile], target: pathli
 
     Raises OSError where the file cannot be written.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     written = []
-    try:
-        with tarfile.open(temporary, "w") as tar:
-            for entry in entries:
-                if disk.check(entry.path):
-                    continue
-                with open_trusted(entry.path) as file:
-                    member = tarfile.TarInfo(entry.path.name)
-                    member.size = os.fstat(file.fileno()).st_size
-                    member.mode = 0o600
-                    tar.addfile(member, file)
-                written.append(entry.digest)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with replace_file(target) as whole, tarfile.open(fileobj=whole, mode="w") as tar:
+        for entry in entries:
+            if disk.check(entry.path):
+                continue
+            with open_trusted(entry.path) as file:
+                member = tarfile.TarInfo(entry.path.name)
+                member.size = os.fstat(file.fileno()).st_size
+                member.mode = PRIVATE
+                tar.addfile(member, file)
+            written.append(entry.digest)
     return written
 
 
@@ -61,7 +53,8 @@ def import_entries(disk: DiskCache, source: pathlib.Path) -> tuple[list[str], li
                     continue
                 # under the name that its key gives it, whatever it was called
                 digest = read_manifest(io.BytesIO(content)).key.digest
-                write_file(disk.entries / f"{digest}{SUFFIX}", [content])
+                with replace_file(disk.entries / f"{digest}{SUFFIX}", mode=PRIVATE) as stored_file:
+                    stored_file.write(content)
                 stored.append(digest)
     except tarfile.TarError as e:
         raise CacheError(f"{source} is no exported cache: {e}") from None

@@ -9,12 +9,11 @@ import contextlib
 import functools
 import os
 import pathlib
-import secrets
 import stat
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, Literal
 
@@ -24,19 +23,20 @@ from xrt_core.cache.entry_format import (
     NOT_STORED,
     Manifest,
     check_entry,
-    pack,
     read_blob,
     read_manifest,
+    write_entry,
 )
 from xrt_core.cache.key import CacheKey
 from xrt_core.errors import CacheError
+from xrt_core.files import PRIVATE, replace_file
 
 Mode = Literal["readwrite", "read", "verify"]
 
 SUFFIX: Final = ".xrt"
 NOTHING: Final = "not stored"
 """The reason of a miss where there simply is no entry."""
-_LAYOUT: Final = "v1"  # a later layout lies beside this one, and versions of XRT that know only one don't meet
+LAYOUT: Final = "v2"  # a later layout lies beside this one, and versions of XRT that know only one don't meet
 _STALE_SECONDS: Final = 600.0  # a temporary file this old was left by a process that was killed
 _SCAN_SECONDS: Final = 1.0
 _LOCK_SHARDS: Final = 2  # hex digits of a key that choose its lock file
@@ -91,7 +91,7 @@ class DiskCache:
         self.folder = pathlib.Path(folder)
         self.limit = limit
         self.mode: Mode = mode
-        self.entries = self.folder / _LAYOUT
+        self.entries = self.folder / LAYOUT
         self._lock = threading.Lock()
         self._scanned = -1e9
         self._known_bytes = 0
@@ -117,10 +117,10 @@ class DiskCache:
                 manifest = read_manifest(file)
                 if manifest.key != key:
                     return Miss(f"it holds another key ({'; '.join(key.differences(manifest.key))})", stored=True)
-                if zlib.decompress(read_blob(file, manifest, FUNCTION)) != function_text:
+                if zlib.decompress(read_blob(manifest, FUNCTION)) != function_text:
                     return Miss("it was made from another function with the same digest", stored=True)
                 refusal = manifest.info.get(NOT_STORED)
-                blob = b"" if refusal else read_blob(file, manifest, EXECUTABLE)
+                blob = b"" if refusal else read_blob(manifest, EXECUTABLE)
         except FileNotFoundError:
             return Miss(NOTHING)
         except (CacheError, OSError, zlib.error, MemoryError) as e:
@@ -144,11 +144,14 @@ class DiskCache:
             if not self.prepare():
                 return "the folder cannot be written to" if self.mode != "read" else "the cache is only read"
             blobs = {FUNCTION: zlib.compress(function_text, 1)}
-            parts = pack(key, info, blobs if blob is None else {**blobs, EXECUTABLE: blob})
-            size = sum(map(len, parts))
+            if blob is not None:
+                blobs[EXECUTABLE] = blob
+            size = sum(map(len, blobs.values()))
             if size > self.limit:
                 return f"the entry has {size} bytes, the whole cache may have {self.limit}"
-            write_file(self.path_of(key), parts)
+            with replace_file(self.path_of(key), mode=PRIVATE) as file:
+                write_entry(file, key, info, blobs)
+                size = file.seek(0, os.SEEK_END)
         except (OSError, CacheError, MemoryError) as e:
             return str(e) or type(e).__name__
         with contextlib.suppress(OSError):
@@ -221,7 +224,7 @@ class DiskCache:
         """The canonical text of the function that an entry was made from. Raises CacheError."""
         try:
             with open_trusted(path) as file:
-                return zlib.decompress(read_blob(file, read_manifest(file), FUNCTION)).decode("utf-8", "replace")
+                return zlib.decompress(read_blob(read_manifest(file), FUNCTION)).decode("utf-8", "replace")
         except (OSError, zlib.error) as e:
             raise CacheError(f"{path.name}: {e}") from None
 
@@ -280,21 +283,6 @@ def open_cache(mode: Mode | Literal["off"], folder: str | None, limit: int) -> D
     if mode == "off":
         return None
     return DiskCache(default_folder() if folder is None else pathlib.Path(folder).expanduser(), limit, mode)
-
-
-def write_file(path: pathlib.Path, parts: Iterable[bytes]) -> None:
-    """Write a file that appears under its name whole or not at all. Raises OSError, and leaves nothing behind then."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    try:
-        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-            file.writelines(parts)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _scan(folder: pathlib.Path) -> Iterator[EntryFile]:

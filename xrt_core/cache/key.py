@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import os
 import pathlib
 import sys
@@ -17,6 +16,7 @@ import numpy as np
 
 import xrt_core
 from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
+from xrt_core.ir.digest import digest
 from xrt_core.ir.function import Function
 
 IGNORED_OPTIONS: Final[frozenset[str]] = frozenset()
@@ -34,10 +34,8 @@ class CacheKey:
     @cached_property
     def digest(self) -> str:
         """Hex digest over all rows."""
-        h = hashlib.blake2b(digest_size=20)
-        for label, text in self.rows:
-            h.update(f"{len(label)}:{label}={len(text)}:{text};".encode("utf-8", "surrogatepass"))
-        return h.hexdigest()
+        rows = (f"{len(label)}:{label}={len(text)}:{text};" for label, text in self.rows)
+        return digest("".join(rows).encode("utf-8", "surrogatepass"))
 
     def row(self, label: str) -> str:
         """The text of a row, "" if there is none of that label."""
@@ -82,7 +80,7 @@ def _signature(params: Sequence[Any]) -> str:
 def _canonical(value: Any) -> str:
     """A text that does not depend on the order of dicts and sets, and leaves nothing of an array out."""
     if isinstance(value, np.ndarray):
-        return f"{value.dtype}{value.shape}{hashlib.blake2b(value.tobytes(), digest_size=20).hexdigest()}"
+        return f"{value.dtype}{value.shape}{digest(value.tobytes())}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k!r}: {_canonical(value[k])}" for k in sorted(value, key=repr)) + "}"
     if isinstance(value, set | frozenset):
@@ -128,4 +126,4 @@ def _source_state(paths: Sequence[pathlib.Path]) -> str:
         for folder, _, names in os.walk(path):
             times += [os.stat(os.path.join(folder, n)).st_mtime_ns for n in names if n.endswith(".py")]
     text = ",".join(map(str, sorted(times)))
-    return f", source {hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+    return f", source {digest(text.encode())[:12]}"

@@ -1,37 +1,24 @@
-"""One file with a model, its weights and its executables, for deployment.
+"""One file with a model, its weights and its executables, for deployment: a container.
 
-    8 bytes  magic
-    4 bytes  version of this layout, little endian
-    8 bytes  offset of the manifest
-    8 bytes  its length
-    20 bytes BLAKE2b digest of the manifest
-    weights  where the model's external data points, each begun at a multiple of 64 bytes: they are mapped, not read
-    blobs    the model (ONNX), then one for each executable
-    manifest UTF-8 JSON, last, because the others' places are known only then
+Its blobs are the model (ONNX), then one for each executable. The weights lie where the model's external data points,
+between the container's head and its first blob, each begun at a multiple of 64 bytes: they are mapped, not read.
 
 Digests show damage, not intent: who loads a model file runs what its maker put into it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import struct
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from xrt_core.cache.entry_format import Blob, content_digest
 from xrt_core.cache.key import CacheKey
+from xrt_core.engine.container import Container, Kind, Writer, open_bytes
 from xrt_core.errors import CacheError
+from xrt_core.files import replace_file
 
-MAGIC: Final = b"XRTMODEL"
-VERSION: Final = 1
-_HEAD: Final = struct.Struct("<8sIQQ20s")
-_ALIGN: Final = 64
+KIND: Final = Kind(b"XRTMODEL", 2, "a model file of XRT, which XRTModule.save writes", CacheError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +41,7 @@ class _Place:
     whole: bool
     cluster: str
     nodes: int
-    blob: Blob
+    blob: int
 
 
 class ModelFile:
@@ -63,21 +50,21 @@ class ModelFile:
     buffer: the whole file, mapped, for the weights.
     """
 
-    def __init__(self, path: Path, buffer: memoryview, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, buffer: memoryview, container: Container) -> None:
         self.path = path
         self.buffer = buffer
+        self._container = container
         try:
-            self.info: Mapping[str, Any] = dict(manifest["info"])
-            self._model = Blob(*manifest["model"])
+            self.info: Mapping[str, Any] = dict(container.header["info"])
             places = [
                 _Place(
                     CacheKey(tuple((str(a), str(b)) for a, b in e["key"])),
                     bool(e["whole"]),
                     str(e["cluster"]),
                     int(e["nodes"]),
-                    Blob(*e["blob"]),
+                    i,
                 )
-                for e in manifest["executables"]
+                for i, e in enumerate(container.header["executables"], 1)
             ]
         except (KeyError, TypeError, ValueError) as e:
             raise CacheError(f"{path}: its manifest makes no sense: {type(e).__name__}: {e}") from None
@@ -96,26 +83,20 @@ class ModelFile:
 
     def model(self) -> memoryview:
         """The ONNX model, whose external data lies in `buffer`. Raises CacheError where it is damaged."""
-        return self._read(self._model, "the model")
+        return self._container.blob(0)
 
     def executable(self, key: CacheKey) -> StoredExecutable | None:
         """The executable of a key, None where the file has none. Raises CacheError where it is damaged."""
         p = self._executables.get(key.digest)
         if p is None or p.key != key:
             return None
-        return StoredExecutable(p.key, p.whole, p.cluster, p.nodes, bytes(self._read(p.blob, p.cluster)))
+        return StoredExecutable(p.key, p.whole, p.cluster, p.nodes, bytes(self._container.blob(p.blob)))
 
     def why_missing(self, key: CacheKey, cluster: str) -> str:
         """Why there is no executable of this key, in words: how the nearest one differs."""
         rows = min((key.differences(p.key) for p in self._executables.values()), key=len, default=[])
         differs = f"the nearest differs in {'; '.join(rows)}" if rows else "it holds no executables"
         return f"{self.path} holds no executable for {cluster}; {differs}"
-
-    def _read(self, blob: Blob, what: str) -> memoryview:
-        found = self.buffer[blob.offset : blob.offset + blob.size]
-        if len(found) != blob.size or content_digest(found) != blob.digest:
-            raise CacheError(f"{self.path}: {what} in it is damaged: its digest does not fit")
-        return found
 
 
 def write_model_file(
@@ -129,68 +110,26 @@ def write_model_file(
     write_model: writes the weights into the open file from where it stands, and returns the ONNX model.
     info: plain data. Raises OSError where the file cannot be written.
     """
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(bytes(_HEAD.size))
-            model = _append(file, write_model(file))
-            places = [
-                {
-                    "key": [list(row) for row in e.key.rows],
-                    "whole": e.whole,
-                    "cluster": e.cluster,
-                    "nodes": e.nodes,
-                    "blob": _append(file, e.blob),
-                }
-                for e in executables
-            ]
-            text = json.dumps({"info": dict(info), "model": model, "executables": places}, ensure_ascii=False)
-            manifest = text.encode("utf-8", "surrogatepass")
-            at = file.tell()
-            file.write(manifest)
-            file.seek(0)
-            file.write(_HEAD.pack(MAGIC, VERSION, at, len(manifest), _seal(manifest)))
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o644 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with replace_file(target) as file:
+        writer = Writer(file, KIND)
+        writer.add(write_model(file))
+        rows = []
+        for e in executables:
+            writer.add(e.blob)
+            key = [list(row) for row in e.key.rows]
+            rows.append({"key": key, "whole": e.whole, "cluster": e.cluster, "nodes": e.nodes})
+        writer.finish({"info": dict(info), "executables": rows})
 
 
 def is_model_file(path: Path) -> bool:
     """Whether a file begins as `write_model_file` writes it; False where it cannot be read."""
     try:
         with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+            return file.read(len(KIND.magic)) == KIND.magic
     except OSError:
         return False
 
 
 def read_model_file(path: Path, buffer: memoryview) -> ModelFile:
     """The model file whose bytes `buffer` maps. Raises CacheError with what is wrong with it."""
-    if len(buffer) < _HEAD.size or bytes(buffer[:8]) != MAGIC:
-        raise CacheError(f"{path} is no model file of XRT; XRTModule.save writes such files")
-    _, version, at, length, seal = _HEAD.unpack(buffer[: _HEAD.size])
-    if version != VERSION:
-        raise CacheError(f"{path} has layout {version}, this version of XRT reads {VERSION}")
-    manifest = bytes(buffer[at : at + length])
-    if _seal(manifest) != seal:
-        raise CacheError(f"{path} is damaged or cut off: its manifest does not fit its digest")
-    try:
-        found = json.loads(manifest.decode("utf-8", "surrogatepass"))
-    except ValueError as e:
-        raise CacheError(f"{path}: its manifest makes no sense: {e}") from None
-    return ModelFile(path, buffer, found)
-
-
-def _append(file: IO[bytes], content: bytes) -> list[Any]:
-    file.write(bytes(-file.tell() % _ALIGN))
-    at = file.tell()
-    file.write(content)
-    return [at, len(content), content_digest(content)]
-
-
-def _seal(manifest: bytes) -> bytes:
-    return hashlib.blake2b(manifest, digest_size=20).digest()
+    return ModelFile(path, buffer, open_bytes(KIND, str(path), buffer))

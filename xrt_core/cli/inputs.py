@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import InputError, OptionError
-from xrt_core.frontends.onnx_file import replace_file
+from xrt_core.files import replace_file
 from xrt_core.ir.types import STRING, Dim, TensorType, ValueType
 
 
@@ -40,7 +40,8 @@ def write_outputs(path: pathlib.Path, outputs: Mapping[str, Any]) -> None:
             flat.update({f"{name}[{i}]": _storable(v) for i, v in enumerate(value)})
         elif value is not None:
             flat[name] = _storable(value)
-    replace_file(path, lambda file: np.savez(file, **flat))  # type: ignore[arg-type]
+    with replace_file(path) as file:
+        np.savez(file, **flat)  # type: ignore[arg-type]
 
 
 def _storable(value: Any) -> np.ndarray:

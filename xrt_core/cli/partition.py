@@ -11,7 +11,7 @@ import typer
 from xrt_core.cli import arguments
 from xrt_core.cli.display import command, say, working
 from xrt_core.errors import InputError
-from xrt_core.frontends.onnx_file import replace_file
+from xrt_core.files import replace_file
 
 
 @command
@@ -59,9 +59,11 @@ def partition(
         json.write_text(as_json + "\n", encoding="utf-8")
     say(as_json if to_stdout else explanation.as_text())
     if html is not None:
-        replace_file(html, lambda f: f.write(explanation.to_html().encode()))
+        with replace_file(html) as file:
+            file.write(explanation.to_html().encode())
     if dot is not None:
-        replace_file(dot, lambda f: f.write(explanation.to_dot().encode()))
+        with replace_file(dot) as file:
+            file.write(explanation.to_dot().encode())
     for path in (None if to_stdout else json, onnx, html, dot):
         if path is not None:
             say(f"wrote {path}", stderr=to_stdout)

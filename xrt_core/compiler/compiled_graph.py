@@ -1,15 +1,14 @@
-"""GraphCaller: one IR graph behind a call with arrays, its plans per signature and its conversions per array family."""
+"""CompiledGraph: one IR graph behind a call with arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from xrt_core.cache.lru import LRU
 from xrt_core.compiler.pipeline import Pipeline
-from xrt_core.compiler.stages import Optimised, Partitioned, Planned
+from xrt_core.compiler.stages import Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.errors import InputError
 from xrt_core.explanation import Explanation
@@ -18,44 +17,45 @@ from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType,
 from xrt_core.runtime.arrays import is_array, to_numpy
 from xrt_core.runtime.binding import bind
 from xrt_core.runtime.converters import plain_arrays
-from xrt_core.runtime.plan import Plan
-from xrt_core.runtime.plan_cache import PlanCache
+from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
 from xrt_core.runtime.scheduler import Timeline
-
-Call = Callable[[Sequence[Any]], list[Any]]
 
 
 class CompiledGraph:
     """Calls a graph with one array per input (None for an optional one that is left out).
 
-    The first call of a signature checks the arguments, specialises, partitions and compiles; later ones look up the
-    bound call by the types, shapes and dtypes of the arguments (and the values of those that determine shapes) and
-    run it. Where the host's plan answers first, the bound call goes when the plan with engines is ready, and the next
-    one binds that.
+    The first call of a signature checks the arguments and compiles; later ones look up the bound call by the types,
+    shapes and dtypes of the arguments (and the values of those that determine shapes) and run it.
     """
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
-        self.runner: PlanCache = pipeline.runner(graph)
-        self.graph: Graph = self.runner.captured.graph  # and not the given one, whose folded weights may then go
-        self.last: Planned | None = None
-        self._calls: LRU[tuple[Call, Planned]] = LRU(pipeline.options.cache_size)
-        self.runner.replaced = self._replaced
-        self._by_value = bool(self.runner.by_value)
+        self._captured = pipeline.capture(graph)
+        self.graph: Graph = self._captured.graph  # and not the given one, whose folded weights may then go
+        self.plans: PlanCache = pipeline.plan_cache(self._captured)
+        self._last: CacheEntry | None = None
+        self._by_value = bool(self.plans.by_value)
+
+    @property
+    def last(self) -> Planned | None:
+        """The plan of the last new signature."""
+        plan = None if self._last is None else self._last.plan
+        assert plan is None or isinstance(plan, Planned)
+        return plan
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """The results, in the family of the first array. Raises InputError for arguments that do not fit."""
         try:
-            key: Any = tuple([(type(a), a.shape, a.dtype) for a in arrays])
+            key: Hashable = tuple([(type(a), a.shape, a.dtype) for a in arrays])
             if self._by_value:
-                key = key, self.runner.values(arrays)
-            found = self._calls.get(key)
+                key = key, self.plans.values(arrays)
+            call = self.plans.call(key)
         except (AttributeError, TypeError, InputError):  # something left out, a sequence, or no array at all
-            key = found = None
-        return self._unbound(arrays, key) if found is None else found[0](arrays)
+            key = call = None
+        return self._unbound(arrays, key) if call is None else call(arrays)
 
-    def _unbound(self, arrays: Sequence[Any], key: Any) -> list[Any]:
+    def _unbound(self, arrays: Sequence[Any], key: Hashable) -> list[Any]:
         """A call that is not bound yet, or that is not found by the types and shapes of its arguments alone."""
         plain, back = plain_arrays(arrays)
         if plain is not arrays:  # what users bring is converted at every call, and only then looked at
@@ -63,45 +63,35 @@ class CompiledGraph:
             return results if back is None else back(results)
         if key is None:
             key = self._key(arrays)
-            found = self._calls.get(key)
-            if found is not None:
-                return found[0](arrays)
+            call = None if key is None else self.plans.call(key)
+            if call is not None:
+                return call(arrays)
         return self.prepare(arrays, key)(arrays)
 
     def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """The results as NumPy arrays, and when each step of the plan ran. Raises InputError as a call does."""
         host = self.checked(arrays)
-        results, timeline = self.runner.plan_for(host).run_timed(host)
+        results, timeline = self.plans.plan_for(host).run_timed(host)
         return [to_numpy(r) for r in results], timeline
 
-    def prepare(self, arrays: Sequence[Any], key: Any = None, at_once: bool = False) -> Call:
+    def prepare(self, arrays: Sequence[Any], key: Hashable = None, at_once: bool = False) -> BoundCall:
         """The call bound to the signature and the families of these arguments. at_once: with engines, not the host."""
         arrays, _ = plain_arrays(arrays)
-        host = self.checked(arrays)
-        self.runner.keep(plan for _, plan in self._calls.values())  # it has not seen the calls that went past it
-        plan = self.runner.plan_for(host)
+        entry = self.plans.entry_for(self.checked(arrays))
+        plan = entry.plan
         assert isinstance(plan, Planned)
         if at_once:
             plan = _final(plan)
-        self.last = plan
+        self._last = entry
         call = bind(plan, arrays, plan.engines, plan.xp)
-        kept = {id(p) for p in self.runner.plans.values()}
-        self._calls.retain(lambda entry: id(entry[1]) in kept)
         key = self._key(arrays) if key is None else key
         if key is not None:
-            self._calls.put(key, (call, plan))
-            if isinstance(plan, BaselinePlan) and plan.final not in (None, plan):  # it has been replaced meanwhile
-                self._replaced(plan, plan.final)
+            self.plans.bind(key, call, plan, entry)
         return call
-
-    def _replaced(self, old: Plan, new: Plan | None) -> None:
-        self._calls.retain(lambda entry: entry[1] is not old)
-        if self.last is old and isinstance(new, Planned):
-            self.last = new
 
     def finish(self) -> None:
         """Plan with engines what the host answers so far."""
-        for plan in self.runner.plans.values():
+        for plan in self.plans.plans():
             if isinstance(plan, BaselinePlan):
                 plan.finish()
 
@@ -110,7 +100,7 @@ class CompiledGraph:
         if not all(a is None or is_array(a) for a in arrays):
             return None
         key = tuple([None if a is None else (type(a), a.shape, a.dtype) for a in arrays])
-        return (key, self.runner.values(arrays)) if self._by_value else key
+        return (key, self.plans.values(arrays)) if self._by_value else key
 
     def checked(self, arrays: Sequence[Any]) -> list[Any]:
         """The arguments as NumPy arrays. Raises InputError for one that does not fit its input."""
@@ -142,9 +132,9 @@ class CompiledGraph:
 
     def partition(self, arrays: Sequence[Any]) -> Partitioned:
         """The partitioned graph for the signature of these arguments; nothing is compiled."""
-        types, known = self.runner.signature(self.checked(arrays))
-        optimised: Optimised = self.pipeline.accelerated.adopt(self.runner.captured).optimise(types, known)
-        return optimised.partition()
+        types, known = self.plans.signature(self.checked(arrays))
+        pipeline = self.pipeline.accelerated
+        return pipeline.partition(pipeline.optimise(pipeline.adopt(self._captured), types, known))
 
     def explain(self, arrays: Sequence[Any] | None) -> Explanation:
         """What was decided for these arguments; None: for the last new signature, or the declared types."""
@@ -152,7 +142,7 @@ class CompiledGraph:
             return _final(self.last).explain()
         if arrays is None:
             arrays = self.example()
-        plan = self.runner.known_plan(self.checked(arrays))
+        plan = self.plans.known_plan(self.checked(arrays))
         return _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explanation
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from xrt_core.compiler.pipeline import Pipeline
+
 if TYPE_CHECKING:
-    from xrt_core.compiler.pipeline import Pipeline
     from xrt_core.guard.report import GuardReport
 
 
 class GuardedModule:
-    """Waits for the guard, tells what it did, and ends it. Subclasses set `_pipeline`."""
+    """Waits for the guard, reports what it did, and ends it. Subclasses set `_pipeline`."""
 
     _pipeline: Pipeline
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the guard is done with what was set going: what is planned beside the caller is planned, and
-        every cluster is live, or was given to the host.
+        """Wait until background compilation is done: every plan with engines is made, and every cluster is live, or
+        was given to the host.
 
         Returns False after `timeout` seconds; True at once where nothing is guarded.
         """
@@ -27,8 +28,7 @@ class GuardedModule:
         return self._pipeline.report()
 
     def close(self) -> None:
-        """Plan and compile nothing beside the caller any more, and end what compiles, without waiting. Calls go on as
-        they are.
+        """Start no background compilation any more, and end what runs, without waiting. Calls go on as they are.
 
         Leaving the interpreter does the same. `with` closes the module at its end.
         """

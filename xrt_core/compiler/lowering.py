@@ -5,57 +5,41 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt_core.cache.store import ExecutableStore
+from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
-from xrt_core.events import EventLog
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.passes.dynamic_split import is_late
-from xrt_core.passes.flops import graph_flops
 from xrt_core.passes.partitioning import is_converter
 from xrt_core.runtime.arrays import to_host
 from xrt_core.runtime.binding import taken_by
 from xrt_core.runtime.control_flow import control_step
 from xrt_core.runtime.converters import conversion, has_converter
-from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Call, Lowered, make_plan
 from xrt_core.runtime.plan_cache import PlanCache
 from xrt_core.runtime.transfers import to_launch
 
-if TYPE_CHECKING:
-    from xrt_core.guard.manager import GuardManager
-
 MakePart = Callable[[Graph, Collection[int], str], PlanCache]
-"""(a part with its captures as inputs, indices of inputs that change at every turn, a label) -> its Runner."""
-
-_WORK = 2_000_000  # FLOPs of a cluster, a fifth of a millisecond, say, that may be worth a thread of its own
+"""(a part with its captures as inputs, indices of inputs that change at every turn, a label) -> its plan cache."""
 
 
 class Lowering:
-    """Lowers nodes for one pipeline. xp: the host's array namespace. guard: of the launches, where there is one."""
+    """Lowers nodes for one pipeline."""
 
-    def __init__(
-        self,
-        compilation: Compilation,
-        executables: ExecutableStore,
-        guard: GuardManager | None,
-        events: EventLog,
-        xp: Any,
-    ) -> None:
-        self._compilation = compilation
-        self._executables = executables
-        self._guard = guard
-        self._events = events
-        self._xp = xp
+    def __init__(self, services: Services) -> None:
+        self._compilation = services.compilation
+        self._executables = services.executables
+        self._guard = services.guard
+        self._events = services.events
+        self._xp = services.xp
 
     def lower(self, node: Node, graph: Graph, make_part: MakePart, shared: bool = False) -> Lowered:
         """What a node of `graph` becomes. shared: what `shares_cores` says of the graph."""
@@ -130,12 +114,6 @@ def lane(node: Node) -> str:
 def shares_cores(graph: Graph) -> bool:
     """Whether several launches run on the host's cores."""
     return sum(is_launch(n) and is_host(n.annotations.device) for n in graph.nodes) > 1
-
-
-def has_work(launch: Node) -> bool:
-    """Whether a launch computes so much that a thread of its own may pay."""
-    function = launch.attributes["function"]
-    return isinstance(function, Function) and graph_flops(function.body) >= _WORK
 
 
 def _host_run(function: Function) -> Call:

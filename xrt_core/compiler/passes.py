@@ -1,4 +1,4 @@
-"""The passes of the core, as steps of the pipeline, and the registry that holds those of users and plugins as well."""
+"""The default passes in order, each with the reason for its place, and the registry with those of users and plugins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,13 +13,13 @@ import numpy as np
 from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
-from xrt_core.host.executor import CONTROL_FLOW, run_node
+from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.support import Support
-from xrt_core.ir.types import STRING, TensorType, ValueType
+from xrt_core.ir.op_traits import traits_of
+from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
-from xrt_core.passes.dynamic_split import SplitLate, is_late
+from xrt_core.passes.dynamic_split import SplitLate
 from xrt_core.passes.mixed_precision import Constraint, LowerPrecision, PrecisionReport
 from xrt_core.passes.partitioning import (
     Candidate,
@@ -36,39 +35,35 @@ from xrt_core.passes.partitioning import (
     without_marks,
 )
 from xrt_core.passes.pass_base import Pass
-from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, Stage, described
+from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import specialise
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STEPS: Final = (
-    ("apply_marks", "before anything moves: patterns are about the names that the user knows"),
-    ("constant_fold", "once per model: what depends on constants alone must not be redone per signature"),
-    ("specialise", "per signature: with shapes known, shape arithmetic folds, dead branches go, the rest gets types"),
-    ("identity", "after types are known: most identities (Cast, Reshape) are only then seen to be ones"),
-    ("common_subexpressions", "after identities, which would hide equal nodes behind different inputs"),
-    ("clean_unused", "after all that leaves nodes unread; once after the constants are folded as well"),
-    ("split_late", "the last of them: what waits for data-dependent shapes leaves the graph that is marked"),
-    ("lower_precision", "on final nodes, so that no cast is made for one that goes; engines must see the types"),
-    ("subblock_to_engine", "engine after engine: mark, cluster, fold into Launch nodes; needs final nodes and types"),
-    ("engine_converters", "only now is it known where values cross between the host and engines"),
-    ("compile", "each Launch's Function by its engine, through the cache of executables"),
-    ("plan", "registers and steps; the graph is not looked at again"),
-)
-"""Every step of the pipeline, in order: (name, why it stands there). All but the last two are passes."""
-
 
 @dataclass
+class PassResults:
+    """What passes found beside the graph. automatic: whether nodes without a mark are offered to engines.
+
+    precision: what was lowered to a narrow float. report: of the partition.
+    """
+
+    automatic: bool = True
+    precision: PrecisionReport | None = None
+    report: PartitionReport | None = None
+
+
+@dataclass(frozen=True)
 class PassContext:
-    """What a pass of the core may know of the run that it is part of, and where it leaves what it found.
+    """What the default passes may know of the run that they are part of.
 
     options, rules, lowering: of the module. part: the graph is a part of another. types, known: of the signature.
     engines: whether engines take part; candidates: those, for a graph, and `device` the one of the first. automatic:
     whether nodes without a mark are offered to them; obey: whether marks for engines hold; absent: see `mark`.
-    host_on_device: the host computes beside the engines. convert: puts converters where values cross. precision,
-    report: results.
+    host_on_device: the host computes beside the engines. convert: puts converters where values cross. results: where
+    passes leave what they found.
     """
 
     options: Options
@@ -85,8 +80,7 @@ class PassContext:
     absent: Callable[[str], str] = lambda name: ""
     host_on_device: bool = False
     convert: Callable[[Graph], Graph] = lambda graph: graph
-    precision: PrecisionReport | None = None
-    report: PartitionReport | None = None
+    results: PassResults = field(default_factory=PassResults)
 
 
 def rules_of(options: Options) -> tuple[MarkRule, ...]:
@@ -112,49 +106,49 @@ def lowering(options: Options, *, training: bool = False) -> LowerPrecision | No
 _SIMPLIFY: Final[tuple[Pass, ...]] = (IdentityNodes(), CommonSubexpressions(), DeadNodes())
 
 
-def _apply_marks(graph: Graph, run: PassContext) -> Graph:
-    if run.options.marks is False:
+def _apply_marks(graph: Graph, context: PassContext) -> Graph:
+    if context.options.marks is False:
         graph = without_marks(graph)
-    elif not run.part:
-        graph = apply_marks(graph, run.rules)
-    asked = run.options.automatic
-    run.automatic = asked if asked is not None else not names_an_engine(graph)
+    elif not context.part:
+        graph = apply_marks(graph, context.rules)
+    asked = context.options.automatic
+    context.results.automatic = asked if asked is not None else not names_an_engine(graph)
     return graph
 
 
-def _constant_fold(graph: Graph, run: PassContext) -> Graph:
-    return ConstantFold(run_node, run.options.constant_fold_limit)(graph)
+def _constant_fold(graph: Graph, context: PassContext) -> Graph:
+    return ConstantFold(run_node, context.options.constant_fold_limit)(graph)
 
 
-def _specialise(graph: Graph, run: PassContext) -> Graph:
-    limit = run.options.constant_fold_limit
-    return specialise(graph, run.types, run.known, run_node, fold_limit=limit, expand=expand)
+def _specialise(graph: Graph, context: PassContext) -> Graph:
+    limit = context.options.constant_fold_limit
+    return specialise(graph, context.types, context.known, run_node, fold_limit=limit, expand=expand)
 
 
-def _split_late(graph: Graph, run: PassContext) -> Graph:
+def _split_late(graph: Graph, context: PassContext) -> Graph:
     # without engines nothing has to wait: the host takes shapes as they come
-    return SplitLate(needed_inputs)(graph) if run.engines else graph
+    return SplitLate(needed_inputs)(graph) if context.engines else graph
 
 
-def _lower_precision(graph: Graph, run: PassContext) -> Graph:
-    if run.lowering is None:
+def _lower_precision(graph: Graph, context: PassContext) -> Graph:
+    if context.lowering is None:
         return graph
-    graph, run.precision = run.lowering.apply(graph)
+    graph, context.results.precision = context.lowering.apply(graph)
     for p in _SIMPLIFY:
         graph = p(graph)
     return graph
 
 
-def _subblock_to_engine(graph: Graph, run: PassContext) -> Graph:
-    options = run.options
+def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
+    options = context.options
     marks = mark(
         graph,
-        run.candidates(graph),
+        context.candidates(graph),
         options.phase,
-        run.device,
-        automatic=run.automatic,
-        obey=run.obey,
-        absent=run.absent,
+        context.device,
+        automatic=context.automatic,
+        obey=context.obey,
+        absent=context.absent,
     )
     clustering = cluster(
         graph,
@@ -163,34 +157,63 @@ def _subblock_to_engine(graph: Graph, run: PassContext) -> Graph:
         maximum_nodes=options.maximum_nodes,
         strict=options.strict,
         merge_updates=options.merge_updates,
-        costs=lambda device: costs_for(is_host(device), run.host_on_device),
+        costs=lambda device: costs_for(is_host(device), context.host_on_device),
         prune=options.prune,
     )
-    folded = outline(graph, clustering)
-    run.report = report(graph, clustering, folded)
-    return folded
+    outlined = outline(graph, clustering)
+    context.results.report = report(graph, clustering, outlined)
+    return outlined
 
 
 def _of(p: Pass) -> Callable[[Graph, PassContext], Graph]:
     return lambda graph, _: p(graph)
 
 
-_PASSES: Final[Mapping[str, tuple[tuple[Stage, ...], Callable[[Graph, PassContext], Graph]]]] = MappingProxyType({
-    "apply_marks": (("model",), _apply_marks),
-    "constant_fold": (("model",), _constant_fold),
-    "specialise": (("signature",), _specialise),
-    "identity": (("signature",), _of(_SIMPLIFY[0])),
-    "common_subexpressions": (("signature",), _of(_SIMPLIFY[1])),
-    "clean_unused": (("model", "signature"), _of(_SIMPLIFY[2])),
-    "split_late": (("signature",), _split_late),
-    "lower_precision": (("signature",), _lower_precision),
-    "subblock_to_engine": (("engines",), _subblock_to_engine),
-    "engine_converters": (("engines",), lambda graph, run: run.convert(graph)),
-})  # fmt: skip
+DEFAULT_PASSES: Final = (
+    RegisteredPass(
+        "apply_marks", _apply_marks, ("model",),
+        "before anything moves: patterns are about the names that the user knows",
+    ),
+    RegisteredPass(
+        "constant_fold", _constant_fold, ("model",),
+        "once per model: what depends on constants alone must not be redone per signature",
+    ),
+    RegisteredPass(
+        "specialise", _specialise, ("signature",),
+        "per signature: with shapes known, shape arithmetic folds, dead branches go, the rest gets types",
+    ),
+    RegisteredPass(
+        "identity", _of(_SIMPLIFY[0]), ("signature",),
+        "after types are known: most identities (Cast, Reshape) are only then seen to be ones",
+    ),
+    RegisteredPass(
+        "common_subexpressions", _of(_SIMPLIFY[1]), ("signature",),
+        "after identities, which would hide equal nodes behind different inputs",
+    ),
+    RegisteredPass(
+        "clean_unused", _of(_SIMPLIFY[2]), ("model", "signature"),
+        "after all that leaves nodes unread; once after the constants are folded as well",
+    ),
+    RegisteredPass(
+        "split_late", _split_late, ("signature",),
+        "the last of them: what waits for data-dependent shapes leaves the graph that is marked",
+    ),
+    RegisteredPass(
+        "lower_precision", _lower_precision, ("signature",),
+        "on final nodes, so that no cast is made for one that goes; engines must see the types",
+    ),
+    RegisteredPass(
+        "subblock_to_engine", _subblock_to_engine, ("engines",),
+        "engine after engine: mark, cluster, outline into Launch nodes; needs final nodes and types",
+    ),
+    RegisteredPass(
+        "engine_converters", lambda graph, context: context.convert(graph), ("engines",),
+        "only now is it known where values cross between the host and engines",
+    ),
+)  # fmt: skip
+"""The core's passes in order. What follows is not a pass: each Launch's Function is compiled, and the plan is made."""
 
-passes: Final = PassRegistry(
-    RegisteredPass(name, _PASSES[name][1], _PASSES[name][0], reason) for name, reason in STEPS if name in _PASSES
-)
+passes: Final = PassRegistry(DEFAULT_PASSES)
 """The passes of this process: the core's, and what users and plugins registered."""
 
 
@@ -279,7 +302,7 @@ def _left_out(events: EventLog, name: str, owner: str, why: str) -> None:
 
 def expand(node: Node) -> Graph | None:
     """The standard's body of an operator that has no kernel anywhere; None for all others."""
-    if node.domain == "xrt" or node.op_type in CONTROL_FLOW or find_kernel(node.domain, node.op_type) is not None:
+    if node.domain == "xrt" or traits_of(node).control_flow or find_kernel(node.domain, node.op_type) is not None:
         return None
     from xrt_core.frontends.onnx_functions import function_body
 
@@ -290,22 +313,3 @@ def needed_inputs(node: Node) -> Iterator[int]:
     """Indices of the inputs that must be known before an engine can take `node`; none where none can anyway."""
     kernel = find_kernel(node.domain, node.op_type)
     return iter(()) if kernel is None or kernel.why_dynamic(node) is not None else static_inputs(node)
-
-
-def why_on_host(node: Node) -> Support | None:
-    """Why no engine is asked about `node`, or None where they are."""
-    if node.subgraphs:
-        if is_late(node):
-            return Support.no("it waits for shapes that depend on data, and is planned when they arrive")
-        return Support.no("the host runs control flow; its bodies are planned by themselves")
-    for v in (*node.inputs, *node.outputs):
-        if v is None:
-            continue
-        t = v.type
-        if not isinstance(t, TensorType):
-            return Support.no(f"the type of {v.name!r} is {t or 'unknown'}, which is not a tensor")
-        if t.dtype == STRING:
-            return Support.no(f"{v.name!r} holds strings")
-        if not t.is_static:
-            return Support.no(f"the shape of {v.name!r} is {t}: it depends on data")
-    return None

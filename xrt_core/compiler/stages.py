@@ -1,10 +1,10 @@
-"""The stages of a graph on its way: captured -> optimised -> partitioned -> planned. Each prints itself."""
+"""The stages of a graph as data: captured -> optimised -> partitioned -> planned. Each prints itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import ValueType
 from xrt_core.passes.mixed_precision import PrecisionReport
+from xrt_core.passes.pass_manager import RegisteredPass
 from xrt_core.runtime.plan import Plan
 from xrt_core.runtime.plan_cache import PlanCache
-
-if TYPE_CHECKING:
-    from xrt_core.compiler.pipeline import Pipeline
 
 Signature = tuple[Sequence[ValueType | None], Mapping[int, np.ndarray]]
 """Types of the inputs, and the values of those that determine shapes, by index."""
@@ -26,20 +24,14 @@ Engines = Mapping[str, tuple[Engine, str]]
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph as a frontend gave it, with what depends on constants alone folded.
+    """A graph as a frontend gave it, after the passes of the stage "model" (`applied`).
 
     automatic: whether nodes without a mark are offered to engines.
     """
 
     graph: Graph
-    pipeline: Pipeline = field(repr=False)
     automatic: bool = True
-
-    def optimise(
-        self, types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], engines: bool = True
-    ) -> Optimised:
-        """Specialise for one signature: input types, and values of the inputs in `known` (by index)."""
-        return self.pipeline.optimise(self, types, known, engines)
+    applied: Sequence[RegisteredPass] = ()
 
     def as_text(self) -> str:
         """The graph."""
@@ -50,21 +42,17 @@ class Captured:
 
 @dataclass(frozen=True)
 class Optimised:
-    """A graph for one signature: typed, folded, simplified. engines: whether engines take part.
+    """A graph for one signature: typed, folded, simplified.
 
-    precision: what was lowered to a narrow float, where something was asked for.
+    known: values of the inputs that determine shapes, by index. engines: whether engines take part. precision: what was
+    lowered to a narrow float, None where nothing was asked for. automatic: as of `Captured`.
     """
 
     graph: Graph
     known: Mapping[int, np.ndarray]
     engines: bool
-    pipeline: Pipeline = field(repr=False)
-    precision: PrecisionReport | None = None
     automatic: bool = True
-
-    def partition(self) -> Partitioned:
-        """Fold what the engines take into Launch nodes."""
-        return self.pipeline.partition(self)
+    precision: PrecisionReport | None = None
 
     def as_text(self) -> str:
         """The graph."""
@@ -79,12 +67,7 @@ class Partitioned:
 
     graph: Graph
     explanation: Explanation
-    pipeline: Pipeline = field(repr=False)
     automatic: bool = True
-
-    def plan(self, owned: bool = True, kind: type[Planned] | None = None) -> Planned:
-        """Compile every Launch and make the register program. owned: see `make_plan` of runtime.plan. kind: of plan."""
-        return self.pipeline.plan(self, owned, Planned if kind is None else kind)
 
     def as_text(self) -> str:
         """The graph, then the explanation."""
@@ -94,7 +77,7 @@ class Partitioned:
 
 
 class Planned(Plan):
-    """A plan that knows what was decided when it was made, and which parts are planned by themselves.
+    """A plan with what was decided when it was made, and the plan caches of the parts that are planned by themselves.
 
     signature: the types of the inputs, and the values of those that determine shapes. engines: those that may take
     part, by name, with their devices. xp: the host's array namespace.
@@ -114,14 +97,14 @@ class Planned(Plan):
 
     @property
     def may_run_side_by_side(self) -> bool:
-        """Whether launches of different lanes run at the same time, here or in a part, or may come to do so."""
+        """Whether launches of different lanes run at the same time, here or perhaps in a part."""
         return bool(self.parts) or super().may_run_side_by_side
 
     def explain(self) -> Explanation:
         """What was decided, with what failed since and the parts as far as they have run."""
         nested = {
-            label: tuple(p.explain() for p in runner.plans.values() if isinstance(p, Planned))
-            for label, runner in self.parts.items()
+            label: tuple(p.explain() for p in cache.plans() if isinstance(p, Planned))
+            for label, cache in self.parts.items()
         }
         return replace(
             self._explanation,

@@ -1,42 +1,31 @@
-"""Candidates: what the engines of a pipeline say about the nodes of a graph, asked here, or under guard in a child."""
+"""What the engines of a pipeline say about the nodes of a graph, asked in this process, or under guard in a worker."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from xrt_core.compiler.passes import why_on_host
+from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine
-from xrt_core.events import EventLog
 from xrt_core.guard import background
 from xrt_core.guard.capability import Answers, asked
-from xrt_core.ir.annotations import Phase
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.support import Support
+from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
+from xrt_core.passes.dynamic_split import is_late
 from xrt_core.passes.partitioning import Candidate
-
-if TYPE_CHECKING:
-    from xrt_core.guard.manager import GuardManager
 
 
 class EngineSupport:
-    """Makes the candidates for each graph. auto: one takes what any of them takes. guard: asks them in a child."""
+    """Makes the candidates of partitioning for each graph, one per engine, and with "auto" one for all of them."""
 
-    def __init__(
-        self,
-        engines: Sequence[tuple[Engine, str]],
-        phase: Phase,
-        auto: bool,
-        guard: GuardManager | None,
-        events: EventLog,
-    ) -> None:
-        self._engines = engines
-        self._phase = phase
-        self._auto = auto
-        self._guard = guard
-        self._events = events
+    def __init__(self, services: Services) -> None:
+        self._engines = services.engines
+        self._phase = services.options.phase
+        self._auto = services.auto
+        self._guard = services.guard
+        self._events = services.events
 
     def of(self, graph: Graph) -> list[Candidate]:
         """Those that may have nodes of this graph, in the order to try them."""
@@ -85,6 +74,25 @@ class EngineSupport:
             return said[id(node)] if refused is None else refused
 
         return Candidate(name, supports)
+
+
+def why_on_host(node: Node) -> Support | None:
+    """Why no engine is asked about `node`, or None where they are."""
+    if node.subgraphs:
+        if is_late(node):
+            return Support.no("it waits for shapes that depend on data, and is planned when they arrive")
+        return Support.no("the host runs control flow; its bodies are planned by themselves")
+    for v in (*node.inputs, *node.outputs):
+        if v is None:
+            continue
+        t = v.type
+        if not isinstance(t, TensorType):
+            return Support.no(f"the type of {v.name!r} is {t or 'unknown'}, which is not a tensor")
+        if t.dtype == STRING:
+            return Support.no(f"{v.name!r} holds strings")
+        if not t.is_static:
+            return Support.no(f"the shape of {v.name!r} is {t}: it depends on data")
+    return None
 
 
 def _refusing(name: str, reason: str) -> Candidate:

@@ -1,62 +1,210 @@
-"""FirstPlan: the host's plan of a new signature, which answers while the plan with engines is made."""
+"""Tiered compilation: the host answers a new signature at once, and its plan with engines is made in the background."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.cache.disk import open_cache
+from xrt_core.cache.model_file import ModelFile
+from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.compiler.services import Chosen, Services, build_services
 from xrt_core.compiler.stages import Captured, Planned
 from xrt_core.errors import XRTError
-from xrt_core.guard.background import MOST_INPUT_BYTES, in_background, later
+from xrt_core.events import EventLog
+from xrt_core.guard.background import MOST_INPUT_BYTES, BackgroundCompiler, in_background, later
+from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.timeouts import native_call
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, ValueType
+from xrt_core.options import AUTO, Options
 from xrt_core.passes.partitioning import names_an_engine
 from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.plan_cache import PlanCache
 
 if TYPE_CHECKING:
-    from xrt_core.compiler.pipeline import Pipeline
-    from xrt_core.guard.background import BackgroundCompiler
+    from xrt_core.guard.manager import GuardManager
+    from xrt_core.guard.report import GuardReport
 
-_BUSY: Final = 1.0  # seconds until a call sets going what another thread was at
+_BUSY: Final = 1.0  # seconds until a call retries a tier-up that another thread is at
+
+
+def pipeline_for(
+    options: Options, choose: Callable[[Collection[str]], Chosen], events: EventLog, saved: ModelFile | None = None
+) -> Pipeline:
+    """The pipeline of a module: tiered under an asynchronous guard, else one that compiles before it answers.
+
+    choose: gives the engines, less those named. It is called now where it may raise, and otherwise when the first
+    answer has been given. saved: the file that the model was loaded from; then everything is ready at once.
+
+    Raises what `choose` raises, and OptionError.
+    """
+    settings = GuardSettings.of(options)
+    waits = settings is None or not settings.asynchronous or saved is not None or options.target is not None
+    if settings is None or waits or options.engine == (HOST,):
+        return Pipeline(build_services(options, choose(()), events, saved))
+    chosen = None if _any_engine_will_do(options) else choose(())
+    if chosen is not None and not chosen:
+        return Pipeline(build_services(options, (), events))
+    disk = open_cache(options.cache, options.cache_dir, options.cache_bytes)
+    background = BackgroundCompiler(settings, ", ".join(options.engine or (AUTO,)), disk, events)
+    host = build_services(options, (), events, host_only=True)
+
+    def make() -> TieredPipeline:
+        engines = choose(background.harmful()) if chosen is None else chosen
+        return TieredPipeline(build_services(options, engines, events, registry=host.registry), background)
+
+    pipeline = BaselinePipeline(host, background, make)
+    if options.engine_options or any(rule.engine != HOST for rule in host.rules):
+        _ = pipeline.accelerated  # it says what is wrong with them
+    return pipeline
+
+
+def _any_engine_will_do(options: Options) -> bool:
+    """True if engine selection cannot fail and may therefore be deferred."""
+    switched = options.use_xla_jit or options.use_tensorrt
+    return options.engine in (None, (AUTO,)) and options.device is None and not (switched or options.engine_options)
+
+
+class TieredPipeline(Pipeline):
+    """A pipeline whose new signatures are answered by the host's plan until the one with engines is ready."""
+
+    def __init__(self, services: Services, background: BackgroundCompiler) -> None:
+        super().__init__(services)
+        self.background = background
+
+    def _compile_for(
+        self,
+        cache: PlanCache,
+        captured: Captured,
+        types: Sequence[ValueType | None],
+        known: Mapping[int, np.ndarray],
+        engines: bool,
+        part: bool,
+    ) -> Plan:
+        if not engines:
+            return super()._compile_for(cache, captured, types, known, engines, part)
+        job = TierUpJob(self, captured, types, known, not part, cache)
+        # with a mark the caller waits: one that cannot be obeyed is an error for the caller
+        if in_background() or names_an_engine(captured.graph):
+            return job.compile(self.accelerated)
+        start = time.perf_counter()
+        plan = self.compile(captured, types, known, engines=False, owned=not part, kind=BaselinePlan)
+        assert isinstance(plan, BaselinePlan)
+        name = captured.graph.name or "graph"
+        rehearse = self.background.settings.real_inputs or _has_parts(plan.explain().partitioned)
+        plan.attach(job, name, rehearse)
+        self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=name)
+        return plan
+
+    @property
+    def _guard(self) -> GuardManager | None:
+        """The guard of the engines, as far as there is one by now."""
+        return self.services.guard
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `GuardedModule.wait`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self.background.wait(timeout):
+            return False
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        return self._guard is None or self._guard.wait(left)
+
+    def report(self) -> GuardReport:
+        """See `GuardedModule.report`."""
+        from xrt_core.guard.report import GuardReport
+
+        known = () if self._guard is None else self._guard.known()
+        return GuardReport.of(known, time.time() - self._made, self.background.rows())
+
+    def close(self) -> None:
+        """See `GuardedModule.close`."""
+        self.background.close()
+        if self._guard is not None:
+            self._guard.close()
+
+
+class BaselinePipeline(TieredPipeline):
+    """The host's pipeline of a module, with the one that has engines behind it, made once, when first needed."""
+
+    def __init__(
+        self, services: Services, background: BackgroundCompiler, make: Callable[[], TieredPipeline]
+    ) -> None:
+        super().__init__(services, background)
+        self._make = make
+        self._behind: TieredPipeline | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def accelerated(self) -> Pipeline:
+        """The pipeline with engines. Raises what making it raises; the next one who asks has it tried again."""
+        with self._lock:
+            if self._behind is None:
+                self._behind = self._make()
+                if self.background.closed and self._behind.services.guard is not None:  # closed meanwhile
+                    self._behind.services.guard.close()
+            return self._behind
+
+    @property
+    def engine_names(self) -> str:
+        """The engines that take part, human-readable; nothing is imported to say so."""
+        if self._behind is None:
+            return f"{', '.join(self.options.engine or (AUTO,))} (not asked yet)"
+        return self._behind.engine_names
+
+    @property
+    def _guard(self) -> GuardManager | None:
+        return None if self._behind is None else self._behind.services.guard
+
+    def _compile_for(
+        self,
+        cache: PlanCache,
+        captured: Captured,
+        types: Sequence[ValueType | None],
+        known: Mapping[int, np.ndarray],
+        engines: bool,
+        part: bool,
+    ) -> Plan:
+        # parts of the host's plan stay on the host: the plan with engines has its own
+        return super()._compile_for(cache, captured, types, known, engines and not part, part)
 
 
 class BaselinePlan(Planned):
-    """A plan without engines, and what puts the one with engines in its place.
+    """A plan without engines, and the job that puts the one with engines in its place.
 
-    The first call that it has answered sets that going; a failure leaves it where it is, and is tried again later.
-    name: of the graph, for people. calls: how many it has answered. final: the plan that took its place, itself where
-    no engine can be used.
+    The first call that it has answered starts that job; a failure leaves this plan where it is, and is tried again
+    later. name: of the graph, human-readable. calls: how many it has answered. final: the plan that took its place,
+    itself where no engine can be used.
     """
 
     __slots__ = (
-        "__weakref__", "_attempts", "_due", "_going", "_lock", "_rehearsed", "_rehearses", "_way", "calls", "final",
+        "__weakref__", "_attempts", "_due", "_job", "_lock", "_rehearse", "_rehearsed", "_started", "calls", "final",
         "name",
     )  # fmt: skip
 
     def __init__(self, *planned: Any) -> None:
         super().__init__(*planned)
         self._lock = threading.RLock()
-        self._going = threading.Lock()  # held while the planning that a call set going is under way
-        self._due = 0.0  # `time.monotonic` seconds from which a call sets the planning going
+        self._started = threading.Lock()  # held while the job that a call started is under way
+        self._due = 0.0  # `time.monotonic` seconds from which a call starts the job
         self._attempts = 0
-        self._rehearses = self._rehearsed = False
-        self._way: TierUpJob | None = None
+        self._rehearse = self._rehearsed = False
+        self._job: TierUpJob | None = None
         self.calls = 0
         self.final: Planned | None = None
         self.name = ""
         self.run = self._answer
 
-    def lead_on(self, way: TierUpJob, name: str, rehearses: bool) -> None:
-        """Say what comes after it. rehearses: whether the inputs of the first call are wanted for that."""
-        self._way, self.name, self._rehearses = way, name, rehearses
+    def attach(self, job: TierUpJob, name: str, rehearse: bool) -> None:
+        """Attach the tier-up job. rehearse: keep a copy of the first call's inputs for a warm-up run."""
+        self._job, self.name, self._rehearse = job, name, rehearse
 
     def run_timed(self, arrays: Sequence[Any]) -> Any:
         """See `Plan.run_timed`."""
@@ -67,36 +215,36 @@ class BaselinePlan(Planned):
     def finish(self) -> Planned:
         """The plan with engines, made here and now unless it is there. Raises what making it raises."""
         with self._lock:
-            if self.final is None and self._way is not None:
-                self._give_way(self._way, self._way.make())
+            if self.final is None and self._job is not None:
+                self._swap(self._job, self._job.make())
             return self.final or self
 
     def prepare(self, inputs: Sequence[Any] | None) -> None:
-        """Make the plan with engines, rehearse it on `inputs`, set its clusters going, and let it take the place."""
+        """Make the plan with engines, rehearse it on `inputs`, begin its clusters' builds, and swap it in."""
         with self._lock:
-            way = self._way
-            if way is None or (self.final is None and all(p is not self for p in way.runner.plans.values())):
-                return  # it was forgotten meanwhile
-            made = way.make() if self.final is None else self.final
+            job = self._job
+            if job is None or (self.final is None and not job.cache.holds(self)):
+                return  # it was evicted meanwhile
+            made = job.make() if self.final is None else self.final
             if made is not None and made is not self:
-                self._rehearsed = way.set_going(made, inputs)
+                self._rehearsed = job.begin_builds(made, inputs)
             if self.final is None:
-                self._give_way(way, made)
+                self._swap(job, made)
 
     def postpone(self, first: float) -> None:
-        """Have a later call try again, after `first` seconds at the first time (see `planning.later`)."""
+        """Have a later call try again, after `first` seconds at the first time (see `background.later`)."""
         self._attempts += 1
         self._due = later(first, self._attempts)
-        self._going.release()
+        self._started.release()
 
-    def _give_way(self, way: TierUpJob, made: Planned | None) -> None:
+    def _swap(self, job: TierUpJob, made: Planned | None) -> None:
         self._due = float("inf")
         if made is None:
             self.final, self.run = self, self._run
         else:
-            way.count(made, self.calls - self._rehearsed)
-            self.final = made  # before it stands anywhere: who still finds this plan sees that it is not the last word
-        way.runner.replace(self, self.final)
+            job.count(made, self.calls - self._rehearsed)
+            self.final = made  # before the swap: who still finds this plan sees that it is not the last word
+        job.cache.replace(self, self.final)
 
     def _answer(self, arrays: Sequence[Any]) -> Sequence[Any]:
         results = self._run(arrays)
@@ -105,95 +253,68 @@ class BaselinePlan(Planned):
 
     def _answered(self, arrays: Sequence[Any]) -> None:
         self.calls += 1
-        way = self._way
-        if time.monotonic() >= self._due and way is not None and self._going.acquire(blocking=False):
-            if not self._lock.acquire(blocking=False):  # somebody makes the plan just now, or hangs in it
+        job = self._job
+        if time.monotonic() >= self._due and job is not None and self._started.acquire(blocking=False):
+            if not self._lock.acquire(blocking=False):  # another thread makes the plan just now, or hangs in it
                 self._due = time.monotonic() + _BUSY
-                self._going.release()
+                self._started.release()
                 return
             self._lock.release()
             self._due = float("inf")
-            way.planning.begin(self, _copies(arrays) if self._rehearses else None)
+            job.pipeline.background.begin(self, _copies(arrays) if self._rehearse else None)
 
 
 @dataclass(frozen=True, slots=True)
 class TierUpJob:
-    """From a signature to its plan with engines. captured, runner: whose plan it is. owned: see `make_plan`."""
+    """From a signature to its plan with engines. cache: that holds the baseline plan. owned: see `make_plan`."""
 
-    planning: BackgroundCompiler
-    pipeline: Callable[[], Pipeline]
+    pipeline: TieredPipeline
     captured: Captured
     types: Sequence[ValueType | None]
     known: Mapping[int, np.ndarray]
     owned: bool
-    runner: PlanCache
+    cache: PlanCache
 
     def make(self) -> Planned | None:
         """The plan with engines; None where none can be used."""
         with native_call() if in_background() else contextlib.nullcontext():
-            pipeline = self.pipeline()
-            return self.plan(pipeline) if pipeline.engines else None
+            pipeline = self.pipeline.accelerated
+            return self.compile(pipeline) if pipeline.engines else None
 
-    def plan(self, pipeline: Pipeline) -> Planned:
+    def compile(self, pipeline: Pipeline) -> Planned:
         """The plan of the signature by a pipeline that has engines."""
         with native_call() if in_background() else contextlib.nullcontext():
-            return pipeline.make_plan(pipeline.adopt(self.captured), self.types, self.known, True, self.owned)
+            return pipeline.compile(self.captured, self.types, self.known, owned=self.owned)
 
-    def set_going(self, made: Planned, inputs: Sequence[Any] | None) -> bool:
-        """Have the clusters of a plan examined. Whether it could be rehearsed on the inputs, which plans its parts."""
-        guard, rehearsed = self.pipeline().guard, False
-        assert guard is not None
+    def begin_builds(self, made: Planned, inputs: Sequence[Any] | None) -> bool:
+        """Begin the builds of a plan's clusters. Whether it could be rehearsed on the inputs, which plans its parts."""
+        rehearsed = False
         if inputs is not None:
             try:
                 made.run(inputs)
                 rehearsed = True
-            except Exception as e:  # whoever calls with such inputs hears of it
-                self.planning.events.emit("guard.no_rehearsal", reason=f"{type(e).__name__}: {e}")
-        guard.begin_all(made.launches)
+            except Exception as e:  # a call with such inputs raises it to its caller
+                self.pipeline.services.events.emit("guard.no_rehearsal", reason=f"{type(e).__name__}: {e}")
+        self._guard.begin_all(made.launches)
         return rehearsed
 
     def count(self, made: Planned, calls: int) -> None:
         """Count calls that the host has answered in place of the launches of a plan."""
-        guard = self.pipeline().guard
+        self._guard.count(made.launches, calls)
+
+    @property
+    def _guard(self) -> GuardManager:
+        guard = self.pipeline.accelerated.services.guard
         assert guard is not None
-        guard.count(made.launches, calls)
+        return guard
 
 
-class TieredCompiler:
-    """Has new signatures answered by the host first. pipeline: gives the one with engines, which may import them."""
-
-    def __init__(self, planning: BackgroundCompiler, pipeline: Callable[[], Pipeline]) -> None:
-        self.planning = planning
-        self.pipeline = pipeline
-
-    def plan(
-        self,
-        captured: Captured,
-        types: Sequence[ValueType | None],
-        known: Mapping[int, np.ndarray],
-        owned: bool,
-        runner: PlanCache,
-    ) -> Planned:
-        """The host's plan of a signature; the one with engines where nobody waits, or a mark is to be obeyed."""
-        way = TierUpJob(self.planning, self.pipeline, captured, types, known, owned, runner)
-        if in_background() or names_an_engine(captured.graph):  # one that cannot be obeyed is an error for the caller
-            return way.plan(self.pipeline())
-        start = time.perf_counter()
-        partitioned = captured.optimise(types, known, engines=False).partition()
-        first = partitioned.plan(owned, BaselinePlan)
-        assert isinstance(first, BaselinePlan)
-        first.signature = types, known
-        name = captured.graph.name or "graph"
-        first.lead_on(way, name, self.planning.settings.real_inputs or _has_parts(partitioned.graph))
-        self.planning.events.emit("host_first", seconds=time.perf_counter() - start, model=name)
-        return first
-
-
-def _has_parts(graph: Graph) -> bool:
+def _has_parts(graph: Graph | None) -> bool:
     """Whether parts of a graph are planned when it runs: bodies of control flow, and what waits for shapes."""
-    made = (v for n in graph.nodes for v in n.outputs if v is not None)
+    nodes = () if graph is None else graph.nodes
+    made = (v for n in nodes for v in n.outputs if v is not None)
     late = (not (isinstance(v.type, TensorType) and v.type.is_static) for v in made)
-    return any(n.subgraphs for n in graph.nodes) or any(late)
+    return any(n.subgraphs for n in nodes) or any(late)
 
 
 def _copies(arrays: Sequence[Any]) -> list[Any] | None:

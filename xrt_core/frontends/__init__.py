@@ -1,4 +1,4 @@
-"""Ways for a graph to come in: classes written in Python, and ONNX models; each is imported at its first use."""
+"""Graph import and export: tracing of Python classes, and ONNX models. Submodules are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of If, Loop, Scan and their like: Python callables traced into graphs inside the graph."""
+"""Tracing of control flow: the bodies of If, Loop, Scan, SequenceMap and FlexAttention become subgraphs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Inputs = Sequence[Value | None]
 
 
 class Bodies(NamedTuple):
-    """What the bodies of a node come to.
+    """The traced bodies of one control-flow node.
 
-    attributes: the node's graph attributes; types: those of its outputs; structure: how to hand them back, where the
-    body says.
+    attributes: the node's graph attributes. types: the types of its outputs. structure: the nesting in which its
+    outputs are returned, if a body defines it.
     """
 
     attributes: dict[str, Attribute]
@@ -34,12 +34,12 @@ class Bodies(NamedTuple):
 
 
 def is_tensor_like(value: Any) -> bool:
-    """Whether a returned object becomes an output: a tensor, or an array to be a constant."""
+    """Return whether a returned object can be an output: a tensor, or an array (which becomes a constant)."""
     return isinstance(value, Tensor) or is_array(value)
 
 
 def as_output(value: Any) -> Tensor:
-    """A tensor for something that a body returns: a tensor, an array or a number."""
+    """Convert a return value of a body (tensor, array or number) to a tensor. Raises TraceError for others."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, bool):
@@ -54,9 +54,9 @@ def as_output(value: Any) -> Tensor:
 def trace_body(
     tracer: Tracer, label: str, function: Callable[..., Any], types: Sequence[ValueType | None], names: Sequence[str]
 ) -> tuple[Graph, Structure]:
-    """The graph that `function` makes of inputs of these types, and the structure of what it returns.
+    """Trace `function` on inputs of these types; return its graph and the structure of its return value.
 
-    Values of the surrounding graphs that the function uses are captured by identity.
+    Values of enclosing graphs that the function uses are captured by identity.
     """
     with tracer.nested(f"{label} of {tracer.label}") as scope, tracer.inside(label):
         inputs = [Value(tracer.fresh(tracer.prefix + n), t) for n, t in zip(names, types, strict=True)]
@@ -67,7 +67,7 @@ def trace_body(
         for leaf in leaves:
             value = value_of(as_output(leaf))
             if (id(value) not in own and value.data is None) or value in outputs:
-                # ONNX wants a body's outputs made in the body, each once
+                # ONNX requires every body output to be produced inside the body, and listed once
                 (value,) = tracer.emit(tracer.schema("Identity"), [value], {}, 1, [value.type])
             outputs.append(value)
     return Graph(inputs, outputs, scope.nodes, opsets=tracer.opsets, name=label), structure
@@ -81,14 +81,14 @@ def trace_bodies(
     graphs: Mapping[str, Any],
     attributes: Mapping[str, Attribute],
 ) -> Bodies:
-    """Trace the callables among the graph attributes of operator `op`, and find the types of the node's outputs.
+    """Trace the callables among the graph attributes of operator `op`, and infer the types of the node's outputs.
 
-    Raises TraceError where a body does not fit its operator.
+    Raises TraceError if a body does not fit its operator.
     """
     try:
         rule = _RULES[op]
     except KeyError:
-        raise trace_error(f"{op}: how to trace its bodies is not known to this version of XRT") from None
+        raise trace_error(f"{op}: this version of XRT cannot trace its bodies") from None
     return rule(tracer, label, inputs, graphs, attributes)
 
 
@@ -111,8 +111,8 @@ def _if(
     other, second = _body(tracer, f"{label}.else_branch", graphs["else_branch"], (), ())
     if len(then.outputs) != len(other.outputs) or (structure and second and structure != second):
         raise trace_error(
-            f"If: the branches must return the same structure; then_branch gives {_told(structure, then)}, "
-            f"else_branch {_told(second, other)}"
+            f"If: the branches must return the same structure; then_branch gives {_described(structure, then)}, "
+            f"else_branch {_described(second, other)}"
         )
     types = [
         _join("If: the branches", f"output {i}", a.type, b.type)
@@ -121,7 +121,7 @@ def _if(
     return Bodies({"then_branch": then, "else_branch": other}, types, structure)
 
 
-def _told(structure: Structure | None, graph: Graph) -> str:
+def _described(structure: Structure | None, graph: Graph) -> str:
     types = [v.type for v in graph.outputs]
     if structure is None or structure.kind == "leaf":
         return ", ".join(map(str, types))
@@ -166,7 +166,8 @@ def _settled(
     attempt: Callable[[Sequence[ValueType | None]], tuple[Graph, list[ValueType | None]]],
     head: int,
 ) -> tuple[Graph, list[ValueType | None]]:
-    """Trace a body until the state's types hold from one iteration to the next: what changes becomes unknown."""
+    """Trace a loop body repeatedly until the types of its state are a fixed point; a dimension that changes from
+    one iteration to the next becomes unknown."""
     types = [None if v is None else v.type for v in states]
     while True:
         names = tracer.snapshot_names()

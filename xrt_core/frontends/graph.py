@@ -1,4 +1,4 @@
-"""`xrt.Graph`, the base of graphs written in Python, and the functions that bind a call and trace it."""
+"""`xrt.Graph`, the base class of graphs written in Python; binding of a call's arguments; tracing of `build`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xrt_core.ir.types import STRING, TensorType, ValueType, type_from_text
 
 
 class Graph:
-    """A graph written in Python: subclass it and define `build`.
+    """Base class of graphs written in Python: a subclass defines `build`.
 
         class Dense(xrt.Graph):
             def __init__(self, w, b):
@@ -33,21 +33,21 @@ class Graph:
                 return xrt.ops.Relu(x @ self.w + self.b)
 
     `build` is traced once for each signature of its inputs. It may take any arguments (also *args, defaults, lists and
-    dicts of arrays) and return a tensor or tensors nested in tuples, lists and dicts. Arrays kept as attributes are the
-    parameters: they become constants, named by where they stand ('layers.0.w'), and are not copied. Graphs kept as
-    attributes can be called inside `build`.
+    dicts of arrays) and return a tensor or tensors nested in tuples, lists and dicts. Arrays stored in attributes are
+    the parameters: they become constants named by their attribute path ('layers.0.w'), without a copy. Graphs stored
+    in attributes can be called inside `build`.
 
-    opset: the opset of the ONNX domain to write for (or a mapping from domain to opset); None: the newest.
+    opset: the opset of the ONNX domain to trace at (or a mapping from domain to opset); None: the newest.
     """
 
     opset: ClassVar[int | Mapping[str, int] | None] = None
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs from the inputs, both traced tensors. To be defined by the subclass."""
+        """Compute the outputs from the inputs, both traced tensors. Defined by the subclass."""
         raise TraceError(f"{type(self).__name__} defines no build method: write `def build(self, x): return ...`")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Trace this graph as a part of the one being traced. Raises TraceError outside of tracing."""
+        """Inline this graph into the graph being traced. Raises TraceError if no graph is being traced."""
         tracer = active_tracer()
         name = type(self).__name__
         if tracer is None:
@@ -66,9 +66,9 @@ class Graph:
             return self.build(*args, **kwargs)
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """Say how the parameters follow from the gradients of the loss on which `build` calls `backward`.
+        """Set the optimizer that `training.TrainModule` uses for this graph.
 
-        optimizer: one of `xrt.optim`; `training.TrainModule` of this graph takes it. Raises TraceError the second time.
+        optimizer: an instance of a class of `xrt.optim`. Raises TraceError if one is set already.
         """
         known = getattr(self, "_optimizer", None)
         if known is not None:
@@ -76,15 +76,15 @@ class Graph:
         self._optimizer: Any = optimizer
 
     def named_parameters(self) -> dict[str, Any]:
-        """The arrays kept as attributes, those of nested graphs included: 'layers.0.w' -> array."""
+        """Return the arrays stored in attributes, nested graphs included: 'layers.0.w' -> array."""
         paths = attribute_paths(self, "")
         return {path: obj for obj, path in paths.values() if not isinstance(obj, Graph)}
 
 
     def load_parameters(self, arrays: Mapping[str, Any]) -> None:
-        """Put arrays, of any family, in the place of those that `named_parameters` gives, all or none.
+        """Replace the arrays that `named_parameters` returns by `arrays` (of any array library), all or none.
 
-            graph.load_parameters(trainer.parameters())     # and XRTModule(graph) runs what was trained
+            graph.load_parameters(trainer.parameters())     # XRTModule(graph) then runs the trained model
 
         Raises InputError for an unknown or missing name, and for an array of another dtype or shape.
         """
@@ -101,12 +101,12 @@ class Graph:
                     f"parameter {name!r} of {type(self).__name__} is {old.dtype}{list(old.shape)}, given is "
                     f"{a.dtype}{list(a.shape)}"
                 )
-        by_id = {id(own[name]): a for name, a in new.items()}  # an array in several places is replaced in all of them
+        by_id = {id(own[name]): a for name, a in new.items()}  # an array referenced twice is replaced at both places
         _exchange(self, by_id, set())
 
 
 def _exchange(holder: Any, new: Mapping[int, np.ndarray], seen: set[int]) -> Any:
-    """`holder` with the arrays that `new` has by id exchanged, in place where that can be; tuples are made anew."""
+    """Replace the arrays reachable from `holder` by `new` (id of the old one -> array): in place, tuples rebuilt."""
     if id(holder) in new:
         return new[id(holder)]
     if not isinstance(holder, Graph | list | tuple | dict) or id(holder) in seen:
@@ -126,9 +126,9 @@ def _exchange(holder: Any, new: Mapping[int, np.ndarray], seen: set[int]) -> Any
 
 
 def attribute_paths(root: Graph, prefix: str) -> dict[int, tuple[Any, str]]:
-    """id -> (object, path) for the arrays and graphs reachable through attributes, lists, tuples and dicts.
+    """Return id -> (object, path) of the arrays and graphs reachable through attributes, lists, tuples and dicts.
 
-    An object that stands in several places has its first path.
+    An object that is reachable by several paths has the first one.
     """
     found: dict[int, tuple[Any, str]] = {id(root): (root, prefix)}
     seen: set[int] = {id(root)}
@@ -172,11 +172,11 @@ def _parts(holder: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class Call(NamedTuple):
-    """A call of `build`, taken apart.
+    """A bound call of `build`: its arguments flattened.
 
     names: a unique name per array, from the parameter it belongs to: 'x', 'args.0', 'state.h'.
     arrays: the caller's arrays, in the order of the graph's inputs.
-    layout: everything else (where the arrays stand, Python values); hashable: part of the signature.
+    layout: the nesting of the arrays and all Python values; hashable, part of the signature.
     """
 
     names: tuple[str, ...]
@@ -196,7 +196,7 @@ def _label(graph: Buildable) -> str:
 
 
 def parameters_of(graph: Buildable) -> Mapping[str, inspect.Parameter]:
-    """The parameters of `build` (or of a plain function), without `self`. Raises TraceError for an unreadable one."""
+    """Return the parameters of `build` (or of a function), without `self`. Raises TraceError if inspection fails."""
     try:
         return inspect.signature(_function(graph)).parameters
     except (TypeError, ValueError) as e:
@@ -204,10 +204,10 @@ def parameters_of(graph: Buildable) -> Mapping[str, inspect.Parameter]:
 
 
 class Binder:
-    """Takes calls of one `build` apart; made once per graph, as reading a signature is slow.
+    """Binds calls of one `build`; created once per graph, as inspecting a Python signature is slow.
 
     Arrays (of any library, also nested in lists, tuples and dicts) become inputs. A parameter that has a default or is
-    keyword-only also takes Python values, which are traced as they are. May be used from many threads.
+    keyword-only also takes Python values, which become part of the signature. Thread-safe.
     """
 
     __slots__ = ("_graph", "_parameters", "_plain", "_signature")
@@ -216,12 +216,12 @@ class Binder:
         self._graph = graph
         self._parameters = parameters_of(graph)
         self._signature = inspect.Signature(list(self._parameters.values()))
-        self._plain: dict[int, Call] = {}  # number of arrays, all by position -> such a call
+        self._plain: dict[int, Call] = {}  # number of arrays, all positional -> a call of this form
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """The call's arrays, names and layout.
+        """Return the call's arrays, names and layout.
 
-        Raises InputError for missing and surplus arguments and for values that are no arrays.
+        Raises InputError for missing and surplus arguments and for values that are not arrays.
         """
         if kwargs or not all(map(is_array, args)):
             return _bind(self._graph, self._parameters, self._signature, args, kwargs)
@@ -233,7 +233,7 @@ class Binder:
 
 
 def bind(graph: Buildable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Take one call apart: `Binder` for a single use."""
+    """Bind one call: `Binder` for a single use."""
     return Binder(graph)(args, kwargs)
 
 
@@ -268,7 +268,7 @@ def _bind(
 def _check_arrays(structure: Structure, name: str, label: str) -> None:
     if structure.kind == "static":
         kind, value = structure.payload
-        own = "" if kind.__module__ == "builtins" else ", or tell XRT about the type: xrt.register_array_type"
+        own = "" if kind.__module__ == "builtins" else ", or register the type with xrt.register_array_type"
         raise InputError(
             f"{label}.build: argument {name!r} is {value!r} ({kind.__name__}), not an array; pass np.asarray(...), or "
             f"give the parameter a default to take Python values{own}"
@@ -278,7 +278,7 @@ def _check_arrays(structure: Structure, name: str, label: str) -> None:
 
 
 def layout_of(count: int) -> Structure:
-    """The layout of a call with `count` arrays by position and nothing else."""
+    """Return the layout of a call with exactly `count` positional arrays."""
     return Structure("tuple", (Structure("tuple", (LEAF,) * count), Structure("dict")))
 
 
@@ -287,10 +287,11 @@ def layout_of(count: int) -> Structure:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A traced graph, and how its outputs make up what `build` returned.
+    """A traced graph, and the nesting of its outputs in the return value of `build`.
 
     output_names: a unique name per output: 'output' for a single tensor, 'output_0', ... for a tuple, keys for a dict.
-    structure: rebuilds the nested result from the arrays of the outputs. loss: what `backward` was called on, or None.
+    structure: rebuilds the nested result from the arrays of the outputs. loss: the value `backward` was called on, or
+    None.
     """
 
     graph: ir.Graph
@@ -300,7 +301,7 @@ class Traced:
 
 
 def pinned_opsets(graph: Buildable) -> dict[str, int]:
-    """Domain -> opset that a graph asks for. Raises TraceError for an opset that is too old, too new or no number."""
+    """Return domain -> opset of a graph's `opset`. Raises TraceError for one that is too old, too new or no number."""
     opset = getattr(graph, "opset", None) if isinstance(graph, Graph) else None
     if opset is None:
         return {}
@@ -320,10 +321,10 @@ def trace_call(
     layout: Structure | None = None,
     names: Sequence[str] | None = None,
 ) -> Traced:
-    """Run `build` on traced tensors of these types and return what it recorded.
+    """Run `build` on traced tensors of these types and return the recorded graph.
 
-    types: one per array of the call; layout, names: the call's, as `bind` gives them (all by position where left out).
-    Raises TraceError and ShapeError, pointing at the user's line; the user's own exceptions come through.
+    types: one per array of the call. layout, names: from `bind`; default: all arrays positional.
+    Raises TraceError and ShapeError, which name the user's source line; exceptions of user code propagate.
     """
     label = _label(graph)
     layout = layout_of(len(types)) if layout is None else layout
@@ -360,7 +361,7 @@ def _positional_names(graph: Buildable, count: int) -> list[str]:
 def _name_outputs(
     tracer: Tracer, structure: Structure, outputs: Sequence[ir.Value], inputs: Sequence[ir.Value]
 ) -> list[str]:
-    """A name per output; a value that a node made takes it as its own, as nothing has been built on the old one."""
+    """Return a name per output. A value that a node produces is renamed to it; no reader refers to the old name yet."""
     paths = structure.paths("output" if structure.kind != "dict" else "")
     names: list[str] = []
     seen: set[int] = {id(v) for v in inputs}
@@ -374,7 +375,7 @@ def _name_outputs(
 
 
 def as_type(spec: Any) -> ValueType:
-    """The type behind a ValueType, its text, an array, or anything with dtype and shape. Raises TraceError."""
+    """Return the ValueType of a ValueType, its text, an array, or an object with dtype and shape. Raises TraceError."""
     if hasattr(spec, "dtype") and hasattr(spec, "shape") and not isinstance(spec, TensorType):
         dtype = np.dtype(spec.dtype)
         return TensorType(STRING if dtype.kind in "UST" else dtype, tuple(spec.shape))
@@ -386,7 +387,7 @@ def as_type(spec: Any) -> ValueType:
 
 
 def trace(graph: Buildable, *types: Any) -> ir.Graph:
-    """The graph that a `Graph` or a plain function records for inputs of types (TensorTypes, their text, or arrays).
+    """Trace a `Graph` or a plain function on inputs of the given types (TensorTypes, their text, or arrays).
 
     g = xrt.trace(lambda x, y: x @ y + 1, "float32[2, 3]", np.ones((3, 4), np.float32))
     """

@@ -1,4 +1,4 @@
-"""Reading parts of a traced tensor with NumPy's index expressions, as Slice, Gather, GatherND and Compress nodes."""
+"""Lowering of NumPy index expressions on traced tensors to Slice, Gather, GatherND and Compress nodes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NEW = object()  # None in the key: an axis of size 1
 
 
 def index(x: Tensor, key: Any) -> Tensor:
-    """`x[key]` as NumPy reads it: integers, slices, None, Ellipsis, masks, integer arrays and tensors, and mixes.
+    """`x[key]` with NumPy's semantics: integers, slices, None, Ellipsis, masks, integer arrays and tensors, and mixes.
 
     Raises TraceError for too many indices, one out of range, or a kind that cannot index.
     """
     parts = _expanded(x, key)
     advanced = [p for p in parts if isinstance(p, Tensor | np.ndarray)]
     if advanced and all(isinstance(p, Tensor) and p.ndim == 0 and p.dtype != BOOL for p in advanced):
-        return _with_scalars(x, parts)  # picks one position an axis, as an integer does
+        return _with_scalars(x, parts)  # selects one position per axis, as an integer does
     whole = sum(1 for p in parts if isinstance(p, slice) and p == slice(None))
     if len(advanced) == 1 and len(parts) == 1 + whole:
         single = _single(x, parts, advanced[0])
@@ -38,7 +38,7 @@ def index(x: Tensor, key: Any) -> Tensor:
 
 
 def _expanded(x: Tensor, key: Any) -> list[Any]:
-    """The key with every axis named: ints, slices, _NEW, and arrays or tensors of integers or bools."""
+    """Normalise the key to one entry per axis: ints, slices, _NEW, and arrays or tensors of integers or bools."""
     given = [_part(k) for k in (key if isinstance(key, tuple) else (key,))]
     rank = x.ndim
     used = sum(_consumed(p) for p in given)
@@ -77,7 +77,7 @@ def _part(k: Any) -> Any:
 
 
 def _consumed(part: Any) -> int:
-    """How many axes an index takes."""
+    """Return the number of axes that an index consumes."""
     if part is _NEW or part is Ellipsis:
         return 0
     if isinstance(part, Tensor | np.ndarray) and part.dtype == BOOL:
@@ -89,7 +89,7 @@ def _consumed(part: Any) -> int:
 
 
 def _basic(x: Tensor, parts: Sequence[Any]) -> Tensor:
-    """Integers, slices and new axes; an array or a tensor among them keeps its axis whole."""
+    """Apply integers, slices and new axes; an axis indexed by an array or a tensor is left unchanged."""
     bounds: list[tuple[Any, Any, int, int]] = []  # start, end, axis, step
     dropped: list[int] = []
     added: list[int] = []
@@ -142,7 +142,7 @@ def _position(i: int, dim: Any, axis: int, x: Tensor) -> int:
 
 
 def _slice(s: slice, dim: Any) -> tuple[Any, Any, int] | None:
-    """(start, end, step) as Slice takes them; None where the slice keeps the whole axis."""
+    """Return (start, end, step) as Slice takes them; None if the slice keeps the whole axis."""
     step = _bound(s.step, 1)
     if isinstance(step, Tensor) or step == 0:
         raise trace_error(f"a slice's step must be an integer other than 0, not {s.step!r}")
@@ -202,7 +202,7 @@ def _single(x: Tensor, parts: Sequence[Any], part: Any) -> Tensor | None:
 
 def _advanced(x: Tensor, parts: Sequence[Any]) -> Tensor:
     """Any mix: basic indices first, then one GatherND over the axes that arrays and tensors index."""
-    rest: list[Any] = []  # what stands for each axis after the basic indices, masks as one integer index per axis
+    rest: list[Any] = []  # index of each axis left after basic indexing; masks as one integer index per axis
     fancy = [i for i, p in enumerate(parts) if isinstance(p, Tensor | np.ndarray | int)]
     adjacent = fancy == list(range(fancy[0], fancy[-1] + 1))
     axis = 0
@@ -218,7 +218,7 @@ def _advanced(x: Tensor, parts: Sequence[Any]) -> Tensor:
             _check_range(p, x.shape[axis], axis, x)
             rest.append(p)
         axis += _consumed(p)
-    # NumPy puts the indexed axes where the first index stood if all stood together, and first if not
+    # NumPy puts the indexed axes at the position of the first index if all are adjacent, else in front
     front = parts[: fancy[0]] if adjacent else []
     lead = sum(1 for p in front if p is _NEW or isinstance(p, slice))
     x = _basic(x, parts)
@@ -235,7 +235,7 @@ def _advanced(x: Tensor, parts: Sequence[Any]) -> Tensor:
 
 
 def _stacked(parts: Sequence[Any]) -> tuple[Tensor, int]:
-    """The indices broadcast against each other, side by side in a last axis; and how many axes they broadcast to."""
+    """Broadcast the indices and stack them along a new last axis; return the stack and the rank of the broadcast."""
     if all(isinstance(p, np.ndarray) for p in parts):
         try:
             arrays = np.broadcast_arrays(*parts)
@@ -265,7 +265,7 @@ def _positions(mask: np.ndarray, axis: int, x: Tensor) -> list[np.ndarray]:
 
 
 def _traced_positions(mask: Tensor) -> list[Tensor]:
-    found = apply("NonZero", mask)  # one row an axis
+    found = apply("NonZero", mask)  # one row per axis
     return [apply("Gather", found, literal(i, INT64), axis=0) for i in range(mask.ndim)]
 
 

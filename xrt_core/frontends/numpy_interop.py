@@ -1,6 +1,6 @@
-"""NumPy's functions on traced tensors: operators work, all else is refused with what to write instead.
+"""NumPy protocols of traced tensors: operators are traced, any other function raises with the `xrt.ops` equivalent.
 
-Arrays of any library among what a graph is traced with, and how they become NumPy arrays.
+Also: detection of arrays of any library among the arguments and attributes of a graph, and conversion to NumPy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from xrt_core.frontends.source_location import trace_error
 from xrt_core.ir.types import DTYPE_TO_ONNX
 
-# `array + tensor` arrives as np.add(array, tensor), which is why these are computed. The tensor's method where it
-# stands first, and where it stands second.
+# `array + tensor` calls np.add(array, tensor), so these ufuncs are traced.
+# ufunc -> (the method if the tensor is the first operand, the method if it is the second)
 _OPERATORS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "add": ("__add__", "__radd__"), "subtract": ("__sub__", "__rsub__"), "multiply": ("__mul__", "__rmul__"),
@@ -80,7 +80,7 @@ _KNOWN: Final = frozenset({"shape", "ndim", "size"})
 
 
 def ufunc_of_tensors(self: Any, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-    """`__array_ufunc__`: what an operator between an array and a tensor means; TraceError for all else."""
+    """`__array_ufunc__`: trace an operator between an array and a tensor. Raises TraceError for other ufuncs."""
     name = ufunc.__name__
     if method != "__call__":
         raise _refusal(f"{name}.{method}")
@@ -95,7 +95,7 @@ def ufunc_of_tensors(self: Any, ufunc: Any, method: str, *inputs: Any, **options
 
 
 def refuse(self: Any, function: Any, types: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """`__array_function__`: TraceError, with what to write instead, but for what is known of a tensor."""
+    """`__array_function__`: answer np.shape, np.ndim and np.size; raise TraceError with the replacement for others."""
     if function.__name__ in _KNOWN and len(args) == 1 and not options:
         return getattr(args[0], function.__name__)
     raise _refusal(function.__name__)
@@ -108,7 +108,7 @@ def _refusal(name: str) -> Exception:
 
 
 def is_array(obj: object) -> bool:
-    """Whether an object is an array of some library (NumPy's scalars count, Python's numbers do not)."""
+    """Return whether an object is an array of some library (NumPy scalars are, Python numbers are not)."""
     if isinstance(obj, np.ndarray | np.generic):
         return True
     kind = type(obj)
@@ -116,13 +116,13 @@ def is_array(obj: object) -> bool:
 
 
 def as_array(obj: Any) -> np.ndarray:
-    """The NumPy array over an array-like object, without a copy where its memory is the host's.
+    """Convert an array-like object to a NumPy array, without a copy if its memory is host memory.
 
-    Raises TraceError for an object that gives no array, and for a dtype that ONNX has no element type for.
+    Raises TraceError for an object that is not convertible, and for a dtype without an ONNX element type.
     """
     array: np.ndarray = obj
     if not isinstance(obj, np.ndarray):
-        if hasattr(obj, "detach"):  # torch: a parameter that requires a gradient refuses to leave otherwise
+        if hasattr(obj, "detach"):  # torch: a parameter that requires a gradient cannot be exported otherwise
             obj = _torch_view(obj.detach().cpu())
         try:
             array = np.asarray(obj)
@@ -139,7 +139,7 @@ def as_array(obj: Any) -> np.ndarray:
 
 
 def _torch_view(tensor: Any) -> Any:
-    """The tensor itself, or for a dtype that torch cannot hand to NumPy the array over its bytes."""
+    """Return the tensor, or for a dtype that torch cannot export to NumPy an array over its bytes."""
     name = str(tensor.dtype).removeprefix("torch.")
     if not hasattr(ml_dtypes, name):
         return tensor

@@ -1,6 +1,6 @@
-"""From operators and Python objects to tensors: appending nodes, making constants, bringing operands together.
+"""NumPy semantics of the operators on traced tensors: type promotion, constants, and the nodes that are appended.
 
-Python's operators on tensors, where ONNX has none that means the same: division, remainders, shifts, reductions.
+Operators without an ONNX equivalent (floor division, remainders, shifts, some reductions) are composed of several.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from xrt_core.errors import GraphError
 from xrt_core.frontends import numpy_semantics as make
 from xrt_core.frontends import promotion
-from xrt_core.frontends import tensor as _tensor  # a cycle: the class calls these functions, which make its objects
+from xrt_core.frontends import tensor as _tensor  # circular: its methods call these functions
 from xrt_core.frontends.numpy_interop import as_array, is_array
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64, is_float
 from xrt_core.frontends.source_location import trace_error
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def as_dtype(dtype: Any) -> np.dtype:
-    """The dtype behind a NumPy dtype, a Python or NumPy type or a name. Raises TraceError for one ONNX has not."""
+    """Return the dtype of a NumPy dtype, a Python or NumPy type, or a name. Raises TraceError if ONNX lacks it."""
     try:
         found = dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-        if isinstance(dtype, type) and dtype in (float, int):  # torch's and ONNX's float, not NumPy's
+        if isinstance(dtype, type) and dtype in (float, int):  # float32, as in torch and ONNX, not NumPy's float64
             found = FLOAT32 if dtype is float else INT64
     except (TypeError, GraphError) as e:
         raise trace_error(f"{dtype!r} is no dtype: {e}") from None
@@ -40,7 +40,7 @@ def as_dtype(dtype: Any) -> np.dtype:
 
 
 def value_of(tensor: Tensor) -> Value:
-    """The value behind a tensor. Raises TraceError where it belongs to another trace, or to a body already closed."""
+    """Return the IR value of a tensor. Raises TraceError if it belongs to another trace, or to a finished body."""
     tracer = current_tracer("a tensor")
     scope = tensor._scope
     if scope.tracer is not tracer:
@@ -51,24 +51,24 @@ def value_of(tensor: Tensor) -> Value:
 
 
 def wrap(value: Value) -> Tensor:
-    """The tensor for a value of the scope that is recorded now."""
+    """Return the tensor of a value of the current scope."""
     return _tensor.Tensor(value, current_tracer("a tensor").scope)
 
 
 def literal(data: Any, dtype: np.dtype) -> Tensor:
-    """A constant for a number or a nested list of them."""
+    """Return a constant for a number or a nested list of numbers."""
     tracer = current_tracer("a constant")
     return _tensor.Tensor(tracer.literal(data, dtype), tracer.scope)
 
 
 def constant(obj: Any, dtype: np.dtype | None = None) -> Tensor:
-    """A constant for an array of any library; the same object gives the same constant."""
+    """Return a constant for an array of any library; the same object always maps to the same constant."""
     tracer = current_tracer("a constant")
     return _tensor.Tensor(tracer.constant(obj, dtype), tracer.scope)
 
 
 def stack_scalars(parts: Sequence[Any]) -> Tensor:
-    """A vector of int64 from integers and integer tensors of one element."""
+    """Return an int64 vector of integers and one-element integer tensors."""
     pieces: list[Tensor] = []
     for p in parts:
         if isinstance(p, _tensor.Tensor):
@@ -79,7 +79,7 @@ def stack_scalars(parts: Sequence[Any]) -> Tensor:
 
 
 def apply(op_type: str, *inputs: Tensor, **attributes: Attribute) -> Tensor:
-    """Append a node of one output; in the nearest wider dtype where the operator does not take the inputs'."""
+    """Append a node with one output. If the operator does not take the inputs' dtype, compute in the next wider one."""
     tracer = current_tracer(op_type)
     schema = tracer.schema(op_type)
     first = schema.onnx.inputs[0]
@@ -122,24 +122,24 @@ def _wider(dtype: np.dtype, allowed: frozenset[np.dtype]) -> np.dtype | None:
 
 
 def with_axes(op_type: str, x: Tensor, axes: Sequence[int], **attributes: Attribute) -> Tensor:
-    """An operator with axes, which are an input in newer opsets and an attribute in older ones."""
+    """Append an operator whose axes are an input in newer opsets and an attribute in older ones."""
     if "axes" in current_tracer(op_type).schema(op_type).attributes:
         return apply(op_type, x, axes=tuple(axes), **attributes)
     return apply(op_type, x, literal(list(axes), INT64), **attributes)
 
 
 def both(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Two operands, one of them a tensor at least, in the dtype in which they meet."""
+    """Convert two operands, at least one of them a tensor, to tensors of their promoted dtype."""
     tensor, other = (a, b) if isinstance(a, _tensor.Tensor) else (b, a)
     floating = promotion.is_weak_float(other) and not is_float(tensor.dtype)
-    a, b = _beside(a, tensor.dtype), _beside(b, tensor.dtype)
+    a, b = _promoted_operand(a, tensor.dtype), _promoted_operand(b, tensor.dtype)
     if a._value.dtype == b._value.dtype:
         return a, b
     dtype = FLOAT32 if floating else promotion.promoted(a.dtype, b.dtype)
     return a.astype(dtype), b.astype(dtype)
 
 
-def _beside(x: Any, dtype: np.dtype) -> Tensor:
+def _promoted_operand(x: Any, dtype: np.dtype) -> Tensor:
     if isinstance(x, _tensor.Tensor):
         return x
     if isinstance(x, bool | int | float):
@@ -194,7 +194,7 @@ def where_extreme(op_type: str, x: Tensor, axis: int | None, keepdims: bool) -> 
 def arithmetic(op_type: str, a: Any, b: Any) -> Tensor:
     x, y = make.both(a, b)
     if x.dtype == BOOL:
-        if op_type in ("Add", "Mul", "Max", "Min"):  # as NumPy adds and multiplies truth
+        if op_type in ("Add", "Mul", "Max", "Min"):  # NumPy's semantics for bools
             return make.apply("Or" if op_type in ("Add", "Max") else "And", x, y)
         if op_type == "Sub":
             raise trace_error("bools cannot be subtracted: use ^, or .astype(...) first")
@@ -218,7 +218,7 @@ def modulo(a: Any, b: Any) -> Tensor:
 
 
 def _remainder(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """C's remainder, and where its sign is not the divisor's, which Python wants."""
+    """Return C's remainder, and a mask of the elements whose sign differs from the divisor's (as Python requires)."""
     rest = make.apply("Mod", x, y, fmod=1)
     return rest, (rest != 0) & ((rest < 0) != (y < 0))
 

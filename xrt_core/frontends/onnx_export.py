@@ -1,4 +1,4 @@
-"""ONNX models out: a Graph or Function as a ModelProto or a file, whose import gives the same fingerprint again."""
+"""ONNX export: write a Graph or Function as a ModelProto or a file. Importing it gives the same fingerprint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 from xrt_core.errors import ExportError
-from xrt_core.frontends.onnx_file import DataFile, replace_file, serialised
+from xrt_core.files import replace_file
+from xrt_core.frontends.onnx_file import DataFile, serialised
 from xrt_core.frontends.onnx_import import ALIASES
 from xrt_core.frontends.onnx_reader import DECLARED, SAME
 from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
@@ -20,6 +21,7 @@ from xrt_core.ir.annotations import MARK, REGION
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema, opset_range
 from xrt_core.ir.types import TensorType, ValueType, type_from_text
 
@@ -27,27 +29,26 @@ CLUSTER_DOMAIN: Final = "xrt.cluster"
 """Domain of the model-local functions that stand for Launch nodes."""
 
 AUTOMATIC: Final = 1 << 30
-"""Bytes of constants from which `save` writes external data unless told otherwise."""
+"""Total bytes of constants above which `save` writes external data by default."""
 
 _MINIMUM_IR_VERSION: Final = 8  # the first with model-local functions
-_CONVERTS: Final = ("EngineInputConvert", "EngineOutputConvert")
 _KIND_NUMBERS: Final = {kind: number for number, kind in ATTRIBUTE_KINDS.items()}
 
 TensorWriter = Callable[[np.ndarray, str], TensorProto]
 
 
 def export_model(graph: Graph, *, tensor: TensorWriter = tensor_from_array) -> ModelProto:
-    """The ONNX model of a graph; `import_model` of it gives a graph of the same fingerprint.
+    """Return the ONNX model of a graph; `import_model` of it gives a graph with the same fingerprint.
 
-    A node of another version than the graph's opset implies becomes a model-local function that imports its own opset.
-    A Launch becomes a call of a model-local function of the domain "xrt.cluster". Names are made unique, inputs and
-    outputs keep theirs. `tensor` writes the constants. Raises ExportError for what ONNX cannot express.
+    A node whose version differs from the one that the graph's opset implies becomes a model-local function that imports
+    its own opset. A Launch becomes a call of a model-local function of the domain "xrt.cluster". Names are made unique;
+    inputs and outputs keep theirs. `tensor` writes the constants. Raises ExportError for what ONNX cannot express.
     """
     return _Exporter(graph, tensor).model()
 
 
 def export_function(function: Function, *, tensor: TensorWriter = tensor_from_array) -> ModelProto:
-    """A Function as a standalone ONNX model; `import_function` gives it back, aliases included."""
+    """Return a Function as a standalone ONNX model; `import_function` is its inverse, aliases included."""
     model = _Exporter(function.body, tensor).model()
     model.graph.name = function.name
     for p, r in zip([*model.graph.input, *model.graph.output], [*function.params, *function.returns], strict=True):
@@ -61,10 +62,10 @@ def export_function(function: Function, *, tensor: TensorWriter = tensor_from_ar
 
 
 def save(graph: Graph | Function, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
-    """Write the ONNX model of a graph or function to `path`, replacing what is there only once all is written.
+    """Write the ONNX model of a graph or function to `path`, atomically.
 
-    external_data: put constants into `<path>.data` beside it; by default only where they exceed `AUTOMATIC` bytes.
-    Raises ExportError where the model cannot be written.
+    external_data: write constants to `<path>.data`; by default only if they exceed `AUTOMATIC` bytes.
+    Raises ExportError if the model cannot be written.
     """
     target = pathlib.Path(path)
     if external_data is None:
@@ -78,21 +79,22 @@ def save(graph: Graph | Function, path: str | os.PathLike[str], *, external_data
     try:
         if external_data:
             data = target.with_name(target.name + ".data")
-            written: list[ModelProto] = []
-            replace_file(data, lambda f: written.append(export(DataFile(f, data.name))))
-            model = written[0]
+            with replace_file(data) as file:
+                model = export(DataFile(file, data.name))
         else:
             model = export(tensor_from_array)
-        replace_file(target, lambda f: f.write(serialised(model)))
+        with replace_file(target) as file:
+            file.write(serialised(model))
     except OSError as e:
         raise ExportError(f"model {os.fspath(path)!r} cannot be written: {e}") from e
 
 
 def fitting_opsets(graph: Graph) -> dict[str, int | None]:
-    """For each domain the opset that gives every node its version, the one nearest to the graph's; None if none does.
+    """Return for each domain the opset, nearest to the graph's, at which every node has its version; None if there is
+    none.
 
-    Where it is None, export wraps nodes into functions of their own opset, which `import_model` reads rightly and
-    other tools do not: ONNX Runtime ignores the opset a function imports, and the checker refuses it.
+    If it is None, export wraps nodes into functions that import their own opset. `import_model` reads these
+    correctly, other tools do not: ONNX Runtime ignores the opset of a function, and the ONNX checker rejects it.
     """
     ranges: dict[str, tuple[int, int]] = {}
     for domain, op_type, version in {(n.domain, n.op_type, n.version) for n in _every_node(graph)}:
@@ -140,7 +142,7 @@ class _Exporter:
         return model
 
     def add_function(self, domain: str, name: str, make: Callable[[FunctionProto], None]) -> str:
-        """A new model-local function of a free name near `name`; `make` fills it. Returns the name."""
+        """Add a model-local function under a unique name derived from `name`; `make` fills it. Returns the name."""
         free, n = name, 1
         while (domain, free) in self.functions:
             n += 1
@@ -148,7 +150,7 @@ class _Exporter:
         f = FunctionProto(domain=domain, name=free)
         self.functions[domain, free] = f
         make(f)
-        # a function stands before those that call it
+        # a function precedes its callers
         self.functions[domain, free] = self.functions.pop((domain, free))
         return free
 
@@ -187,7 +189,7 @@ class _Body:
         for i, v in enumerate(graph.inputs):
             if v not in self.names:
                 self.names[v] = self._fresh(v.name or f"input_{i}")
-        if main:  # the model's outputs keep their names, whatever else is called so
+        if main:  # outputs keep their names; other values with the same name are renamed
             for i, v in enumerate(graph.outputs):
                 if v not in self.names and v.name:
                     self.name(v)
@@ -223,7 +225,8 @@ class _Body:
         return g
 
     def _copy(self, g: GraphProto, value: Value) -> str:
-        """A name of its own for an output that other tools want made by a node of the graph; import drops it again."""
+        """Add an Identity for an output that no node produces (other tools require one); import removes it. Returns
+        the new name."""
         copy = self._fresh(f"{self.names[value]}_copy")
         p = g.node.add(op_type="Identity", input=[self.names[value]], output=[copy])
         p.metadata_props.add(key=SAME)
@@ -234,7 +237,7 @@ class _Body:
         for n in nodes:
             if n.domain == DIALECT and n.op_type == "Launch":
                 made.append(self._launch(n))
-            elif n.domain == DIALECT and n.op_type in _CONVERTS:
+            elif traits_of(n).boundary:
                 made.append(self._convert(n))
             elif self._fits(n):
                 made.append(self._node(n))
@@ -243,7 +246,7 @@ class _Body:
         return made
 
     def _fits(self, n: Node) -> bool:
-        """Whether the opset in force gives the node the version it has."""
+        """Return whether the imported opset implies the node's version."""
         if n.domain == DIALECT:
             return True
         schema = find_schema(n.op_type, n.domain, self._opsets.get(n.domain, 0))
@@ -276,7 +279,7 @@ class _Body:
         return p
 
     def _of_other_opset(self, n: Node) -> NodeProto:
-        """A call of a function that holds this one node and imports the opset it was written for."""
+        """Return a call of a function that consists of this node and imports the node's own opset."""
         if find_schema(n.op_type, n.domain, n.version) is None:
             raise ExportError(f"node {n.name!r}: {n.operator} has no schema at version {n.version}")
         outer = dict.fromkeys(v for v in n.inputs if v is not None)
@@ -319,7 +322,7 @@ class _Body:
         return p
 
     def _fill(self, f: FunctionProto, function: Function) -> None:
-        """Write a cluster as a FunctionProto: constants as Constant nodes, every return made by a node of its own."""
+        """Write a cluster as a FunctionProto: constants as Constant nodes, one producing node per return."""
         graph = function.body
         body = _Body(self._owner, self._owner.opsets)
         for v, param in zip(graph.inputs, function.params, strict=True):
@@ -345,7 +348,7 @@ class _Body:
         f.opset_import.extend(_imports(self._owner.opsets, {"", *_domains(f.node, ())}))
 
     def _convert(self, n: Node) -> NodeProto:
-        """A conversion between engines, which changes no value: a call of a function that is Identity inside."""
+        """Export a converter node, which changes no value, as a call of a function that consists of an Identity."""
         if (DIALECT, n.op_type) not in self._owner.functions:
 
             def make(f: FunctionProto) -> None:
@@ -360,7 +363,7 @@ class _Body:
 
 
 def _declared(value: Value, metadata: Mapping[str, str]) -> ValueType | None:
-    """The type to declare for an output: what is known of it, or what the file it came from declared."""
+    """Return the type to declare for an output: the inferred type, or the one that the imported file declared."""
     t = value.type
     if isinstance(t, TensorType) and t.shape is not None:
         return t
@@ -393,7 +396,7 @@ def _every_node(graph: Graph) -> Iterable[Node]:
 
 
 def _constants_within(graph: Graph) -> dict[Value, None]:
-    """Constants that a subgraph uses, those of its own subgraphs included."""
+    """Return the constants that a subgraph uses, nested subgraphs included."""
     found = dict.fromkeys(graph.constants)
     for n in graph.nodes:
         for g in n.subgraphs:
@@ -411,7 +414,7 @@ def _constant_bytes(graph: Graph) -> int:
 
 
 def _domains(nodes: Iterable[NodeProto], functions: Iterable[FunctionProto]) -> set[str]:
-    """Domains that nodes, their subgraphs included, and functions need imported."""
+    """Return the domains that nodes (their subgraphs included) and functions use."""
     found = {f.domain for f in functions}
     for p in nodes:
         found.add(p.domain)
@@ -422,6 +425,6 @@ def _domains(nodes: Iterable[NodeProto], functions: Iterable[FunctionProto]) -> 
 
 
 def _imports(opsets: Mapping[str, int], domains: Iterable[str]) -> list[OperatorSetIdProto]:
-    """The opset imports: all of `opsets`, and version 1 of the project's own domains where they are used."""
+    """Return the opset imports: all of `opsets`, and version 1 of XRT's own domains that are used."""
     own = {d: DIALECT_VERSION for d in sorted(domains) if d == DIALECT or d.startswith(DIALECT + ".")}
     return [OperatorSetIdProto(domain=d, version=v) for d, v in {**opsets, **own}.items()]

@@ -1,4 +1,4 @@
-"""ONNX models on disk: the mapped file, its external data and the checks that keep both honest, and their writing."""
+"""ONNX models on disk: the memory-mapped model file, its external data, their validation, and writing of both."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import mmap
 import os
 import pathlib
 import stat
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,12 +19,12 @@ from xrt_core.ir.types import STRING
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
-_ALIGNMENT: Final = 64  # what engines want in order to take a tensor without a copy
-_SMALL: Final = 1024  # bytes; a tensor below stays in the model file
+_ALIGNMENT: Final = 64  # bytes; engines accept a tensor of this alignment without a copy
+_SMALL: Final = 1024  # bytes; a smaller tensor stays in the model file
 
 
 def map_file(path: str | os.PathLike[str], what: str = "model file") -> memoryview:
-    """The bytes of a regular file, memory-mapped read-only. Raises ModelLoadError where there is no such file."""
+    """Memory-map a regular file read-only. Raises ModelLoadError if it is missing, unreadable or not a regular file."""
     try:
         # without O_NONBLOCK, opening a named pipe would wait for a writer
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -51,7 +50,7 @@ def map_file(path: str | os.PathLike[str], what: str = "model file") -> memoryvi
 
 
 def parse(buffer: memoryview, origin: str) -> tuple[ModelProto, Weights]:
-    """The protobuf of a model without its large tensors, and these. Raises ModelLoadError for anything else."""
+    """Parse a model into its protobuf without large tensors, and these. Raises ModelLoadError for other bytes."""
     import onnx
 
     if not len(buffer):
@@ -61,16 +60,16 @@ def parse(buffer: memoryview, origin: str) -> tuple[ModelProto, Weights]:
         return onnx.ModelProto.FromString(weights.strip()), weights
     except ModelLoadError as e:
         raise ModelLoadError(f"{origin}: {e}") from None
-    except Exception as e:  # protobuf's DecodeError, of which there is no typed name
+    except Exception as e:  # protobuf's DecodeError; its class depends on the protobuf implementation
         raise ModelLoadError(f"{origin}: the bytes are not an ONNX model, or are truncated ({e})") from e
 
 
 class ExternalData:
-    """The files beside a model that hold its weights, each mapped once and shared by all the views over it.
+    """The external data files of a model, each mapped once and shared by all views over it.
 
-    A location is relative and stays inside the model's folder, symbolic links followed; where the model file is
-    itself a link (as in download caches), the folder it leads to counts as well. mapped: what is mapped already, by
-    location; no file is looked for then.
+    A location is relative and must resolve, symbolic links followed, to a file inside the model's folder; if the model
+    file is itself a link (as in download caches), the folder of its target is allowed as well. mapped: location ->
+    bytes that are mapped already; no file is opened then.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class ExternalData:
         self._files: dict[pathlib.Path, np.ndarray] = {}
 
     def find(self, tensor: TensorProto, where: str) -> np.ndarray:
-        """The bytes of a tensor with `data_location` EXTERNAL.
+        """Return the bytes of a tensor with `data_location` EXTERNAL.
 
         Raises ModelLoadError for a missing file, a location outside the folder, or a range outside the file.
         """
@@ -135,7 +134,7 @@ def _number(text: str, what: str, where: str) -> int:
 
 
 class DataFile:
-    """A TensorWriter that appends large tensors to an external data file, aligned."""
+    """A TensorWriter that appends large tensors to an external data file, each aligned to `_ALIGNMENT` bytes."""
 
     def __init__(self, file: IO[bytes], location: str) -> None:
         self._file = file
@@ -170,24 +169,3 @@ def serialised(model: ModelProto) -> bytes:
         return bytes(model.SerializeToString())
     except Exception as e:
         raise ExportError(f"the model cannot be written as one file ({e}); save with external_data=True") from e
-
-
-def replace_file(target: pathlib.Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside `target` and move it there, so that a reader sees the old one or the new one.
-
-    Raises OSError, which names `target`.
-    """
-    try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as e:
-        raise type(e)(e.errno, e.strerror, str(target)) from None
-    try:
-        with os.fdopen(descriptor, "wb") as f:
-            write(f)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise

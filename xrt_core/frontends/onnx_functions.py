@@ -1,4 +1,4 @@
-"""Operators that the ONNX standard defines by a function body, expanded into that body."""
+"""Expansion of operators that the ONNX standard defines by a function body."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from xrt_core.ir.graph import Graph, Node
 
 
 def function_body(node: Node) -> Graph | None:
-    """The body that the standard gives for a node of known input types, or None where it gives none.
+    """Return the standard's function body for a node of known input types, or None if it has none.
 
-    The graph's inputs stand for the node's given inputs in order, its outputs for the wanted ones. Nodes whose
+    The graph's inputs correspond to the node's given inputs in order, its outputs to the node's used ones. Nodes whose
     subgraphs capture outer values are not expanded. Source: `OpSchema.get_context_dependent_function`.
     """
     import onnx
@@ -40,7 +40,7 @@ def function_body(node: Node) -> Graph | None:
         body = schema.function_body
     body.domain, call.domain = "xrt.expanded", "xrt.expanded"
     body.name = call.op_type
-    if not any(o.domain in ("", "ai.onnx") for o in body.opset_import):  # the body uses what its model imports
+    if not any(o.domain in ("", "ai.onnx") for o in body.opset_import):  # the body uses its model's opsets
         body.opset_import.append(onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version()))
     graph = onnx.helper.make_graph(
         [call],

@@ -1,4 +1,4 @@
-"""ONNX models in: from a path, bytes, a ModelProto or an `onnx_ir.Model` to a Graph or a Function."""
+"""ONNX import: read a path, bytes, a ModelProto or an `onnx_ir.Model` into a Graph or a Function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ModelSource = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "Mode
 """A path, the bytes of a model file, a ModelProto, or an `onnx_ir.Model`."""
 
 ALIASES: Final = "xrt.aliases"
-"""Key of the model's metadata that keeps a Function's aliases, as 'output:input output:input'."""
+"""Key of the model's metadata that stores a Function's aliases, as 'output:input output:input'."""
 
 
 def import_model(
@@ -35,25 +35,25 @@ def import_model(
     folder: str | os.PathLike[str] | None = None,
     mapped: Mapping[str, memoryview] | None = None,
 ) -> Graph:
-    """The graph of an ONNX model, its local functions inlined, its weights in place where they lie.
+    """Import an ONNX model as a graph, with model-local functions inlined and weights not copied.
 
     source: a path, bytes, a `ModelProto`, or an `onnx_ir.Model`.
-    folder: where external data lies; by default the folder of the path. mapped: external data that is mapped already,
-    by its location; given with bytes.
+    folder: the folder of external data; by default that of the path. mapped: location -> external data that is mapped
+    already; given together with bytes.
 
-    Weights of a path or of bytes are read-only views over the mapped file or over the bytes, which protobuf never
-    sees. They start wherever the file has them: an array may be unaligned (`array.flags.aligned`).
+    Weights of a path or of bytes are read-only views over the mapped file or over the bytes; protobuf does not parse
+    them. Their offset in the file is arbitrary: an array may be unaligned (`array.flags.aligned`).
 
     Raises ModelLoadError, naming node and value, for anything that is not a valid model of opset 7 or newer. A model
-    of an older opset is taken where each of its operators is the same at opset 7.
+    of an older opset is accepted if each of its operators is unchanged at opset 7.
     """
     return _import(source, folder, mapped)[0]
 
 
 def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Function:
-    """The Function that `Function.to_onnx` exported, with its aliases. Takes what `import_model` takes.
+    """Import a Function that `Function.to_onnx` exported, with its aliases. source, folder: as of `import_model`.
 
-    Raises ModelLoadError also where an input or output has no declared static type.
+    Raises ModelLoadError also if an input or output has no declared static type.
     """
     graph, model = _import(source, folder)
     outputs = [_declared(v, p) for v, p in zip(graph.outputs, model.graph.output, strict=True)]
@@ -116,7 +116,7 @@ def _import(
         raise ModelLoadError(f"{origin}: {e}") from e.__cause__
     except GraphError as e:
         raise ModelLoadError(f"{origin}: {e}") from e
-    except (UnicodeDecodeError, TypeError) as e:  # protobuf gives strings that are not UTF-8 as bytes
+    except (UnicodeDecodeError, TypeError) as e:  # protobuf returns strings that are not UTF-8 as bytes
         raise ModelLoadError(f"{origin}: a name in the model is not UTF-8 text; the file is damaged ({e})") from e
     except RecursionError as e:
         raise ModelLoadError(f"{origin}: functions or subgraphs are nested too deeply") from e
@@ -124,7 +124,7 @@ def _import(
 
 @contextlib.contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Hold the garbage collector off: building a large graph makes no garbage, and scanning it doubles the time."""
+    """Disable the garbage collector: building a large graph creates no cycles, and collections double the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -160,9 +160,9 @@ def _read(model: ModelProto, weights: Weights | None, external: ExternalData) ->
 
 
 def check_opsets(proto: Any) -> dict[str, int]:
-    """The opsets that a ModelProto or FunctionProto imports, by domain.
+    """Return the opsets that a ModelProto or FunctionProto imports, by domain.
 
-    Raises ModelLoadError where one is newer than the installed `onnx` knows.
+    Raises ModelLoadError if one is newer than the installed `onnx` package supports.
     """
     opsets: dict[str, int] = {}
     known = domain_versions()
@@ -186,7 +186,7 @@ def check_opsets(proto: Any) -> dict[str, int]:
 
 
 def _from_onnx_ir(source: Any, folder: pathlib.Path | None) -> tuple[ModelProto, pathlib.Path | None]:
-    """The ModelProto of an `onnx_ir.Model`, and the folder of its external tensors where they agree on one."""
+    """Return the ModelProto of an `onnx_ir.Model`, and the folder of its external tensors if there is exactly one."""
     if folder is None:
         constants = (getattr(v, "const_value", None) for v in source.graph.initializers.values())
         bases = {str(b) for c in constants if (b := getattr(c, "base_dir", ""))}

@@ -1,6 +1,6 @@
-"""Reader: walks the protobufs of one model and builds the IR, inlining model-local functions on the way.
+"""Reader: converts the protobufs of one model to IR and inlines model-local functions.
 
-Attributes and tensors of one model: references resolved, bytes taken from where they lie, constants made arrays.
+AttributeReader: converts attributes and tensors: resolves attribute references, reads tensor data without copying.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from xrt_core.ir.schema import ATTRIBUTE_KINDS, MINIMUM_OPSET, Schema, find_sche
 from xrt_core.ir.types import STRING, OptionalType, SequenceType, TensorType, ValueType
 
 DECLARED: Final = "xrt.declared_type/"
-"""Prefix of the graph's metadata keys that keep the type a file declares for an output, which may be wrong."""
+"""Prefix of the graph's metadata keys that store the type a file declares for an output, which may be wrong."""
 
 SAME: Final = "xrt.same"
 """Key of the metadata of an Identity that export added; import drops the node and uses its input instead."""
@@ -107,7 +107,7 @@ class Reader:
             self._nodes(g.node, scope, context, types, nodes)
         except Unresolved:
             order = in_order(g.node)
-            if order is None:  # nothing out of order here: the name is dangling, or the graph around has it later
+            if order is None:  # already sorted: the name is undefined, or an enclosing graph defines it later
                 raise
             nodes.clear()
             scope = Scope(dict(base), parent)
@@ -122,7 +122,7 @@ class Reader:
             if found is None:
                 raise ModelLoadError(f"output {i} {p.name!r} of {where} is absent")
             outputs.append(found)
-        "".join(scope.names)  # raises TypeError for a name that is no text
+        "".join(scope.names)  # raises TypeError for a name that is not str
         "".join([n.name for n in nodes])
         metadata = {text(p.key): text(p.value) for p in g.metadata_props}
         if parent is None:
@@ -342,7 +342,7 @@ class Reader:
             scope.names[outer] = value
 
     def _renamed(self, value: Value, name: str, opsets: Mapping[str, int], context: Context, out: list[Node]) -> Value:
-        """A value of that name equal to `value`, so that what a function passes through keeps the caller's name."""
+        """Return a value called `name` that equals `value`, so that a pass-through output keeps the caller's name."""
         if value.data is not None:
             return Value(name, value.type, value.data)
         opset = opsets.get("", self._context.opsets.get("", 1))
@@ -363,11 +363,11 @@ class Reader:
         return found
 
     def function_opsets(self) -> dict[str, int]:
-        """The opsets that the functions met so far import."""
+        """Return the opsets that the functions called so far import."""
         return {d: v for opsets, _ in self._function_operators.values() for d, v in opsets.items()}
 
     def _label(self, name: str, context: Context) -> str:
-        """The name of a value read in `context`: unchanged in the model's graphs, prefixed and unique in a function."""
+        """Return the name of a value read in `context`: unchanged in the model's graphs, prefixed in a function."""
         if not context.inlined:
             return name
         renamed = context.renames.get(name)
@@ -386,7 +386,7 @@ class Reader:
 
 
 def _marks(p: NodeProto) -> dict[str, str]:
-    """The metadata that marks a node or a call for an engine; the innermost that has any holds."""
+    """Return the metadata that marks a node or a call for an engine; the innermost marked call takes precedence."""
     found = {text(e.key): text(e.value) for e in p.metadata_props if e.key in (MARK, REGION)}
     if found and not found.get(MARK):
         raise ModelLoadError(
@@ -397,7 +397,7 @@ def _marks(p: NodeProto) -> dict[str, str]:
 
 
 def _hint(p: Any) -> ValueType | None:
-    """The declared element type of a value that a node makes; shapes that files declare there may be wrong."""
+    """Return the declared element type of an intermediate value, without the declared shape, which may be wrong."""
     declared = type_from_proto(p.type, f"value {p.name!r}")
     return _without_shape(declared)
 
@@ -428,7 +428,7 @@ GraphReader = Callable[[GraphProto, Context, Scope], Graph]
 
 
 def constant_array(attributes: Mapping[str, Attribute], where: str) -> np.ndarray:
-    """The array that a Constant node holds, in whichever of its attributes. Raises ModelLoadError for none or two."""
+    """Return the array of a Constant node. Raises ModelLoadError unless exactly one value attribute is set."""
     forms = [n for n in attributes if n.startswith(("value", "sparse_value"))]
     if len(forms) != 1:
         raise ModelLoadError(f"{where}: a Constant needs exactly one of its value attributes, not {forms or 'none'}")
@@ -447,9 +447,9 @@ def constant_array(attributes: Mapping[str, Attribute], where: str) -> np.ndarra
 
 
 def dense(sparse: SparseTensor, where: str) -> np.ndarray:
-    """The dense array of a COO tensor: indices are linear [count] or by coordinate [count, rank].
+    """Return the dense array of a COO tensor: indices are linear [count] or by coordinate [count, rank].
 
-    Raises ModelLoadError where values, indices and dims do not fit each other.
+    Raises ModelLoadError if values, indices and dims are inconsistent.
     """
     values, indices, dims = sparse.values, sparse.indices, tuple(int(d) for d in sparse.dims)
     count = values.size
@@ -474,9 +474,9 @@ def dense(sparse: SparseTensor, where: str) -> np.ndarray:
 
 
 class AttributeReader:
-    """Attributes of the nodes of one model.
+    """Converts the attributes of the nodes of one model.
 
-    weights resolves the markers of `onnx_wire`, external resolves external data, graph reads a subgraph.
+    weights: resolves the markers of `onnx_wire`. external: resolves external data. graph: reads a subgraph.
     """
 
     def __init__(self, weights: Weights | None, external: ExternalData, graph: GraphReader) -> None:
@@ -517,7 +517,7 @@ class AttributeReader:
     def kind_and_value(
         self, a: AttributeProto, scope: Scope, context: Context, where: str
     ) -> tuple[int, Attribute] | None:
-        """Kind and value of an attribute, taken from the caller where it is a reference; None where not given."""
+        """Return kind and value of an attribute; a reference takes those of the call; None if it is not given."""
         kind = a.type
         if a.ref_attr_name:
             if context.references is None:
@@ -554,7 +554,7 @@ class AttributeReader:
         return dense(SparseTensor(self.array(s.values, where), self.array(s.indices, where), tuple(s.dims)), where)
 
     def array(self, t: TensorProto, where: str) -> np.ndarray:
-        """The array of a tensor, wherever its bytes lie."""
+        """Return the array of a tensor, whose bytes are in the protobuf, the mapped file or external data."""
         if t.data_location == TensorProto.EXTERNAL:
             raw: np.ndarray | None = self._external.find(t, where)
         else:

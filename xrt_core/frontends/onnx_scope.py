@@ -1,4 +1,4 @@
-"""Names in an ONNX model: scopes, the context nodes are read in, and the order that names impose on nodes."""
+"""Name resolution in ONNX models: scopes, the context in which nodes are read, and topological sorting by name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FUNCTION: Final = "xrt.function"
 """Key of a node's metadata that names the model-local function it was inlined from."""
 
 OPSET_DOMAIN: Final = "xrt.opset"
-"""Domain of the functions that export writes around nodes of another opset; inlining them leaves no trace."""
+"""Domain of the functions that export wraps around nodes of another opset; import inlines them without a trace."""
 
 FunctionKey = tuple[str, str, str]
 
 
 class Unresolved(Exception):
-    """A node reads a name that nothing before it makes; it may come later in this graph or in one around it."""
+    """A node reads a name that is not defined yet; it may be defined later, in this graph or an enclosing one."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class Unresolved(Exception):
 
 
 class Operator(NamedTuple):
-    """What the node loop needs of a schema."""
+    """The fields of a schema that reading a node needs."""
 
     version: int
     min_inputs: int
@@ -44,7 +44,7 @@ class Operator(NamedTuple):
 
 
 class Scope:
-    """Names visible in a graph: its own, then those of the graphs around it. The empty name is an absent input."""
+    """Names visible in a graph: its own, then those of enclosing graphs. The empty name is an absent input."""
 
     __slots__ = ("names", "parent")
 
@@ -53,7 +53,7 @@ class Scope:
         self.parent = parent
 
     def find(self, name: str) -> Value | None:
-        """The value of a name, here or in a graph around. Raises KeyError."""
+        """Return the value of a name, from this graph or an enclosing one. Raises KeyError."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -63,7 +63,7 @@ class Scope:
 
 
 class Context:
-    """Where nodes are read from: the model itself, or one call of a function."""
+    """The origin of the nodes being read: the model itself, or one call of a function."""
 
     __slots__ = ("annotations", "calls", "inlined", "marks", "operators", "opsets", "prefix", "references", "renames")
 
@@ -92,12 +92,12 @@ class Context:
 
 
 def text(found: str | bytes) -> str:
-    """Documentation as text: protobuf gives bytes for a string that is not UTF-8, which is no reason to refuse it."""
+    """Decode documentation: protobuf returns bytes for a string that is not UTF-8; it is accepted all the same."""
     return found if isinstance(found, str) else found.decode("utf-8", "backslashreplace")
 
 
 def node_label(p: NodeProto) -> str:
-    """A node as messages name it."""
+    """Return the description of a node for messages."""
     label = f"{p.domain}.{p.op_type}" if p.domain else p.op_type
     if p.name:
         return f"node {p.name!r} ({label})"
@@ -105,7 +105,7 @@ def node_label(p: NodeProto) -> str:
 
 
 def wrong_arity(p: NodeProto, what: str, count: int, low: int, high: int) -> str:
-    """The message for a node with too few or too many inputs or outputs."""
+    """Return the message for a node with too few or too many inputs or outputs."""
     if low == high:
         expected = str(low)
     else:
@@ -114,17 +114,17 @@ def wrong_arity(p: NodeProto, what: str, count: int, low: int, high: int) -> str
 
 
 def made_twice(p: NodeProto, name: str) -> ModelLoadError:
-    """The error for an output whose name is taken in its graph."""
+    """Return the error for an output whose name is already defined in its graph."""
     return ModelLoadError(f"{node_label(p)}: output {name!r} is already made by another node, input or constant")
 
 
 def missing_attribute(p: NodeProto, name: str) -> ModelLoadError:
-    """The error for a node without an attribute that its operator requires."""
+    """Return the error for a node without an attribute that its operator requires."""
     return ModelLoadError(f"{node_label(p)}: the required attribute {name!r} is missing")
 
 
 def resolve(p: NodeProto, scope: Scope) -> list[Value | None]:
-    """The values a node reads. Raises Unresolved for a name that is not there yet."""
+    """Return the values a node reads. Raises Unresolved for a name that is not defined yet."""
     found: list[Value | None] = []
     for n in p.input:
         try:
@@ -136,7 +136,7 @@ def resolve(p: NodeProto, scope: Scope) -> list[Value | None]:
 
 
 def in_order(protos: Sequence[NodeProto]) -> list[int] | None:
-    """An order of the nodes in which producers come first, or None where they are in order already.
+    """Return a topological order of the nodes, or None if they are sorted already.
 
     Raises ModelLoadError for a cycle.
     """
@@ -172,7 +172,7 @@ def names_in(g: GraphProto, into: set[str]) -> None:
 
 
 def free_names(a: AttributeProto, into: dict[str, None]) -> None:
-    """Add the names that the subgraphs of an attribute use without making them."""
+    """Add the free names of the subgraphs of an attribute."""
     if a.type == AttributeProto.GRAPH:
         graph_free_names(a.g, into)
     elif a.type == AttributeProto.GRAPHS:
@@ -181,7 +181,7 @@ def free_names(a: AttributeProto, into: dict[str, None]) -> None:
 
 
 def graph_free_names(g: GraphProto, into: dict[str, None]) -> None:
-    """Add the names that a graph uses without making them."""
+    """Add the free names of a graph: those it uses but does not define."""
     own = {p.name for p in g.input}
     own.update(t.name for t in g.initializer)
     own.update(s.values.name for s in g.sparse_initializer)

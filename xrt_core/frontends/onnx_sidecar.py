@@ -1,4 +1,4 @@
-"""What a model file cannot say about a function, beside it: the types of inner values, and annotations."""
+"""Data of a Function that an ONNX file cannot express, stored separately: types of inner values, and annotations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANNOTATIONS: Final = ("engine", "region", "device", "sbp", "placement", "phase"
 
 
 def describe_node(node: Node) -> dict[str, Any]:
-    """What a model file says nothing about: the types of a node's outputs, and the annotations that engines see."""
+    """Return what ONNX does not store for a node: the types of its outputs, and the annotations that engines read."""
     a = node.annotations
     return {
         "outputs": [None if v is None or v.type is None else str(v.type) for v in node.outputs],
@@ -24,7 +24,7 @@ def describe_node(node: Node) -> dict[str, Any]:
 
 
 def restore_types(function: Function, described: Sequence[dict[str, Any]]) -> Function:
-    """The function with types on its inner values, and annotations on its nodes."""
+    """Return the function with the described types on its inner values, and annotations on its nodes."""
     body = function.body
     new: dict[Value, Value] = {}
     for entry, p in zip(body.inputs, function.params, strict=True):

@@ -1,8 +1,8 @@
-"""A walker over the protobuf wire format that finds the weights of an ONNX file without parsing them.
+"""A scanner of the protobuf wire format that locates the weights of an ONNX file without parsing them.
 
-A model file is memory-mapped; every large tensor inside (initialisers, Constant attributes, in subgraphs and functions
-too) is replaced by a marker that says where its bytes lie, and only the rest, a small fraction, is given to protobuf.
-So weights are views over the map, and protobuf's limit of 2 GB concerns the rest only.
+A model file is memory-mapped; the data of every large tensor (initialisers, Constant attributes, also in subgraphs and
+functions) is replaced by a marker with its offset and size, and only the small remainder is parsed by protobuf. Weights
+are then views over the mapped file, and protobuf's limit of 2 GB applies to the remainder only.
 
 Source of the field numbers: onnx.proto; of the encoding: protobuf's "Encoding" page.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from onnx import TensorProto
 
 THRESHOLD: Final = 1024
-"""Tensors of fewer bytes stay where they are."""
+"""Tensors of fewer bytes are left to protobuf."""
 
 _MAX_DEPTH: Final = 100  # protobuf's own limit
 
@@ -45,20 +45,20 @@ class Weights:
 
     def __init__(self, buffer: memoryview) -> None:
         self.buffer = buffer
-        self.key = secrets.token_hex(16)  # drawn per file, so that no file can hold a marker of its own making
+        self.key = secrets.token_hex(16)  # random per file, so that a file cannot contain a forged marker
         self.count = 0
 
     def strip(self) -> bytes:
-        """The model's bytes with a marker in place of every large tensor's data.
+        """Return the model's bytes with a marker in place of every large tensor's data.
 
-        Raises ModelLoadError where the bytes are not a protobuf message, or end too early.
+        Raises ModelLoadError if the bytes are not a protobuf message, or are truncated.
         """
         chunks: list[bytes | memoryview] = []
         self._message("model", 0, len(self.buffer), chunks, 0)
         return b"".join(chunks)
 
     def find(self, tensor: TensorProto) -> np.ndarray | None:
-        """The data of a tensor that carries a marker, as bytes over the map; None for any other tensor."""
+        """Return the data of a tensor that carries a marker, as bytes of the mapped file; None for other tensors."""
         if self.count:
             for entry in tensor.external_data:
                 if entry.key == self.key:
@@ -78,7 +78,7 @@ class Weights:
         raise _damaged(pos)
 
     def _field(self, pos: int, end: int) -> tuple[int, int, int, int]:
-        """Number, wire type, start of the content and end of the field at `pos`."""
+        """Return number, wire type, start of the content and end of the field at `pos`."""
         byte = self.buffer[pos]
         tag, body = (byte, pos + 1) if byte < 0x80 else self._varint(pos, end)
         wire = tag & 7

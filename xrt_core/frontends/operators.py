@@ -1,6 +1,6 @@
-"""The functions behind `xrt.ops`: made from the schemas of the onnx package, one per operator, at first use.
+"""The functions of `xrt.ops`: generated from the schemas of the onnx package, one per operator, on first use.
 
-Attributes of operators: from what Python code gives to what the IR holds, checked against the schema's kind.
+Attribute values are converted from Python objects to the IR's form and checked against the schema's kind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STRING = np.dtype(object)
 
 @dataclass(frozen=True, slots=True)
 class Formal:
-    """One formal input of an operator: its type variable, the dtypes it allows, and how often it may be given."""
+    """One formal input of an operator: its type variable, the allowed dtypes, and its arity."""
 
     name: str
     variable: str
@@ -53,14 +53,14 @@ class Formal:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator as of one version of its schema, ready to be called."""
+    """The callable form of one version of an operator."""
 
     schema: Schema
     formals: tuple[Formal, ...]
     positions: Mapping[str, int]
 
     def __call__(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Check, convert, and append the node. Raises TraceError and ShapeError, pointing at the user's line."""
+        """Check and convert the arguments; append the node. Raises TraceError and ShapeError with the user's line."""
         schema = self.schema
         if schema.deprecated:
             raise trace_error(
@@ -98,7 +98,7 @@ class Operator:
     def _arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Attribute], dict[str, Any]]:
-        """The inputs in order, the converted attributes, and the graph attributes as they were given."""
+        """Return the inputs in order, the converted attributes, and the graph attributes unconverted."""
         schema, formals, op = self.schema, self.formals, self.schema.operator
         last = formals[-1] if formals else None
         if last is not None and last.variadic and len(args) == len(formals) and isinstance(args[-1], list | tuple):
@@ -156,7 +156,7 @@ class Operator:
                 raise trace_error(f"{op}: attribute {n!r} is required")
 
     def _tensors(self, given: Sequence[Any]) -> list[Tensor | None]:
-        """Every input as a tensor; Python numbers take the dtype of the tensors that share their type variable."""
+        """Convert every input to a tensor; a Python number takes the dtype of the tensors of its type variable."""
         found: list[Tensor | None] = [None] * len(given)
         bound: dict[str, np.dtype] = {}
         waiting: list[tuple[int, Formal, Any]] = []
@@ -176,7 +176,7 @@ class Operator:
             dtype = _element_dtype(found[i])
             if dtype is not None and formal.homogeneous:
                 bound.setdefault(formal.variable, dtype)
-        for _, formal, _ in waiting:  # several numbers alone: 0.5 and 1 are both floats
+        for _, formal, _ in waiting:  # numbers alone: 0.5, 1 are floats
             if formal.variable not in bound and formal.homogeneous and len(formal.dtypes) != 1:
                 alike = [y for _, f, y in waiting if f.variable == formal.variable]
                 bound[formal.variable] = self._literal_dtype(alike, formal)
@@ -217,7 +217,7 @@ class Operator:
         if outputs and outputs[-1].option.name == "Variadic":
             count = _variadic_count(schema, inputs, attributes, tracer)
             if count is None:
-                raise trace_error(f"{schema.operator}: say how many outputs it has, with outputs=N")
+                raise trace_error(f"{schema.operator}: give the number of outputs, with outputs=N")
             return count
         if schema.op_type == "BatchNormalization" and attributes.get("training_mode"):
             return 3  # the running mean and variance are part of training
@@ -225,7 +225,7 @@ class Operator:
 
 
 def _constant(attributes: Mapping[str, Attribute]) -> Tensor:
-    """The constant that a Constant node would make."""
+    """Return the constant of a Constant node with these attributes."""
     if len(attributes) != 1:
         raise trace_error(f"Constant takes one of its attributes, not {', '.join(attributes) or 'none'}")
     ((key, data),) = attributes.items()
@@ -252,7 +252,7 @@ def _variadic_count(
             return known.size
         return sizes.shape[0] if sizes.shape is not None and isinstance(sizes.shape[0], int) else None
     if schema.domain == "ai.onnx.preview.training":
-        rows = {"Adagrad": 3, "Momentum": 3, "Adam": 4}.get(op)  # tensors per weight: it, its gradient, its state
+        rows = {"Adagrad": 3, "Momentum": 3, "Adam": 4}.get(op)  # tensors per weight: the weight, its gradient, its state
         if rows is not None:
             return (len(inputs) - 2) // rows * (rows - 1)
         return len(attributes.get("xs", ())) or None
@@ -268,7 +268,7 @@ def _element_dtype(tensor: Tensor | None) -> np.dtype | None:
 
 @cache
 def operator_for(op_type: str, domain: str, since_version: int) -> Operator:
-    """The callable form of one version of an operator. The schema must exist."""
+    """Return the callable form of one version of an operator. The schema must exist."""
     schema = find_schema(op_type, domain, since_version)
     if schema is None or schema.onnx is None:
         raise KeyError((op_type, domain, since_version))
@@ -290,9 +290,9 @@ def operator_for(op_type: str, domain: str, since_version: int) -> Operator:
 
 @cache
 def operator_function(op_type: str, domain: str) -> Callable[..., Any]:
-    """The function `xrt.ops.<op_type>`, with the name, the documentation and the signature of the newest schema.
+    """Return the function `xrt.ops.<op_type>`, with the name, the documentation and the signature of the newest schema.
 
-    At a call the version holds that the graph being traced asks for. Raises KeyError for an operator that no opset has.
+    A call uses the version at the traced graph's opset. Raises KeyError for an operator that no opset has.
     """
     newest = operator_for(op_type, domain, latest_opset(domain))
 
@@ -367,26 +367,26 @@ _TYPES = (TensorType, SparseTensorType, SequenceType, OptionalType, MapType)
 
 
 def attribute_value(kind: AttributeKind, value: Any, where: str, op: str = "") -> Attribute:
-    """The IR's form of an attribute of a kind: ints also from dtypes (`to=np.float16`), tensors from any array.
+    """Convert a Python value to an attribute of `kind`: ints also from dtypes (`to=np.float16`), tensors from arrays.
 
-    Raises TraceError, naming `where` and what is expected, for a value of another kind.
+    Raises TraceError, naming `where` and the expected kind, for any other value.
     """
     single = _SINGLE.get(kind)
     if single is not None:
         try:
             made: Attribute = single(value)
         except (TypeError, ValueError, OverflowError, GraphError):
-            raise trace_error(f"{where} must be {_EXPECTED[kind]}, not {_told(value)}") from None
+            raise trace_error(f"{where} must be {_EXPECTED[kind]}, not {_described(value)}") from None
         if op == "ConstantOfShape" and isinstance(made, np.ndarray) and made.ndim == 0:
-            return made.reshape(1)  # ONNX asks for a tensor of one element there
+            return made.reshape(1)  # ONNX requires a one-element tensor here
         return made
     one = _LISTS[kind]
     if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
-        raise trace_error(f"{where} must be a list of which each is {_EXPECTED[one]}, not {_told(value)}")
+        raise trace_error(f"{where} must be a list of which each is {_EXPECTED[one]}, not {_described(value)}")
     return tuple(attribute_value(one, v, f"{where}[{i}]") for i, v in enumerate(value))
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     return f"{value!r} ({type(value).__name__})"
 
 

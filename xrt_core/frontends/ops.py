@@ -1,11 +1,11 @@
-"""`xrt.ops`: every operator of the ONNX standard as a function on traced tensors, made when it is first asked for.
+"""`xrt.ops`: every operator of the ONNX standard as a function on traced tensors, generated on first access.
 
     y = xrt.ops.Conv(x, w, strides=[2, 2])
     values, indices = xrt.ops.TopK(x, 5)
     y = xrt.ops.If(x.sum() > 0, then_branch=lambda: x, else_branch=lambda: -x)
 
-Inputs are positional (optional ones may be None or left out), attributes are keywords. Operators of further domains
-stand below `ops.ml`, `ops.preview` and `ops.training`. `outputs=N` asks for optional outputs, `name=` names the node.
+Inputs are positional (optional ones may be None or omitted), attributes are keywords. Operators of other domains are
+in `ops.ml`, `ops.preview` and `ops.training`. `outputs=N` requests optional outputs, `name=` names the node.
 The bodies of If, Loop, Scan and SequenceMap are callables.
 """
 
@@ -40,7 +40,7 @@ _ALIASES = {"ml": "ai.onnx.ml", "preview": "ai.onnx.preview", "training": "ai.on
 
 
 def _domains_below(domain: str) -> dict[str, str]:
-    """Attribute name -> domain, for the domains that hang below one."""
+    """Return attribute name -> domain, for the direct subdomains of a domain."""
     if not domain:
         return _ALIASES
     return {n: d for n, d in _ALIASES.items() if d == f"{domain}.{n}"}

@@ -1,4 +1,4 @@
-"""Which dtype a Python operator computes in: NumPy's promotion, with Python numbers and default dtypes weak."""
+"""Type promotion of Python operators: NumPy's rules, with Python numbers and NumPy's default dtypes weakly typed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ BOOL = np.dtype(np.bool_)
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether a dtype is a floating one, those of ml_dtypes included."""
+    """Return whether a dtype is a float, those of ml_dtypes included."""
     return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 
 def is_integer(dtype: np.dtype) -> bool:
-    """Whether a dtype is an integer (not bool), the sub-byte ones of ml_dtypes included."""
+    """Return whether a dtype is an integer (not bool), the sub-byte ones of ml_dtypes included."""
     return dtype.kind in "iu" or (dtype.kind == "V" and "int" in dtype.name)
 
 
 def literal_dtype(value: Any, tensor: np.dtype) -> np.dtype:
-    """The dtype that a Python number takes beside a tensor: the tensor's, unless its kind is too narrow.
+    """Return the dtype of a Python number in an operation with a tensor: the tensor's, unless its kind is too narrow.
 
-    An int beside a bool becomes int64; a float beside a bool or an integer becomes float32.
+    An int with a bool tensor becomes int64; a float with a bool or integer tensor becomes float32.
     """
     if isinstance(value, bool):
         return tensor
@@ -41,10 +41,10 @@ def literal_dtype(value: Any, tensor: np.dtype) -> np.dtype:
 
 
 def array_dtype(array: np.ndarray, tensor: np.dtype) -> np.dtype:
-    """The dtype that a NumPy array takes beside a tensor.
+    """Return the dtype of a NumPy array in an operation with a tensor.
 
-    float64 and int64 are what NumPy makes when nobody asks, so they give way like Python numbers (integers only where
-    their values fit); every other dtype keeps its say.
+    float64 and int64 are NumPy's defaults and therefore weakly typed, like Python numbers (integers only if their
+    values fit the tensor's dtype); every other dtype takes part in promotion.
     """
     if array.dtype == FLOAT64:
         return literal_dtype(0.0, tensor)
@@ -59,16 +59,16 @@ def array_dtype(array: np.ndarray, tensor: np.dtype) -> np.dtype:
 
 
 def is_weak_float(operand: Any) -> bool:
-    """Whether an operand is a Python float, or a float64 array or list, whose precision gives way to a tensor's."""
+    """Return whether an operand is weakly typed: a Python float, or a float64 array or list."""
     if isinstance(operand, list | tuple):
         operand = np.asarray(operand)
     return isinstance(operand, float) or (isinstance(operand, np.ndarray) and operand.dtype == FLOAT64)
 
 
 def promoted(a: np.dtype, b: np.dtype) -> np.dtype:
-    """The dtype in which two tensors meet: NumPy's, and beside the dtypes of ml_dtypes the floating or wider one.
+    """Return the promoted dtype of two tensors: NumPy's; with a dtype of ml_dtypes, the float or the wider one.
 
-    Raises TraceError where nothing covers both.
+    Raises TraceError if no dtype represents both.
     """
     if a == b:
         return a
@@ -86,7 +86,7 @@ def promoted(a: np.dtype, b: np.dtype) -> np.dtype:
 
 
 def sum_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype that sums of `dtype` are kept in: 64 bits for bools and integers, the dtype itself for floats."""
+    """Return the accumulator dtype of sums of `dtype`: 64 bits for bools and integers, the dtype itself for floats."""
     if dtype.kind == "u":
         return np.dtype(np.uint64)
     return INT64 if dtype.kind in "ib" else dtype

@@ -1,4 +1,4 @@
-"""Structure: how the tensors among a call's arguments or results are nested in lists, tuples and dicts."""
+"""Pytrees: the nesting of tensors in lists, tuples, namedtuples and dicts, of a call's arguments or results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Kind = Literal["leaf", "static", "list", "tuple", "namedtuple", "dict"]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A tree whose leaves stand for tensors; hashable, so that it can be part of a signature.
+    """A tree whose leaves are placeholders of tensors; hashable, so that it can be part of a signature.
 
-    kind: what this part of the tree is.
-    children: its parts, in order.
+    kind: the kind of this tree node.
+    children: its subtrees, in order.
     keys: the keys of a dict.
     payload: for "static" the pair (type, value), so that 1, 1.0 and True differ; for "namedtuple" its class.
     """
@@ -28,7 +28,7 @@ class Structure:
     def __post_init__(self) -> None:
         try:
             found: int | None = hash((self.kind, self.children, self.keys, self.payload))
-        except TypeError:  # holds something unhashable; only who asks for the hash needs to know
+        except TypeError:  # it holds an unhashable object; `__hash__` raises
             found = None
         object.__setattr__(self, "_hash", found)
 
@@ -42,7 +42,7 @@ class Structure:
         return self.payload[1] if bad is None else bad._unhashable()
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
-        """The object again, with `leaves` in the places of its tensors."""
+        """Return the nested object with `leaves` in place of the placeholders."""
         return self._take(iter(leaves))
 
     def _take(self, leaves: Iterator[Any]) -> Any:
@@ -61,7 +61,7 @@ class Structure:
         return self.payload(*parts)
 
     def paths(self, prefix: str = "") -> list[str]:
-        """For each leaf where it stands, joined by dots: 'state.0', 'logits'; `prefix` alone for a bare leaf."""
+        """Return the path of each leaf, joined by dots: 'state.0', 'logits'; `prefix` alone for a bare leaf."""
         if self.kind == "leaf":
             return [prefix]
         found: list[str] = []
@@ -79,7 +79,8 @@ LEAF = Structure("leaf")
 
 
 def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[list[Any], Structure]:
-    """The leaves of a nested object in order, and its structure. What is neither container nor leaf is static."""
+    """Return the leaves of a nested object in order, and its structure. Objects that are neither container nor leaf
+    are static."""
     leaves: list[Any] = []
     return leaves, _walk(value, is_leaf, leaves)
 

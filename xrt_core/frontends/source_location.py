@@ -1,4 +1,4 @@
-"""Where the user's code is while a graph is traced: the line that messages begin with."""
+"""Source locations of user code during tracing; error messages begin with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ours: dict[str, bool] = {}  # file name -> whether it belongs to this package
 
 
 def user_location() -> SourceLocation | None:
-    """The innermost line of the caller's own code: the first frame outside this package."""
+    """Return the source line of the innermost stack frame outside this package."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -33,11 +33,11 @@ def _is_internal(filename: str) -> bool:
 
 
 def trace_error(message: str) -> TraceError:
-    """A TraceError whose message begins with the user's line."""
+    """Return a TraceError whose message begins with the user's source line."""
     return TraceError(located(message))
 
 
 def located(message: str) -> str:
-    """`message` with the user's line in front, where there is one."""
+    """Prefix `message` with the user's source line, if there is one."""
     where = user_location()
     return message if where is None else f"{where}: {message}"

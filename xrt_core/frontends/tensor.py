@@ -1,4 +1,4 @@
-"""Tensor: what `Graph.build` computes with; every operation on it appends a node to the graph being traced.
+"""Tensor: the symbolic array passed to `Graph.build`; every operation on it appends a node to the traced graph.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Tensor:
     """A value of the graph being traced.
 
-    It has a dtype and a shape but no numbers yet. Arithmetic, comparisons and indexing follow NumPy; Python numbers
-    take the tensor's dtype (a float beside integers gives float32), tensors of two dtypes meet in NumPy's. `/` of
-    integers gives float32. A dimension that depends on data is None.
+    It has a dtype and a shape but no data. Arithmetic, comparisons and indexing follow NumPy; Python numbers take the
+    tensor's dtype (a float with an integer tensor gives float32), two dtypes are promoted as in NumPy. `/` of integers
+    gives float32. A data-dependent dimension is None.
     """
 
     __slots__ = ("_scope", "_value")
@@ -41,7 +41,7 @@ class Tensor:
 
     @property
     def type(self) -> ValueType | None:
-        """The type: a TensorType for dense tensors, else a sequence, an optional or a map."""
+        """The type: a TensorType for dense tensors, else a sequence, optional or map type; None if unknown."""
         return self._value.type
 
     @property
@@ -51,7 +51,7 @@ class Tensor:
 
     @property
     def dtype(self) -> np.dtype:
-        """The element dtype. Raises TraceError where it is not known."""
+        """The element dtype. Raises TraceError if it is unknown."""
         dtype = self._value.dtype
         if dtype is None:
             raise trace_error(f"{self!r} has no known dtype")
@@ -59,7 +59,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[Dim, ...]:
-        """The dimensions: integers, and None for one that depends on data. Raises TraceError for an unknown rank."""
+        """The dimensions: integers, None for a data-dependent one. Raises TraceError if the rank is unknown."""
         shape = self._value.shape
         if shape is None:
             raise trace_error(f"{self!r} has no known shape: it depends on data")
@@ -72,7 +72,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """The number of elements. Raises TraceError where it depends on data."""
+        """The number of elements. Raises TraceError if it depends on data."""
         return math.prod(self._known_dim(i) for i in range(self.ndim))
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class Tensor:
         self._no_numbers("an integer index", "use xrt.ops.Gather, or tensor[tensor]; sizes are integers in .shape")
 
     def item(self) -> NoReturn:
-        """Always raises TraceError: there are no numbers yet."""
+        """Raise TraceError: a traced tensor has no data."""
         self._no_numbers("item()", "return the tensor from build instead")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -127,9 +127,9 @@ class Tensor:
     # training
 
     def backward(self) -> None:
-        """Make this the loss that `training.TrainModule` minimises. Only marks it: a plain run is not changed.
+        """Declare this tensor as the loss that `training.TrainModule` minimises; inference is not affected.
 
-        Raises TraceError for a tensor that is no float scalar, inside a body of a loop or branch, and the second time.
+        Raises TraceError unless it is a float scalar, inside the body of a loop or branch, and at a second call.
         """
         tracer = current_tracer("backward()")
         value = semantics.value_of(self)
@@ -162,7 +162,7 @@ class Tensor:
     # shape
 
     def reshape(self, *shape: Any) -> Tensor:
-        """The elements in another shape: integers, one of them -1 at most, or one tensor that holds the shape."""
+        """Reshape to the given dimensions (integers, at most one of them -1) or to a tensor that holds the shape."""
         target = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | np.integer) else shape
         if isinstance(target, Tensor) and target.ndim == 1:
             return semantics.apply("Reshape", self, target)
@@ -176,7 +176,7 @@ class Tensor:
         return semantics.apply("Reshape", self, semantics.literal(dims, INT64))
 
     def flatten(self, start: int = 0, end: int = -1) -> Tensor:
-        """The axes from `start` to `end` (included) as one."""
+        """Merge the axes from `start` to `end` (inclusive)."""
         rank = self.ndim
         if rank == 0:
             return self.reshape(-1)
@@ -187,7 +187,7 @@ class Tensor:
         return self.reshape([*kept[:a], one, *kept[b + 1 :]])
 
     def transpose(self, *axes: Any) -> Tensor:
-        """The axes in another order; in reverse where none is given."""
+        """Permute the axes; reverse them if no order is given."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
         if order is None or len(order) == 0:
             return semantics.apply("Transpose", self)
@@ -215,14 +215,14 @@ class Tensor:
         return self.transpose(order)
 
     def squeeze(self, axis: Axes = None) -> Tensor:
-        """Without the axes given, which must be of size 1; without all of size 1 where none is given."""
+        """Remove the given axes, which must have size 1; by default all axes of size 1."""
         if axis is None:
             axis = [i for i, d in enumerate(self.shape) if d == 1]
         axes = semantics.axes_of(axis, self.ndim)
         return semantics.with_axes("Squeeze", self, axes) if axes else self
 
     def unsqueeze(self, axis: int | Sequence[int]) -> Tensor:
-        """With axes of size 1 put in, counted in the result."""
+        """Insert axes of size 1, numbered as in the result."""
         count = 1 if isinstance(axis, int) else len(axis)
         axes = semantics.axes_of(axis, self.ndim + count)
         return semantics.with_axes("Unsqueeze", self, axes) if axes else self
@@ -239,7 +239,7 @@ class Tensor:
     # reductions
 
     def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """The sum over axes (all where none is given); integers and bools are summed in 64 bits."""
+        """The sum over axes (default: all); integers and bools are summed in 64 bits."""
         return semantics.reduce("ReduceSum", self.astype(sum_dtype(self.dtype)), axis, keepdims)
 
     def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -276,11 +276,11 @@ class Tensor:
         return semantics.reduce("ReduceMin", self.astype(BOOL).astype(np.int32), axis, keepdims).astype(BOOL)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """Where the first largest element is, along an axis or in the flat tensor; int64."""
+        """The index of the first maximum, along an axis or in the flat tensor; int64."""
         return semantics.where_extreme("ArgMax", self, axis, keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """Where the first smallest element is, along an axis or in the flat tensor; int64."""
+        """The index of the first minimum, along an axis or in the flat tensor; int64."""
         return semantics.where_extreme("ArgMin", self, axis, keepdims)
 
     def cumsum(self, axis: int) -> Tensor:
@@ -471,7 +471,7 @@ class Tensor:
         return semantics.arithmetic("MatMul", self, other)
 
     def clip(self, min: Any = None, max: Any = None) -> Tensor:
-        """The elements held between two bounds, either of which may be left out."""
+        """The elements clamped to two bounds, each optional."""
         result = self
         if min is not None:
             result = semantics.arithmetic("Max", result, min)

@@ -1,4 +1,4 @@
-"""The tracer: records the operators that `Graph.build` applies as nodes, each with its types and source line."""
+"""The tracer: records the operators applied in `Graph.build` as nodes with inferred types and source lines."""
 
 from __future__ import annotations
 
@@ -15,38 +15,24 @@ from xrt_core.frontends.source_location import trace_error, user_location
 from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.graph import Attribute, Node, Value
 from xrt_core.ir.inference import infer_types
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import Schema, find_schema, latest_opset, why_unknown
 from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
 
 _tracer: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("xrt_tracer", default=None)
 _marks: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("xrt_marks", default=())
-"""Engine and region of the blocks that are open, the innermost last."""
+"""(engine, region) of the active `power_by_engine` blocks, the innermost last."""
 
 _LITERAL_SIZE = 64  # elements up to which equal literals share one constant
-_KNOWN_SIZE = 1024  # elements up to which values computed from shapes are followed while tracing
-
-# Operators whose result is followed while tracing when all inputs are known, so that shapes computed from shapes are
-# integers again.
-_SHAPE_OPERATORS = frozenset({
-    "Shape", "Size", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Add", "Sub", "Mul", "Div", "Mod",
-    "Neg", "Abs", "Min", "Max", "Reshape", "Identity", "ReduceProd", "ReduceSum", "Range", "ConstantOfShape", "Where",
-    "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or", "Expand", "Split", "GatherND",
-})  # fmt: skip
-
-# Operators that the onnx package has no inference for; the first output has the first input's shape.
-_SHAPE_OF_FIRST_INPUT = frozenset({
-    ("", "GroupNormalization"), ("", "MeanVarianceNormalization"), ("ai.onnx.ml", "Imputer"),
-    ("ai.onnx.ml", "Normalizer"), ("ai.onnx.ml", "Scaler"),
-})  # fmt: skip
+_KNOWN_SIZE = 1024  # elements up to which shape arithmetic is evaluated while tracing
 
 
 class power_by_engine(contextlib.ContextDecorator):
-    """Mark the nodes that are built inside the block, or the decorated function, for the engine `name`; None keeps them
-    on the host.
+    """Mark the nodes built inside the block, or the decorated function, for the engine `name`; None: for the host.
 
-    Every block is a region of its own, which becomes one launch where that is possible. Of nested blocks the innermost
-    holds; one that names the engine of the block around it changes nothing. Raises TraceError for what is no name, and
-    where no graph is traced.
+    Every block is a separate region, which becomes one launch if possible. Of nested blocks the innermost takes
+    precedence; one that names the engine of the enclosing block has no effect. Raises TraceError if `name` is not a
+    name, and if no graph is being traced.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -89,12 +75,12 @@ class Scope:
 
 
 class Tracer:
-    """One run of a `build`: collects nodes and constants, and gives them names.
+    """The state of one trace of a `build`: collects nodes and constants, and assigns names.
 
-    pinned: domain -> opset that the graph asks for; other domains are traced at the newest that `onnx` knows.
+    pinned: domain -> opset that the graph sets; other domains are traced at the newest opset of the `onnx` package.
     opsets: domain -> opset for the domains used so far.
-    known: values of shape arithmetic that are known although a node makes them. loss: what `backward` was called on.
-    blocks: how many blocks of `power_by_engine` were entered.
+    known: results of nodes that shape arithmetic has evaluated. loss: the value `backward` was called on.
+    blocks: the number of `power_by_engine` blocks entered.
     """
 
     def __init__(self, label: str, pinned: Mapping[str, int]) -> None:
@@ -114,7 +100,7 @@ class Tracer:
     # names
 
     def fresh(self, base: str) -> str:
-        """A name that no value or node of this trace has yet: `base`, or `base_1`, `base_2`, ..."""
+        """Return a name that no value or node of this trace has: `base`, or `base_1`, `base_2`, ..."""
         used = self._used
         count = used.get(base)
         if count is None:
@@ -127,31 +113,31 @@ class Tracer:
         return name
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Count these names as taken."""
+        """Register these names as taken."""
         for name in names:
             self._used.setdefault(name, 1)
 
     def snapshot_names(self) -> dict[str, int]:
-        """The names taken so far, for `restore_names`."""
+        """Return the names taken so far, for `restore_names`."""
         return dict(self._used)
 
     def restore_names(self, names: dict[str, int]) -> None:
-        """Forget the names given since the snapshot; what carried them must be discarded."""
+        """Release the names taken since the snapshot; their values and nodes must be discarded."""
         self._used = names
 
     def add_paths(self, paths: Mapping[int, tuple[Any, str]]) -> None:
-        """Tell where objects stand: id -> (object, attribute path). The first path of an object holds."""
+        """Register attribute paths: id -> (object, path). The first path of an object takes precedence."""
         for key, entry in paths.items():
             self._paths.setdefault(key, entry)
 
     def path_of(self, obj: object) -> str | None:
-        """The attribute path of an object seen by `add_paths`, or None."""
+        """Return the attribute path of an object registered by `add_paths`, or None."""
         found = self._paths.get(id(obj))
         return found[1] if found is not None and found[0] is obj else None
 
     @contextlib.contextmanager
     def inside(self, path: str) -> Iterator[None]:
-        """Prefix the names of the nodes made inside with `path` and a dot."""
+        """Prefix the names of the nodes recorded inside with `path` and a dot."""
         before = self.prefix
         self.prefix = f"{path}." if path else ""
         try:
@@ -163,7 +149,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def nested(self, label: str) -> Iterator[Scope]:
-        """Record into a fresh scope inside the current one."""
+        """Record into a new scope nested in the current one."""
         outer = self.scope
         self.scope = Scope(self, outer, label)
         try:
@@ -175,9 +161,9 @@ class Tracer:
     # constants
 
     def constant(self, obj: Any, dtype: np.dtype | None = None) -> Value:
-        """The constant that holds an array-like object; the same object gives the same constant.
+        """Return the constant of an array-like object; the same object always maps to the same constant.
 
-        dtype: the element type wanted; the object's own where it is None. Raises TraceError for what is no array.
+        dtype: the element type; None: the object's own. Raises TraceError for an object that is not an array.
         """
         key = (id(obj), dtype)
         found = self._constants.get(key)
@@ -185,7 +171,7 @@ class Tracer:
             return found[1]
         array = as_array(obj)
         wanted = array.dtype if dtype is None else dtype
-        found = self._constants.get((id(obj), wanted))  # asked for by its own dtype, and without one, it is the same
+        found = self._constants.get((id(obj), wanted))  # dtype=None and the object's own dtype give the same constant
         if found is not None:
             return found[1]
         path = self.path_of(obj)
@@ -194,13 +180,13 @@ class Tracer:
         if wanted != array.dtype:
             array = array.astype(wanted)
         value = Value.constant(array, self.fresh(path or f"{self.prefix}constant"))
-        self._constants[key] = self._constants[id(obj), wanted] = (obj, value)  # holds the object: its id stays taken
+        self._constants[key] = self._constants[id(obj), wanted] = (obj, value)  # keeps the object and its id alive
         return value
 
     def literal(self, data: Any, dtype: np.dtype) -> Value:
-        """The constant for a number, a string or a nested list of them; equal literals share one."""
+        """Return the constant of a number, a string or a nested list of them; equal small literals share one."""
         try:
-            array = np.array(data, dtype=dtype)  # a copy: a small array of the caller may change later
+            array = np.array(data, dtype=dtype)  # a copy: the caller may modify a small array later
         except (ValueError, TypeError, OverflowError) as e:
             raise trace_error(f"{data!r} is not a value of {dtype}: {e}") from None
         if array.dtype == STRING or array.size > _LITERAL_SIZE:
@@ -212,7 +198,7 @@ class Tracer:
         return found
 
     def data_of(self, value: Value | None) -> np.ndarray | None:
-        """The value's data where it is a constant or followed shape arithmetic, else None."""
+        """Return the value's data if it is a constant or evaluated shape arithmetic, else None."""
         if value is None:
             return None
         return value.data if value.data is not None else self.known.get(value)
@@ -220,7 +206,7 @@ class Tracer:
     # nodes
 
     def schema(self, op_type: str, domain: str = "") -> Schema:
-        """The schema of an operator at this trace's opset of its domain. Raises TraceError where there is none."""
+        """Return the schema of an operator at this trace's opset of its domain. Raises TraceError if there is none."""
         opset = self.opsets.get(domain)
         if opset is None:
             try:
@@ -241,9 +227,9 @@ class Tracer:
         types: Sequence[ValueType | None] | None = None,
         name: str = "",
     ) -> tuple[Value, ...]:
-        """Append a node and return its outputs. `types` are inferred where they are not given.
+        """Append a node and return its outputs. types: of the outputs; default: inferred.
 
-        Raises ShapeError, naming the user's line, where the inputs do not fit the operator.
+        Raises ShapeError, naming the user's line, if the inputs do not fit the operator.
         """
         where = user_location()
         label = name or self.fresh(self.prefix + schema.op_type)
@@ -265,7 +251,8 @@ class Tracer:
         annotations = Annotations(engine=engine, region=region, source=where) if where or engine else NO_ANNOTATIONS
         node = Node(op[0], inputs, made, attributes, domain=op[1], version=op[2], name=label, annotations=annotations)
         self.scope.nodes.append(node)
-        if schema.op_type in _SHAPE_OPERATORS and not schema.domain:
+        traits = traits_of(node)
+        if traits.shape_arithmetic or traits.shape_query:
             self._follow(node)
         return made
 
@@ -274,10 +261,10 @@ class Tracer:
         return value if data is None else Value.constant(data)
 
     def _follow(self, node: Node) -> None:
-        """Compute a node of shape arithmetic whose inputs are known and small."""
+        """Evaluate a node of shape arithmetic if its inputs are known and small."""
         if not all(_is_countable(v) for v in node.outputs):
             return
-        if node.op_type in ("Shape", "Size"):
+        if traits_of(node).shape_query:
             source = node.inputs[0]
             if source is None or not source.is_static:
                 return
@@ -294,7 +281,7 @@ class Tracer:
             return
         try:
             result = kernel.function(OpContext(node, np), *given)
-        except Exception:  # the node itself is sound; what fails here fails again, and is told, when it runs
+        except Exception:  # evaluation is optional: the same error is raised, and reported, when the node runs
             return
         results = result if isinstance(result, tuple) else (result,)
         for v, a in zip(node.outputs, results, strict=False):
@@ -309,7 +296,7 @@ def _is_countable(value: Value | None) -> bool:
 
 
 def _completed(found: ValueType | None, index: int, schema: Schema, inputs: Sequence[Value | None]) -> ValueType | None:
-    """What inference found; where it found nothing, what the schema's type variables say."""
+    """Return the inferred type; if inference found none, the one that the schema's type variables determine."""
     if found is None and schema.onnx is not None and schema.onnx.outputs:
         formal = schema.onnx.outputs[min(index, len(schema.onnx.outputs) - 1)]
         for parameter, v in zip(schema.onnx.inputs, inputs, strict=False):
@@ -322,9 +309,6 @@ def _completed(found: ValueType | None, index: int, schema: Schema, inputs: Sequ
             found = schema_type(next(iter(formal.types))) if len(formal.types) == 1 else None
     if not isinstance(found, TensorType) or schema.op_type == "Reshape":
         _check_reshape(found, schema, inputs)
-        return found
-    if found.shape is None and index == 0 and (schema.domain, schema.op_type) in _SHAPE_OF_FIRST_INPUT and inputs[0]:
-        return TensorType(found.dtype, inputs[0].shape)
     return found
 
 
@@ -339,12 +323,12 @@ def _check_reshape(found: ValueType | None, schema: Schema, inputs: Sequence[Val
 
 
 def active_tracer() -> Tracer | None:
-    """The tracer that records in this context, or None."""
+    """Return the active tracer of this context, or None."""
     return _tracer.get()
 
 
 def current_tracer(what: str) -> Tracer:
-    """The tracer that records in this context. Raises TraceError, naming `what`, outside `Graph.build`."""
+    """Return the active tracer of this context. Raises TraceError, naming `what`, outside `Graph.build`."""
     tracer = _tracer.get()
     if tracer is None:
         raise trace_error(
@@ -356,7 +340,7 @@ def current_tracer(what: str) -> Tracer:
 
 @contextlib.contextmanager
 def tracing(tracer: Tracer) -> Iterator[Tracer]:
-    """Make `tracer` the one that records in this context; the engine marks of the surroundings do not reach in."""
+    """Activate `tracer` in this context; engine marks of an enclosing trace do not apply."""
     token, marks = _tracer.set(tracer), _marks.set(())
     try:
         yield tracer
@@ -367,7 +351,7 @@ def tracing(tracer: Tracer) -> Iterator[Tracer]:
 
 
 def joined(a: ValueType | None, b: ValueType | None) -> ValueType | None:
-    """The narrowest type that covers both: dimensions that differ become unknown. Raises ShapeError where dtypes do."""
+    """Return the join of two types: dimensions that differ become unknown. Raises ShapeError if the dtypes differ."""
     if a == b:
         return a
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):

@@ -18,9 +18,6 @@ from xrt_core.kernels.namespace import wide
 
 HostKernel = Callable[[Sequence[Any]], tuple[Any, ...]]
 
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-"""Operators whose bodies the runtime runs itself."""
-
 
 def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     """A function from a node's inputs (None for those left out) to its outputs, in the namespace `xp`.

@@ -6,7 +6,6 @@ Names of nodes, values, graphs and symbols, annotations and documentation do not
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import threading
 import weakref
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from xrt_core.errors import GraphError
+from xrt_core.ir.digest import digest
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
 from xrt_core.ir.types import (
     STRING,
@@ -33,8 +33,7 @@ from xrt_core.ir.types import (
 if TYPE_CHECKING:
     from xrt_core.ir.function import Function
 
-_VERSION: Final = "xrt-fingerprint 1"  # changes whenever the encoding below does
-_SIZE: Final = 20
+_VERSION: Final = "xrt-fingerprint 2"  # changes whenever the encoding below does
 _INLINE: Final = 64  # arrays of at most so many bytes are written out instead of hashed
 _SUB_BYTE_MASKS: Final = {"int4": 15, "uint4": 15, "float4_e2m1fn": 15, "int2": 3, "uint2": 3}
 
@@ -88,9 +87,7 @@ def array_digest(array: np.ndarray) -> str:
     memory = _memory.get()
     found = memory.get(array) if memory is not None else None
     if found is None:
-        h = hashlib.blake2b(repr((dtype_name(array.dtype), array.shape)).encode(), digest_size=_SIZE)
-        h.update(_content(array))
-        found = h.hexdigest()
+        found = digest(repr((dtype_name(array.dtype), array.shape)).encode(), _content(array))
         if memory is not None:
             memory.put(array, found)
 
@@ -104,13 +101,13 @@ def array_digest(array: np.ndarray) -> str:
     return found
 
 
-def _content(array: np.ndarray) -> Any:
+def _content(array: np.ndarray) -> bytes | memoryview:
     if array.dtype == STRING:
         parts = [s if isinstance(s, bytes) else str(s).encode("utf-8", "surrogateescape") for s in array.reshape(-1)]
         return b"".join(struct.pack("<q", len(p)) + p for p in parts)
     codes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     mask = _SUB_BYTE_MASKS.get(array.dtype.name)
-    return codes if mask is None else codes & mask  # the high bits of a sub-byte element mean nothing
+    return (codes if mask is None else codes & mask).data  # the high bits of a sub-byte element mean nothing
 
 
 class _Encoder:
@@ -122,15 +119,7 @@ class _Encoder:
         self._count = 0
 
     def digest(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> str:
-        h = hashlib.blake2b(_VERSION.encode(), digest_size=_SIZE)
-        chunk: list[str] = []
-        for line in self.lines(graph, aliases):
-            chunk.append(line)
-            if len(chunk) == 4096:
-                h.update("\n".join(chunk).encode() + b"\n")
-                chunk.clear()
-        h.update("\n".join(chunk).encode())
-        return h.hexdigest()
+        return digest("\n".join((_VERSION, *self.lines(graph, aliases))).encode())
 
     def lines(self, graph: Graph, aliases: Iterable[tuple[int, int]]) -> Iterator[str]:
         yield repr(tuple(self._input(v, graph) for v in graph.inputs))

@@ -146,7 +146,7 @@ Rule = Callable[[Node, Types], Types]
 
 def corrected(node: Node, inferred: Types) -> Types:
     """`inferred` with what a rule of this module knows better."""
-    rule = None if node.domain else _RULES.get(node.op_type)
+    rule = _RULES.get((node.domain, node.op_type))
     return inferred if rule is None else rule(node, inferred)
 
 
@@ -154,6 +154,14 @@ def _like_first(node: Node, inferred: Types) -> Types:
     """onnx leaves these functions without inference; their result is like the first input."""
     first = node.inputs[0]
     return (first.type if first is not None else None, *inferred[1:])
+
+
+def _shaped_like_first(node: Node, inferred: Types) -> Types:
+    """onnx gives these the dtype alone."""
+    first, found = node.inputs[0], inferred[0]
+    if first is None or not isinstance(found, TensorType) or found.shape is not None:
+        return inferred
+    return (TensorType(found.dtype, first.shape), *inferred[1:])
 
 
 def _range(node: Node, inferred: Types) -> Types:
@@ -254,14 +262,15 @@ def _data(node: Node, index: int) -> np.ndarray | None:
     return None if v is None else v.data
 
 
-_RULES: Mapping[str, Rule] = MappingProxyType(
+_RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
     {
-        "GroupNormalization": _like_first,
-        "MeanVarianceNormalization": _like_first,
-        "Range": _range,
-        "STFT": _stft,
-        "MaxUnpool": _max_unpool,
-        "Conv": _conv,
-        **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
+        ("", "GroupNormalization"): _like_first,
+        ("", "MeanVarianceNormalization"): _like_first,
+        ("", "Range"): _range,
+        ("", "STFT"): _stft,
+        ("", "MaxUnpool"): _max_unpool,
+        ("", "Conv"): _conv,
+        **{("", op): _pool for op in ("MaxPool", "AveragePool", "LpPool")},
+        **{("ai.onnx.ml", op): _shaped_like_first for op in ("Imputer", "Normalizer", "Scaler")},
     }
 )

@@ -147,15 +147,6 @@ def _accept_place(value: Any) -> str:
     return os.path.abspath(path)
 
 
-def _accept_parallel(value: Any) -> bool | str:
-    return str(value) if isinstance(value, str) and value == "auto" else _accept_flag(value)
-
-
-def _parse_parallel(text: str) -> bool | str:
-    return "auto" if text.strip().lower() == "auto" else _parse_flag(text)
-
-
-PARALLEL = Kind("'auto', True or False", _accept_parallel, _parse_parallel)
 FOLDER = Kind(
     "a folder's path, absolute or beginning with '~'", _accept_folder, lambda text: _accept_folder(text.strip())
 )

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import Shape
-
-# operators that move data or only look at shapes
-_FREE = frozenset({
-    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Split", "Concat", "Gather",
-    "GatherElements", "GatherND", "Expand", "Tile", "Pad", "Shape", "Size", "Constant", "ConstantOfShape", "Cast",
-    "CastLike", "Where", "Scatter", "ScatterElements", "ScatterND", "DepthToSpace", "SpaceToDepth", "Range",
-    "EyeLike", "OneHot", "NonZero",
-})  # fmt: skip
 
 
 def flops(node: Node) -> int:
@@ -40,7 +33,8 @@ def flops(node: Node) -> int:
         steps = node.inputs[0].shape if node.inputs[0] is not None else None
         weights = sum(_elements(v) for v in node.inputs[1:3])
         return 2 * weights * _product(steps[:2]) if steps else 0
-    if op in _FREE:
+    traits = traits_of(node)
+    if traits.moves_elements or traits.fills or traits.shape_query or traits.cast:
         return 0
     return max(out, _elements(node.inputs[0] if node.inputs else None))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import find_schema, latest_opset, why_unknown
 from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType, dtype_from_name, dtype_name
 from xrt_core.passes.mixed_precision_ops import (
@@ -247,7 +248,7 @@ class _Walk:
                            and dtype_name(v.dtype) in TEXTS), None)  # fmt: skip
             if narrow is not None and node.op_type != "Cast":
                 raise self.refused(constraint, node, f"the model computes it in {narrow.dtype}, which is not raised")
-        if not floats or node.subgraphs or node.op_type in _NEUTRAL:
+        if not floats or node.subgraphs or _says_its_types(node):
             return ""
         to = self.rules.target
         if constraint is not None:
@@ -406,10 +407,10 @@ class _Lowering:
     outputs: frozenset[int]
 
 
-# they say their types themselves, or are about types
-_NEUTRAL: Final = frozenset({
-    "Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "Shape", "Size", "IsNaN", "IsInf",
-})  # fmt: skip
+def _says_its_types(node: Node) -> bool:
+    """Whether an operator is about types or shapes, or tests floats of any type: there is nothing to lower."""
+    traits = traits_of(node)
+    return traits.cast or traits.quantizes or traits.shape_query or node.op_type in ("IsInf", "IsNaN")
 
 
 def _unlisted(node: Node) -> str:

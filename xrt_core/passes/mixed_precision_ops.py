@@ -4,6 +4,9 @@ Sources: torch.autocast's operator lists ("Op-specific behavior", https://docs.p
 OneFlow's white, gray and clear lists (`auto_mixed_precision_lists.cpp`), and the block list of ONNX Runtime's float16
 converter. The rule for what arrives in both types is torch's: the wider one wins.
 
+These lists are the policy of this pass alone: what an operator is (`ir.op_traits`) does not say what it gains or loses
+in a narrow float, which the sources measured.
+
 What types the versions of an operator take: which inputs and outputs share one, and which version takes more.
 """
 

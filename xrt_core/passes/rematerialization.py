@@ -8,10 +8,11 @@ from typing import Final
 
 from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import is_deterministic, traits_of
 from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 from xrt_core.passes.pass_base import Pass
-from xrt_core.passes.simplify.constant_folding import is_deterministic, nbytes
+from xrt_core.passes.simplify.constant_folding import nbytes
 
 MARK: Final = "xrt.recompute"
 """Key in a node's metadata: nodes of one label are a region, which is computed again as a whole."""
@@ -183,12 +184,16 @@ def _closure(
     while todo:
         v = todo.pop()
         i = graph.producers.get(v)
-        if i is None or i not in own or v in kept or not is_deterministic(graph.nodes[i]):
+        if i is None or i not in own or v in kept or not _may_repeat(graph.nodes[i]):
             boundary[v] = None
         elif i not in found:
             found.add(i)
             todo += [u for u in graph.nodes[i].uses() if u.data is None]
     return sorted(found), list(boundary)
+
+
+def _may_repeat(node: Node) -> bool:
+    return is_deterministic(node) and not traits_of(node).stateful
 
 
 def _barrier(

@@ -13,6 +13,7 @@ from xrt_core.errors import ShapeError
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types, merged
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.rewrite import closed, substitute
 from xrt_core.ir.types import Dim, OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.passes.simplify.constant_folding import (
@@ -143,7 +144,7 @@ class _Walk:
 
     def shape_of(self, node: Node) -> bool:
         """Whether `node` asks for a shape that is known; its result is then a constant."""
-        if node.domain or node.op_type not in ("Shape", "Size"):
+        if not traits_of(node).shape_query:
             return False
         source, result = node.inputs[0], node.outputs[0]
         if source is None or result is None or not source.is_static:
@@ -246,17 +247,6 @@ def _stacked(type_: ValueType | None, length: Dim, axis: int = 0) -> ValueType |
 MAX_ELEMENTS = 64
 """Inputs larger than this are never taken by value."""
 
-# shape arithmetic: the operators through which a shape's value is traced back to an input
-_ARITHMETIC = frozenset({
-    "Abs", "Add", "And", "BitShift", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Div",
-    "Equal", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Greater", "GreaterOrEqual", "Identity",
-    "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Range", "ReduceMax", "ReduceMin",
-    "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum",
-    "Tile", "Transpose", "Unsqueeze", "Where", "Xor",
-})  # fmt: skip
-
-_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
-
 
 def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -> tuple[int, ...]:
     """Indices of the graph's inputs that reach, through shape arithmetic alone, an input that must be known.
@@ -280,9 +270,9 @@ def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -
                 look(body.nodes)
 
     look(graph.nodes)
-    shapes = _behind(graph, wanted, _ARITHMETIC - _COMPARISONS)
-    compared = [v for n in graph.nodes if n.op_type in _COMPARISONS and n.outputs[0] in shapes for v in n.uses()]
-    tests = _behind(graph, conditions + compared, _ARITHMETIC)
+    shapes = _behind(graph, wanted, through_comparisons=False)
+    compared = [v for n in graph.nodes if traits_of(n).comparison and n.outputs[0] in shapes for v in n.uses()]
+    tests = _behind(graph, conditions + compared, through_comparisons=True)
     return tuple(
         i
         for i, v in enumerate(graph.inputs)
@@ -290,8 +280,8 @@ def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -
     )
 
 
-def _behind(graph: Graph, values: Iterable[Value], through: frozenset[str]) -> set[Value]:
-    """The values that reach `values` through these operators alone."""
+def _behind(graph: Graph, values: Iterable[Value], *, through_comparisons: bool) -> set[Value]:
+    """The values that reach `values` through shape arithmetic alone."""
     producers = graph.producers
     seen: set[Value] = set()
     work = list(values)
@@ -301,6 +291,9 @@ def _behind(graph: Graph, values: Iterable[Value], through: frozenset[str]) -> s
             continue
         seen.add(v)
         i = producers.get(v)
-        if i is not None and graph.nodes[i].op_type in through:
+        if i is None:
+            continue
+        traits = traits_of(graph.nodes[i])
+        if traits.shape_arithmetic and (through_comparisons or not traits.comparison):
             work.extend(u for u in graph.nodes[i].inputs if u is not None)
     return seen

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from xrt_core.errors import QuantizationError
-from xrt_core.frontends.onnx_file import replace_file
+from xrt_core.files import replace_file
 from xrt_core.ir.fingerprint import graph_fingerprint
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.rewrite import substitute
@@ -49,7 +49,8 @@ class Ranges:
                    "tensors": tensors}  # fmt: skip
         text = json.dumps(content, indent=1, allow_nan=False)
         try:
-            replace_file(path, lambda f: f.write(text.encode()))
+            with replace_file(path) as file:
+                file.write(text.encode())
         except OSError as e:
             raise QuantizationError(f"ranges cannot be written to {path}: {e.strerror or e}") from e
         return path
@@ -76,7 +77,8 @@ def prepare_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
     path = pathlib.Path(folder).expanduser().absolute()  # the working directory may change before it is written to
     try:
         path.mkdir(parents=True, exist_ok=True)
-        replace_file(path / ".writable", lambda f: f.write(b""))
+        with replace_file(path / ".writable"):
+            pass
         (path / ".writable").unlink(missing_ok=True)
     except OSError as e:
         raise QuantizationError(f"ranges cannot be written to {path}: {e.strerror or e}") from e

@@ -10,11 +10,11 @@ from typing import Final, Literal
 
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning.report import PartitionReport
 
 HOST: Final = "host"
-_CONVERTERS: Final = frozenset(("EngineInputConvert", "EngineOutputConvert"))
 _SHOWN: Final = 4  # operators named on a cluster's box
 
 Kind = Literal["input", "output", "node", "cluster"]
@@ -83,7 +83,7 @@ def diagram(graph: Graph, report: PartitionReport, *, expanded: bool) -> Diagram
         add(Box("input", v.name or "input", str(v.type or "?"), HOST, "", _described(v)), (), (v,))
     for n in graph.nodes:
         function = n.attributes.get("function") if _is(n, "Launch") else None
-        if n.domain == "xrt" and n.op_type in _CONVERTERS:
+        if traits_of(n).boundary:
             made.update({o: made[i] for i, o in zip(n.inputs, n.outputs, strict=False) if i in made and o is not None})
         elif not isinstance(function, Function):
             tip = f"{n.operator} {n.name}\non the host: {reasons.of(n)}"
@@ -107,7 +107,7 @@ def node_count(graph: Graph) -> int:
     return sum(
         len(f.body.nodes) if isinstance(f := n.attributes.get("function"), Function) else 1
         for n in graph.nodes
-        if not (n.domain == "xrt" and n.op_type in _CONVERTERS)
+        if not traits_of(n).boundary
     )
 
 
@@ -122,7 +122,7 @@ def transfers(graph: Graph) -> Iterator[Transfer]:
             yield Transfer(v.name, str(v.type or "?"), _bytes(v), source, target)
 
     for n in graph.nodes:
-        if n.domain == "xrt" and n.op_type in _CONVERTERS:
+        if traits_of(n).boundary:
             made.update({o: made.get(i, i) for i, o in zip(n.inputs, n.outputs, strict=False) if i and o})
             continue
         place = _place(n)

@@ -18,22 +18,22 @@ from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.plan import Call
 from xrt_core.runtime.plan_cache import PlanCache
 
-MakeRunner = Callable[[Graph, Collection[int]], PlanCache]
-"""(body with its captures as inputs, indices of inputs that change at every turn) -> its Runner."""
+MakePart = Callable[[Graph, Collection[int]], PlanCache]
+"""(body with its captures as inputs, indices of inputs that change at every turn) -> its plan cache."""
 
 
-def control_step(node: Node, make_runner: MakeRunner) -> Call:
+def control_step(node: Node, make_part: MakePart) -> Call:
     """The step of a control-flow node: its arguments are the node's inputs, then its captures.
 
     Raises ExecutionError for an operator that is no control flow.
     """
-    makers: dict[str, Callable[[Node, MakeRunner], Call]] = {
+    makers: dict[str, Callable[[Node, MakePart], Call]] = {
         "If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map,
     }  # fmt: skip
     make = makers.get(node.op_type)
     if make is None or node.domain:
         raise ExecutionError(f"node {node.name!r}: {node.operator} has a subgraph and is not a known control flow")
-    return _guarded(node, make(node, make_runner))
+    return _guarded(node, make(node, make_part))
 
 
 def _guarded(node: Node, call: Call) -> Call:
@@ -51,19 +51,19 @@ def _guarded(node: Node, call: Call) -> Call:
 class _Body:
     """A body and where its captured values stand among the step's arguments."""
 
-    def __init__(self, node: Node, graph: Graph, make_runner: MakeRunner, changing: bool) -> None:
+    def __init__(self, node: Node, graph: Graph, make_part: MakePart, changing: bool) -> None:
         offset = len(node.inputs)
         places = {v: offset + i for i, v in enumerate(node.captures)}
         self.captures = [places[v] for v in graph.captures]
-        self.runner = make_runner(closed(graph), range(len(graph.inputs)) if changing else ())
+        self.plans = make_part(closed(graph), range(len(graph.inputs)) if changing else ())
 
     def run(self, own: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        return self.runner.run([*own, *[arguments[i] for i in self.captures]])
+        return self.plans.run([*own, *[arguments[i] for i in self.captures]])
 
 
-def _if(node: Node, make_runner: MakeRunner) -> Call:
+def _if(node: Node, make_part: MakePart) -> Call:
     taken, other = (
-        _Body(node, _graph(node, name), make_runner, changing=False) for name in ("then_branch", "else_branch")
+        _Body(node, _graph(node, name), make_part, changing=False) for name in ("then_branch", "else_branch")
     )
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
@@ -72,9 +72,9 @@ def _if(node: Node, make_runner: MakeRunner) -> Call:
     return run
 
 
-def _loop(node: Node, make_runner: MakeRunner) -> Call:
+def _loop(node: Node, make_part: MakePart) -> Call:
     graph = _graph(node, "body")
-    body = _Body(node, graph, make_runner, changing=True)
+    body = _Body(node, graph, make_part, changing=True)
     inputs = len(node.inputs)
     states = len(graph.inputs) - 2
     scanned = _elements(node.outputs[states:], graph.outputs[1 + states :], ())
@@ -96,11 +96,11 @@ def _loop(node: Node, make_runner: MakeRunner) -> Call:
     return run
 
 
-def _scan(node: Node, make_runner: MakeRunner) -> Call:
+def _scan(node: Node, make_part: MakePart) -> Call:
     graph = _graph(node, "body")
     count = node.attributes["num_scan_inputs"]
     assert isinstance(count, int)
-    body = _Body(node, graph, make_runner, changing=True)
+    body = _Body(node, graph, make_part, changing=True)
     states = len(graph.inputs) - count
     if node.version < 9:
         return _scan_8(node, body, states, count, [_tensor(v.type) for v in graph.outputs[states:]])
@@ -170,9 +170,9 @@ def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[
     return run
 
 
-def _sequence_map(node: Node, make_runner: MakeRunner) -> Call:
+def _sequence_map(node: Node, make_part: MakePart) -> Call:
     graph = _graph(node, "body")
-    body = _Body(node, graph, make_runner, changing=False)
+    body = _Body(node, graph, make_part, changing=False)
     inputs = len(node.inputs)
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:

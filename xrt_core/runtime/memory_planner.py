@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import STRING, TensorType
 
-_SCATTERS = frozenset({"Transpose", "Slice", "Expand", "Split"})
-_VIEWS = _SCATTERS | {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-_NEEDS_ORDER = frozenset({"Reshape", "Flatten"})  # of elements that do not lie in a row these are copies
+_NEEDS_ORDER = frozenset({"Reshape", "Flatten"})  # NumPy copies in these where elements do not lie in a row
 
 
 def is_view(node: Node) -> bool:
     """Whether the host gives the memory of the node's first input as its results."""
-    return not node.domain and node.op_type in _VIEWS
+    return traits_of(node).view
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class Buffers:
                 if view:
                     if first in of:
                         of[v] = of[first]
-                    if n.op_type in _SCATTERS or first in scattered:
+                    if traits_of(n).strided or first in scattered:
                         scattered.add(v)
                     continue
                 size = size_of(v)

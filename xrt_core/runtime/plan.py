@@ -13,7 +13,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import Buffers, Memory
-from xrt_core.runtime.scheduler import Execute, LaneScheduler, ScheduleTrial, Span, Step, Timeline, timed
+from xrt_core.runtime.scheduler import Execute, LaneScheduler, Span, Step, Timeline, timed
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -48,8 +48,7 @@ class Plan:
     """Steps over numbered registers. Safe to run from many threads: each run has its own registers.
 
     outputs, spaces, engine_inputs: see `Program`. memory: what a run needs.
-    run: results for arrays of the inputs. side_by_side: whether launches of different engines may run at the same time;
-    it is decided by the first calls where `run_side_by_side` was told to try.
+    run: results for arrays of the inputs.
     """
 
     __slots__ = (
@@ -76,28 +75,22 @@ class Plan:
             if step.inputs == tuple(range(program.inputs)) and step.outputs == self.outputs:
                 self.run = step.call  # the whole graph is one Launch: nothing of ours on the way
 
-    def run_side_by_side(self, always: bool) -> None:
-        """Let launches of different lanes run at the same time: always, or where the first calls are faster so."""
+    def run_side_by_side(self) -> None:
+        """Let launches of different lanes run at the same time."""
         kept = [*self.outputs, *(i for i, r in enumerate(self._template) if r is not None)]
         alone = [i for i, s in enumerate(self.steps) if isinstance(s.call, Launch) and s.call.function.aliases]
         self._parallel = LaneScheduler(self.steps, kept, alone)
-        self._execute = self._parallel if always else self._trial(self._parallel)
-
-    def _trial(self, parallel: LaneScheduler) -> ScheduleTrial:
-        # a cluster that is still being compiled, or failed to compile, is run by the host
-        return ScheduleTrial(
-            self._in_order, parallel, self._settle, lambda: all(x.executable is not None for x in self.launches)
-        )
+        self._execute = self._parallel
 
     @property
     def side_by_side(self) -> bool:
-        """Whether launches of different lanes run at the same time; False while that is being tried."""
-        return self._parallel is not None and self._execute is self._parallel
+        """Whether launches of different lanes run at the same time."""
+        return self._parallel is not None
 
     @property
     def may_run_side_by_side(self) -> bool:
-        """Whether launches of different lanes run at the same time, or may come to do so."""
-        return self._parallel is not None
+        """Whether launches of different lanes run at the same time, here or in a part."""
+        return self.side_by_side
 
     @property
     def runs_ahead(self) -> bool:
@@ -105,13 +98,13 @@ class Plan:
         return bool(self.launches) and all(isinstance(x, DeviceLaunch) and x.asynchronous for x in self.launches)
 
     def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
-        """Results as of `run`, and when each step ran. What is still being tried runs side by side."""
+        """Results as of `run`, and when each step ran."""
         spans: list[Span] = []
         begin = time.perf_counter()
         steps = [timed(s, spans, begin) for s in self.steps]
 
         def execute(registers: list[Any]) -> None:
-            if self._parallel is not None and self._execute is not self._in_order:
+            if self._parallel is not None:
                 self._parallel(registers, steps)
             else:
                 _run_in_order(steps, registers)
@@ -136,9 +129,6 @@ class Plan:
 
     def _in_order(self, registers: list[Any]) -> None:
         _run_in_order(self.steps, registers)
-
-    def _settle(self, execute: Execute) -> None:
-        self._execute = execute
 
     def as_text(self) -> str:
         """The program, a step a line."""

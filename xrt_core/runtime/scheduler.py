@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -89,14 +88,14 @@ class Timeline:
         return total
 
 
-def independent_lanes(graph: Graph, lane: Callable[[Node], str], is_worth: Callable[[Node], bool]) -> frozenset[str]:
+def independent_lanes(graph: Graph, lane: Callable[[Node], str]) -> frozenset[str]:
     """The lanes that have work to do at the same time: launches on different lanes, neither waiting for the other.
 
-    lane: of a node, "" for those of the host. is_worth: whether a launch has work enough for a thread.
+    lane: of a node, "" for those of the host.
     Linear in nodes and edges, times launches / 64.
     """
     lanes = [lane(n) for n in graph.nodes]
-    launches = [i for i, x in enumerate(lanes) if x and is_worth(graph.nodes[i])]
+    launches = [i for i, x in enumerate(lanes) if x]
     if len({lanes[i] for i in launches}) < 2:
         return frozenset()
     bit = {i: 1 << k for k, i in enumerate(launches)}
@@ -277,48 +276,6 @@ class _Run:
             self.waiting[j] -= 1
             if not self.waiting[j]:
                 self.ready(j)
-
-
-class ScheduleTrial:
-    """Runs both ways in turn for the first calls, and then keeps the one that was faster here.
-
-    settle: told which one that is. is_ready: whether launches run as they are going to; until then runs are sequential
-    and do not count.
-    """
-
-    def __init__(
-        self,
-        sequential: Execute,
-        parallel: Execute,
-        settle: Callable[[Execute], None],
-        is_ready: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._ways = (sequential, parallel)
-        self._settle = settle
-        self._is_ready = is_ready
-        self._turn = 0
-        self._times: tuple[list[float], list[float]] = ([], [])
-        self._lock = threading.Lock()
-
-    def __call__(self, registers: list[Any]) -> None:
-        """Run all steps over these registers."""
-        if not self._is_ready():
-            self._ways[0](registers)
-            return
-        with self._lock:
-            turn, self._turn = self._turn, self._turn + 1
-        way = turn % 2
-        start = time.perf_counter()
-        self._ways[way](registers)
-        seconds = time.perf_counter() - start
-        if turn < 2:  # whatever is done at a first run
-            return
-        with self._lock:
-            self._times[way].append(seconds)
-            if min(map(len, self._times)) < _ROUNDS:
-                return
-            sequential, parallel = map(statistics.median, self._times)
-        self._settle(self._ways[1 if parallel < _WORTH * sequential else 0])
 
 
 class _Pool:

@@ -20,6 +20,7 @@ import numpy as np
 from xrt_core.errors import GraphError, ShapeError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.inference import infer_types
+from xrt_core.ir.op_traits import find_traits
 from xrt_core.ir.schema import find_schema
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.testing.functions import OPSET
@@ -28,7 +29,6 @@ from xrt_core.testing.operator_table import (
     BINARY,
     BROADCASTS,
     CAST_DTYPES,
-    COMPARISONS,
     DTYPES,
     RANGES,
     ROWS,
@@ -194,7 +194,7 @@ def _array(rng: np.random.Generator, a: Argument, dtype: np.dtype, op_type: str,
         return np.resize(np.array(SPECIAL), a).astype(dtype)
     if dtype == np.bool_:
         return np.asarray(rng.integers(0, 2, a)).astype(bool)
-    if op_type in COMPARISONS:  # few values, so that equal ones meet
+    if find_traits(op_type).comparison:  # few values, so that equal ones meet
         return np.asarray(rng.integers(0, 3, a)).astype(dtype)
     low, high = RANGES.get((op_type, index)) or RANGES.get((op_type, -1)) or (-3.0, 3.0)
     if is_floating(dtype):

@@ -53,11 +53,6 @@ BINARY: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )  # fmt: skip
 
-ELEMENTWISE: Final = frozenset((*UNARY, *BINARY, "Softmax", "LogSoftmax", "ReduceMax", "ReduceMin", "Where", "Clip"))
-"""Operators that add up no elements: their small results are as exact as large ones."""
-
-COMPARISONS: Final = frozenset(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
-
 RANGES: Final[Mapping[tuple[str, int], tuple[float, float]]] = MappingProxyType(
     {
         ("Log", 0): (0.1, 9.0), ("Sqrt", 0): (0.0, 9.0), ("Reciprocal", 0): (0.5, 4.0), ("Acos", 0): (-0.9, 0.9),

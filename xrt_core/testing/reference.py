@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from xrt_core.errors import XRTError
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Node
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.testing.generated import retyped
 from xrt_core.testing.tolerance import is_floating
-
-SAME_PRECISION: Final = frozenset(
-    ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Shape", "Size")
-)
-"""Operators whose result is about the input's own dtype; nothing is gained in a wider one."""
 
 
 def reference(node: Node, arrays: Sequence[Any]) -> list[np.ndarray]:
     """The results of `node`, in float64 in place of narrower floats where the operator's schema has float64."""
-    if node.op_type not in SAME_PRECISION:
+    traits = traits_of(node)
+    if not (traits.cast or traits.quantizes or traits.shape_query):  # those are about the dtypes or shapes themselves
         wide = [x if x is None or not _narrow(x.dtype) else x.astype(np.float64) for x in arrays]
         if any(w is not x for w, x in zip(wide, arrays, strict=True)):
             widened = retyped(node, wide)

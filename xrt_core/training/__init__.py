@@ -27,10 +27,10 @@ _HOME: Final = {
     "Variable": "variables",
     "composition": "registry",
     "gradient": "registry",
-    "gradients": "reverse",
+    "gradients": "autodiff",
     "no_gradient": "registry",
     "recompute": "recomputation",
-    "stop_gradient": "reverse",
+    "stop_gradient": "autodiff",
 }
 
 __all__ = [

@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import struct
-import tempfile
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.errors import CheckpointError
+from xrt_core.files import replace_file
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
 _NAMES: Final[Mapping[str, str]] = MappingProxyType(
@@ -52,19 +52,11 @@ def save(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str], metadat
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(struct.pack("<Q", len(text)))
-                file.write(text)
-                for array in parts:
-                    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with replace_file(target, sync=True) as file:
+            file.write(struct.pack("<Q", len(text)))
+            file.write(text)
+            for array in parts:
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     except OSError as e:
         raise CheckpointError(f"{target} cannot be written: {e}") from e
 

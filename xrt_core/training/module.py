@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from xrt_core.cache.lru import LRU
-from xrt_core.compiler import GuardedModule, Pipeline, Planned
+from xrt_core.compiler.guarded import GuardedModule
 from xrt_core.compiler.passes import expand, lowering
+from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.compiler.services import build_services
+from xrt_core.compiler.stages import Planned
 from xrt_core.engine import engines as process_engines
 from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError, TrainingError
 from xrt_core.events import EventLog
@@ -124,11 +127,9 @@ class TrainModule(GuardedModule):
             source = resolved.source("use_int8")
             raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
         self._lowering = lowering(resolved, training=True)
-        self._pipeline = Pipeline(
-            resolved.without_lowering(),  # it is the forward graph that is lowered
-            process_engines.choose(resolved),
-            self.events,
-        )
+        # it is the forward graph that is lowered
+        services = build_services(resolved.without_lowering(), process_engines.choose(resolved), self.events)
+        self._pipeline = Pipeline(services)
         self._source: FixedModel | WrittenGraph = (
             WrittenGraph(model) if isinstance(model, TracedGraph) else FixedModel(model, trainable, batch_norm)
         )
@@ -235,13 +236,13 @@ class TrainModule(GuardedModule):
         extra = {n: t for n, t in types.items() if n not in names}
         made = training_graph(whole, extra, self._types, recipe, update)
         graph = made.graph
-        runner = self._pipeline.runner(graph)
+        plans = self._pipeline.plan_cache(self._pipeline.capture(graph))
         order = [v.name for v in graph.inputs[: len(types)]]
         reads, writes = (tuple(recipe.names.index(n) for n in names) for names in (made.reads, made.writes))
         state = [to_numpy(self._state[i]) for i in reads]
-        plan = runner.plan_for([*(batch[n] for n in order), np.zeros((), np.float32), *state])
+        plan = plans.plan_for([*(batch[n] for n in order), np.zeros((), np.float32), *state])
         assert isinstance(plan, Planned)
-        engines = self._pipeline.compilation.engines
+        engines = self._pipeline.services.compilation.engines
         direct = tuple(taken_by(engines, name) for name in plan.engine_inputs)
         return _Step(plan, graph, direct, reads, writes, report, made.ranges)
 

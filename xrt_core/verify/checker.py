@@ -25,7 +25,8 @@ import numpy as np
 from xrt_core.engine.contract import Executable, RunOptions, Tolerance
 from xrt_core.errors import XRTError
 from xrt_core.ir.function import Function, Parameter
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.op_traits import draws_random, is_discontinuous, is_exact, traits_of
 from xrt_core.ir.types import dtype_name
 from xrt_core.kernels.namespace import float_like
 from xrt_core.runtime.arrays import to_numpy
@@ -41,29 +42,10 @@ FLIP_SHARE: Final = 1e-3
 _NO_DONATION: Final = RunOptions(donate=False)
 _PERTURBATION: Final = 4.0  # rounding steps by which the inputs of the host's second run are off
 
-_RANDOM: Final = frozenset(
-    ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
-)
-_FLIPPING: Final = frozenset((
-    "QuantizeLinear", "DynamicQuantizeLinear", "Round", "Floor", "Ceil", "Sign", "ArgMax", "ArgMin", "TopK", "Hardmax",
-    "Mod", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Shrink", "ThresholdedRelu", "Unique",
-    "NonMaxSuppression", "BitCast",
-))  # fmt: skip
-_EXACT: Final = frozenset((
-    "Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Concat", "Gather",
-    "GatherElements", "GatherND", "Expand", "Tile", "Pad", "Relu", "Neg", "Abs", "Max", "Min", "Clip", "Where",
-    "MaxPool", "ReduceMax", "ReduceMin", "DepthToSpace", "SpaceToDepth", "ScatterElements", "ScatterND", "Trilu",
-    "GlobalMaxPool", "Compress", "ReverseSequence", "EyeLike", "OneHot", "Range", "ConstantOfShape", "Shape", "Size",
-))  # fmt: skip
-
 _UNIT: Final = frozenset(("Sigmoid", "HardSigmoid"))
 """Operators whose results libraries round at the scale of their range, which is 1, also where all of them are tiny:
 ONNX Runtime's logistic function is 1/2 plus a polynomial."""
 
-_SUMS: Final = frozenset((
-    "ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
-    "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "GlobalAveragePool",
-))  # fmt: skip
 _OF_A_SUM: Final = 1 / 16
 """Rounding steps for each term of a sum: XLA and OpenVINO add one after the other, which on means over 6480 products of
 few different values was off by 1/27 of a step a term; the host adds pairwise."""
@@ -271,13 +253,11 @@ def _traits(body: Graph) -> tuple[set[Value], set[Value]]:
         given = [v for v in node.inputs if v is not None]
         outputs = [v for v in node.outputs if v is not None]
         is_rounded = any(v in rounded for v in given)
-        if node.op_type in _RANDOM and not _is_still(node):
+        if draws_random(node) or any(v in random for v in given):
             random.update(outputs)
-        if any(v in random for v in given):
-            random.update(outputs)
-        if any(v in flipped for v in given) or (is_rounded and _flips(node)):
+        if any(v in flipped for v in given) or (is_rounded and is_discontinuous(node)):
             flipped.update(outputs)
-        if is_rounded or (node.op_type not in _EXACT and any(_is_float(v) for v in (*given, *outputs))):
+        if is_rounded or (not is_exact(node) and any(_is_float(v) for v in (*given, *outputs))):
             rounded.update(outputs)
         if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):  # it divides, which rounds, before it rounds
             flipped.update(outputs)
@@ -288,7 +268,7 @@ def _unit_scaled(body: Graph) -> set[Value]:
     """The values that `_UNIT` operators make, also where other operators have moved them elsewhere."""
     found: set[Value] = set()
     for node in body.nodes:
-        if node.op_type in _UNIT or (node.op_type in _EXACT and any(v in found for v in node.inputs if v is not None)):
+        if node.op_type in _UNIT or (is_exact(node) and any(v in found for v in node.inputs if v is not None)):
             found.update(v for v in node.outputs if v is not None)
     return found
 
@@ -299,29 +279,13 @@ def _terms(body: Graph) -> dict[Value, int]:
     for node in body.nodes:
         given = [v for v in node.inputs if v is not None]
         count = max((found.get(v, 0) for v in given), default=0)
-        if node.op_type in _SUMS and given:
+        if traits_of(node).sums and given:
             summed = given[1] if node.op_type.endswith("Loss") else given[0]
             results = max(1, min(_size(v) for v in node.outputs if v is not None))
             count = max(count, _size(summed) // results)
         if count:
             found.update((v, count) for v in node.outputs if v is not None)
     return found
-
-
-def _is_still(node: Node) -> bool:
-    """A Dropout that lets everything through."""
-    if node.op_type != "Dropout":
-        return False
-    mode = node.inputs[2] if len(node.inputs) > 2 else None
-    return mode is None or (mode.data is not None and not bool(mode.data))
-
-
-def _flips(node: Node) -> bool:
-    if node.op_type in _FLIPPING:
-        return True
-    if node.op_type not in ("Cast", "CastLike"):
-        return False
-    return any(v is not None and not _is_float(v) for v in node.outputs)
 
 
 def _size(value: Value) -> int:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +14,13 @@ from xrt_core.errors import XRTError
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel, run_node
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels.namespace import float_like, narrow
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 
 Values = Mapping[Value, np.ndarray]
-
-OWN_PRECISION: Final = frozenset(
-    ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
-)
-"""Operators that are about the dtypes themselves: they run in those that the graph says, whatever is around them."""
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -58,7 +54,7 @@ def run_host(
     (else none).
 
     wide: floats in a wider dtype: float64, or float32 where the widest float of the function has 16 bits. Operators
-    that are about dtypes (`OWN_PRECISION`), and those that the host has in their own dtype only, run in that.
+    that are about dtypes, and those that the host has in their own dtype only, run in that.
     Raises XRTError where the host fails.
     """
     if wide:
@@ -111,7 +107,8 @@ def wide_dtype(body: Graph) -> np.dtype:
 
 
 def _run(node: Node, arrays: Sequence[Any], to: np.dtype) -> Sequence[Any]:
-    if node.op_type not in OWN_PRECISION and any(float_like(a.dtype) for a in arrays if a is not None):
+    traits = traits_of(node)  # what is about dtypes runs in those that the graph says
+    if not (traits.cast or traits.quantizes) and any(float_like(a.dtype) for a in arrays if a is not None):
         try:
             return run_node(_retyped(node, to), arrays)
         except XRTError:  # onnx.reference, and a few kernels, have it in the declared dtypes only

@@ -8,10 +8,8 @@ had, since what breaks a compiler is rarely in their values. Nothing in a bundle
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import platform
-import secrets
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,6 +21,7 @@ from xrt_core import __version__
 from xrt_core.engine.contract import CompileOptions, Engine
 from xrt_core.engine.device_executable import on_device
 from xrt_core.errors import ModelLoadError, XRTError
+from xrt_core.files import replace_file
 from xrt_core.frontends.onnx_sidecar import describe_node, restore_types
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value
@@ -114,17 +113,12 @@ def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None
         if bundle.inputs is None
         else [{"dtype": dtype_name(x.dtype), "shape": list(x.shape)} for x in bundle.inputs],
     }
-    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("manifest.json", json.dumps(manifest, indent=1, default=str))
-            archive.writestr("function.onnx", slim.to_onnx().SerializeToString())
-            archive.writestr("log.txt", bundle.log)
-            for i, x in enumerate(bundle.inputs or ()):
-                archive.writestr(f"input{i}.raw", np.ascontiguousarray(x).tobytes())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("manifest.json", json.dumps(manifest, indent=1, default=str))
+        archive.writestr("function.onnx", slim.to_onnx().SerializeToString())
+        archive.writestr("log.txt", bundle.log)
+        for i, x in enumerate(bundle.inputs or ()):
+            archive.writestr(f"input{i}.raw", np.ascontiguousarray(x).tobytes())
 
 
 def read_bundle(path: pathlib.Path) -> Bundle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pathlib
 from typing import Any
@@ -14,6 +15,7 @@ from xrt_tensorrt.compiler import TensorRTCompiler
 from xrt_tensorrt.executable import TensorRTExecutable
 
 from xrt_core.engine.contract import CompileOptions, Function
+from xrt_core.engine.serialization import pack, unpack
 from xrt_core.errors import CompileError, UnsupportedError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
@@ -248,17 +250,26 @@ def test_serialised_and_loaded(engine: TensorRTEngine) -> None:
     assert loaded.serialize() == made.serialize()
 
 
+def edited(blob: bytes, before: str, after: str) -> bytes:
+    """The serialised executable with another text in its header, under a digest that fits."""
+    header, parts = unpack(blob[:8], blob, "tensorrt")
+    text = json.dumps(header)
+    assert before in text
+    return pack(blob[:8], json.loads(text.replace(before, after, 1)), parts)
+
+
 def test_foreign_and_damaged_bytes(engine: TensorRTEngine) -> None:
     """Every kind of wrong bytes is refused with what is wrong."""
     compiler = _compiler(engine)
     blob = _compile(compiler, _mlp()).serialize()
     for bad, reason in (
-        (b"", "not a serialised executable"),
+        (b"", "tensorrt: the blob is empty"),
         (b"XRTXLA2\n" + blob[8:], "not a serialised executable"),
-        (blob[:-1], "should have"),
-        (blob[:20] + b"\xff\xff" + blob[22:], "is damaged"),
-        (blob.replace(b'"sm_89"', b'"sm_80"', 1), "built for sm_80; it is wanted for sm_89"),
-        (blob.replace(b'"TensorRT-RTX"', b'"TensorRT-ABC"', 1), "built by TensorRT-ABC"),
+        (blob[:-1], "is damaged or cut off"),
+        (blob[:20] + b"\xff\xff" + blob[22:], "is damaged or cut off"),
+        (edited(blob, '"manifest"', '"other"'), "is damaged: KeyError"),
+        (edited(blob, '"sm_89"', '"sm_80"'), "built for sm_80; it is wanted for sm_89"),
+        (edited(blob, '"TensorRT-RTX"', '"TensorRT-ABC"'), "built by TensorRT-ABC"),
     ):
         with pytest.raises(CompileError, match=reason):
             compiler.load(bad)

@@ -51,14 +51,14 @@ def missing() -> str:
 def main() -> None:
     """Each distinct pair of kernel and signature once, for every compute capability on the command line.
 
-    --first: only the first case of each operator.
+    Operators on the command line: only the first case of each of them.
     """
-    first = "--first" in sys.argv
+    wanted = {a for a in sys.argv[1:] if not a.isdigit()}
     operators: set[str] = set()
     seen: set[Any] = set()
     compiled, failed, doubles = 0, {}, set()
     for case in cases():
-        if first and case.op_type in operators:
+        if wanted and (case.op_type not in wanted or case.op_type in operators):
             continue
         operators.add(case.op_type)
         function, _ = case.function()
@@ -80,7 +80,7 @@ def main() -> None:
                         doubles.add(case.op_type)
                 except Exception as e:  # every failure goes into the report
                     failed[f"{case!r} sm_{capability}"] = f"{type(e).__name__}: {e}"[:2000]
-    print(json.dumps({"compiled": compiled, "failed": failed, "doubles": sorted(doubles)}))
+    print(json.dumps({"compiled": compiled, "failed": failed, "doubles": sorted(doubles), "seen": sorted(operators)}))
 
 
 reason = missing()

@@ -111,21 +111,114 @@ def test_returns_never_share_memory(engine: ToyEngine) -> None:
         assert got == [(-start).tolist(), start.tolist(), (-start).tolist(), [5]]
 
 
-def test_an_alias_updates_the_storage_of_its_input(engine: ToyEngine) -> None:
-    """A donated array of the device is updated in place and returned; one that is not donated, or NumPy's, is kept."""
-    p, g, new, total = (value(n, np.float32, 4) for n in ("p", "g", "new", "total"))
-    nodes = [Node("Sub", [p, g], [new], version=14), Node("Add", [p, g], [total], version=14)]
-    run = of_nodes(engine, [p, g], nodes, [total, new], InputOutputAlias(1, 0)).run
-    host, step = np.full(4, 3, np.float32), np.ones(4, np.float32)
+def _aliased(
+    engine: ToyEngine, op_type: str, *shape: int, later: str | None = None, attributes: dict[str, Any] | None = None
+) -> tuple[Any, list[Any]]:
+    """new = op(p, g) in the storage of p, and later(p, new) beside it; it has run once. And p and g on the device."""
+    from xrt_toy import _toolkit
 
-    _, first = run([host, step])
-    assert host.tolist() == [3] * 4
-    (_, apart) = run([first, step], RunOptions(donate=False))
-    assert np.asarray(first).tolist() == [2] * 4
-    assert np.asarray(apart).tolist() == [1] * 4
-    (both, updated) = run([first, step])
-    assert np.asarray(both).tolist() == [3] * 4
-    assert np.asarray(updated).tolist() == np.asarray(first).tolist() == [1] * 4
+    p, g, new, other = (value(n, np.float32, *shape) for n in ("p", "g", "new", "other"))
+    op = Node(op_type, [p, g] if op_type not in ("Transpose", "Identity") else [p], [new], attributes, version=13)
+    after = [Node(later, [p, new], [other], version=14)] if later else []
+    returns = [other, new] if later else [new]
+    executable = of_nodes(engine, [p, g], [op, *after], returns, InputOutputAlias(len(returns) - 1, 0))
+    executable.run([np.zeros(shape, np.float32)] * 2)
+    stream = _toolkit.stream_of(None)
+    return executable, [_toolkit.copied(data("float32", *shape, low=low), stream) for low in (-4, 1)]
+
+
+@pytest.mark.parametrize("op_type", ["Sub", "Identity"])
+def test_an_elementwise_update_is_computed_in_its_input(
+    engine: ToyEngine, op_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The donated array itself holds the new value: no temporary, no result and no copy of its size is made."""
+    from xrt_toy import _toolkit
+
+    executable, (p, g) = _aliased(engine, op_type, 3, 5)
+    old, step = np.asarray(p).copy(), np.asarray(g)
+    made: list[Any] = []
+    empty = _toolkit.empty
+    monkeypatch.setattr(_toolkit, "empty", lambda shape, *rest: made.append(shape) or empty(shape, *rest))
+    (new,) = executable.run([p, g])
+
+    assert new is p
+    np.testing.assert_array_equal(np.asarray(p), old - step if op_type == "Sub" else old)
+    assert not [shape for shape in made if shape != 0]
+    assert "0 temporaries in 0 bytes, 1 returns, return 0 in entry 0" in executable.as_text()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "later", "attributes"),
+    [("Sub", "Add", {}), ("MatMul", None, {}), ("Transpose", None, {"perm": (1, 0)}), ("Transpose", "Sub", {})],
+)
+def test_an_old_value_that_is_still_read_is_not_overwritten(
+    engine: ToyEngine, op_type: str, later: str | None, attributes: dict[str, Any]
+) -> None:
+    """A later reader, or threads that read what others write: the new value waits in a temporary until the end."""
+    executable, (p, g) = _aliased(engine, op_type, 4, 4, later=later, attributes=attributes)
+    old, step = np.asarray(p).copy(), np.asarray(g)
+    expected = {"Sub": old - step, "MatMul": old @ step, "Transpose": old.T}[op_type]
+    *others, new = executable.run([p, g])
+
+    assert new is p
+    np.testing.assert_allclose(np.asarray(p), expected, rtol=1e-5, atol=1e-6)
+    assert "1 temporaries" in executable.as_text()
+    for other in others:
+        np.testing.assert_allclose(
+            np.asarray(other), old + expected if later == "Add" else old - expected, rtol=1e-5, atol=1e-6
+        )
+
+
+def test_two_variables_change_places(engine: ToyEngine) -> None:
+    """Each new value is the other's old one: one of the two goes by way of a temporary."""
+    from xrt_toy import _toolkit
+
+    p, q = (value(n, np.float32, 4) for n in "pq")
+    executable = of_nodes(engine, [p, q], [], [q, p], InputOutputAlias(0, 0), InputOutputAlias(1, 1))
+    assert "1 temporaries" in executable.as_text()
+    stream = _toolkit.stream_of(None)
+    a, b = (_toolkit.copied(np.full(4, i, np.float32), stream) for i in (1, 2))
+    for _ in range(3):
+        assert [x is y for x, y in zip(executable.run([a, b]), (a, b), strict=True)] == [True, True]
+    assert np.asarray(a).tolist() == [2] * 4
+    assert np.asarray(b).tolist() == [1] * 4
+
+
+def test_what_is_not_donated_stays_as_it_is(engine: ToyEngine) -> None:
+    """NumPy's arrays, `donate=False`, and one array given for two inputs: the update is computed in a copy."""
+    executable, (p, g) = _aliased(engine, "Sub", 4)
+    old, step = np.asarray(p).copy(), np.asarray(g).copy()
+    host = old.copy()
+    for inputs, options in (([host, g], RunOptions()), ([p, g], RunOptions(donate=False))):
+        (new,) = executable.run(inputs, options)
+        np.testing.assert_array_equal(np.asarray(new), old - step)
+    (nothing,) = executable.run([p, p])
+    assert np.asarray(nothing).tolist() == [0] * 4
+    np.testing.assert_array_equal(host, old)
+    np.testing.assert_array_equal(np.asarray(p), old)
+
+
+def test_a_first_run_that_fails_leaves_its_inputs(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled at their first launch; whoever stands in for the engine finds the old value."""
+    from xrt_toy import _toolkit
+
+    p, g, middle, new = (value(n, np.float32, 4) for n in ("p", "g", "middle", "new"))
+    nodes = [Node("Sub", [p, g], [middle], version=14), Node("Neg", [middle], [new], version=13)]
+    executable = of_nodes(engine, [p, g], nodes, [middle, new], InputOutputAlias(0, 0))
+    a, b = (_toolkit.copied(np.full(4, i, np.float32), _toolkit.stream_of(None)) for i in (5, 2))
+    launch, calls = _toolkit.launch, iter((True, False))
+
+    def failing(*arguments: Any) -> None:
+        if not next(calls, True):
+            raise RuntimeError("does not compile")
+        launch(*arguments)
+
+    monkeypatch.setattr(_toolkit, "launch", failing)
+    with pytest.raises(ExecutionError, match="does not compile"):
+        executable.run([a, b])
+    assert np.asarray(a).tolist() == [5] * 4
+    assert executable.run([a, b])[0] is a  # now it succeeds, and brings the update in
+    assert np.asarray(a).tolist() == [3] * 4
 
 
 def test_results_feed_the_next_call_and_runs_need_not_wait(engine: ToyEngine) -> None:

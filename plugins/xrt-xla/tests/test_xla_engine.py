@@ -9,6 +9,7 @@ import textwrap
 import ml_dtypes
 import numpy as np
 import pytest
+import xrt_xla
 from xrt_xla import XlaEngine
 
 from xrt_core.engine.contract import CompileOptions
@@ -46,25 +47,20 @@ def test_importing_the_engine_and_asking_about_nodes_does_not_import_jax() -> No
     assert said == "False"
 
 
-def test_a_missing_jax_is_said_with_the_cure() -> None:
+def test_a_missing_jax_is_said_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without JAX the engine is unavailable, says why, and does not raise."""
-    said = _run("""
-        import sys
-        sys.modules["jax"] = None
-        from xrt_xla import XlaEngine
-        from xrt_core.engine.contract import CompileOptions
-        from xrt_core.errors import EngineUnavailableError
-        status = XlaEngine().probe()
-        assert not status.available
-        print(status.reason, "|", status.remedy)
-        try:
-            XlaEngine().compiler("cpu", CompileOptions())
-        except EngineUnavailableError as e:
-            print(e)
-    """)
-    assert "JAX" in said
-    assert "pip install" in said
-    assert "xla cannot be used" in said
+    from xrt_xla import _toolkit
+
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.delitem(sys.modules, _toolkit.__name__)
+    monkeypatch.delattr(xrt_xla, "_toolkit")
+    status = xrt_xla._probe.__wrapped__()
+    assert not status.available
+    assert status.reason == "JAX is not installed"
+    assert "pip install" in status.remedy
+    monkeypatch.setattr(xrt_xla, "_probe", lambda: status)
+    with pytest.raises(EngineUnavailableError, match="xla cannot be used: JAX is not installed; pip install"):
+        XlaEngine().compiler("cpu", CompileOptions())
 
 
 def test_probe_lists_version_and_devices(engine: XlaEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -106,8 +107,13 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["constant", "entry"])
-@pytest.mark.parametrize(("form", "x", "w", "attrs"), CONVOLUTIONS)
+def _each_once(cases: Sequence[Any], first: Callable[[Any], Any]) -> list[Any]:
+    """Every case with a constant filter, and the first of each kind with one that is an entry."""
+    seen = {first(c): c for c in reversed(cases)}
+    return [(*c, True) for c in cases] + [(*c, False) for c in seen.values()]
+
+
+@pytest.mark.parametrize(("form", "x", "w", "attrs", "kept"), _each_once(CONVOLUTIONS, lambda c: (c[0], len(c[1]))))
 def test_conv_in_every_form(engine: XlaEngine, form: str, x: Any, w: Any, attrs: dict[str, Any], kept: bool) -> None:
     """Each form of Conv is the definition's, with strides, dilations, uneven pads, bias, constant filter or not."""
     rank, group = len(x) - 2, attrs.get("group", 1)
@@ -122,8 +128,16 @@ def test_conv_in_every_form(engine: XlaEngine, form: str, x: Any, w: Any, attrs:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("form", ["last", "matmul", "depthwise", "patches", "planes"])
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        *((form, np.float16) for form in ("last", "matmul", "depthwise", "patches", "planes")),
+        ("last", ml_dtypes.bfloat16),
+        ("depthwise", ml_dtypes.bfloat16),
+        ("last", np.float64),
+        ("planes", np.float64),
+    ],
+)
 def test_conv_keeps_its_dtype(engine: XlaEngine, form: str, dtype: Any) -> None:
     """Half floats are summed in float32 and rounded once; doubles stay exact to their last bits."""
     _, x, w, attrs = next(c for c in CONVOLUTIONS if c[0] == form)
@@ -156,25 +170,27 @@ def test_xlas_own_form_agrees(engine: XlaEngine, monkeypatch: pytest.MonkeyPatch
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["constant", "entry"])
+TRANSPOSED = [
+    ((2, 3, 4, 5), (3, 4, 3, 3), {}),
+    ((1, 4, 4, 3), (4, 2, 4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+    ((1, 4, 4, 3), (4, 3, 2, 3), {"strides": (3, 2), "dilations": (2, 1), "group": 2}),
+    ((1, 2, 5), (2, 3, 4), {"strides": (2,), "pads": (2, 0), "output_padding": (1,)}),
+    ((1, 2, 3, 3, 2), (2, 2, 2, 3, 2), {"strides": (2, 1, 2), "pads": (0, 1, 0, 1, 1, 0)}),
+    ((1, 4, 5, 4), (4, 3, 3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 0)}),
+    ((1, 4, 5, 4), (4, 3, 1, 1), {"strides": (2, 3), "output_padding": (1, 2)}),
+    ((2, 3, 4, 5), (3, 4, 3, 3), {"dilations": (2, 1), "pads": (3, 0, 1, 2)}),
+    ((1, 6, 5, 4), (6, 1, 3, 3), {"strides": (2, 1), "pads": (1, 1, 0, 1), "group": 6}),
+    ((1, 6, 5, 4), (6, 1, 3, 2), {"pads": (2, 1, 1, 0), "group": 6}),
+    ((1, 6, 5, 4), (6, 2, 5, 3), {"strides": (3, 2), "pads": (4, 2, 3, 1), "group": 3}),
+    ((1, 256, 4, 3), (256, 2, 3, 3), {"pads": (1, 1, 2, 0)}),
+    ((1, 256, 4, 3), (256, 2, 3, 2), {"strides": (2, 3), "pads": (1, 0, 0, 1), "output_padding": (1, 2)}),
+    ((1, 2, 4, 4, 3), (2, 3, 3, 3, 3), {"pads": (1, 1, 0, 0, 1, 2)}),
+]
+
+
 @pytest.mark.parametrize(
-    ("x", "w", "attrs"),
-    [
-        ((2, 3, 4, 5), (3, 4, 3, 3), {}),
-        ((1, 4, 4, 3), (4, 2, 4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
-        ((1, 4, 4, 3), (4, 3, 2, 3), {"strides": (3, 2), "dilations": (2, 1), "group": 2}),
-        ((1, 2, 5), (2, 3, 4), {"strides": (2,), "pads": (2, 0), "output_padding": (1,)}),
-        ((1, 2, 3, 3, 2), (2, 2, 2, 3, 2), {"strides": (2, 1, 2), "pads": (0, 1, 0, 1, 1, 0)}),
-        ((1, 4, 5, 4), (4, 3, 3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 0)}),
-        ((1, 4, 5, 4), (4, 3, 1, 1), {"strides": (2, 3), "output_padding": (1, 2)}),
-        ((2, 3, 4, 5), (3, 4, 3, 3), {"dilations": (2, 1), "pads": (3, 0, 1, 2)}),
-        ((1, 6, 5, 4), (6, 1, 3, 3), {"strides": (2, 1), "pads": (1, 1, 0, 1), "group": 6}),
-        ((1, 6, 5, 4), (6, 1, 3, 2), {"pads": (2, 1, 1, 0), "group": 6}),
-        ((1, 6, 5, 4), (6, 2, 5, 3), {"strides": (3, 2), "pads": (4, 2, 3, 1), "group": 3}),
-        ((1, 256, 4, 3), (256, 2, 3, 3), {"pads": (1, 1, 2, 0)}),
-        ((1, 256, 4, 3), (256, 2, 3, 2), {"strides": (2, 3), "pads": (1, 0, 0, 1), "output_padding": (1, 2)}),
-        ((1, 2, 4, 4, 3), (2, 3, 3, 3, 3), {"pads": (1, 1, 0, 0, 1, 2)}),
-    ],
+    ("x", "w", "attrs", "kept"),
+    _each_once(TRANSPOSED, lambda c: (len(c[0]), c[0][1] > 4, c[2].get("group", 1) > 1, "strides" in c[2])),
 )
 def test_conv_transpose(engine: XlaEngine, x: Any, w: Any, attrs: dict[str, Any], kept: bool) -> None:
     """ConvTranspose is the definition's, cropped by its pads and lengthened by output_padding."""
@@ -219,8 +235,15 @@ def test_convolutions_of_nothing(engine: XlaEngine) -> None:
     np.testing.assert_array_equal(got, np.broadcast_to(bias.reshape(1, 4, 1, 1), out.shape))
 
 
-@pytest.mark.parametrize(("left", "right"), list(itertools.product((np.int8, np.uint8), repeat=2)))
-@pytest.mark.parametrize("zeros", ["none", "scalar", "vector"])
+@pytest.mark.parametrize(
+    ("left", "right", "zeros"),
+    [
+        *((*pair, "vector") for pair in itertools.product((np.int8, np.uint8), repeat=2)),
+        (np.int8, np.int8, "none"),
+        (np.uint8, np.int8, "none"),
+        (np.uint8, np.int8, "scalar"),
+    ],
+)
 def test_integer_products_are_exact(engine: XlaEngine, left: Any, right: Any, zeros: str) -> None:
     """MatMulInteger over the whole range of both types, with every kind of zero point."""
     (m, k, n), (lo, hi), (lo2, hi2) = (5, 300, 7), *((np.iinfo(t).min, np.iinfo(t).max + 1) for t in (left, right))
@@ -320,8 +343,17 @@ def test_conv_filter_grad(x_shape: tuple[int, ...], filters: int, attributes: di
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float64])
-@pytest.mark.parametrize("shape", [(3, 5, 7, 6), (2, 3, 300), (70, 4, 1, 3), (1, 2, 3, 4, 2)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((3, 5, 7, 6), np.float32),
+        ((2, 3, 300), np.float32),
+        ((70, 4, 1, 3), np.float32),
+        ((1, 2, 3, 4, 2), np.float32),
+        ((3, 5, 7, 6), ml_dtypes.bfloat16),
+        ((2, 3, 300), np.float64),
+    ],
+)
 def test_batch_norm_in_training(shape: tuple[int, ...], dtype: Any) -> None:
     """Channels last and in stages: what the portable kernels give in float64, forward and back."""
     from xrt_core.kernels import OpContext, find_kernel

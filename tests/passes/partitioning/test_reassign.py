@@ -1,4 +1,4 @@
-"""Clusters that are not worth their crossings go to a later engine that takes what stands around them."""
+"""Clusters that are not worth their transfers go to a later engine that takes what stands around them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_piece_inside_what_a_later_engine_takes_goes_to_it() -> None:
     assert names(g, found) == ["two: v1 v2 v3"]
     (told,) = report(g, found, outline(g, found)).clusters
     assert told.note == (
-        "1 node of it would be a cluster of one, which stands before: launch and crossings of that are estimated to "
+        "1 node of it would be a cluster of one, which stands before: launch and transfers of that are estimated to "
         "cost 14 us a call, and one is taken to save 0.0 us"
-    )  # three launches become one, and four crossings go
+    )  # three launches become one, and four transfers go
 
 
 def test_what_the_first_engine_is_worth_decides() -> None:
@@ -111,15 +111,15 @@ def test_no_node_outside_waits_longer() -> None:
 @contextmanager
 def watched(check: Callable[[Grower, list[int], list[int]], None]) -> Iterator[None]:
     """Calls `check` with the owner of each node, as the number of its cluster, before and after each handing over."""
-    original = CLUSTER.hand_over
+    original = CLUSTER.reassign_clusters
 
-    def hand_over(grower: Grower, *arguments: object) -> bool:
+    def reassign_clusters(grower: Grower, *arguments: object) -> bool:
         before = grower.clusters()[0].tolist()
         changed: bool = original(grower, *arguments)
         check(grower, before, grower.clusters()[0].tolist())
         return changed
 
-    with patch.object(CLUSTER, "hand_over", hand_over):
+    with patch.object(CLUSTER, "reassign_clusters", reassign_clusters):
         yield
 
 
@@ -186,7 +186,7 @@ def test_engines_that_take_the_whole_graph_cross_no_more_than_without(
         return clustered(g, *engines, costs=SLOW_HOST)
 
     found = run()
-    with patch.object(CLUSTER, "hand_over", lambda *_: False):
+    with patch.object(CLUSTER, "reassign_clusters", lambda *_: False):
         before = run()
     assert set(found.reasons) == set(before.reasons)
     if not found.reasons:

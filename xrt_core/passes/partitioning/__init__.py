@@ -1,4 +1,4 @@
-"""Clustering: mark what engines can take, cluster it, fold the clusters into Launch nodes, report."""
+"""Partitioning: query support, cluster, outline clusters into Launch nodes, insert transfers, report."""
 
 from xrt_core.passes.partitioning.cluster import UNLIMITED, Cluster, Clustering, cluster
 from xrt_core.passes.partitioning.cost_model import Costs, Estimate, costs_for

@@ -1,4 +1,4 @@
-"""Clustering: groups of marked nodes that engines are to run, one engine after another on what is left."""
+"""Clustering: groups supported nodes into clusters, engine by engine in order of priority."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning.contraction import collector_paused
 from xrt_core.passes.partitioning.cost_model import Costs, Estimate
 from xrt_core.passes.partitioning.grow import Bounds, Grower
-from xrt_core.passes.partitioning.reasons import gift_notes, reasons_of, region_notes
-from xrt_core.passes.partitioning.reassign import hand_over
+from xrt_core.passes.partitioning.reasons import reasons_of, reassignment_notes, region_notes
+from xrt_core.passes.partitioning.reassign import reassign_clusters
 from xrt_core.passes.partitioning.support import Marks, pinned_kinds, signatures, taken, takers
 
 UNLIMITED = 2**31 - 1
@@ -21,7 +21,7 @@ UNLIMITED = 2**31 - 1
 class Cluster:
     """Nodes that one engine runs as one.
 
-    engine, device: who runs it and where. nodes: indices into the graph, ascending.
+    engine, device: where it runs. nodes: indices into the graph, ascending.
     pinned: its nodes are marked for the engine, and region is the label they share. model_update: it has updates.
     note: what a reader should know of how it came about. estimate: what it saves, where that was asked for.
     """
@@ -76,9 +76,9 @@ def cluster(
 
     strict: no node outside the clusters of an engine waits for more than before: the set of nodes that must run before
         it starts is the same in the graph and in the graph with clusters contracted. Graph outputs don't count, nor do
-        model updates that nothing reads, nor other clusters of the same engine (whoever waits for those has to wait
-        for all of it anyway). The clusters are then the coarsest there are, and unique, bounds aside. Examples, with
-        H left to the host and the rest supported:
+        model updates that nothing reads, nor other clusters of the same engine (a reader of one has to wait for
+        the whole cluster anyway). The clusters are then the coarsest there are, and unique, bounds aside. Examples,
+        with H left to the host and the rest supported:
 
             a -> b, a -> H          {a} {b}     with b in a's cluster, H would wait for b
             a -> b -> H, a -> H     {a, b}      H waits for b anyway
@@ -88,18 +88,18 @@ def cluster(
         Without strict, edges are contracted further wherever that makes no cycle, in the first example to {a, b}.
 
     Pinned nodes are grouped first, each region by itself, not strictly and without bounds: a region that a user marked
-    is cut only where a path leaves it and comes back, into as few parts as that allows (`merge.region_groups`), or
+    is cut only where a path leaves it and comes back, into as few parts as that allows (`grouping.region_groups`), or
     where its nodes differ in device, SBP, placement or being updates.
 
-    costs: device -> constants of the cost model (`gain`); each cluster then carries what it is estimated to save. With
-        `prune` those that save nothing are dissolved, what is left is offered to the next engine, and other nodes are
-        not held to be delayed thereby: whatever reads a node that was dissolved waits for what the node waits for.
+    costs: device -> constants of the cost model (`cost_model`); each cluster then carries what it is estimated to save.
+        With `prune` those that save nothing are dissolved, what is left is offered to the next engine, and other nodes
+        are not held to be delayed thereby: whatever reads a node that was dissolved waits for what the node waits for.
         Marked regions are never dissolved, nor is anything where the engines take the whole graph. Before that, a
         cluster goes to an engine behind its own that takes all of it and has the clusters around it, where the order of
-        the engines is estimated to be worth less than the launch and the crossings (`hand_over`).
+        the engines is estimated to be worth less than the launch and the transfers (`reassign`).
 
     Deterministic, and near-linear in nodes and edges;
-    the argument why no cycle can arise is in `merge`, and `Contraction.merge` would notice.
+    the argument why no cycle can arise is in `grouping`, and `Contraction.merge` raises on one.
 
     Raises OptionError for bounds under 1 or that contradict each other.
     """
@@ -125,14 +125,14 @@ def cluster(
         grower.settle()
         if costs is None or not prune:
             break
-        changed = hand_over(grower, takes, costs)
-        if not grower.prune(costs):  # ends: what a cluster lost by does not go to that engine again
+        changed = len(takes) > 1 and reassign_clusters(grower, takes, costs)
+        if not grower.prune(costs):  # ends: a dissolved cluster is not offered to that engine again
             if changed:
                 grower.settle()
             break
     members = grower.members()
     estimates = [None] * len(members) if costs is None else grower.estimates(costs)
-    notes = {**region_notes(graph, grower, members), **gift_notes(grower, members)}
+    notes = {**region_notes(graph, grower, members), **reassignment_notes(grower, members)}
     clusters = []
     for (u, nodes), found in zip(members.items(), estimates, strict=True):
         k = grower.kind_of(u)

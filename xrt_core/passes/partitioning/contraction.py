@@ -1,6 +1,4 @@
 """Contraction: a graph seen as units, each a node or a group of nodes, numbered in a topological order.
-
-The garbage collector, put off while partitioning makes many objects that live on.
 """
 
 from __future__ import annotations
@@ -94,7 +92,7 @@ class Contraction:
         """The contraction in which units of one label are one unit, and old unit -> new unit (int64).
 
         label: an integer per unit, from 0 to about the number of units. Linear up to a sort of the edges. Raises
-        InternalError where the groups make a cycle: whoever chose them broke their promise.
+        InternalError where the groups make a cycle, which is a bug of the caller.
         """
         labels = np.asarray(label, np.int64)
         if not len(labels):

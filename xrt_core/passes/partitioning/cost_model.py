@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.passes.flops import flops
 from xrt_core.passes.partitioning.contraction import Reads, ascending
@@ -192,20 +193,17 @@ def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
     for n in graph.nodes:
         op = n.op_type
         kinds = (*map(kind_of, n.inputs), -1, *map(kind_of, n.outputs))
-        key = (op, n.attributes.get("transA") if op == "Gemm" else None, kinds)
+        key = (n.domain, op, n.attributes.get("transA") if op == "Gemm" else None, kinds)
         own = known.get(key)
         if own is None:
-            size = 0 if op in _VIEWS else sum(sizes.of[k] for k in kinds if k >= 0)
+            traits = traits_of(n)
+            size = 0 if traits.view or traits.shape_query else sum(sizes.of[k] for k in kinds if k >= 0)
             own = known[key] = passes_of(n), size, flops(n)
         found.append(own)
     return np.array(found, np.float64).reshape(-1, 3).T.copy()
 
 
-_VIEWS: Final = frozenset({
-    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Split", "Expand", "Shape", "Size",
-})  # fmt: skip
-
-# array operations of the host's kernels, from their times on arrays of a few elements
+# array operations of the host's kernels, from their times on arrays of a few elements; figures of this model alone
 _PASSES: Final[Mapping[str, int]] = MappingProxyType({
     "Attention": 30, "AveragePool": 15, "BatchNormalization": 9, "Clip": 2, "Concat": 3, "Conv": 27, "ConvInteger": 27,
     "ConvTranspose": 30, "DequantizeLinear": 4, "DynamicQuantizeLinear": 8, "Einsum": 10, "Elu": 4, "Erf": 8,
@@ -225,9 +223,9 @@ def passes_of(node: Node) -> int:
     known = _PASSES.get(op)
     if known is not None:
         return known
-    if op.startswith(("Reduce", "Arg", "Cum")):
-        return 4
-    return 30 if op.endswith(("Normalization", "Grad", "Pool")) else 1
+    if op.endswith(("Normalization", "Grad", "Pool")):
+        return 30
+    return 4 if traits_of(node).reduction or op.startswith("Cum") else 1
 
 
 def nbytes(value: Value) -> int:

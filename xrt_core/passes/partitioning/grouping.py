@@ -1,4 +1,4 @@
-"""Merging: four ways to group the units of a contraction, none of which can make a cycle.
+"""Grouping: four ways to group the units of a contraction, none of which can make a cycle.
 
 Each function takes `open_`, the units that may be grouped with one another, and returns a label per unit; units of one
 label are to become one, and a unit that is not open keeps a label of its own. Everything depends on the order of the

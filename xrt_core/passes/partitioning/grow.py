@@ -1,4 +1,4 @@
-"""Growing: the clusters so far, and the steps that make, merge and dissolve them."""
+"""Cluster growth: the state of clustering, and the steps that form, merge and dissolve clusters."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Bounds:
 
 
 class Reassignment(NamedTuple):
-    """A cluster of `engine` that became part of one of a later engine (`hand_over`).
+    """A cluster of `engine` that became part of one of a later engine (`reassign`).
 
-    apart: seconds of a call that it would cost beside that cluster, for its launch and what crosses between the two.
-    faster: seconds that its engine is taken to need less for its nodes.
+    apart: seconds per call that it would cost as a separate cluster, for its launch and transfers.
+    faster: estimated seconds per call that its own engine would save on its nodes.
     """
 
     engine: str
@@ -42,14 +42,13 @@ class Reassignment(NamedTuple):
 
 
 class Grower:
-    """The contraction of a graph by its clusters so far, and who owns which unit.
+    """The contraction of a graph by its clusters so far, and which cluster kind owns each unit.
 
     unit: node -> unit. owner: unit -> index of its kind in `kinds`, -1 for one that is no cluster. clustered: node ->
     whether it is in a cluster. Where nodes were in clusters that were dissolved, for each engine: `small`: node -> size
     of one that was too small, 0 for none; `unpaid`: node -> index in `losses` of one that does not pay, -1 for none.
-    losses: nodes in it, and the three figures of its Estimate.
-    reassigned: node -> index in `reassignments` of what it was part of
-    when its engine's cluster went to a later engine, -1 for none. updates: the nodes that are model updates.
+    losses: nodes in it, and the three figures of its Estimate. reassigned: node -> index in `reassignments` of the
+    cluster it was part of before that went to a later engine, -1 for none. updates: the nodes that are model updates.
     """
 
     def __init__(self, graph: Graph, bounds: Bounds, engines: Sequence[str]) -> None:

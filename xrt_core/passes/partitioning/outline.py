@@ -1,4 +1,4 @@
-"""Folding: every cluster becomes a Launch node that holds its nodes as a Function."""
+"""Outlining: every cluster becomes a Launch node that holds its nodes as a Function."""
 
 from __future__ import annotations
 

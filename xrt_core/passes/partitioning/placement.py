@@ -1,4 +1,4 @@
-"""Marks given from outside: rules by name or operator, and the metadata of nodes, become annotations of the nodes."""
+"""Placement by users: rules by name or operator, and the metadata of nodes, become annotations of the nodes."""
 
 from __future__ import annotations
 

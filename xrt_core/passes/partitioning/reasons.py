@@ -1,4 +1,4 @@
-"""Notes: why a node stays on the host, and why a marked region is in parts, in words."""
+"""Human-readable reasons: why a node stays on the host, why a marked region is in parts, why a cluster moved."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def region_notes(graph: Graph, grower: Grower, members: Mapping[int, Sequence[in
     return notes
 
 
-def gift_notes(grower: Grower, members: Mapping[int, Sequence[int]]) -> dict[int, str]:
+def reassignment_notes(grower: Grower, members: Mapping[int, Sequence[int]]) -> dict[int, str]:
     """Unit -> what it has of engines before its own, and why, for those that have. members: as `Grower.members`."""
     notes = {}
     for u in distinct(grower.unit[grower.reassigned >= 0]):
@@ -98,11 +98,11 @@ def gift_notes(grower: Grower, members: Mapping[int, Sequence[int]]) -> dict[int
                 own.setdefault(grower.reassignments[k].engine, []).append(k)
         said = []
         for engine, nodes in own.items():
-            gifts = [grower.reassignments[k] for k in dict.fromkeys(nodes)]
-            apart, faster = duration(sum(g.apart for g in gifts)), duration(sum(g.faster for g in gifts))
-            what, which = ("a cluster", "that") if len(gifts) == 1 else (f"{len(gifts)} clusters", "those")
+            reassigned = [grower.reassignments[k] for k in dict.fromkeys(nodes)]
+            apart, faster = duration(sum(r.apart for r in reassigned)), duration(sum(r.faster for r in reassigned))
+            what, which = ("a cluster", "that") if len(reassigned) == 1 else (f"{len(reassigned)} clusters", "those")
             said.append(
-                f"{_nodes(len(nodes))} of it would be {what} of {engine}, which stands before: launch and crossings of "
+                f"{_nodes(len(nodes))} of it would be {what} of {engine}, which stands before: launch and transfers of "
                 f"{which} are estimated to cost {apart} a call, and {engine} is taken to save {faster}"
             )
         notes[u] = "; ".join(said)

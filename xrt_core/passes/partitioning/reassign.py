@@ -1,9 +1,9 @@
-"""Handing over: what a later engine takes whole, and an earlier one cuts in pieces that are not worth their crossings.
+"""Reassigns clusters to a lower-priority engine when the saved transfers exceed the preferred engine's speed-up.
 
-Engines cluster one after another on what is left, so an early one that takes little leaves the next in pieces. With the
-constants of `gain`, let a group be clusters of engine B and of engines before it, joined by edges and able to be one
-cluster of B. What lies between launch and boundary is taken to be a share `preferred` quicker on an engine that stands
-before, so that
+Engines cluster in order of priority, so one that supports few nodes may cut the next engine's nodes into pieces. With
+the constants of the cost model, let a group be clusters of engine B and of engines before it, joined by edges and able
+to be one cluster of B. What lies between launch and boundary is taken to be a share `preferred` quicker on an
+engine that stands before, so that
 
     apart   = sum over the group's clusters of their cost, less the cost of the group as one cluster of B
     faster  = sum over the clusters of engines before B of  preferred * max(moved / bandwidth, F / flops)
@@ -27,11 +27,11 @@ from xrt_core.passes.partitioning.support import Kind
 _ROUNDS = 8  # in which clusters may turn out to be worth staying, for each engine that others might go to
 
 
-def hand_over(grower: Grower, takes: Mapping[str, np.ndarray], costs: Callable[[str], Costs]) -> bool:
-    """Give clusters to later engines where that is estimated to be cheaper. Returns whether any was given.
+def reassign_clusters(grower: Grower, takes: Mapping[str, np.ndarray], costs: Callable[[str], Costs]) -> bool:
+    """Reassign clusters to later engines where that is estimated to be cheaper. Returns whether any was reassigned.
 
     takes: engine -> per node whether it takes it, in the order of the engines. Marked regions are not touched, and no
-    crossing is added: clusters are only merged, and so that nothing outside is delayed, whatever `strict` says. (Where
+    transfer is added: clusters are only merged, and so that nothing outside is delayed, whatever `strict` says. (Where
     clusters still turn out to be worth staying after `_ROUNDS` rounds, those may be.) Linear in nodes and edges, up to
     sorts.
     """
@@ -45,12 +45,14 @@ def hand_over(grower: Grower, takes: Mapping[str, np.ndarray], costs: Callable[[
             if not kind.pinned and kind.engine in before:
                 sources.setdefault(kind._replace(engine=engine), []).append(number)
         for target, numbers in sources.items():
-            changed |= _give(grower, target, numbers, takes[engine], costs)
+            changed |= _reassign(grower, target, numbers, takes[engine], costs)
     return changed
 
 
-def _give(grower: Grower, target: Kind, numbers: list[int], takes: np.ndarray, costs: Callable[[str], Costs]) -> bool:
-    """Give clusters of the kinds `numbers` to `target`, whose engine takes the nodes in `takes`."""
+def _reassign(
+    grower: Grower, target: Kind, numbers: list[int], takes: np.ndarray, costs: Callable[[str], Costs]
+) -> bool:
+    """Reassign clusters of the kinds `numbers` to `target`, whose engine takes the nodes in `takes`."""
     owner = grower.owner
     own = owner == grower.number(target)
     reassigned = np.isin(owner, numbers)
@@ -100,7 +102,7 @@ def _give(grower: Grower, target: Kind, numbers: list[int], takes: np.ndarray, c
 
 
 def _touch(units: Contraction, owner: np.ndarray, own: np.ndarray, reassigned: np.ndarray) -> bool:
-    """Whether an edge leads from a cluster that may be given to one of another engine, or the other way."""
+    """Whether an edge joins a cluster that may be reassigned and one of another engine."""
     source, target = units.edges
     open_ = own | reassigned
     return bool((open_[source] & open_[target] & (owner[source] != owner[target])).any())

@@ -101,9 +101,9 @@ class PartitionReport:
         }
 
 
-def report(graph: Graph, clustering: Clustering, folded: Graph) -> PartitionReport:
-    """Describe `folded`, which `fold` made of `graph` and `clustering`."""
-    made = [n for n in folded.nodes if n.op_type == "Launch" and n.domain == "xrt"]
+def report(graph: Graph, clustering: Clustering, outlined: Graph) -> PartitionReport:
+    """Describe `outlined`, which `outline` made of `graph` and `clustering`."""
+    made = [n for n in outlined.nodes if n.op_type == "Launch" and n.domain == "xrt"]
     functions = {id(f.body.nodes[0]): f for n in made if isinstance(f := n.attributes["function"], Function)}
     clusters = []
     for c in clustering.clusters:

@@ -1,7 +1,4 @@
-"""Marking: which engine could take which node, and why not where it could not.
-
-Kinds: what nodes must have in common to share a cluster, and which nodes of each kind there are.
-"""
+"""The support matrix: which engine supports which node, or why not, and what nodes of one cluster have in common."""
 
 from __future__ import annotations
 

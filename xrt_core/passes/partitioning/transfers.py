@@ -1,20 +1,20 @@
-"""Converters: a node of the dialect at every place where a value crosses between the host and engines."""
+"""Transfers: a converter node of the dialect wherever a value passes between the host and an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 
 HOST = "host"
-_CONVERTS = frozenset({"EngineInputConvert", "EngineOutputConvert"})
 
 
 def is_converter(node: Node) -> bool:
     """Whether the node is an `EngineInputConvert` or an `EngineOutputConvert`."""
-    return node.domain == DIALECT and node.op_type in _CONVERTS
+    return traits_of(node).boundary
 
 
 def space_of(node: Node) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from xrt_core.errors import ShapeError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types
+from xrt_core.ir.op_traits import is_deterministic, traits_of
 from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass
@@ -24,28 +25,6 @@ HostRun = Callable[[Node, Sequence[Any]], tuple[Any, ...]]
 
 DEFAULT_FOLD_LIMIT = 64 * 1024
 _EAGER_ELEMENTS = 1 << 16  # inputs up to this many elements are evaluated even where the result's size is unknown
-
-# operators by which a small input may ask for a huge result
-_GROWING = frozenset({
-    "Range", "ConstantOfShape", "Expand", "Tile", "Pad", "Resize", "Upsample", "OneHot", "Einsum", "EyeLike",
-    "MaxUnpool", "Col2Im", "CenterCropPad", "DFT", "STFT", "AffineGrid", "GridSample", "HannWindow", "HammingWindow",
-    "BlackmanWindow", "MelWeightMatrix",
-})  # fmt: skip
-
-_RANDOM = frozenset({
-    "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli",
-})  # fmt: skip
-
-
-def is_deterministic(node: Node) -> bool:
-    """Whether the node gives the same results for the same inputs at every call."""
-    if node.op_type in _RANDOM:
-        return "seed" in node.attributes
-    if node.op_type == "Dropout":  # draws only in training mode
-        mode = node.inputs[2] if len(node.inputs) > 2 else None
-        known_off = mode is None or (mode.data is not None and not bool(mode.data))
-        return known_off or "seed" in node.attributes
-    return not any(not is_deterministic(n) for g in node.subgraphs for n in g.nodes)
 
 
 def nbytes(type: ValueType | None) -> int | None:
@@ -87,12 +66,13 @@ def evaluate(
 ) -> list[np.ndarray | None] | None:
     """The outputs of a node whose inputs are all known, or None where it is left as it is.
 
-    It is left where results could differ from call to call, where they take more than `limit` bytes and more than the
-    `freed` bytes that folding gives back (see `freed_bytes`), and where the host fails on it (the run then says so,
-    with the caller there).
+    It is left where results could differ from call to call, where it updates variables, where they take more than
+    `limit` bytes and more than the `freed` bytes that folding gives back (see `freed_bytes`), and where the host fails
+    on it (the run then says so, with the caller there).
     """
     inputs = node.inputs
-    if node.subgraphs or not is_deterministic(node):
+    traits = traits_of(node)
+    if node.subgraphs or traits.stateful or not is_deterministic(node):
         return None
     if node.op_type == "DequantizeLinear":  # the integers of a weight are what an engine computes with
         return None
@@ -101,7 +81,7 @@ def evaluate(
     if any(s is None for s in sizes):
         if sum(v.data.size for v in inputs if v is not None and v.data is not None) > _EAGER_ELEMENTS:
             return None
-        if node.op_type in _GROWING:
+        if traits.grows:
             return None
     elif sum(s for s in sizes if s is not None) > budget:
         return None
@@ -140,7 +120,8 @@ class ConstantFold(Pass):
 
     1. A node of known inputs whose results take at most the limit becomes constants.
     2. So does one whose results take no more than those of its inputs that nobody else reads.
-    3. Left alone: larger results (a model never grows), random draws, control flow, and what the host fails on.
+    3. Left alone: larger results (a model never grows), random draws, updates of variables, control flow, and what
+       the host fails on.
     """
 
     name = "constant_fold"

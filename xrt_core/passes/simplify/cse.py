@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import is_deterministic, traits_of
 from xrt_core.ir.rewrite import attribute_key
 from xrt_core.ir.types import STRING
 from xrt_core.passes.pass_base import Pass, rebuild
-from xrt_core.passes.simplify.constant_folding import is_deterministic
 
 _CONSTANT_BYTES = 1024
 
@@ -18,7 +18,8 @@ class CommonSubexpressions(Pass):
 
     1. Two nodes of one operator, version, mark, attributes, inputs and list of wanted outputs become one.
     2. Constants of at most 1 KiB count as the same input where dtype, shape and contents are equal.
-    3. Left alone: nodes with subgraphs, nodes that draw random numbers without a seed, nodes that update variables.
+    3. The two inputs of a commutative operator may stand in either order.
+    4. Left alone: nodes with subgraphs, nodes that draw random numbers without a seed, nodes that update variables.
     """
 
     name = "common_subexpressions"
@@ -43,7 +44,8 @@ class CommonSubexpressions(Pass):
     @staticmethod
     def _key(node: Node, new: dict[Value, Value], constants: dict[Value, Any]) -> Any:
         attributes = attribute_key(node)
-        if attributes is None or node.annotations.model_update or not is_deterministic(node):
+        traits = traits_of(node)
+        if attributes is None or node.annotations.model_update or traits.stateful or not is_deterministic(node):
             return None
         inputs: list[Any] = []
         for v in node.inputs:
@@ -55,6 +57,8 @@ class CommonSubexpressions(Pass):
                 if v not in constants:
                     constants[v] = _constant_key(v)
                 inputs.append(constants[v])
+        if traits.commutative and len(inputs) == 2:
+            inputs.sort(key=hash)
         wanted = tuple(v is not None for v in node.outputs)
         own = node.annotations
         mark = (own.engine, own.region, own.device, own.sbp)  # merging must take no node out of a marked region

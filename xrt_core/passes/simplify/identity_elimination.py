@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.op_traits import draws_random
 from xrt_core.passes.pass_base import Pass, rebuild
 
 
@@ -92,8 +93,7 @@ def _idle_dropout(node: Node, source: Value, result: Value, graph: Graph) -> boo
         mask = node.outputs[1]
         if mask in graph.consumers or mask in graph.outputs:
             return False
-    mode = node.inputs[2] if len(node.inputs) > 2 else None
-    return mode is None or (mode.data is not None and not bool(mode.data.any()))
+    return not draws_random(node)
 
 
 _CASES: Mapping[str, _Test] = MappingProxyType(

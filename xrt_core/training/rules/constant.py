@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+from xrt_core.ir.op_traits import operators_with
 from xrt_core.training.registry import no_gradient
 
-no_gradient(
-    "Shape", "Size", "Constant", "ConstantOfShape", "EyeLike", "Range", "NonZero", "Unique", "ArgMax", "ArgMin",
-    "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf",
-    "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "BitCast",
-    "Sign", "Floor", "Ceil", "Round", "Hardmax", "Binarizer",
-    "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli",
-    "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix",
-    "QuantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul",
-    "NonMaxSuppression", "StringNormalizer", "TfIdfVectorizer", "SequenceLength",
-    "StringConcat", "StringSplit", "RegexFullMatch", "ImageDecoder", "OptionalHasElement",
-    by="xrt_core.training.rules.constant",
-)  # fmt: skip
-no_gradient("StopGradient", domain="xrt", by="xrt_core.training.rules.constant")
+_DRAWS = operators_with("random") - {"Dropout"}  # which scales what it lets through, and has a rule
+_TAKEN_AS_CONSTANT = ("BitCast", "DynamicQuantizeLinear", "Range", "Unique")  # they vary; training takes them as given
+
+no_gradient(*sorted(operators_with("piecewise_constant") | _DRAWS), *_TAKEN_AS_CONSTANT, by=__name__)
+no_gradient(*sorted(operators_with("piecewise_constant", "ai.onnx.ml")), domain="ai.onnx.ml", by=__name__)
+no_gradient("StopGradient", domain="xrt", by=__name__)

@@ -9,27 +9,19 @@ from typing import Final
 import numpy as np
 
 from xrt_core.ir.graph import Node, Value
-
-_RANDOM: Final = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+from xrt_core.ir.op_traits import draws_random
 
 
 def deviation(node: Node) -> str | None:
     """What would go wrong with `node`, or None."""
+    if draws_random(node):
+        return f"{node.op_type} draws random numbers, and those are the host's"
     rule = None if node.domain else _RULES.get(node.op_type)
     return None if rule is None else rule(node)
 
 
 def _input(node: Node, index: int) -> Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
-
-
-def _random(node: Node) -> str | None:
-    return f"{node.op_type} draws random numbers, and those are the host's"
-
-
-def _dropout(node: Node) -> str | None:
-    training = _input(node, 2)
-    return None if training is None or (training.data is not None and not training.data.any()) else _random(node)
 
 
 def _division(node: Node) -> str | None:
@@ -106,8 +98,6 @@ def _group_normalisation(node: Node) -> str | None:
 
 _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
     {
-        **dict.fromkeys(_RANDOM, _random),
-        "Dropout": _dropout,
         "Div": _division,
         "Mod": _division,
         "DFT": _fourier,

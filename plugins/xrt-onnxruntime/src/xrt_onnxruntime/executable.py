@@ -133,6 +133,6 @@ class OnnxRuntimeExecutable(Executable):
 def load_executable(blob: bytes, compiler: OnnxRuntimeCompiler) -> OnnxRuntimeExecutable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
     header, (model, constants) = unpack(_MAGIC, blob, "onnxruntime", _toolkit.fingerprint())
-    session = _toolkit.load_optimised(model, constants, compiler.session_options(optimised=True))
+    session = _toolkit.load_optimised(bytes(model), bytes(constants), compiler.session_options(optimised=True))
     params, returns = (parameters_of(header[k]) for k in ("params", "returns"))
     return OnnxRuntimeExecutable(session, params, returns, header["inputs"], header["outputs"], compiler, blob)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.op_traits import draws_random, traits_of
 from xrt_core.ir.types import dtype_name
 
 NEWEST: Final = 24
@@ -24,15 +25,14 @@ _BYTES: Final = frozenset(map(np.dtype, (np.uint8, np.int8)))
 _INDICES: Final = frozenset(map(np.dtype, (np.int32, np.int64)))
 _MOVED: Final = frozenset(map(np.dtype, (np.bool_, np.uint8, np.int8, np.int32)))
 
-# operators that give out what came in, or what an attribute says
+# operators of which the library was seen to give out what came in, or what an attribute says
 _MOVERS: Final = frozenset(
     ("Concat", "ConstantOfShape", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
      "Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
 )  # fmt: skip
 # of these, newer versions only know more types
 _ONLY_TYPES: Final = _MOVERS - {"DepthToSpace", "SpaceToDepth"}
-_LOGIC: Final = frozenset(("And", "Equal", "Not", "Or", "Xor"))
-_TO_BOOL: Final = frozenset(("Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual"))
+_LOGIC: Final = frozenset(("And", "Equal", "Not", "Or", "Xor"))  # which the library takes of bool
 _QUANTISERS: Final = frozenset(("DequantizeLinear", "QuantizeLinear"))
 
 # inputs that index or count, whose values fit into 32 bits wherever they are valid
@@ -65,6 +65,8 @@ def deviation(node: Node) -> str | None:
             return _reason(node, v)
     if node.version > NEWEST and node.op_type not in _ONLY_TYPES:
         return f"openvino ignores what is new in {node.op_type}-{node.version}: it is asked up to opset {NEWEST}"
+    if draws_random(node):
+        return f"{node.op_type} draws random numbers, and those are the host's"
     rule = _RULES.get(node.op_type)
     return None if rule is None else rule(node)
 
@@ -93,7 +95,7 @@ def _output_is_exact(node: Node, index: int, v: Value) -> bool:
     if dtype in _MOVED and op in _MOVERS:
         return True
     if dtype == _BOOL:
-        return op in _LOGIC or op in _TO_BOOL
+        return traits_of(node).boolean_result
     return index in _INDEX_OUTPUTS.get(op, ()) or (op == "QuantizeLinear" and dtype in _BYTES)
 
 
@@ -112,15 +114,6 @@ def _reason(node: Node, v: Value) -> str:
 
 def _given(node: Node, index: int) -> Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
-
-
-def _random(node: Node) -> str | None:
-    return f"{node.op_type} draws random numbers, and those are the host's"
-
-
-def _dropout(node: Node) -> str | None:
-    training = _given(node, 2)
-    return None if training is None or (training.data is not None and not training.data.any()) else _random(node)
 
 
 def _fourier(node: Node) -> str | None:
@@ -202,13 +195,10 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
     {
         "Attention": _attention,
         "AveragePool": _ceil_pool,
-        "Bernoulli": _random,
         "DFT": _fourier,
-        "Dropout": _dropout,
         "GRU": _recurrent,
         "LSTM": _recurrent,
         "MaxPool": _ceil_pool,
-        "Multinomial": _random,
         "Celu": _not_a_number,
         "Greater": _not_a_number,
         "GreaterOrEqual": _not_a_number,
@@ -220,10 +210,6 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "Split": _split,
         "ThresholdedRelu": _not_a_number,
         "RNN": _recurrent,
-        "RandomNormal": _random,
-        "RandomNormalLike": _random,
-        "RandomUniform": _random,
-        "RandomUniformLike": _random,
         "ReduceMax": _extreme,
         "ReduceMin": _extreme,
         "Resize": _resize,

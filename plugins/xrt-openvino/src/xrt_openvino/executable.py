@@ -115,7 +115,7 @@ class OpenVinoExecutable(Executable):
 def load_executable(blob: bytes, config: Mapping[str, Any]) -> OpenVinoExecutable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
     header, (model,) = unpack(_MAGIC, blob, "openvino", _toolkit.fingerprint())
-    compiled = _toolkit.import_model(model, config)
+    compiled = _toolkit.import_model(bytes(model), config)
     params, returns = (parameters_of(header[k]) for k in ("params", "returns"))
     inputs, outputs = header["names"]
     return OpenVinoExecutable(compiled, params, returns, inputs, outputs, {})

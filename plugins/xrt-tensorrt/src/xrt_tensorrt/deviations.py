@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.op_traits import draws_random
 from xrt_core.ir.types import dtype_name
 from xrt_core.kernels import OpContext
 
@@ -58,14 +59,10 @@ _KNOWN: Final = frozenset(
 _LARGEST_K: Final = 3840
 """Of ITopKLayer; the parser takes more, and nothing is built of it."""
 
-_RANDOM: Final = frozenset(
-    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-)
-
 
 def deviation(node: Node) -> str | None:
     """Why `node` must not be given to TensorRT, whatever its parser says; None where nothing is known against it."""
-    if node.op_type in _RANDOM:
+    if draws_random(node):
         return f"{node.operator} draws random numbers, and TensorRT would draw others"
     for v in (*node.inputs, *node.outputs):
         if v is None or v.dtype is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -11,15 +9,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
+from xrt_core.engine.serialization import pack, parameters_of, rows_of, unpack
 from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
-from xrt_core.ir.types import dtype_from_name, dtype_name
 from xrt_tensorrt import _cuda
 from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.kernels_cache import KernelsCache
 from xrt_tensorrt.memory import LEGACY, PER_THREAD, own_stream
 from xrt_tensorrt.session import Session
 
-_MAGIC: Final = b"XRTTRT2\n"
+_MAGIC: Final = b"XRTTRT3\n"
 
 
 class TensorRTExecutable(Executable):
@@ -105,13 +103,11 @@ class TensorRTExecutable(Executable):
         """The engine with its manifest, as it is: one that was stripped of its weights gets them from the function."""
         header = {
             "manifest": self.built.manifest.to_json(),
-            "params": [_described(p) for p in self._params],
-            "returns": [_described(p) for p in self._returns],
+            "params": rows_of(self._params),
+            "returns": rows_of(self._returns),
             "aliases": [[a.output, a.input] for a in self._aliases],
-            "engine": len(self.built.blob),
         }
-        text = json.dumps(header).encode()
-        return b"".join((_MAGIC, struct.pack("<Q", len(text)), text, self.built.blob))
+        return pack(_MAGIC, header, (self.built.blob,))
 
     def as_text(self) -> str:
         """What the engine inspector says of the layers; without a GPU, what the engine was built for."""
@@ -139,32 +135,17 @@ class Stored(NamedTuple):
 
 def read_blob(blob: bytes) -> Stored:
     """What a serialised executable holds. Raises CompileError for what is none."""
-    start = len(_MAGIC) + 8
-    if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
-        raise CompileError("tensorrt: this is not a serialised executable of this package")
+    header, parts = unpack(_MAGIC, blob, "tensorrt")
     try:
-        (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
-        header = json.loads(blob[start : start + length])
+        (engine,) = parts
         manifest = Manifest.from_json(header["manifest"])
-        params, returns = ([_parameter(*p) for p in header[k]] for k in ("params", "returns"))
+        params, returns = (parameters_of(header[k]) for k in ("params", "returns"))
         aliases = [InputOutputAlias(o, i) for o, i in header["aliases"]]
-        size = int(header["engine"])
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as e:
+    except (ValueError, KeyError, TypeError) as e:
         raise CompileError(f"tensorrt: a serialised executable is damaged: {type(e).__name__}: {e}") from None
-    at = start + length
-    if at + size != len(blob):
-        raise CompileError(f"tensorrt: a serialised executable of {len(blob)} bytes should have {at + size}")
-    return Stored(manifest, blob[at:], params, returns, aliases)
+    return Stored(manifest, bytes(engine), params, returns, aliases)
 
 
 def _same_dtype(dtype: Any, wanted: np.dtype) -> bool:
     """Whether an array's dtype, of NumPy or of another library ("torch.float32"), is the wanted one."""
     return dtype == wanted if isinstance(dtype, np.dtype) else str(dtype).rpartition(".")[2] == wanted.name
-
-
-def _described(p: Parameter) -> list[Any]:
-    return [p.name, dtype_name(p.dtype), list(p.shape)]
-
-
-def _parameter(name: str, dtype: str, shape: list[int]) -> Parameter:
-    return Parameter(name, dtype_from_name(dtype), tuple(shape))

@@ -8,12 +8,12 @@ https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/work-
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import pathlib
 import threading
 from typing import Any, Final
 
+from xrt_core.ir.digest import digest
 from xrt_tensorrt import timing
 
 log = logging.getLogger("xrt.tensorrt")
@@ -29,7 +29,7 @@ class KernelsCache:
     """
 
     def __init__(self, engine_bytes: bytes | memoryview) -> None:
-        self.path = timing.folder() / f"kernels-{hashlib.blake2b(engine_bytes, digest_size=16).hexdigest()}.bin"
+        self.path = timing.folder() / f"kernels-{digest(engine_bytes)}.bin"
         self._cache: Any = None
         self._kept = b""
         self._lock = threading.Lock()

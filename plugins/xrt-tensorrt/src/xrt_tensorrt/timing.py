@@ -6,10 +6,10 @@ import contextlib
 import os
 import pathlib
 import re
-import secrets
 from collections.abc import Iterator
 from typing import Any, Final
 
+from xrt_core.files import PRIVATE, replace_file
 from xrt_tensorrt import _cuda
 from xrt_tensorrt._toolkit import Toolkit
 
@@ -83,10 +83,5 @@ def _merge(path: pathlib.Path, config: Any) -> None:
 def write(path: pathlib.Path, content: bytes) -> None:
     """Write a file of the folder, at once for who reads it meanwhile."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.chmod(0o600)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replace_file(path, mode=PRIVATE) as file:
+        file.write(content)

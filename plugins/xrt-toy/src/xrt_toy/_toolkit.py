@@ -199,6 +199,14 @@ def upload(array: np.ndarray, stream: Any) -> Any:
     return cuda.to_device(np.ascontiguousarray(array).reshape(-1), stream=stream)
 
 
+def copied(array: Any, stream: Any) -> Any:
+    """A copy of an array, of the host or of the device, on the current device."""
+    copy = empty(array.shape, array.dtype, stream)
+    source = np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array
+    copy.reshape(-1).copy_to_device(source.reshape(-1), stream=stream)
+    return copy
+
+
 def may_change(x: Any) -> bool:
     """Whether an array may be written to: JAX's are shared, and taken for constants."""
     return type(x).__module__.partition(".")[0] not in ("jax", "jaxlib")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from xrt_core.errors import CompileError, OptionError, XRTError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_toy import _toolkit
+from xrt_toy.aliases import compute_in
 from xrt_toy.executable import FunctionCode, Program, Slot, Temporary, ToyExecutable
 from xrt_toy.kernels.context import Buffer, Storage, ToyOpContext
 from xrt_toy.kernels.elementwise import copy
@@ -37,10 +39,15 @@ class ToyGraphCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
     ) -> ToyExecutable:
         """An executable for `function`. Raises CompileError, naming the node where it is one node's fault."""
-        return ToyExecutable(make_program(function, entry_params, return_params), aliases, self._device)
+        return ToyExecutable(make_program(function, entry_params, return_params, aliases), self._device)
 
 
-def make_program(function: Function, entries: Sequence[Parameter], returns: Sequence[Parameter]) -> Program:
+def make_program(
+    function: Function,
+    entries: Sequence[Parameter],
+    returns: Sequence[Parameter],
+    aliases: Sequence[InputOutputAlias] = (),
+) -> Program:
     """The Program of a Function; it takes no device and runs nothing."""
     codes: list[FunctionCode] = []
     constants: dict[int, tuple[np.ndarray, Buffer]] = {}  # by identity; the array is held so that its id stays its own
@@ -63,35 +70,49 @@ def make_program(function: Function, entries: Sequence[Parameter], returns: Sequ
                 values[output] = _checked(result, output, node)
 
     # What the function returns is computed where the caller gets it. A return that shares its storage with an entry, a
-    # constant or an earlier return is copied there.
+    # constant or an earlier return is copied there, unless it is the entry that it is to share its storage with.
+    entry_of = {a.output: a.input for a in aliases}
+    updates = tuple(entry_of.get(i) for i in range(len(returns)))
     return_storages: list[Storage] = []
     taken = {*entry_storages, *(b.storage for _, b in constants.values())}
-    for value, parameter in zip(function.body.outputs, returns, strict=True):
+
+    def copy_to(target: Storage, source: Storage, value: Value) -> Storage:
+        ctx = ToyOpContext(Node("Identity", [value], [value], version=1, name=value.name), codes)
+        copy(ctx, Buffer(source, (source.size,)), Buffer(target, (target.size,)))
+        return target
+
+    for value, parameter, entry in zip(function.body.outputs, returns, updates, strict=True):
         found = buffer(value)
         if found.dtype != parameter.dtype or found.size != _size(parameter.shape):
             raise CompileError(
                 f"toy: function {function.name!r} computes {parameter.name!r} as {dtype_name(found.dtype)}"
                 f"{list(found.shape)}, but it is declared as {parameter.type}"
             )
-        if found.storage in taken or found.storage in (b.storage for _, b in constants.values()):
-            copied = Buffer(Storage(found.dtype, found.size), found.shape)
-            copy(ToyOpContext(Node("Identity", [value], [value], version=1, name=parameter.name), codes), found, copied)
-            found = copied
-        taken.add(found.storage)
-        return_storages.append(found.storage)
+        storage = found.storage
+        unchanged = entry is not None and storage is entry_storages[entry]
+        if not unchanged and (storage in taken or storage in (b.storage for _, b in constants.values())):
+            storage = copy_to(Storage(storage.dtype, storage.size), storage, value)
+        taken.add(storage)
+        return_storages.append(storage)
+
+    # Every read of an old value is among the codes now, so it shows which may be overwritten. Where one is read too
+    # late, the new value stays in a temporary of its own until the end.
+    for value, entry, storage in zip(function.body.outputs, updates, return_storages, strict=True):
+        if entry is None or storage is entry_storages[entry]:
+            continue
+        if not compute_in(codes, entry_storages[entry], storage):
+            copy_to(entry_storages[entry], storage, value)
 
     kept = [*entry_storages, *(b.storage for _, b in constants.values())]
-    temporaries, arena = _lay_out(codes, {*kept, *return_storages})
-    numbers = {s: Slot(i) for i, s in enumerate([*kept, *temporaries, *return_storages])}
+    own = [s for s, entry in zip(return_storages, updates, strict=True) if entry is None]
+    temporaries, arena = _lay_out(codes, {*kept, *own})
+    numbers = {s: Slot(i) for i, s in enumerate([*kept, *temporaries, *own])}
     placed = tuple(
-        FunctionCode(
-            c.node, c.kernel, c.grid, c.block, c.shared,
-            tuple(numbers[a.storage] if isinstance(a, Buffer) else a for a in c.arguments),
-        )
+        replace(c, arguments=tuple(numbers[a.storage] if isinstance(a, Buffer) else a for a in c.arguments))
         for c in codes
-    )  # fmt: skip
+    )
     arrays = tuple(a for a, _ in constants.values())
-    return Program(tuple(entries), arrays, tuple(temporaries.values()), tuple(returns), placed, arena)
+    return Program(tuple(entries), arrays, tuple(temporaries.values()), tuple(returns), updates, placed, arena)
 
 
 def _run_kernel(node: Node, codes: list[FunctionCode], buffer: Any) -> tuple[Buffer, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
 from xrt_core.errors import ExecutionError
 from xrt_core.ir.types import dtype_name
 from xrt_toy import _toolkit
@@ -21,7 +21,11 @@ class Slot(int):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCode:
-    """One kernel launch. arguments: a Slot stands for the flat array in that buffer, everything else for itself."""
+    """One kernel launch. arguments: a Slot stands for the flat array in that buffer, everything else for itself.
+
+    The kernel writes into the first argument. pointwise: positions of those that may be the same array, because each
+    thread reads of them only the elements that it writes, and reads them first.
+    """
 
     node: str
     kernel: Callable[..., None]
@@ -29,6 +33,7 @@ class FunctionCode:
     block: int | tuple[int, int]
     shared: int
     arguments: tuple[Any, ...]
+    pointwise: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +47,23 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the compiler makes: buffers are numbered entries first, then constants, temporaries and returns."""
+    """What the compiler makes: buffers are numbered entries first, then constants, temporaries and returns.
+
+    updates: for each return the entry in whose storage it is computed, or None where it has a buffer of its own.
+    """
 
     entries: tuple[Parameter, ...]
     constants: tuple[np.ndarray, ...]
     temporaries: tuple[Temporary, ...]
     returns: tuple[Parameter, ...]
+    updates: tuple[int | None, ...]
     codes: tuple[FunctionCode, ...]
     arena: int
 
     def dtypes(self) -> list[np.dtype]:
         """Element dtype of every buffer."""
-        groups = (self.entries, self.constants, self.temporaries, self.returns)
-        return [b.dtype for group in groups for b in group]
+        own = [r for r, entry in zip(self.returns, self.updates, strict=True) if entry is None]
+        return [b.dtype for group in (self.entries, self.constants, self.temporaries, own) for b in group]
 
     def __str__(self) -> str:
         lines = [
@@ -63,7 +72,9 @@ class Program:
             for code in self.codes
         ]
         counts = f"{len(self.entries)} entries, {len(self.constants)} constants, {len(self.temporaries)} temporaries"
-        return "\n".join([f"{counts} in {self.arena} bytes, {len(self.returns)} returns", *lines])
+        updates = [f"return {i} in entry {entry}" for i, entry in enumerate(self.updates) if entry is not None]
+        returns = ", ".join([f"{len(self.returns)} returns", *updates])
+        return "\n".join([f"{counts} in {self.arena} bytes, {returns}", *lines])
 
 
 class ToyExecutable(Executable):
@@ -73,8 +84,10 @@ class ToyExecutable(Executable):
     torch and others read through `__cuda_array_interface__` without a copy, and NumPy with one.
     """
 
-    def __init__(self, program: Program, aliases: Sequence[InputOutputAlias], device: int) -> None:
-        self._program, self._aliases, self._device = program, tuple(aliases), device
+    def __init__(self, program: Program, device: int) -> None:
+        self._program, self._device = program, device
+        self._updated = frozenset(entry for entry in program.updates if entry is not None)
+        self._proven = False  # whether a run has succeeded
         self._pool: dict[int | None, list[list[Any]]] = {}  # stream -> temporaries of calls that are enqueued
         self._lock = threading.Lock()
         with _toolkit.on_device(device):
@@ -103,32 +116,58 @@ class ToyExecutable(Executable):
         stream = self._stream if handle is None else _toolkit.stream_of(handle)
         given = [_toolkit.as_device_array(x, stream) for x in inputs]
         self._check(inputs, given)
-        results = [_toolkit.empty(p.shape, p.dtype, stream) for p in program.returns]
+        taken = self._updated_in_place(inputs, given, run_options)
+        # Kernels are compiled at their first launch, and a failure must leave the inputs as they were: until a run has
+        # succeeded, updates are computed in copies, which are brought in as the last step.
+        writable = taken if self._proven else frozenset()
+        entries = [
+            _toolkit.copied(np.asarray(x) if g is None else g, stream) if i in self._updated - writable
+            else _toolkit.upload(np.asarray(x), stream) if g is None
+            else g
+            for i, (x, g) in enumerate(zip(inputs, given, strict=True))
+        ]  # fmt: skip
+        results = [
+            _toolkit.empty(p.shape, p.dtype, stream) if i is None else entries[i]
+            for i, p in zip(program.updates, program.returns, strict=True)
+        ]
         temporaries = self._take(handle, stream)
         buffers = [
-            *(_toolkit.upload(np.asarray(x), stream) if g is None else g.reshape(-1)
-              for x, g in zip(inputs, given, strict=True)),
+            *(e.reshape(-1) for e in entries),
             *self._constants,
             *temporaries,
-            *(r.reshape(-1) for r in results),
-        ]  # fmt: skip
+            *(r.reshape(-1) for r, i in zip(results, program.updates, strict=True) if i is None),
+        ]
         for code in program.codes:
             arguments = [buffers[a] if type(a) is Slot else a for a in code.arguments]
             try:
                 _toolkit.launch(code.kernel, code.grid, code.block, code.shared, stream, arguments)
             except Exception as e:
                 raise ExecutionError(f"toy: {code.node} failed: {type(e).__name__}: {e}") from e
-        for alias in self._aliases:
-            storage = given[alias.input] if _toolkit.may_change(inputs[alias.input]) else None
-            if run_options.donate and storage is not None:  # the last step of all: nobody reads the old value any more
-                storage.reshape(-1).copy_to_device(results[alias.output].reshape(-1), stream=stream)
-                results[alias.output] = storage
-                _toolkit.order(getattr(storage, "stream", 0) or stream, stream)  # its owner goes on after this
+        for output, i in enumerate(program.updates):
+            if i in taken:
+                if i not in writable:
+                    given[i].reshape(-1).copy_to_device(entries[i].reshape(-1), stream=stream)
+                results[output] = given[i]
+                _toolkit.order(getattr(given[i], "stream", 0) or stream, stream)  # its owner goes on after this
+        self._proven = True
         with self._lock:  # the next call on this stream comes after this one, so it may have the same memory
             self._pool.setdefault(handle, []).append(temporaries)
         if block_until_done:
             stream.synchronize()
         return results
+
+    def _updated_in_place(
+        self, inputs: Sequence[Any], given: Sequence[Any], run_options: RunOptions
+    ) -> frozenset[int]:
+        """Indices of the inputs that this call updates: donated, on the device, and no constant nor another input."""
+        return frozenset(
+            i
+            for i in self._updated
+            if run_options.donate
+            and given[i] is not None
+            and _toolkit.may_change(inputs[i])
+            and sum(x is inputs[i] for x in inputs) == 1
+        )
 
     def _take(self, handle: int | None, stream: Any) -> list[Any]:
         """Temporary buffers that no call on another stream and no unfinished one on this stream has."""

@@ -66,10 +66,6 @@ class XlaEngine(Engine):
 
     def fingerprint(self, device: str) -> str:
         """Versions of this package and of JAX, the device's model, and on a CPU its instruction set."""
-        from xrt_xla import _jaxlib
-
-        if _jaxlib.serves(device):
-            return f"xrt-xla {__version__} {_jaxlib.cpu_fingerprint()}"
         from xrt_xla import _toolkit
 
         return f"xrt-xla {__version__} {_toolkit.fingerprint_of(_toolkit.device_named(device))}"
@@ -78,8 +74,7 @@ class XlaEngine(Engine):
         """Import JAX and the kernels now."""
         if _probe().available:
             _load_kernels()
-            for module in ("compiler", "executable", "tracing"):
-                importlib.import_module(f"xrt_xla.{module}")
+            importlib.import_module("xrt_xla.compiler")
 
 
 @functools.cache
@@ -89,10 +84,6 @@ def _load_kernels() -> None:
 
 @functools.cache
 def _probe() -> EngineStatus:
-    from xrt_xla import _jaxlib
-
-    if _jaxlib.usable():
-        return EngineStatus(True, _jaxlib.library_version(), ("cpu",))
     try:
         from xrt_xla import _toolkit
     except ImportError as e:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import pickletools
+import os
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from types import MappingProxyType
@@ -19,16 +20,13 @@ from jax.experimental import serialize_executable as _serialize
 
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import EngineUnavailableError
-from xrt_xla._jaxlib import fingerprint_text
-from xrt_xla.blob import Bare
 from xrt_xla.weights import aligned
 
 __all__ = ["jax", "jnp", "lax", "pinned", "x64"]
 
-_LAPACK = b"lapack_"  # the names of its functions begin so
 _config: Any = jax.config
 
-x64: Any = getattr(jax if hasattr(jax, "enable_x64") else jax.experimental, "enable_x64")  # noqa: B009
+x64: Any = jax.enable_x64
 """`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
 
 _KINDS = ("cpu", "cuda", "tpu")
@@ -49,13 +47,8 @@ _PINNED: tuple[tuple[str, Any], ...] = (
 )
 _MANAGERS = [(getattr(jax, name), value) for name, value in _PINNED if hasattr(jax, name)]
 
-# A program that came out of JAX's own disk cache cannot be serialised again (its pickle loads and then fails to run),
-# so none of ours goes in there. There is no public context manager for this flag.
-with contextlib.suppress(ImportError, AttributeError):
-    from jax._src import config as _internal
-
-    _MANAGERS.append((_internal.persistent_cache_min_compile_time_secs, 1e9))
-
+_LINALG = frozenset(p.name for name, p in vars(lax.linalg).items() if name.endswith("_p"))
+"""Names of JAX's primitives for factorisations and solvers, which call LAPACK on the CPU."""
 
 # XLA's CPU library fusions around a reduction are wrong where a uniform array is folded into them (jaxlib 0.10.2:
 # jnp.sum(x @ jnp.full(...), 0) gives NaN), so the library gets dot products alone.
@@ -69,6 +62,15 @@ _LONG = 256
 
 # XLA takes optimisation barriers out before it fuses loops, where ours are to stop it (see kernels/normalization.py).
 _BARRIERS_OUT = "cse_barrier_expander"
+
+
+def program_name() -> str:
+    """The name that a program is compiled under: a new one each time where the caller uses JAX's own disk cache.
+
+    The name is part of that cache's key. What comes out of that cache cannot be serialised again on the CPU (jaxlib
+    0.10.2: it loads, and then "Function ... not found"), so none of our programs may be found in it.
+    """
+    return f"xrt_program_{uuid.uuid4().hex}" if _config.jax_compilation_cache_dir else "xrt_program"
 
 
 def cpu_passes_off(jaxpr: Any) -> list[str]:
@@ -95,6 +97,11 @@ def has_barrier(jaxpr: Any) -> bool:
     return any(
         e.primitive.name == "optimization_barrier" or any(has_barrier(inner) for inner in _inner(e)) for e in jaxpr.eqns
     )
+
+
+def has_linalg(jaxpr: Any) -> bool:
+    """Whether a program has a factorisation or a solver, which may be a call of LAPACK."""
+    return any(e.primitive.name in _LINALG or any(has_linalg(inner) for inner in _inner(e)) for e in jaxpr.eqns)
 
 
 def has_long_reduction(jaxpr: Any) -> bool:
@@ -201,9 +208,11 @@ def fingerprint_of(device: Any) -> str:
     """What a compiled program depends on: JAX, XLA's flags, the device's model, and on a CPU its instruction set."""
     kind, model = kind_of(device), str(device.device_kind)
     if kind == "cpu":
-        return fingerprint_text(library_version(), kind, model, instruction_set())
-    capability = str(getattr(device, "compute_capability", ""))
-    return fingerprint_text(library_version(), kind, model, str(device.client.platform_version), capability)
+        details = [instruction_set()]
+    else:
+        details = [str(device.client.platform_version), str(getattr(device, "compute_capability", ""))]
+    flags = os.environ.get("XLA_FLAGS", "")  # some of them change numbers
+    return " ".join(" ".join(("jax", library_version(), kind, model, *details, flags)).split())
 
 
 def serialize_compiled(compiled: Any) -> bytes:
@@ -212,27 +221,13 @@ def serialize_compiled(compiled: Any) -> bytes:
     return bytes(payload)
 
 
-def bare_of(compiled: Any, payload: bytes) -> Bare | None:
-    """Where XLA's own code lies in `serialize_compiled`'s payload, and what it takes to run that without JAX.
+def load_compiled(payload: bytes, inputs: int, outputs: int, device: Any, linalg: bool) -> Any:
+    """The compiled object that `serialize_compiled` gave `payload` for, with flat argument and result lists.
 
-    None for a program that needs more of JAX than its runtime, or if this version of JAX keeps it elsewhere.
+    linalg: whether the program `has_linalg`.
     """
-    blocks = [argument for _, argument, _ in pickletools.genops(payload) if type(argument) is bytes]
-    code = max(blocks, key=len, default=b"")
-    try:
-        made = compiled._executable._unloaded_executable
-        if made.keepalive or made.host_callbacks or made.unordered_effects or made.ordered_effects or made.mut:
-            return None
-        results = tuple((np.dtype(a.dtype), tuple(a.shape)) for a in made.output_avals)
-        return Bare(payload.index(code), len(code), tuple(sorted(made.kept_var_idx)), results)
-    except AttributeError:
-        return None
-
-
-def load_compiled(payload: bytes, inputs: int, outputs: int, device: Any) -> Any:
-    """The compiled object that `serialize_compiled` gave `payload` for, with flat argument and result lists."""
-    if _LAPACK in payload:
-        _find_lapack()
+    if linalg:
+        _register_lapack()
     in_tree = jax.tree_util.tree_structure(((0,) * inputs, {}))
     out_tree = jax.tree_util.tree_structure((0,) * outputs)
     return _serialize.deserialize_and_load(
@@ -241,10 +236,12 @@ def load_compiled(payload: bytes, inputs: int, outputs: int, device: Any) -> Any
 
 
 @functools.cache
-def _find_lapack() -> None:
-    """Have JAX look up LAPACK, as it does when it lowers a call: a loaded program that makes one crashes if not."""
-    matrix = jax.ShapeDtypeStruct((2, 2), np.float32)  # type: ignore[no-untyped-call]
-    jax.jit(lax.linalg.cholesky).lower(matrix)
+def _register_lapack() -> None:
+    """Have JAX register LAPACK with the runtime: without, a loaded program that calls it crashes the process.
+
+    JAX has no call for that; it does so whenever it lowers a factorisation.
+    """
+    jax.jit(lax.linalg.cholesky).lower(np.eye(2, dtype=np.float32))
 
 
 def wait_for(arrays: Any) -> Any:

@@ -1,16 +1,11 @@
-"""A serialised executable: a header in JSON, XLA's program as JAX pickles it, and the weights where they are held.
+"""A serialised executable: XLA's program as JAX pickles it, and the weights where they are held.
 
-8 bytes  magic
-8 bytes  length of the header, little endian
-header   what it was made for, its entries, results, aliases and weights, in UTF-8 JSON
-program  the payload of `jax.experimental.serialize_executable`
-weights  each begun at a multiple of 64 bytes, if the header says that they are held
+The header says what it was made for, its entries, results, aliases and the types of its weights. The first blob is the
+payload of `jax.experimental.serialize_executable`, the others are the weights, if the header says that they are held.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,50 +13,32 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.contract import InputOutputAlias, Parameter
+from xrt_core.engine.serialization import pack as pack_parts
+from xrt_core.engine.serialization import parameters_of, rows_of
+from xrt_core.engine.serialization import unpack as unpack_parts
 from xrt_core.errors import CompileError
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
-_MAGIC: Final = b"XRTXLA3\n"
-_ALIGN: Final = 64
+_MAGIC: Final = b"XRTXLA5\n"  # the digit is the version of the format
 
 ArrayType = tuple[np.dtype, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Bare:
-    """What it takes to run a program without JAX.
-
-    offset, size: where XLA's own code lies in the payload. kept: indices of the arguments (entries, then weights) that
-    the code reads. results: their dtypes and shapes.
-    """
-
-    offset: int
-    size: int
-    kept: tuple[int, ...]
-    results: tuple[ArrayType, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A serialised executable, taken apart.
 
-    program: JAX's payload, a pickle. bare: None where it runs through JAX alone. types: of the weights. held: the
-    weights, views of the serialised form; None where they come from the Function.
+    program: JAX's payload, a pickle. linalg: whether it may call LAPACK. types: of the weights. held: the weights,
+    views of the serialised form; None where they come from the Function.
     """
 
     params: tuple[Parameter, ...]
     outputs: int
     aliases: tuple[InputOutputAlias, ...]
+    linalg: bool
     program: bytes
-    bare: Bare | None
     types: tuple[ArrayType, ...] = ()
     held: tuple[np.ndarray, ...] | None = None
-
-    @property
-    def code(self) -> bytes:
-        """XLA's own code, of what has a `bare`."""
-        assert self.bare is not None
-        return self.program[self.bare.offset : self.bare.offset + self.bare.size]
 
     def weights(self, function_weights: Callable[[], Sequence[np.ndarray]] | None) -> Sequence[np.ndarray]:
         """Those that are held, or those of the function. Raises CompileError where they do not fit."""
@@ -75,78 +52,35 @@ class Stored:
 
 def pack(stored: Stored, made_for: str, weights: Sequence[Any], hold: bool) -> bytes:
     """The serialised form. weights: arrays of any library. hold: put them in; else their types are noted."""
-    bare = stored.bare
     header = {
         "for": made_for,
-        "params": [[p.name, dtype_name(p.dtype), list(p.shape)] for p in stored.params],
+        "params": rows_of(stored.params),
         "outputs": stored.outputs,
+        "linalg": stored.linalg,
         "aliases": [[a.output, a.input] for a in stored.aliases],
-        "weights": [_row(np.dtype(w.dtype), w.shape) for w in weights],
+        "weights": [[dtype_name(np.dtype(w.dtype)), list(w.shape)] for w in weights],
         "holds": hold,
-        "program": len(stored.program),
-        "bare": bare and [bare.offset, bare.size, list(bare.kept), [_row(*r) for r in bare.results]],
     }
-    text = json.dumps(header).encode()
-    parts: list[bytes | memoryview] = [_MAGIC, struct.pack("<Q", len(text)), text, stored.program]
-    size = sum(map(len, parts))
-    for w in weights if hold else ():
-        raw = np.ascontiguousarray(np.asarray(w)).reshape(-1).view(np.uint8).data
-        parts += [bytes(-size % _ALIGN), raw]
-        size += -size % _ALIGN + len(raw)
-    return b"".join(parts)
+    held = (np.ascontiguousarray(np.asarray(w)).reshape(-1).view(np.uint8).data for w in (weights if hold else ()))
+    return pack_parts(_MAGIC, header, (stored.program, *held))
 
 
 def unpack(blob: bytes, made_for: str) -> Stored:
     """What `pack` packed. Raises CompileError for what was made for something else, or is damaged."""
-    start = len(_MAGIC) + 8
-    if blob[: len(_MAGIC)] != _MAGIC or len(blob) < start:
-        raise CompileError("xla: this is not a serialised XLA executable of this package")
+    header, (program, *parts) = unpack_parts(_MAGIC, blob, "xla", made_for)
     try:
-        (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
-        header = json.loads(blob[start : start + length])
-        if header["for"] != made_for:
-            raise CompileError(f"xla: the executable was made for {header['for']!r}; here is {made_for!r}")
-        at = start + length + header["program"]
-        types = tuple(map(_type, header["weights"]))
-        held = []
-        for dtype, shape in types if header["holds"] else ():
-            at += -at % _ALIGN
-            count = int(np.prod(shape, dtype=np.int64))
-            held.append(np.frombuffer(blob, dtype, count, at).reshape(shape))
-            at += count * dtype.itemsize
-        if at != len(blob):
-            raise CompileError(f"xla: a serialised executable of {len(blob)} bytes should have {at}")
-        bare = header["bare"]
+        types = tuple((dtype_from_name(name), tuple(shape)) for name, shape in header["weights"])
+        held = None
+        if header["holds"]:
+            held = tuple(np.frombuffer(p, d).reshape(s) for p, (d, s) in zip(parts, types, strict=True))
         return Stored(
-            tuple(Parameter(n, dtype_from_name(d), tuple(s)) for n, d, s in header["params"]),
+            tuple(parameters_of(header["params"])),
             header["outputs"],
             tuple(InputOutputAlias(o, i) for o, i in header["aliases"]),
-            blob[start + length : start + length + header["program"]],
-            bare and Bare(bare[0], bare[1], tuple(bare[2]), tuple(map(_type, bare[3]))),
+            header["linalg"],
+            bytes(program),
             types,
-            tuple(held) if header["holds"] else None,
+            held,
         )
-    except CompileError:
-        raise
     except Exception as e:
         raise CompileError(f"xla: a serialised executable does not load: {type(e).__name__}: {e}") from e
-
-
-def complaint(params: Sequence[Parameter], inputs: Sequence[Any]) -> str | None:
-    """What is wrong with the inputs of an executable, if anything is."""
-    if len(inputs) != len(params):
-        return f"the executable takes {len(params)} inputs, {len(inputs)} were given"
-    for p, x in zip(params, inputs, strict=True):
-        dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
-        if dtype != p.dtype or shape != p.shape:
-            given = type(x).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"
-            return f"input {p.name!r} must be {p.type}, {given} was given"
-    return None
-
-
-def _row(dtype: np.dtype, shape: Sequence[int]) -> list[Any]:
-    return [dtype_name(dtype), list(shape)]
-
-
-def _type(row: Sequence[Any]) -> ArrayType:
-    return dtype_from_name(row[0]), tuple(row[1])

@@ -1,29 +1,21 @@
-"""XlaGraphCompiler: traces a Function node by node into one XLA program and compiles it ahead of time.
-
-It imports JAX when it compiles, and to load only what jaxlib alone cannot run.
-"""
+"""XlaGraphCompiler: traces a Function node by node into one XLA program and compiles it ahead of time."""
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
 from xrt_core.errors import CompileError, OptionError, XRTError
-from xrt_xla import _jaxlib
-from xrt_xla.blob import Stored, unpack
-from xrt_xla.loaded import LoadedExecutable
+from xrt_xla import _toolkit
+from xrt_xla.blob import unpack
+from xrt_xla.executable import XlaExecutable
 from xrt_xla.program import FOLD_BYTES, Program, program_order
-from xrt_xla.weights import aligned
+from xrt_xla.tracing import Traced, first_lines
 
-if TYPE_CHECKING:
-    from xrt_xla.executable import XlaExecutable
-
-_logger = logging.getLogger("xrt.xla")
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
 _DISABLE: Final = "xla_disable_hlo_passes"
 
@@ -39,26 +31,17 @@ class XlaGraphCompiler(GraphCompiler):
         unknown = set(options.extra) - _OPTIONS
         if unknown:
             raise OptionError(f"xla: unknown option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
-        self._name = device
-        self._kind = "cpu" if _jaxlib.serves(device) else _kind_of(self._device)
+        self._device = _toolkit.device_named(device)
+        self._kind = _toolkit.kind_of(self._device)
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
         self._asked: Mapping[str, Any] = options.extra.get("xla", {})
         # unfused: no fused loops, and dot products by XLA's own code instead of the library's
         self._disabled = [] if options.fused else ["fusion", "dot-library-rewriter"]
 
     @functools.cached_property
-    def _device(self) -> Any:
-        """JAX's device. Raises EngineUnavailableError where it is not there."""
-        from xrt_xla import _toolkit
-
-        return _toolkit.device_named(self._name)
-
-    @functools.cached_property
     def _xla_options(self) -> dict[str, Any]:
         """Found out at the first compilation: who only loads does not wait for it."""
         # without this XLA drops the rounding of x.astype(bfloat16).astype(float32), which ONNX's types ask for
-        from xrt_xla import _toolkit
-
         found: dict[str, Any] = {"xla_allow_excess_precision": False}
         if self._kind == "cpu":
             with _toolkit.pinned(self._device):
@@ -73,10 +56,6 @@ class XlaGraphCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
     ) -> Executable:
         """One XLA program for `function`. Raises CompileError, naming the node where it is one node's fault."""
-        from xrt_xla import _toolkit
-        from xrt_xla.executable import XlaExecutable
-        from xrt_xla.tracing import Traced, first_lines
-
         with _toolkit.pinned(self._device):
             program = Program(function, self._kind, self._fold)
             traced = Traced(function, program, return_params, program_order(len(return_params), aliases), self._kind)
@@ -85,7 +64,7 @@ class XlaGraphCompiler(GraphCompiler):
             arguments = [_toolkit.abstract(s, d, sharding) for s, d in shapes]
             donated = tuple(sorted(a.input for a in aliases))
             try:
-                found = _toolkit.jax.jit(traced.xrt_program, donate_argnums=donated).trace(*arguments)
+                found = _toolkit.jax.jit(traced.named(), donate_argnums=donated).trace(*arguments)
                 compiled = found.lower().compile(compiler_options=self._options_for(found.jaxpr))
             except XRTError:
                 raise
@@ -93,12 +72,11 @@ class XlaGraphCompiler(GraphCompiler):
                 raise CompileError(f"xla: function {function.name!r} does not compile: {first_lines(e)}") from e
             weights = _toolkit.put_all(program.weights, self._device)
             program.weights.clear()  # JAX may keep the traced callable
-        return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device)
+            linalg = _toolkit.has_linalg(found.jaxpr)
+        return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device, linalg)
 
     def _options_for(self, jaxpr: Any) -> dict[str, Any]:
         """XLA options for one program."""
-        from xrt_xla import _toolkit
-
         disabled = list(self._disabled)
         if self._kind == "cpu":
             disabled += _toolkit.cpu_passes_off(jaxpr)
@@ -115,31 +93,24 @@ class XlaGraphCompiler(GraphCompiler):
         return self._load(blob, lambda: Program(function, self._kind, self._fold).weights)
 
     def _load(self, blob: bytes, function_weights: Callable[[], Sequence[np.ndarray]] | None) -> Executable:
-        if not _jaxlib.serves(self._name):
-            from xrt_xla import _toolkit
-
-            stored = unpack(blob, _toolkit.fingerprint_of(self._device))
-            return self._in_jax(stored, stored.weights(function_weights))
-        made_for = _jaxlib.cpu_fingerprint()
-        stored = unpack(blob, made_for)
-        code = None if stored.bare is None else _jaxlib.Code(stored.code)  # is loaded beside what follows
-        weights = aligned(stored.weights(function_weights))
-        if code is not None:
-            try:
-                return LoadedExecutable(stored, code, weights, made_for, lambda: self._in_jax(stored, weights))
-            except Exception as e:
-                _logger.debug("a stored program is not for jaxlib alone: %s: %s", type(e).__name__, e)
-        return self._in_jax(stored, weights)
-
-    def _in_jax(self, stored: Stored, weights: Sequence[np.ndarray]) -> XlaExecutable:
-        from xrt_xla import _toolkit
-        from xrt_xla.executable import of_stored
-
-        with _toolkit.pinned(self._device):
-            return of_stored(stored, weights, self._device)
-
-
-def _kind_of(device: Any) -> str:
-    from xrt_xla import _toolkit
-
-    return _toolkit.kind_of(device)
+        stored = unpack(blob, _toolkit.fingerprint_of(self._device))
+        weights = stored.weights(function_weights)
+        arguments = len(stored.params) + len(weights)
+        try:
+            with _toolkit.pinned(self._device):
+                placed = _toolkit.put_all(weights, self._device)
+                compiled = _toolkit.load_compiled(
+                    stored.program, arguments, stored.outputs, self._device, stored.linalg
+                )
+        except Exception as e:
+            raise CompileError(f"xla: a serialised executable does not load: {type(e).__name__}: {e}") from e
+        return XlaExecutable(
+            compiled,
+            placed,
+            stored.params,
+            stored.outputs,
+            stored.aliases,
+            self._device,
+            stored.linalg,
+            stored.program,
+        )

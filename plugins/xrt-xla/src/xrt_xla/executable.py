@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
-from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
+from xrt_core.errors import ExecutionError, UnsupportedError
 from xrt_xla import _toolkit
 from xrt_xla._toolkit import jax, jnp, x64
-from xrt_xla.blob import Stored, complaint, pack
+from xrt_xla.blob import Stored, pack
 from xrt_xla.program import program_order
 
 _FEW: Final = 6  # up to so many results, waiting for each costs less than JAX's own wait for a list
@@ -22,6 +20,8 @@ class XlaExecutable(Executable):
 
     Large NumPy inputs whose memory is 64-byte aligned are read in place. Results are fresh `jax.Array`s, except those
     that live in the storage of a donated input: a `jax.Array` given for an aliased input is consumed by the call.
+
+    linalg: whether the program may call LAPACK. program: its serialised form, where it was loaded from that.
     """
 
     def __init__(
@@ -32,7 +32,8 @@ class XlaExecutable(Executable):
         outputs: int,
         aliases: Sequence[InputOutputAlias],
         device: Any,
-        stored: Stored | None = None,
+        linalg: bool,
+        program: bytes | None = None,
     ) -> None:
         self._compiled = compiled
         self._weights = tuple(weights)
@@ -43,7 +44,8 @@ class XlaExecutable(Executable):
         order = program_order(outputs, self._aliases)
         self._order = tuple(order.index(i) for i in range(outputs)) if self._aliases else None
         self._device = device
-        self._stored = stored  # of a loaded one: XLA serialises only what it compiled itself
+        self._linalg = linalg
+        self._payload = program  # of a loaded one: XLA serialises only what it compiled itself
 
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
@@ -78,7 +80,7 @@ class XlaExecutable(Executable):
                 results: Sequence[Any] = _toolkit.wait_for(self._compiled(*self._here(inputs), *self._weights))
             return results if self._order is None else [results[i] for i in self._order]
         except Exception as e:
-            raise ExecutionError(f"xla: {complaint(self._params, inputs) or f'{type(e).__name__}: {e}'}") from e
+            raise ExecutionError(f"xla: {_complaint(self._params, inputs) or f'{type(e).__name__}: {e}'}") from e
 
     def _here(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, with those arrays of JAX brought here that lie elsewhere: compiled calls refuse them."""
@@ -106,15 +108,13 @@ class XlaExecutable(Executable):
         return self._serialized(weights=False)
 
     def _serialized(self, weights: bool) -> bytes:
-        stored = self._stored
-        if stored is None:
+        program = self._payload
+        if program is None:
             try:
                 program = _toolkit.serialize_compiled(self._compiled)
             except (NotImplementedError, ValueError) as e:
                 raise UnsupportedError(f"this XLA program cannot be serialised: {e}") from e
-            alone = not self._aliases and _toolkit.kind_of(self._device) == "cpu"
-            bare = _toolkit.bare_of(self._compiled, program) if alone else None
-            stored = Stored(self._params, self._outputs, self._aliases, program, bare)
+        stored = Stored(self._params, self._outputs, self._aliases, self._linalg, program)
         return pack(stored, _toolkit.fingerprint_of(self._device), self._weights, weights)
 
     def as_text(self) -> str:
@@ -125,12 +125,13 @@ class XlaExecutable(Executable):
         return f"<XlaExecutable: {len(self._params)} in, {len(self._weights)} weights, {self._outputs} out>"
 
 
-def of_stored(stored: Stored, weights: Sequence[np.ndarray], device: Any) -> XlaExecutable:
-    """The executable that was serialised, with these weights. Raises CompileError where JAX does not load it."""
-    try:
-        placed = _toolkit.put_all(weights, device)
-        arguments = len(stored.params) + len(placed)
-        compiled = _toolkit.load_compiled(stored.program, arguments, stored.outputs, device)
-    except Exception as e:
-        raise CompileError(f"xla: a serialised executable does not load: {type(e).__name__}: {e}") from e
-    return XlaExecutable(compiled, placed, stored.params, stored.outputs, stored.aliases, device, stored)
+def _complaint(params: Sequence[Parameter], inputs: Sequence[Any]) -> str | None:
+    """What is wrong with the inputs of an executable, if anything is."""
+    if len(inputs) != len(params):
+        return f"the executable takes {len(params)} inputs, {len(inputs)} were given"
+    for p, x in zip(params, inputs, strict=True):
+        dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+        if dtype != p.dtype or shape != p.shape:
+            given = type(x).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"
+            return f"input {p.name!r} must be {p.type}, {given} was given"
+    return None

@@ -12,6 +12,7 @@ from xrt_core.engine.contract import Function, InputOutputAlias
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
 from xrt_core.errors import CompileError
 from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.op_traits import draws_random
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import OpContext, find_kernel
 from xrt_xla.kernels.context import Layout, layout_of
@@ -23,8 +24,6 @@ stay arguments on the device: compilation does not see them, and they are held o
 _GROWTH: Final = 4
 """Nodes of constants are computed when the executable is built if that grows their bytes at most so much (int8 weights
 become float32 ones)."""
-
-_RANDOM: Final = frozenset(("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"))
 
 
 def program_order(outputs: int, aliases: Sequence[InputOutputAlias]) -> list[int]:
@@ -108,7 +107,7 @@ class Program:
         """Compute a node of constants with NumPy, if it is one and its results are not much larger."""
         given = [x for x, v in zip(known, node.inputs, strict=True) if v is not None]
         portable = find_kernel(node.domain, node.op_type)
-        if not given or portable is None or node.op_type in _RANDOM or any(x is None for x in given):
+        if not given or portable is None or draws_random(node) or any(x is None for x in given):
             return False
         size = 0
         for v in node.outputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from xrt_core.engine.contract import Function, Parameter
 from xrt_core.errors import CompileError, XRTError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType, dtype_name
-from xrt_xla._toolkit import jnp, lax
+from xrt_xla._toolkit import jnp, lax, program_name
 from xrt_xla.kernels.context import XlaContext
 from xrt_xla.program import Program, describe
 
@@ -27,7 +27,16 @@ class Traced:
         self._returns = [(function.body.outputs[i], returns[i]) for i in order]
         self._kind = kind
 
-    def xrt_program(self, *arguments: Any) -> tuple[Any, ...]:
+    def named(self) -> Callable[..., tuple[Any, ...]]:
+        """The callable as a function whose name becomes that of the program."""
+
+        def program(*arguments: Any) -> tuple[Any, ...]:
+            return self(*arguments)
+
+        program.__name__ = program_name()
+        return program
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """Trace: entries first, then the weights."""
         body = self._function.body
         count = len(body.inputs)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
+from xrt_core.engine.serialization import pack, parameters_of, rows_of, unpack
 from xrt_core.errors import CompileError, ExecutionError
-from xrt_core.ir.types import dtype_from_name, dtype_name
 
 from {{ cookiecutter.__module }} import _toolkit
 
-_MAGIC: Final = b"XRT-{{ cookiecutter.engine }}-1\n"
+_MAGIC: Final = b"{{ (cookiecutter.engine[:7] ~ '1').ljust(8) }}"  # 8 bytes; the digit is the version of the format
 
 
 class {{ cookiecutter.__class }}Executable(Executable):
@@ -90,13 +88,11 @@ class {{ cookiecutter.__class }}Executable(Executable):
         # YOUR ENGINE: put the toolkit's compiled form here, so that loading it does not compile again.
         header = {
             "for": _toolkit.fingerprint_of(self._device),
-            "entries": [[p.name, dtype_name(p.dtype), list(p.shape)] for p in self._entries],
-            "returns": [[p.name, dtype_name(p.dtype), list(p.shape)] for p in self._returns],
+            "entries": rows_of(self._entries),
+            "returns": rows_of(self._returns),
             "aliases": [[a.output, a.input] for a in self._aliases],
-            "model": len(self._model),
         }
-        text = json.dumps(header).encode()
-        return b"".join([_MAGIC, struct.pack("<Q", len(text)), text, self._model])
+        return pack(_MAGIC, header, (self._model,))
 
     def as_text(self) -> str:
         """What goes in, what comes out."""
@@ -109,30 +105,12 @@ class {{ cookiecutter.__class }}Executable(Executable):
 
 def load_executable(blob: bytes, device: str) -> {{ cookiecutter.__class }}Executable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
-    if not blob.startswith(_MAGIC):
-        raise CompileError("{{ cookiecutter.engine }}: this is not a serialised executable of this package")
+    header, parts = unpack(_MAGIC, blob, "{{ cookiecutter.engine }}", _toolkit.fingerprint_of(device))
     try:
-        (length,) = struct.unpack_from("<Q", blob, len(_MAGIC))
-        start = len(_MAGIC) + 8
-        header = json.loads(blob[start : start + length])
-        here = _toolkit.fingerprint_of(device)
-        if header["for"] != here:
-            raise CompileError(
-                f"{{ cookiecutter.engine }}: the executable was made for {header['for']!r}; here is {here!r}"
-            )
-        model = blob[start + length :]
-        if len(model) != header["model"]:
-            raise CompileError(
-                f"{{ cookiecutter.engine }}: the model has {len(model)} bytes, and should have {header['model']}"
-            )
-        entries, returns = (
-            [Parameter(name, dtype_from_name(dtype), tuple(shape)) for name, dtype, shape in header[what]]
-            for what in ("entries", "returns")
-        )
+        model = bytes(parts[0])
+        entries, returns = (parameters_of(header[what]) for what in ("entries", "returns"))
         aliases = [InputOutputAlias(o, i) for o, i in header["aliases"]]
         session = _toolkit.Session(model, device)
-    except CompileError:
-        raise
     except Exception as e:
         raise CompileError(
             f"{{ cookiecutter.engine }}: a serialised executable does not load: {type(e).__name__}: {e}"

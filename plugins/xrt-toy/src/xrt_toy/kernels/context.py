@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -78,17 +78,20 @@ class ToyOpContext(OpContext):
 
     def launch(
         self, kernel: Callable[..., None], items: int, *arguments: Any, block: int | tuple[int, int] | None = None,
-        shared: int = 0,
+        shared: int = 0, pointwise: Iterable[int] = (),
     ) -> None:  # fmt: skip
         """Append a launch of `kernel` over `items`: threads by default, blocks where `block` gives their shape.
 
-        arguments: Buffers come as flat arrays; integers and tuples of integers as themselves. shared: bytes for each
-        block. The grid is limited, so a kernel must walk over its items with a stride.
+        arguments: Buffers come as flat arrays, the one that is written first; integers and tuples of integers as
+        themselves. shared: bytes for each block. pointwise: see `FunctionCode`. The grid is limited, so a kernel must
+        walk over its items with a stride.
         """
         if items:
             grid = min(_toolkit.BLOCKS, items if block is not None else -(-items // _toolkit.THREADS))
             name = f"{self.node.operator} {self.node.name!r}"
-            self._codes.append(FunctionCode(name, kernel, grid, block or _toolkit.THREADS, shared, arguments))
+            self._codes.append(
+                FunctionCode(name, kernel, grid, block or _toolkit.THREADS, shared, arguments, frozenset(pointwise))
+            )
 
 
 def compute_type(dtype: np.dtype) -> Scalar:

@@ -127,10 +127,12 @@ def walk(
     arrays = (list(operands) + [operands[0]] * 2)[:3]
     sx = (sx + sx[:1] * 2)[:3]
     n = int(np.prod(shape, dtype=np.int64))
+    # operands that are walked in step with `out`: the arguments after it
+    pointwise = [i for i, s in enumerate(sx, 1) if s == so and start == 0]
     if len(axes) == 1 and so[0] in (0, 1) and start == 0:
-        ctx.launch(flat, n, out, *arrays, n, *(s[0] for s in sx))
+        ctx.launch(flat, n, out, *arrays, n, *(s[0] for s in sx), pointwise=pointwise)
     else:
-        ctx.launch(strided, n, out, *arrays, n, start, axes, so, *sx)
+        ctx.launch(strided, n, out, *arrays, n, start, axes, so, *sx, pointwise=pointwise)
     return out
 
 

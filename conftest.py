@@ -1,0 +1,68 @@
+"""What every test of the core and of the plugins runs under."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+from collections.abc import Iterator
+
+import pytest
+
+os.environ["XRT_VERIFY"] = "1"  # the graph is held against the IR's rules after every stage
+for _name in [n for n in os.environ if n.startswith(("FLAGS_", "XRT_")) and n not in ("XRT_VERIFY", "XRT_VENV")]:
+    del os.environ[_name]  # a developer's own settings must not decide what the tests see
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--shuffle SEED`: tests in another order, to find those that depend on one."""
+    parser.addoption("--shuffle", metavar="SEED", type=int, help="run files, and tests within a file, in random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle files, then the tests of each file: fixtures of a module are still made once."""
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        return
+    files: dict[pathlib.Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    chance = random.Random(seed)
+    groups = list(files.values())
+    chance.shuffle(groups)
+    for group in groups:
+        chance.shuffle(group)
+    items[:] = [item for group in groups for item in group]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A cache folder of this process's tests: no test reads or writes the user's own, child processes included."""
+    os.environ["XRT_CACHE_DIR"] = str(tmp_path_factory.mktemp("xrt-cache"))
+
+
+@pytest.fixture(autouse=True)
+def _same_process_state(_cache_folder: None, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Registries, hooks, listeners, `xrt.config` and environment are restored after a test, and it fails if it left
+    anything there."""
+    from tests.isolation import isolated
+
+    with isolated() as leaks:
+        yield
+    if leaks.found:
+        pytest.fail(f"{request.node.nodeid} leaves the process changed: {'; '.join(leaks.found)}", pytrace=False)
+
+
+@pytest.fixture
+def own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A cache folder for one test, empty."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XRT_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def tiny_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters that would not pay go to their engine all the same (`prune=False`, in child processes too): for tests of
+    what engines do, whose tensors have a few elements."""
+    monkeypatch.setenv("XRT_PRUNE", "0")

@@ -1,0 +1,139 @@
+"""Services: what a pipeline works with, built once from the options of a module."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from xrt_core.cache.disk import open_cache
+from xrt_core.cache.model_file import ModelFile
+from xrt_core.cache.store import ExecutableStore
+from xrt_core.compiler.passes import load_plugin_passes, lowering, passes, rules_of
+from xrt_core.engine import engines as process_engines
+from xrt_core.engine.contract import CompileOptions, Engine
+from xrt_core.engine.device_kinds import CPU, device_kind, is_host
+from xrt_core.errors import EngineError, OptionError
+from xrt_core.events import EventLog
+from xrt_core.guard.policy import GuardSettings
+from xrt_core.options import AUTO, Options
+from xrt_core.passes.mixed_precision import LowerPrecision
+from xrt_core.passes.partitioning import MarkRule
+from xrt_core.passes.pass_manager import STAGES, PassRegistry, RegisteredPass, Stage
+from xrt_core.passes.trace import Trace
+from xrt_core.runtime.engine_compiler import Compilation
+from xrt_core.runtime.plan import HOST
+
+if TYPE_CHECKING:
+    from xrt_core.guard.manager import GuardManager
+
+Chosen = Sequence[tuple[Engine, str]]
+"""Engines that take part, in the order to try them, each with the device it compiles for."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the stages of one pipeline share.
+
+    xp: the host's array namespace. host_only: no engine takes part here, by choice or because another pipeline has
+    them, so marks that name one are no error. passes: per stage, in order, as registered when the module was made.
+    precision: the pass that lowers precision, None where nothing asks for it. guard: None where it is off.
+    """
+
+    options: Options
+    engines: tuple[tuple[Engine, str], ...]
+    events: EventLog
+    xp: Any
+    executables: ExecutableStore
+    compilation: Compilation
+    guard: GuardManager | None
+    rules: Sequence[MarkRule]
+    registry: PassRegistry
+    passes: Mapping[Stage, Sequence[RegisteredPass]]
+    precision: LowerPrecision | None
+    trace: Trace | None
+    host_only: bool
+
+    @property
+    def auto(self) -> bool:
+        """Whether engines are chosen by measuring."""
+        return self.options.engine == (AUTO,)
+
+    def why_absent(self, name: str) -> str:
+        """Why an engine that a mark names does not take part, and what to do."""
+        try:
+            process_engines.usable(name)
+        except EngineError as e:
+            return f"{e}; or take the mark off, or run with marks=False"
+        listed = [e.name for e, _ in self.engines]
+        return f"engine {name!r} is installed, but not among {listed}: add it with engine={[*listed, name]}"
+
+
+def build_services(
+    options: Options,
+    engines: Chosen,
+    events: EventLog,
+    saved: ModelFile | None = None,
+    *,
+    registry: PassRegistry | None = None,
+    host_only: bool = False,
+) -> Services:
+    """The services for these options and engines.
+
+    saved: the file that the model was loaded from, whose executables are used. registry: of passes, as it was when the
+    module was made; None takes today's. host_only: another pipeline has the engines.
+
+    Raises OptionError for options that do not fit the engines, marks included.
+    """
+    compile_options = CompileOptions(
+        phase=options.phase,
+        workspace_bytes=options.max_workspace_bytes,
+        max_batch_size=options.max_batch_size,
+        threads=_threads(options, engines),
+        extra=json.loads(options.engine_options) if options.engine_options else {},
+    )
+    disk = open_cache(options.cache, options.cache_dir, options.cache_bytes) if engines else None
+    executables = ExecutableStore(disk, events, saved)
+    compilation = Compilation(tuple(engines), compile_options, executables, events)
+    compilation.check_options()
+    settings = GuardSettings.of(options) if engines else None
+    guard: GuardManager | None = None
+    if settings is not None:
+        from xrt_core.guard.manager import GuardManager
+        from xrt_core.verify.verdict import Outcome
+
+        trusted = {} if saved is None else {k: Outcome.from_json(v) for k, v in saved.verdicts.items()}
+        auto = options.engine == (AUTO,)
+        guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted)
+    load_plugin_passes(events)
+    registry = passes.snapshot() if registry is None else registry.with_plugins_of(passes)
+    services = Services(
+        options=options,
+        engines=tuple(engines),
+        events=events,
+        xp=device_kind(options.device or (engines[0][1] if engines else CPU.name)).namespace(),
+        executables=executables,
+        compilation=compilation,
+        guard=guard,
+        rules=rules_of(options),
+        registry=registry,
+        passes={stage: registry.order(stage) for stage in STAGES},
+        precision=lowering(options),
+        trace=Trace(options.trace, events) if options.trace else None,
+        host_only=host_only or options.engine == (HOST,),
+    )
+    for rule in services.rules:
+        if rule.engine not in (HOST, *(e.name for e, _ in engines)) and not services.host_only:
+            raise OptionError(f"{rule} ({options.source('marks')}): {services.why_absent(rule.engine)}")
+    return services
+
+
+def _threads(options: Options, engines: Chosen) -> int | None:
+    """Threads of each executable on a CPU: as told, or a share of the cores where engines run side by side."""
+    sharing = sum(is_host(device) for _, device in engines)
+    if options.threads is not None or options.parallel is not True or sharing < 2:
+        return options.threads
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // sharing)
