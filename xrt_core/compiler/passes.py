@@ -62,8 +62,8 @@ class PassContext:
     options, rules, lowering: of the module. part: the graph is a part of another. types, known: of the signature.
     engines: whether engines take part; candidates: those, for a graph, and `device` the one of the first. automatic:
     whether nodes without a mark are offered to them; obey: whether marks for engines hold; absent: see `mark`.
-    host_on_device: the host computes beside the engines. convert: puts converters where values cross. results: where
-    passes leave what they found.
+    host_on_device: the host computes beside the engines. mark_updates: annotates nodes that engines' kernels declare
+    to write variables. convert: puts converters where values cross. results: where passes leave what they found.
     """
 
     options: Options
@@ -79,6 +79,7 @@ class PassContext:
     obey: bool = True
     absent: Callable[[str], str] = lambda name: ""
     host_on_device: bool = False
+    mark_updates: Callable[[Graph], Graph] = lambda graph: graph
     convert: Callable[[Graph], Graph] = lambda graph: graph
     results: PassResults = field(default_factory=PassResults)
 
@@ -177,6 +178,10 @@ DEFAULT_PASSES: Final = (
     RegisteredPass(
         "constant_fold", _constant_fold, ("model",),
         "once per model: what depends on constants alone must not be redone per signature",
+    ),
+    RegisteredPass(
+        "mark_updates", lambda graph, context: context.mark_updates(graph), ("model", "signature"),
+        "before nodes are merged or folded: what writes variables must happen once; in parts of a graph at once",
     ),
     RegisteredPass(
         "specialise", _specialise, ("signature",),
