@@ -85,13 +85,20 @@ class Pipeline:
             )
         return planned
 
+    def mark_updates(self, graph: Graph) -> Graph:
+        """The graph with annotations of the nodes that engines' kernels declare to write variables, without aliases:
+        before gradients are built from it."""
+        return self._support.mark_updates(graph, aliases=False)
+
     def capture(self, graph: Graph, automatic: bool | None = None) -> Captured:
         """Run the passes of the stage "model". automatic: for a subgraph, the setting of the whole graph."""
         part, precision = automatic is not None, self.services.precision
         if precision is not None and not part:
             precision.check_names(graph)
         self._verify(graph, "captured")
-        context = PassContext(self.options, rules=self.services.rules, part=part)
+        # inputs of a loop's body are not the caller's to hand over; those of the whole graph wait for its signature
+        mark = self.mark_updates if part else lambda graph: graph
+        context = PassContext(self.options, rules=self.services.rules, part=part, mark_updates=mark)
         applied = self.services.passes["model"]
         graph = self._run_passes("model", graph, context, applied)
         return Captured(graph, context.results.automatic if automatic is None else automatic, applied)
@@ -116,7 +123,12 @@ class Pipeline:
         """Specialise the graph for one signature: run the passes of the stage "signature"."""
         engines = engines and bool(self.engines)
         context = PassContext(
-            self.options, types=types, known=known, engines=engines, lowering=self.services.precision
+            self.options,
+            types=types,
+            known=known,
+            engines=engines,
+            lowering=self.services.precision,
+            mark_updates=self._support.mark_updates if engines else lambda graph: graph,
         )
         graph = self._run_passes("signature", captured.graph, context, self.services.passes["signature"])
         return Optimised(graph, known, engines, captured.automatic, context.results.precision)

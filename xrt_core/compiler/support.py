@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine
+from xrt_core.engine.model_updates import mark_updates
 from xrt_core.guard import background
 from xrt_core.guard.capability import Answers, asked
 from xrt_core.ir.graph import Graph, Node
@@ -45,6 +47,18 @@ class EngineSupport:
             return found
         pinned = {n.annotations.engine for n in graph.nodes}
         return [_any_of(found), *(c for c in found if c.name in pinned)]
+
+    def mark_updates(self, graph: Graph, aliases: bool = True) -> Graph:
+        """See `engine.model_updates.mark_updates`, with the kernels of the engines that take part.
+
+        Engines register their kernels when their library is loaded, which is now, as they are asked about the graph
+        next. Where they are asked in another process, only kernels that are known here count.
+        """
+        if self._guard is None or self._guard.inquiry is None:
+            for engine, _ in self._engines:
+                with contextlib.suppress(Exception):  # `supports` will say what is wrong
+                    engine.prepare()
+        return mark_updates(graph, [e.name for e, _ in self._engines], aliases=aliases)
 
     def _asked(self, engine: Engine, device: str) -> Candidate:
         level = logging.WARNING
