@@ -23,19 +23,19 @@ def bisect(
     shape: arguments.Shape = None,
     compiles: Annotated[int, typer.Option("--compiles", min=1, help="Compilations to spend on each cluster.")] = 200,
     bundle: Annotated[
-        pathlib.Path | None, typer.Option("--bundle", help="A folder for one reproducer of each node at fault.")
+        pathlib.Path | None, typer.Option("--bundle", help="A folder for one reproducer of each faulty node.")
     ] = None,
     option: arguments.Option = None,
 ) -> None:
     """Compile every cluster of a model on one engine, compare it with the host, and name the nodes that are wrong.
 
     Made-up inputs follow what each cluster needs; those of --inputs are used where the host can carry them there.
-    The exit code is 3 where a node is at fault.
+    The exit code is 3 if a node is faulty.
     """
     from xrt_core.engine import engines
     from xrt_core.engine.contract import Function
     from xrt_core.verify.isolate import Candidate, bisect_function, inputs_of_clusters
-    from xrt_core.verify.repro import Stage, bundle_of, leave_bundle
+    from xrt_core.verify.repro import Stage, make_bundle, save_bundle
     from xrt_core.verify.subgraph import subfunction
 
     module = arguments.load_module(model, [engine], option)
@@ -71,7 +71,7 @@ def bisect(
             assert bundle is not None
             part = subfunction(function, [x.index])
             stage: Stage = "compile" if "does not compile" in x.reason else "wrong"
-            path = leave_bundle(bundle_of(part, owner, device, options, stage, x.reason, x.inputs), bundle)
+            path = save_bundle(make_bundle(part, owner, device, options, stage, x.reason, x.inputs), bundle)
             say(f"  wrote {path}")
     if faulty:
         raise typer.Exit(FAULTY)

@@ -56,7 +56,7 @@ def pipeline_for(
     planning = BackgroundCompiler(settings, ", ".join(options.engine or (AUTO,)), disk, events)
 
     def make() -> Pipeline:
-        engines = choose(planning.harmful()) if chosen is None else chosen
+        engines = choose(planning.crashing_engines()) if chosen is None else chosen
         return Pipeline(options, engines, events, planning=planning, registry=first.registry)
 
     behind = LazyPipeline(make, planning)

@@ -13,8 +13,8 @@ import numpy as np
 
 from xrt_core.compiler.stages import Captured, Planned
 from xrt_core.errors import XRTError
-from xrt_core.guard.background import MOST_INPUT_BYTES, in_background, later
-from xrt_core.guard.timeouts import native_call
+from xrt_core.guard.policy import MAX_INPUT_BYTES, retry_time
+from xrt_core.guard.timeouts import in_background, native_call
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.passes.partitioning import names_an_engine
@@ -84,9 +84,9 @@ class BaselinePlan(Planned):
                 self._give_way(way, made)
 
     def postpone(self, first: float) -> None:
-        """Have a later call try again, after `first` seconds at the first time (see `planning.later`)."""
+        """Have a later call try again, after `first` seconds at the first time (see `retry_time`)."""
         self._attempts += 1
-        self._due = later(first, self._attempts)
+        self._due = retry_time(first, self._attempts)
         self._going.release()
 
     def _give_way(self, way: TierUpJob, made: Planned | None) -> None:
@@ -208,9 +208,9 @@ def _copies(arrays: Sequence[Any]) -> list[Any] | None:
             return [copy(e) for e in x]
         array = to_numpy(x)
         held += array.nbytes
-        return np.array(array) if held <= MOST_INPUT_BYTES else None
+        return np.array(array) if held <= MAX_INPUT_BYTES else None
 
     with contextlib.suppress(MemoryError, XRTError):  # a call that has its results does not fail for this
         found = [copy(a) for a in arrays]
-        return found if held <= MOST_INPUT_BYTES else None
+        return found if held <= MAX_INPUT_BYTES else None
     return None
