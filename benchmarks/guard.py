@@ -26,7 +26,7 @@ import numpy as np
 from exported import NAMES, inputs_for, path
 from rounds import interleaved
 
-ROUNDS = 5
+MAX_ROUNDS = 5
 FIRST = """
 import json, sys, time
 sys.path.insert(0, {folder!r})
@@ -58,8 +58,12 @@ def overhead() -> None:
     from xrt_core.runtime.launch import Launch
     from xrt_core.testing.functions import binary
 
-    class Keeper:
-        settings = GuardSettings.of(resolve({"guard": True}))
+    settings = GuardSettings.of(resolve({"guard": True}))
+    assert settings is not None
+
+    class NoFailures:
+        def record_failure(self, *failure: Any) -> None:
+            raise AssertionError("nothing fails here")
 
     class Nothing(Executable):
         def __init__(self, results: list[np.ndarray]) -> None:
@@ -72,7 +76,8 @@ def overhead() -> None:
     x = np.ones((2, 3), np.float32)
     executable = Nothing([x])
     plain = Launch(function, "e", executable, lambda: list)
-    guarded = GuardedLaunch(function, "e", lambda: list, Keeper(), ClusterRecord("c", "e", 1, "Add"))
+    record = ClusterRecord("c", "e", 1, "Add")
+    guarded = GuardedLaunch(function, "e", lambda: list, record, settings, NoFailures(), lambda *call: None)
     guarded.record.move(State.READY)
     guarded.go_live(executable, "")
     calls: list[Callable[[Any], Any]] = [executable.run, plain, guarded]
@@ -93,7 +98,7 @@ def first(names: Sequence[str]) -> None:
     for name in names:
         host, guarded, second = [], [], []
         settled, examined = [], []
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             with tempfile.TemporaryDirectory() as cache:
                 host.append(_process(name, "host", False, cache)[0])
                 seconds, done, states, timings = _process(name, "xla", True, cache)
@@ -146,10 +151,10 @@ def verify(names: Sequence[str]) -> None:
     from xrt_core.module import XRTModule
     from xrt_core.options import resolve
     from xrt_core.verify.autotune import settle
-    from xrt_core.verify.evaluate import ExamineSettings, examine
+    from xrt_core.verify.evaluate import EvaluationSettings, evaluate
     from xrt_core.verify.inputs import synthesize_inputs
     from xrt_core.verify.isolate import Candidate
-    from xrt_core.verify.reference import Host
+    from xrt_core.verify.reference import ReferenceExecutor
 
     print("| model | engine | clusters | host run (ms) | compile (ms) | candidate's runs | verification | verdicts |")
     print("|---|---|---|---|---|---|---|---|")
@@ -169,9 +174,10 @@ def verify(names: Sequence[str]) -> None:
             host = compiled = runs = verified = 0.0
             verdicts = []
             for f in functions:
-                inputs, plan = synthesize_inputs(f), Host(f)
+                inputs, plan = synthesize_inputs(f), ReferenceExecutor(f)
                 (timed,) = interleaved([partial(plan.run, inputs)], settle=settle)
-                outcome = examine(f, [Candidate(engine.name, compile, engine.tolerance)], ExamineSettings(tune=False))
+                candidate = Candidate(engine.name, compile, engine.tolerance)
+                outcome = evaluate(f, [candidate], EvaluationSettings(tune=False))
                 host += timed.median
                 compiled += outcome.timings.get("compile", 0.0)
                 runs += outcome.timings.get("checked runs", 0.0)
