@@ -54,7 +54,7 @@ class EngineSupport:
         Engines register their kernels when their library is loaded, which is now, as they are asked about the graph
         next. Where they are asked in another process, only kernels that are known here count.
         """
-        if self._guard is None or self._guard.inquiry is None:
+        if self._guard is None or self._guard.capabilities is None:
             for engine, _ in self._engines:
                 with contextlib.suppress(Exception):  # `supports` will say what is wrong
                     engine.prepare()
