@@ -75,5 +75,6 @@ def build(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Write the documentation that is made from the code: docs/options.md."""
     session.install("--editable", ".")
+    session.install("--no-deps", *(part for folder in PLUGINS for part in ("--editable", folder)))
     text = session.run("python", "-m", "xrt_core.options", silent=True)
     pathlib.Path("docs", "options.md").write_text(str(text), encoding="utf-8")

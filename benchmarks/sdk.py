@@ -16,10 +16,10 @@ import numpy as np
 
 import xrt_core as xrt
 from xrt_core.engine import engines
-from xrt_core.engine.discovery import Discovery
 from xrt_core.engine.manager import EngineManager
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType
+from xrt_core.plugins.discovery import Discovery
 
 
 def milliseconds(f: Callable[[], Any], calls: int = 1, repeats: int = 7) -> float:

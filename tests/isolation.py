@@ -1,8 +1,8 @@
 """What a test may change for the whole process: registries, hooks, listeners, `xrt.config` and the environment.
 
 `isolated()` restores all of it when its block ends and returns what the block left behind, a sentence each.
-What an installed package registers when it is first used (kernels, hooks and converters of its engine) stays: loading it
-later gives the same.
+What an installed package registers when it is first used (kernels, hooks and converters of its engine) stays: loading
+it later gives the same.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from xrt_core import events
 from xrt_core.compiler import passes as compiler_passes
 from xrt_core.engine import engines
 from xrt_core.engine.converters import converters
-from xrt_core.engine.discovery import GROUPS, Plugin
+from xrt_core.engine.device_kinds import kinds
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
-from xrt_core.ir import schema
+from xrt_core.ir import op_traits, schema
 from xrt_core.kernels import registry as kernels
 from xrt_core.options import process_config
+from xrt_core.plugins import plugins
+from xrt_core.plugins.discovery import GROUPS, Plugin
 from xrt_core.training import registry as training
 
 _CORE = "xrt_core"
@@ -65,7 +67,7 @@ class _Installed:
     @classmethod
     def now(cls) -> _Installed:
         """Those that the process's discovery knows."""
-        found: list[Plugin] = [p for g in GROUPS for same in engines._discovery.plugins(g).values() for p in same]
+        found: list[Plugin] = [p for g in GROUPS for same in plugins.discovery.plugins(g).values() for p in same]
         return cls(
             {p.name for p in found if p.group == "xrt.engines"},
             {p.owner for p in found},
@@ -86,21 +88,21 @@ def _replace_types(content: dict[Any, Any]) -> None:
 
 
 def _hooks() -> dict[str, object]:
-    return dict(engines._hooks.manager.list_name_plugin())
+    return {f"{r.name} of {r.owner}": r.plugin for r in plugins._records if not r.entries}
 
 
 def _restore_hooks(content: dict[str, object]) -> None:
-    for name in _hooks():
+    for name, plugin in _hooks().items():
         if name not in content:
-            engines._hooks.remove(name)
+            plugins.remove(plugin)
 
 
 def _listeners() -> dict[str, Any]:
-    return {f"{f!r}": f for f in events._listeners if f != engines._hooks._forward}
+    return {f"{f!r}": f for f in events._listeners if f != plugins._forward}
 
 
 def _restore_listeners(content: dict[str, Any]) -> None:
-    own = [f for f in events._listeners if f == engines._hooks._forward]
+    own = [f for f in events._listeners if f == plugins._forward]
     events._listeners[:] = [*own, *content.values()]
 
 
@@ -110,6 +112,11 @@ def _op_kernel(key: Any, value: OpKernel, installed: _Installed) -> bool:
 
 def _portable_kernel(key: Any, value: kernels.PortableKernel, installed: _Installed) -> bool:
     return installed.wrote(value.function)
+
+
+def _traits(key: Any, value: Any, installed: _Installed) -> bool:
+    by = op_traits._OWNERS.get(key)
+    return by is not None and any(owner.startswith(by) for owner in installed.owners)
 
 
 def _function(key: Any, value: Any, installed: _Installed) -> bool:
@@ -130,7 +137,9 @@ def _restore_variables(content: dict[str, str]) -> None:
 _TABLES = (
     _Table("engine", lambda: engines._registered._entries),
     _Table("made engine", lambda: engines._engines, lambda k, v, i: k in i.engines),
-    _Table("hook implementation", _hooks, lambda k, v, i: k.removeprefix("converters:") in i.engines, _restore_hooks),
+    _Table("hook implementation", _hooks, lambda k, v, i: k.partition(" of ")[2] in i.owners, _restore_hooks),
+    _Table("device kind", lambda: kinds._kinds._entries, lambda k, v, i: kinds._kinds.owner(k) in i.owners),
+    _Table("operator traits", lambda: op_traits._OWNERS, lambda k, v, i: v in i.owners),
     _Table("converter", lambda: converters._found, lambda k, v, i: v.owner in i.owners),
     _Table("array type", lambda: converters._types, write=_replace_types),
     _Table("pass", lambda: compiler_passes.passes._passes, lambda k, v, i: v.owner in i.owners, _replace_passes),
@@ -138,6 +147,8 @@ _TABLES = (
     _Table("kernel of an engine", lambda: op_kernels._kernels, _op_kernel),
     _Table("portable kernel", lambda: kernels._KERNELS, _portable_kernel),
     _Table("schema", lambda: schema._DIALECT),
+    _Table("traits of an operator", lambda: op_traits._ROWS, _traits),
+    _Table("owner of traits", lambda: op_traits._OWNERS, _traits),
     _Table("gradient rule", lambda: training._RULES, _function),
     _Table("composition", lambda: training._COMPOSITIONS, _function),
     _Table("constant gradient", lambda: training._CONSTANT, lambda k, v, i: str(v).startswith(_CORE)),
@@ -183,5 +194,5 @@ def _restored(table: _Table, before: dict[Any, Any]) -> list[str]:
     return [
         *(f"{table.what} {k!r} is left" for k in now if k not in before and k not in loaded),
         *(f"{table.what} {k!r} is another one" for k in changed if k not in replaced),
-        *(f"{table.what} {k!r} is gone" for k, v in before.items() if k not in now and not table.keeps(k, v, installed)),
+        *(f"{table.what} {k!r} is gone" for k in before if k not in now and not table.keeps(k, before[k], installed)),
     ]

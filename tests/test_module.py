@@ -450,7 +450,7 @@ def test_an_engine_that_fails_at_run(caplog: pytest.LogCaptureFixture) -> None:
         engine.on_run = fail
         for _ in range(2):
             np.testing.assert_array_equal(m(X, Y), X - Y)
-        assert m.explain().errors == {"fake_0": "failed while running, the host stood in: device lost"}
+        assert m.explain().errors == {"fake_0": "failed while running, the host ran it instead: device lost"}
         assert m.explain().engine_node_count == 1
         failing = False
         np.testing.assert_array_equal(m(X, Y), X - Y)  # a success: the count begins anew
@@ -460,7 +460,7 @@ def test_an_engine_that_fails_at_run(caplog: pytest.LogCaptureFixture) -> None:
         assert engine.runs == 2 + 1 + 3
         assert m.explain().errors == {"fake_0": "failed while running, the host runs it: device lost"}
         assert m.explain().lost == ("fake_0",)
-        assert "the host keeps the cluster" in caplog.text
+        assert "the cluster stays on the host" in caplog.text
 
 
 @pytest.mark.parametrize(

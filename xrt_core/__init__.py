@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xrt_core.module import XRTModule
     from xrt_core.options import process_config as config
     from xrt_core.options.process_config import init_subblock_optimizer
+    from xrt_core.plugins import hookimpl
     from xrt_core.quantization.calibration import ptq_calibration_mode
     from xrt_core.reports import assert_offloaded
     from xrt_core.training import optimizer as optim
@@ -35,6 +36,7 @@ __all__ = [
     "assert_offloaded",
     "config",
     "errors",
+    "hookimpl",
     "import_model",
     "init_subblock_optimizer",
     "ops",
@@ -58,6 +60,7 @@ _HOME: Final = {
     "Variable": "training.variables",
     "XRTModule": "module",
     "assert_offloaded": "reports",
+    "hookimpl": "plugins",
     "import_model": "frontends.onnx_import",
     "init_subblock_optimizer": "options.process_config",
     "power_by_engine": "frontends.tracing",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from xrt_core.engine.manager import KNOWN_PACKAGES, EngineListing
+from xrt_core.engine.manager import EngineListing
 
 NOTHING_INSTALLED: Final = (
-    f"no engine is installed, so everything runs on the host; to get one: pip install {KNOWN_PACKAGES['xla']}"
+    "no engine is installed, so everything runs on the host; engines are pip packages: pip install xrt-<name>"
 )
 
 

@@ -1,17 +1,17 @@
-"""The one hierarchy of errors: every exception that XRT raises on purpose is an `XRTError`.
+"""The exception hierarchy: every exception that XRT raises deliberately is an `XRTError`.
 
-A message says what was wrong (name and value), where it came from, and what to do about it.
+A message names the offending value, its origin, and the remedy.
 """
 
 from __future__ import annotations
 
 
 class XRTError(Exception):
-    """Base of every error that XRT raises on purpose."""
+    """Base class of every error that XRT raises deliberately."""
 
 
 class GraphError(XRTError):
-    """A graph breaks the rules of the IR: a cycle, a dangling name, a wrong arity, an unknown operator."""
+    """A graph violates an invariant of the IR: a cycle, an undefined name, a wrong arity, an unknown operator."""
 
 
 class ModelLoadError(GraphError):
@@ -19,11 +19,11 @@ class ModelLoadError(GraphError):
 
 
 class ExportError(GraphError):
-    """A graph holds something that the target format cannot express."""
+    """A graph contains something that the target format cannot express."""
 
 
 class TraceError(GraphError):
-    """`Graph.build` did something that tracing cannot record; the message points at the user's line."""
+    """`Graph.build` used something that cannot be traced; the message names the user's source line."""
 
 
 class ShapeError(GraphError):
@@ -31,19 +31,19 @@ class ShapeError(GraphError):
 
 
 class PassError(GraphError):
-    """A pass that a user registered failed, or gave a bad graph; names the pass and its owner."""
+    """A registered pass failed, or returned an invalid graph; names the pass and its owner."""
 
 
 class GradientError(GraphError):
-    """A gradient cannot be built: a node without a rule, no way to the loss, a loss that is no scalar."""
+    """A gradient cannot be built: a node without a rule, no path to the loss, a loss that is not a scalar."""
 
 
 class CheckpointError(XRTError):
-    """A training state cannot be loaded: truncated, of another model, a tensor of another dtype or shape."""
+    """A training state cannot be loaded: truncated, from another model, a tensor with another dtype or shape."""
 
 
 class QuantizationError(XRTError):
-    """A model cannot be quantised: no ranges, those of another model, a missing library, a folder without access."""
+    """A model cannot be quantised: no ranges, ranges of another model, a missing library, an inaccessible folder."""
 
 
 class InputError(XRTError):
@@ -51,19 +51,19 @@ class InputError(XRTError):
 
 
 class OptionError(XRTError):
-    """An unknown option, or a value out of range; names the option, what it takes, and the value's source."""
+    """An unknown option, or an invalid value; names the option, the accepted values, and the source of the value."""
 
 
 class EngineError(XRTError):
-    """Base of everything that goes wrong around an engine."""
+    """Base class of errors of engines and plugins."""
 
 
 class EngineNotFoundError(EngineError):
-    """No installed package provides an engine of this name; lists what is installed."""
+    """No installed package provides an engine of this name; lists the installed ones."""
 
 
 class EngineUnavailableError(EngineError):
-    """The engine is installed but cannot be used here; carries its own reason and the cure."""
+    """The engine is installed but cannot be used on this machine; has the engine's reason and the remedy."""
 
 
 class DeviceNotFoundError(EngineError):
@@ -71,15 +71,15 @@ class DeviceNotFoundError(EngineError):
 
 
 class PluginError(EngineError):
-    """A plugin package is broken, too old, too new, or named twice."""
+    """A plugin package is broken, incompatible with this version of the core, or its name is taken."""
 
 
 class RegistrationError(EngineError):
-    """A registration was refused: taken name, unknown operator, wrong signature."""
+    """A registration was rejected: taken name, unknown operator, wrong signature."""
 
 
 class UnsupportedError(EngineError):
-    """An engine was asked for something that it had said it does not support."""
+    """An engine was asked for an operation that it declares unsupported."""
 
 
 class CompileError(EngineError):
@@ -91,11 +91,11 @@ class ExecutionError(XRTError):
 
 
 class ConverterError(XRTError):
-    """A value cannot go from one space to another: no converter takes it, or one gave the wrong dtype or shape."""
+    """A value cannot be transferred between spaces: no converter, or a converter returned a wrong dtype or shape."""
 
 
 class TrainingError(ExecutionError):
-    """A step failed after its variables had been handed to the engine, and they are gone until a state is loaded."""
+    """A step failed after its variables were donated to the engine; they are lost until a state is loaded."""
 
 
 class CacheError(XRTError):
@@ -103,4 +103,4 @@ class CacheError(XRTError):
 
 
 class InternalError(XRTError):
-    """XRT itself broke one of its own rules (a pass produced a bad graph, say). Please report it."""
+    """XRT violated one of its own invariants (such as a pass that produced an invalid graph). Please report it."""

@@ -1,6 +1,6 @@
-"""What happened: named events with timings, logged through `logging` (logger "xrt") and kept in a short memory.
+"""Event log: named events with timings, logged through `logging` (logger "xrt") and stored in a ring buffer.
 
-Each `XRTModule` has an `EventLog` of its own; `process_events` is the one for what belongs to no module (plugins).
+Each `XRTModule` has its own `EventLog`; `process_events` has the events of no module (such as plugin loading).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ logger: Final = logging.getLogger("xrt")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened.
+    """A logged event.
 
-    name: dotted, such as "compile.done". time: seconds since the epoch. seconds: how long it took, None for a moment.
-    fields: the rest, by name.
+    name: dotted, such as "compile.done". time: seconds since the epoch. seconds: the duration, None for an instant
+    event. fields: further data, by name.
     """
 
     name: str
@@ -41,20 +41,20 @@ Kind = Literal[
     "raised", "hung", "crashed", "memory", "wrong count", "wrong shape", "wrong dtype", "wrong numbers", "slower",
     "unusable", "closed",
 ]  # fmt: skip
-"""What kind of failure made the host stand in: `FallbackEvent.kind`."""
+"""The kind of failure that caused a fallback to the host: `FallbackEvent.kind`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FallbackEvent(Event):
-    """An engine failed, and the host stood in for it: the event "fallback".
+    """An engine failed and the host ran the cluster instead: the event "fallback".
 
-    Beside what the properties give, `fields` has `exit_code` and `log` (the tail of it) of a child process that ended,
-    and `bundle`, the path of a reproducer, where there is one.
+    In addition to the properties, `fields` has `exit_code` and `log` (its tail) of a worker process that died, and
+    `bundle`, the path of a repro bundle, if one was written.
     """
 
     @property
     def cluster(self) -> str:
-        """The name of the cluster, or of the graph where it is not about one cluster."""
+        """The name of the cluster, or of the graph if the failure concerns no single cluster."""
         return str(self.fields["cluster"])
 
     @property
@@ -64,18 +64,18 @@ class FallbackEvent(Event):
 
     @property
     def stage(self) -> str:
-        """What failed: probe, supports, plan, compile, examine, load, run or shadow."""
+        """The operation that failed: probe, supports, plan, compile, examine, load, run or shadow."""
         return str(self.fields["stage"])
 
     @property
     def kind(self) -> Kind:
-        """How it failed."""
+        """The kind of failure."""
         found: Kind = self.fields["kind"]
         return found
 
     @property
     def error(self) -> str:
-        """What was said, for people."""
+        """The error message, human-readable."""
         return str(self.fields["error"])
 
 
@@ -84,9 +84,9 @@ _listeners: list[Listener] = []
 
 
 def subscribe(listener: Listener) -> Callable[[], None]:
-    """Have every event of every log passed to `listener`, in the thread that emits it. Returns the way to undo it.
+    """Call `listener` with every event of every log, in the emitting thread. Returns a function that unsubscribes.
 
-    Raises RegistrationError for what is no function.
+    Raises RegistrationError if `listener` is not callable.
     """
     if not callable(listener):
         raise RegistrationError(f"subscribe takes a function of an event, not {listener!r}")
@@ -100,7 +100,7 @@ def subscribe(listener: Listener) -> Callable[[], None]:
 
 
 class EventLog:
-    """A ring of the latest events. Emitting costs about a microsecond and is safe from many threads."""
+    """A ring buffer of the latest events. Emitting costs about a microsecond and is thread-safe."""
 
     __slots__ = ("_ring",)
 
@@ -108,9 +108,9 @@ class EventLog:
         self._ring: deque[Event] = deque(maxlen=size)
 
     def emit(self, name: str, *, level: int = logging.DEBUG, seconds: float | None = None, **fields: Any) -> Event:
-        """Record an event, log it at `level`, and tell the listeners; one that raises is logged and changes nothing."""
+        """Record an event, log it at `level`, and call the listeners; an exception of a listener is logged only."""
         event = Event(name, time.time(), seconds, MappingProxyType(fields))
-        self._tell(event, level)
+        self._notify(event, level)
         return event
 
     def fallback(
@@ -124,13 +124,13 @@ class EventLog:
         level: int = logging.WARNING,
         **more: Any,
     ) -> FallbackEvent:
-        """Record that the host stands in for an engine; `more` are further fields. Otherwise as `emit`."""
+        """Record a fallback of an engine to the host. more: further fields. Otherwise as `emit`."""
         fields = {"cluster": cluster, "engine": engine, "stage": stage, "kind": kind, "error": error, **more}
         event = FallbackEvent("fallback", time.time(), None, MappingProxyType(fields))
-        self._tell(event, level)
+        self._notify(event, level)
         return event
 
-    def _tell(self, event: Event, level: int) -> None:
+    def _notify(self, event: Event, level: int) -> None:
         self._ring.append(event)
         logger.log(level, "%s", event)
         for listener in tuple(_listeners):
@@ -141,9 +141,9 @@ class EventLog:
 
     @contextmanager
     def span(self, name: str, *, level: int = logging.DEBUG, **fields: Any) -> Iterator[dict[str, Any]]:
-        """Time the body and emit one event at its end; the body may add fields to the dict it gets.
+        """Time the body and emit one event at its end; the body may add fields to the yielded dict.
 
-        A body that raises is recorded with the field `error`, and the exception goes on.
+        If the body raises, the event has the field `error`, and the exception propagates.
         """
         start = time.perf_counter()
         try:
@@ -155,7 +155,7 @@ class EventLog:
             self.emit(name, level=level, seconds=time.perf_counter() - start, **fields)
 
     def recent(self, prefix: str = "") -> list[Event]:
-        """The kept events whose name begins with `prefix`, oldest first."""
+        """Return the stored events whose name begins with `prefix`, oldest first."""
         return [e for e in self._ring.copy() if e.name.startswith(prefix)]
 
     def __len__(self) -> int:
@@ -166,4 +166,4 @@ class EventLog:
 
 
 process_events: Final = EventLog()
-"""Events that belong to no module."""
+"""The log of events that belong to no module."""

@@ -1,4 +1,4 @@
-"""Explanation: what XRT decided about a model for one signature, as data, as text, and as one line."""
+"""Explanation: the partitioning and compilation decisions for one signature, as data, as text, and as one line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from xrt_core.passes.partitioning.report import PartitionReport
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One signature of one graph.
+    """The decisions for one signature of one graph.
 
-    name: of the graph. signature: input -> type, with the value where it belongs to the signature.
-    report: clusters and host nodes. own_flops: estimated, of this graph without its parts. cluster_flops: by cluster.
-    errors: cluster -> what failed about it. lost: clusters that the host runs therefore.
-    nested: parts planned by themselves (bodies of control flow, what waits for shapes), as far as they have run.
-    partitioned: the graph with a Launch node per cluster, for pictures.
-    precision: what was lowered to a narrow float and what was not; None where nothing was asked for.
-    memory, peak_bytes: what a run needs, in words and in bytes; "" and None for what has not been planned.
-    side_by_side: whether clusters of different engines or devices run at the same time.
+    name: of the graph. signature: input -> type, with the value if it is part of the signature.
+    report: clusters and host nodes. own_flops: estimated, of this graph without subgraphs. cluster_flops: by cluster.
+    errors: cluster -> its failure. lost: clusters that run on the host because of a failure.
+    nested: separately planned subgraphs (bodies of control flow, regions with data-dependent shapes) that have run.
+    partitioned: the graph with a Launch node per cluster, for diagrams.
+    precision: the nodes lowered to a narrow float and those kept, with reasons; None if mixed precision is off.
+    memory, peak_bytes: memory of a run, as text and in bytes; "" and None if the signature has not been planned.
+    side_by_side: whether clusters of different engines or devices run concurrently.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Explanation:
 
     @property
     def node_count(self) -> int:
-        """Nodes in this graph, parts included (of each part the first signature counts)."""
+        """Number of nodes, subgraphs included (of each subgraph, the first signature counts)."""
         return sum(e.report.node_count for e in self._with_parts())
 
     @property
     def engine_node_count(self) -> int:
-        """Nodes that run on engines, parts included; nodes of clusters that the host took over do not count."""
+        """Number of nodes that run on engines, subgraphs included; clusters that fell back to the host do not count."""
         return sum(c.node_count for e in self._with_parts() for c in e.report.clusters if c.name not in e.lost)
 
     @property
@@ -58,7 +58,7 @@ class Explanation:
 
     @property
     def flops(self) -> int:
-        """Estimated FLOPs, parts included."""
+        """Estimated FLOPs, subgraphs included."""
         return sum(e.own_flops for e in self._with_parts())
 
     @property
@@ -68,18 +68,18 @@ class Explanation:
 
     @property
     def flop_share(self) -> float:
-        """Share of the estimated FLOPs on engines, 1.0 where nothing computes."""
+        """Share of the estimated FLOPs on engines, 1.0 if the total is 0."""
         return self.engine_flops / self.flops if self.flops else 1.0
 
     def _with_parts(self) -> Iterator[Explanation]:
-        """This, and of each part, and of their parts, the first signature."""
+        """Yield this explanation, and recursively the first signature of each subgraph."""
         yield self
         for signatures in self.nested.values():
             if signatures:
                 yield from signatures[0]._with_parts()
 
     def summary(self) -> str:
-        """One line: clusters by engine, shares, what stayed on the host; parts included."""
+        """Return one line: clusters by engine, shares, operators on the host; subgraphs included."""
         whole = list(self._with_parts())
         per_engine = Counter(c.engine for e in whole for c in e.report.clusters)
         clusters = ", ".join(f"{n} on {e}" for e, n in sorted(per_engine.items())) or "none"
@@ -97,13 +97,13 @@ class Explanation:
         )
 
     def as_text(self, indent: str = "") -> str:
-        """The whole, readable."""
+        """Return the full explanation, human-readable."""
         signature = ", ".join(f"{n}: {t}" for n, t in self.signature.items())
         lines = [f"{self.name or 'graph'}({signature})", f"  {self.summary()}"]
         if self.memory:
             lines.append(f"  memory: {self.memory}")
         if self.side_by_side:
-            lines.append("  clusters of different engines run side by side")
+            lines.append("  clusters of different engines run concurrently")
         for c in self.report.clusters:
             operators = ", ".join(f"{o} x{n}" if n > 1 else o for o, n in c.operators)
             lines.append(f"  {c.name}: {c.node_count} nodes on {c.engine} ({c.device}): {operators}")
@@ -134,7 +134,7 @@ class Explanation:
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the explanation as JSON-compatible data."""
         return {
             "name": self.name,
             "signature": dict(self.signature),
@@ -151,20 +151,20 @@ class Explanation:
         }
 
     def to_html(self) -> str:
-        """A page with the partition as a picture and as tables; it needs no network (see `reports.html`)."""
+        """Return an HTML page with the partition as diagrams and tables; self-contained (see `reports.html`)."""
         from xrt_core.reports import to_html
 
         return to_html(self._graph(), self.report, self.name or "graph", self.summary())
 
     def to_dot(self) -> str:
-        """The partition in Graphviz's language."""
+        """Return the partition in DOT, the language of Graphviz."""
         from xrt_core.reports import to_dot
 
         return to_dot(self._graph(), self.report)
 
     def _graph(self) -> Graph:
         if self.partitioned is None:
-            raise InputError("this explanation came without its graph; take the one that XRTModule.explain gives")
+            raise InputError("this explanation has no graph; use the one that XRTModule.explain returns")
         return self.partitioned
 
     def __str__(self) -> str:

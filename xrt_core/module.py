@@ -1,4 +1,4 @@
-"""XRTModule: a model, and the callable that a user holds."""
+"""XRTModule: the public callable that runs a model on engines and the host."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from xrt_core.saved_model import SavedModel, open_saved, save_module
 
 
 class XRTModule(GuardedModule):
-    """A model that runs on engines, and where no engine takes a node, on the host.
+    """A model whose clusters run on engines; the nodes that no engine supports run on the host.
 
-        m = XRTModule("model.onnx", engine="xla")
+        m = XRTModule("model.onnx")
         y = m(x)                        # positional or by name; one result, or a tuple of them
         results = m.run({"x": x})       # {output name: array}
 
     model: an ONNX file's path, its bytes, a ModelProto, an onnx_ir.Model, an IR graph, or an `xrt.Graph` (or a
-        function of traced tensors), which is traced for each signature and gives its results as `build` nests them.
-    engine: a name, a list of names in the order to try them, "host" for none, "auto" for whichever is fastest
-        (docs/guard.md); without it every engine that is ready takes part, as the switches of `xrt.config` allow.
+        function of traced tensors), which is traced once per signature and returns its results nested as `build`
+        returns them.
+    engine: a name, a list of names by descending priority, "host" for none, "auto" for the fastest one per cluster
+        (docs/guard.md). Default: every available engine that the switches of `xrt.config` enable.
     options: see docs/options.md.
 
-    Arguments are arrays of NumPy, JAX, CuPy or torch; results come in the family of the first argument, without a
-    copy where that is possible, so NumPy results may be read-only. For each new signature (dtypes and shapes, and the
-    values of inputs that determine shapes) the graph is specialised, partitioned and compiled once. A module may be
-    called from many threads.
+    Arguments are arrays of NumPy, JAX, CuPy or torch. Results are arrays of the first argument's library, zero-copy
+    if possible, so NumPy results may be read-only. For each new signature (dtypes and shapes, and the values of inputs
+    that determine shapes) the graph is specialised, partitioned and compiled once. Calls are thread-safe.
 
-    Raises ModelLoadError for a model that cannot be read, OptionError for a bad option, and what
-    `engine.EngineManager.select` raises for engines that cannot be used.
+    Raises ModelLoadError for a model that cannot be read, OptionError for a bad option, and the errors of
+    `engine.EngineManager.select` for engines that cannot be used.
     """
 
     def __init__(self, model: Any, *, engine: str | Sequence[str] | None = None, **options: Any) -> None:
@@ -69,11 +69,11 @@ class XRTModule(GuardedModule):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model and the executables of every signature that has been run or prepared into one file.
 
-        `XRTModule.load` runs them without a compiler, on machines with the same engines and kind of device. The file
-        replaces what was there only once it is whole.
+        `XRTModule.load` runs them without a compiler, on machines with the same engines and kind of device. An
+        existing file is replaced atomically.
 
-        Raises UnsupportedError where an engine's executables cannot be serialised, InputError for a traced graph that
-        has more than one signature, or none yet (a file holds one graph), CacheError where the file cannot be written.
+        Raises UnsupportedError if an engine's executables cannot be serialised, InputError for a traced graph that
+        has more than one signature, or none yet (a file holds one graph), CacheError if the file cannot be written.
         """
         graph, callers = self._source.saved()
         for caller in callers:
@@ -89,14 +89,14 @@ class XRTModule(GuardedModule):
         recompile: bool = False,
         **options: Any,
     ) -> XRTModule:
-        """The module that `save` wrote, with the options it had; those given here win.
+        """Return the module that `save` wrote, with its saved options; options given here take precedence.
 
-        Its saved signatures are ready when this returns; nothing is compiled for them. Others are compiled when they
-        come, as in any module. recompile: on a machine that the executables do not fit, compile anew instead of
-        refusing. Load only files that you trust: executables are code, and their digests show damage, not intent.
+        The saved signatures run without compilation; any other signature is compiled at its first call. recompile:
+        on a machine that the executables do not fit, compile them again instead of raising. Load only files that you
+        trust: executables are code; their digests detect damage, not tampering.
 
         Raises CacheError, with the reason, for a damaged file or one that was made for other engines or another kind
-        of device, ModelLoadError where the file cannot be read, and what making a module raises.
+        of device, ModelLoadError if the file cannot be read, and the errors of `XRTModule`.
         """
         saved = open_saved(path)
         module = cls(saved, engine=engine or saved.engine_names(), **{**saved.options, **options})
@@ -119,33 +119,33 @@ class XRTModule(GuardedModule):
     def input_types(self) -> Mapping[str, ValueType | None]:
         """Name -> declared type of every input; a dimension is an int, a symbol's name, or None.
 
-        The types of a traced graph are those of its last new signature; before the first there are none.
+        A traced graph has the types of its most recently traced signature; empty before the first one.
         """
         return MappingProxyType(self._source.input_types)
 
     @property
     def optional_inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that may be left out, because the model holds a default for them."""
+        """Names of the inputs that may be omitted, because the model holds a default value for them."""
         return self._source.optional
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs, in order (of a traced graph: of its last new signature)."""
+        """Names of the outputs, in order (of a traced graph: of its most recently traced signature)."""
         return self._source.output_names
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Names of the engines that take part, in the order in which they are tried."""
+        """Names of the selected engines, by descending priority."""
         return tuple(e.name for e, _ in self._pipeline.accelerated.engines)
 
     def compile_options(self, engine: str, fused: bool = True) -> CompileOptions:
-        """What the compiler of an engine gets, its own options included. fused: False for its build without fusions."""
+        """Return the CompileOptions for an engine, its own options included. fused: False disables operator fusion."""
         return self._pipeline.accelerated.services.compilation.options_for(engine, fused)
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
-        """Run the model. Returns its result, or a tuple of them where it has several.
+        """Run the model. Returns its result, or a tuple of results if it has several.
 
-        Raises InputError for arguments that do not fit; nothing is changed then.
+        Raises InputError for arguments that do not fit the declared inputs; no state is changed then.
         """
         if calibration.active is not None:
             self._record(calibration.active, args, named)
@@ -158,16 +158,16 @@ class XRTModule(GuardedModule):
         return self._source.run(_mapping(inputs))
 
     def run_timed(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Timeline]:
-        """Results as of `run`, as NumPy arrays, and when each step of the plan ran: `timeline.to_json()` is for
-        chrome://tracing or ui.perfetto.dev. Raises InputError as a call does."""
+        """Run as `run` does; return the results as NumPy arrays and the start and end of each step of the plan.
+        `timeline.to_json()` is for chrome://tracing or ui.perfetto.dev. Raises InputError as a call does."""
         caller, arrays = self._source.bind((), _mapping(inputs))
         results, timeline = caller.timed(arrays)
         names = [v.name or f"output_{i}" for i, v in enumerate(caller.graph.outputs)]
         return dict(zip(names, results, strict=True)), timeline
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        """Specialise and compile for the signature of these inputs, without running. With the asynchronous guard on,
-        compilation begins in the background; `wait` waits for it."""
+        """Specialise and compile for the signature of these inputs, without running. With `guard_async`, compilation
+        starts in the background and `wait` blocks until it is done."""
         caller, arrays = self._source.bind((), _mapping(inputs))
         caller.prepare(arrays, at_once=True)
         guard = self._pipeline.accelerated.services.guard
@@ -175,10 +175,11 @@ class XRTModule(GuardedModule):
             guard.start()
 
     def explain(self, inputs: Mapping[str, Any] | None = None) -> Explanation:
-        """What was decided for the signature of `inputs`; without them, for the last new signature.
+        """Return the partitioning and compilation decisions for the signature of `inputs`, by default for the last
+        new signature.
 
         A signature that has not been run is partitioned but not compiled. Without inputs and before the first run the
-        declared input types must be static. Raises InputError where they are not, or the inputs do not fit.
+        declared input types must be static. Raises InputError if they are not, or the inputs do not fit.
         """
         if inputs is None:
             return self._known_caller().explain(None)
@@ -186,7 +187,7 @@ class XRTModule(GuardedModule):
         return caller.explain(arrays)
 
     def partitioned(self, inputs: Mapping[str, Any] | None = None) -> Graph:
-        """The graph with a Launch node per cluster, for the signature of `inputs` (see `explain`)."""
+        """Return the graph with a Launch node per cluster, for the signature of `inputs` (see `explain`)."""
         if inputs is None:
             caller = self._known_caller()
             return caller.partition(caller.example()).graph
@@ -213,10 +214,10 @@ class XRTModule(GuardedModule):
 
 
 class _Imported:
-    """A model of fixed inputs and outputs: an ONNX model or an IR graph.
+    """A model with fixed inputs and outputs: an ONNX model or an IR graph.
 
-    Inputs that are left out and have a default are constants: there is a caller for each set of them that is given.
-    caller: the one that was used last, at first the one for no such input.
+    An omitted input that has a default becomes a constant: each set of given optional inputs has a CompiledGraph.
+    caller: the CompiledGraph used last; initially the one for no optional input.
     """
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
@@ -232,17 +233,17 @@ class _Imported:
         self._single = len(graph.outputs) == 1
         self._required = tuple(name for i, name in enumerate(self._names) if i not in self._defaults)
         required = len(self._required)
-        # so many arguments by position are those of the plain caller, and need no binding
+        # exactly this number of positional arguments matches the inputs of the plain caller: no binding needed
         self._plain_count = -1 if any(i < required for i in self._defaults) else required
 
     @property
     def input_types(self) -> dict[str, ValueType | None]:
-        """Declared type by name, of optional inputs too."""
+        """Input name -> declared type, optional inputs included."""
         return dict(zip(self._names, (v.type for v in self._inputs), strict=True))
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Names of the inputs that have a default, in order."""
+        """Names of the inputs that have a default value, in order."""
         return tuple(self._names[i] for i in sorted(self._defaults))
 
     def __call__(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -258,9 +259,9 @@ class _Imported:
         return dict(zip(self.output_names, caller(arrays), strict=True))
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
-        """The caller for the inputs that are given, and an argument for each of its inputs (None: left out)."""
+        """Return the CompiledGraph for the given inputs, and one argument per input of it (None: omitted)."""
         if not args and len(named) == len(self._required) and all(name in named for name in self._required):
-            self.caller = self._plain  # without a look at the others: a model may list each of its weights as an input
+            self.caller = self._plain  # fast path: a model may list every weight as an optional input
             return self._plain, [named[name] for name in self._required]
         count = len(self._inputs)
         if len(args) > count:
@@ -286,7 +287,7 @@ class _Imported:
         return caller, [None if a is _MISSING else a for a in taken]
 
     def saved(self) -> tuple[Graph, list[CompiledGraph]]:
-        """What a model file holds: the graph, and the callers whose signatures it knows."""
+        """Return the contents of a model file: the graph, and the CompiledGraphs that hold its signatures."""
         return self._graph, [self._plain, *self._callers.values()]
 
     def _caller(self, given: frozenset[int]) -> CompiledGraph:
@@ -298,7 +299,7 @@ class _Imported:
 
 
 class _Traced:
-    """An `xrt.Graph` or a function: traced for each signature, which includes how its arguments are nested."""
+    """An `xrt.Graph` or a function, traced once per signature; the nesting of the arguments is part of it."""
 
     def __init__(self, graph: Any, pipeline: Pipeline) -> None:
         from xrt_core.frontends.graph import Binder
@@ -313,7 +314,7 @@ class _Traced:
 
     @property
     def input_types(self) -> dict[str, ValueType | None]:
-        """Types by name, of the last new signature."""
+        """Input name -> type, of the most recently traced signature."""
         caller = self.caller
         return dict(zip(caller.names, (v.type for v in caller.graph.inputs), strict=True)) if caller else {}
 
@@ -330,12 +331,12 @@ class _Traced:
         return dict(zip(traced.output_names, results if back is None else back(results), strict=True))
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
-        """The caller of the traced graph for these arguments, and its arrays."""
+        """Return the CompiledGraph for the signature of these arguments, and its input arrays."""
         (caller, _), arrays = self._bind(*plain_arguments(args, named)[:2])
         return caller, arrays
 
     def saved(self) -> tuple[Graph, list[CompiledGraph]]:
-        """What a model file holds. Raises InputError where there is not exactly one traced graph."""
+        """Return the contents of a model file. Raises InputError unless there is exactly one traced graph."""
         traced = self._traced.values()
         if len(traced) != 1:
             raise InputError(
@@ -366,7 +367,7 @@ _SHOWN = 12  # inputs named in a message
 
 
 def _is_traced(model: Any) -> bool:
-    if isinstance(model, str | bytes | os.PathLike | SavedModel):  # who loads a file does not import what traces
+    if isinstance(model, str | bytes | os.PathLike | SavedModel):  # loading a file must not import the tracer
         return False
     from xrt_core.frontends.graph import Graph as TracedGraph
 
@@ -388,13 +389,13 @@ def _read(model: Any) -> Graph:
 
 
 def _quantised(graph: Graph, pipeline: Pipeline) -> Graph:
-    """The graph with Q/DQ nodes where `use_int8` asks for them. Raises QuantizationError."""
+    """Return the graph with Q/DQ nodes inserted as `use_int8` requires. Raises QuantizationError."""
     if not pipeline.options.use_int8:
         return graph
     from xrt_core.quantization.qdq import quantise
     from xrt_core.quantization.ranges import identity, load_ranges
 
-    graph = calibration.prepared(pipeline.capture(bind_defaults(graph)).graph)  # as when its ranges were recorded
+    graph = calibration.prepared(pipeline.capture(bind_defaults(graph)).graph)  # the form that was calibrated
     folder = pipeline.options.int8_calibration
     assert folder is not None
     marks = pipeline.options.precision if isinstance(pipeline.options.precision, tuple) else ()

@@ -1,7 +1,7 @@
-"""XRT as an ONNX backend: the `onnx.backend.base` interface, which ONNX's own test suite and tools drive.
+"""XRT as an ONNX backend: the `onnx.backend.base` interface, used by ONNX's conformance tests and tools.
 
     import xrt_core.onnx_backend as backend
-    results = backend.run_model(model, [x], engine=["xla"])
+    results = backend.run_model(model, [x], engine="auto")
 
 Source: `onnx.backend.base.Backend`.
 """
@@ -18,13 +18,13 @@ from xrt_core.module import XRTModule
 
 
 class XRTBackendRep(BackendRep):
-    """A prepared model. module: the XRTModule behind it."""
+    """A prepared model. module: the XRTModule that runs it."""
 
     def __init__(self, module: XRTModule) -> None:
         self.module = module
 
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
-        """Results, in the model's order, for inputs in the model's order or by name."""
+        """Run the model on inputs in the model's order or by name; return its outputs in order."""
         if isinstance(inputs, Mapping):
             results = self.module(**inputs)
         else:
@@ -37,7 +37,7 @@ class XRTBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether `prepare` accepts the model."""
+        """Return whether `prepare` accepts the model."""
         from xrt_core.errors import XRTError
 
         try:
@@ -48,14 +48,14 @@ class XRTBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> XRTBackendRep:
-        """The model, ready to run. Raises as XRTModule does."""
+        """Return the prepared model. Raises the errors of XRTModule."""
         return XRTBackendRep(XRTModule(model, device=_device(device), **kwargs))
 
     @classmethod
     def run_node(
         cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Run one node on arrays, at the newest opset (or `opset_version`)."""
+        """Run one node on arrays, at the newest opset or at `opset_version`; return its outputs."""
         opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         given = dict(zip([n for n in node.input if n], inputs, strict=True))
         graph = onnx.helper.make_graph(

@@ -23,29 +23,29 @@ from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_from_name, dtype_name
 from xrt_core.options import AUTO, TABLE, Options
 
-_WEIGHTS: Final = "weights"  # the location that the model's external data names; it is the model file itself
+_WEIGHTS: Final = "weights"  # the external-data location in the model's protobuf; it refers to the model file itself
 _OF_THE_MACHINE: Final = frozenset(("engine", "device", "target", "cache", "cache_dir", "cache_bytes", "verify"))
-"""Options that a model file does not carry: they say where and how to look, not what the model does."""
+"""Options not stored in a model file: they select machine, device and cache, and do not affect the results."""
 
 Inputs = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """A model file that was opened. options: those that were given when the module was made."""
+    """An open model file. options: the options given when the module was created."""
 
     file: ModelFile
     graph: Graph
     options: Mapping[str, Any]
 
     def engine_names(self) -> tuple[str, ...] | str:
-        """The engines whose executables it holds, in order; "auto" if it was saved so, "host" for none."""
+        """The engines whose executables the file holds, by priority; "auto" if saved with it, "host" for none."""
         if self.file.info.get("auto"):
             return AUTO
         return tuple(e["name"] for e in self.file.info["engines"]) or "host"
 
     def check(self, engines: Sequence[tuple[Engine, str]]) -> None:
-        """Hold the engines of this process against those that the file was made by. Raises CacheError."""
+        """Raise CacheError unless the engines of this process match those that compiled the executables."""
         here = _described(engines)
         for made in self.file.info["engines"]:
             found = next((e for e in here if e["name"] == made["name"]), None)
@@ -57,7 +57,7 @@ class SavedModel:
                 )
 
     def signatures(self) -> Iterator[Inputs]:
-        """Inputs, zeros but for those that determine shapes, of every signature that was saved."""
+        """Yield inputs for each saved signature: zeros, except for the values that determine shapes."""
         for saved in self.file.info["signatures"]:
             yield {
                 name: np.frombuffer(base64.b64decode(value), dtype_from_name(dtype)).reshape(shape)
@@ -68,9 +68,9 @@ class SavedModel:
 
 
 def open_saved(path: str | os.PathLike[str]) -> SavedModel:
-    """Open a model file; its weights stay in the file, mapped.
+    """Open a model file; its weights are memory-mapped, not read.
 
-    Raises ModelLoadError where the file cannot be read, CacheError where it is no model file or is damaged.
+    Raises ModelLoadError if the file cannot be read, CacheError if it is not a model file or is damaged.
     """
     from xrt_core.frontends.onnx_import import import_model
 
@@ -88,10 +88,10 @@ def open_saved(path: str | os.PathLike[str]) -> SavedModel:
 def save_module(
     path: str | os.PathLike[str], graph: Graph, callers: Iterable[CompiledGraph], pipeline: Pipeline
 ) -> None:
-    """Write a model file with `graph` and every executable of `pipeline` that is in use.
+    """Write a model file with `graph` and every executable of `pipeline` that is in use, atomically.
 
-    Raises UnsupportedError for an engine whose executables cannot be serialised, CacheError where the file cannot be
-    written; what was there before is still there then.
+    Raises UnsupportedError for an engine whose executables cannot be serialised, CacheError if the file cannot be
+    written; an existing file is then unchanged.
     """
     from xrt_core.frontends.onnx_export import export_model
 
@@ -118,7 +118,7 @@ def save_module(
 
 
 def _given(options: Options) -> dict[str, Any]:
-    """The options that somebody set, as far as they belong to the model."""
+    """Return the explicitly set options that are stored with the model."""
     return {
         name: getattr(options, name)
         for name in TABLE

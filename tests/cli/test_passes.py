@@ -18,7 +18,7 @@ def test_the_listing() -> None:
     names = [p.name for s in STAGES for p in passes.passes.order(s)]
     rows = [line.split() for line in done.stdout.splitlines()[1:] if line.strip()]
     assert [r[1] for r in rows if r[0].isdecimal()] == names
-    assert "before anything moves" in done.stdout
+    assert "before any rewrite" in done.stdout
 
 
 def test_the_listing_as_json() -> None:

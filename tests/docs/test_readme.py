@@ -1,31 +1,12 @@
-"""The examples of the README, run as they stand, their output compared with the text below them."""
+"""What the README and the docs name: scripts, commands and links. Their examples are in test_examples.py."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-
-import pytest
 
 from tests.architecture.source import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-_EXAMPLE = re.compile(r"```python\n(?P<code>.*?)```\n\n```text\n(?P<output>.*?)```", re.DOTALL)
-
-
-def test_examples_print_what_the_page_says() -> None:
-    """All examples run one after the other in one namespace, and each prints exactly the text that follows it."""
-    pytest.importorskip("jax", reason="the examples use the XLA engine")
-    namespace: dict[str, object] = {}
-    examples = list(_EXAMPLE.finditer(README))
-    assert len(examples) == README.count("```python")
-
-    for example in examples:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(example["code"], "README.md", "exec"), namespace)
-        assert printed.getvalue() == example["output"]
 
 
 def test_commands_exist() -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
 from tests.engine.packages import add_package, engine_source
-from xrt_core.engine.discovery import Discovery, _is_plainly_met
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import EngineNotFoundError, EngineUnavailableError, PluginError
 from xrt_core.events import process_events
 from xrt_core.options import resolve
+from xrt_core.plugins.discovery import Discovery, _is_plainly_met
 
 ROOT = pathlib.Path(__file__).parents[2]
 

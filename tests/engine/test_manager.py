@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from xrt_core.engine import CompileOptions, Engine, EngineStatus, GraphCompiler, Support, hookimpl
-from xrt_core.engine.discovery import Discovery
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import EngineNotFoundError, EngineUnavailableError, RegistrationError
 from xrt_core.events import process_events
 from xrt_core.options import resolve
+from xrt_core.plugins.discovery import Discovery
 
 
 class Stand(Engine):
@@ -35,6 +35,7 @@ class Stand(Engine):
 
 class Xla(Stand):
     name = "xla"
+    switch = "use_xla_jit"
     devices = ("cpu", "cuda")
     priority = {"train": 100, "inference": 50}  # noqa: RUF012 - the contract asks for a Mapping
 
@@ -44,6 +45,7 @@ class Xla(Stand):
 
 class TensorRT(Stand):
     name = "tensorrt"
+    switch = "use_tensorrt"
     devices = ("cuda",)
     priority = {"train": 50, "inference": 100}  # noqa: RUF012
 

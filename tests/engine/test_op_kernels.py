@@ -13,11 +13,11 @@ import pytest
 
 from xrt_core.engine import EngineStatus, OpKernelRegistry, Support, op_kernel, op_kernels
 from xrt_core.engine.contract import CompileOptions, Engine, GraphCompiler
-from xrt_core.engine.discovery import Discovery
 from xrt_core.engine.manager import EngineManager
 from xrt_core.engine.op_kernels import _takes
 from xrt_core.errors import RegistrationError
 from xrt_core.events import process_events
+from xrt_core.plugins.discovery import Discovery
 
 
 @pytest.fixture

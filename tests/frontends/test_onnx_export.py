@@ -16,7 +16,7 @@ from tests.frontends.onnx_models import N, info, model, subgraph, tensor
 from tests.ir.random_graphs import MATRIX, graphs, node, renamed
 from xrt_core.errors import ExportError
 from xrt_core.frontends import onnx_export
-from xrt_core.frontends.onnx_export import export_model, fitting_opsets, save
+from xrt_core.frontends.onnx_export import export_function, export_model, fitting_opsets, save
 from xrt_core.frontends.onnx_import import import_function, import_model
 from xrt_core.ir.fingerprint import graph_fingerprint
 from xrt_core.ir.function import Function, InputOutputAlias, launch
@@ -228,7 +228,7 @@ def _update() -> Function:
 def test_a_function_comes_back_with_its_aliases() -> None:
     """Its export is a standalone valid model; `import_function` gives the same fingerprint."""
     f = _update()
-    proto = f.to_onnx()
+    proto = export_function(f)
     back = import_function(proto)
 
     onnx.checker.check_model(proto, full_check=True)
@@ -245,8 +245,8 @@ def test_random_functions_survive(graph: Graph) -> None:
     """Export and import of Functions is lossless."""
     f = Function.from_graph(graph, name="f")
 
-    assert import_function(f.to_onnx()).fingerprint == f.fingerprint
-    assert graph_fingerprint(import_model(f.to_onnx())) == f.fingerprint
+    assert import_function(export_function(f)).fingerprint == f.fingerprint
+    assert graph_fingerprint(import_model(export_function(f))) == f.fingerprint
 
 
 def test_launches_become_calls_of_local_functions() -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from tests.guard.fault_matrix import MATRIX, as_markdown
 from tests.guard.guarded import chain, fallbacks, gone, heard, leftovers, module, registered
-from xrt_core.engine.discovery import DISABLE_VARIABLE
-from xrt_core.engine.manager import KNOWN_PACKAGES
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker_pool import process_pool
+from xrt_core.plugins import plugins
+from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.testing.stage_faults import LATE_PROCESS, STAGE_FAULTS
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
@@ -44,7 +44,7 @@ ALL_CELLS = [
 def _this_process_is_late(monkeypatch: pytest.MonkeyPatch, own_cache: pathlib.Path) -> Iterator[None]:
     """Late faults are hit here; nothing is known from an earlier cell."""
     monkeypatch.setenv(LATE_PROCESS, str(os.getpid()))
-    monkeypatch.setenv(DISABLE_VARIABLE, ",".join(KNOWN_PACKAGES))  # for "auto"
+    monkeypatch.setenv(DISABLE_VARIABLE, ",".join(plugins.names("xrt.engines")))  # for "auto"
     forget_all()
     yield
     forget_all()

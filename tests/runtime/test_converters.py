@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,18 +10,17 @@ import numpy as np
 import pytest
 
 import xrt_core as xrt
-from tests.architecture.source import ROOT
 from tests.engine.packages import add_package
 from tests.fake_engines import FakeEngine, SecondEngine, fake_engine
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.engine import hookimpl
 from xrt_core.engine.converters import Converters, converters
-from xrt_core.engine.discovery import Discovery
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import ConverterError, InputError, InternalError, PluginError, RegistrationError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
+from xrt_core.plugins.discovery import Discovery
 from xrt_core.runtime.converters import conversion
 from xrt_core.runtime.plan import Lowered, make_plan
 
@@ -318,7 +316,7 @@ def test_packages_bring_converters(tmp_path: pathlib.Path, monkeypatch: pytest.M
         assert found.function is None
         assert found.owner == "xrt-rows 1.0"
     finally:
-        manager._hooks.remove("converters:rows")
+        manager.refresh()
     assert converters.find("left", "right") is None
 
 
@@ -487,21 +485,3 @@ def test_a_type_that_cannot_take_results() -> None:
             XRTModule(flat_graph(), engine="host")(Held(X))
     finally:
         converters.unregister_type(Held)
-
-
-def test_the_example_of_the_page() -> None:
-    """docs/converters.md: the ragged tensor comes back as one."""
-    page = (ROOT / "docs" / "converters.md").read_text(encoding="utf-8")
-    code = next(c for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "register_array_type" in c)
-    names: dict[str, Any] = {"np": np, "xrt": xrt, "m": XRTModule(chain_of_any("Neg"), engine="host")}
-    exec(code, names)
-    try:
-        assert type(names["y"]) is names["RaggedTensor"]
-        np.testing.assert_array_equal(names["y"].values, [-1, 2, -3])
-    finally:
-        converters.unregister_type(names["RaggedTensor"])
-
-
-def chain_of_any(op: str) -> Graph:
-    x, y = Value("x", TensorType(F32, ("n",))), Value("y")
-    return graph_of([x], [y], [node(op, [x], [y])])

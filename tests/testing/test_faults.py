@@ -9,9 +9,9 @@ import pytest
 
 from tests.engine.packages import add_package
 from tests.testing.kit_runs import failing
-from xrt_core.engine.discovery import Discovery
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import PluginError, RegistrationError
+from xrt_core.plugins.discovery import Discovery
 from xrt_core.testing import HostEngine, faults
 from xrt_core.testing.execution_tests import ExecutionTests
 from xrt_core.testing.operator_claims import claims_of

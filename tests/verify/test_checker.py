@@ -20,7 +20,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.testing.functions import forms_of, node
 from xrt_core.testing.node_cases import all_cases
-from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.checker import ResultChecker, _traits
 from xrt_core.verify.compare import tolerance_for
 from xrt_core.verify.evaluate import ExamineSettings, examine
 from xrt_core.verify.inputs import synthesize_inputs
@@ -59,6 +59,20 @@ def test_the_reference_is_wider() -> None:
     np.testing.assert_array_equal(run_host(f, inputs, wide=True)[0][0], inputs[0].astype(np.float16).astype(F64))
     half = value("half", (4,), np.float16)
     assert wide_dtype(Graph([half], [h], [node("Tanh", [half], [h])], opsets={"": 21})) == np.float32
+
+
+def test_what_rounds_and_what_jumps() -> None:
+    """A comparison of numbers that came in jumps nowhere; one of rounded ones may, a Range of floats included."""
+    x, flag, start, made = value("x", (64,)), value("flag", (64,), np.bool_), value("s", ()), value("made", (64,))
+    zero, count = Value.constant(np.zeros((), F32)), Value.constant(np.array(64, F32))
+    floor, step = value("floor", (64,)), Value.constant(np.array(1, F32))
+    plain = function([x], [node("Floor", [x], [floor]), node("Equal", [floor, zero], [flag])], flag)
+    rounded = function([x], [node("Exp", [x], [floor]), node("Equal", [floor, zero], [flag])], flag)
+    ranged = function(
+        [start], [node("Range", [start, count, step], [made]), node("Equal", [made, zero], [flag])], flag
+    )
+
+    assert [f.body.outputs[0] in _traits(f.body)[1] for f in (plain, rounded, ranged)] == [False, True, True]
 
 
 def test_cancellation_condemns_nobody() -> None:

@@ -1,9 +1,9 @@
 """Digests of weights that lie in files, remembered across processes: a file that did not change is hashed once.
 
 What it saves, measured 2026-11-22 (AMD EPYC with AVX2, 2 busy cores, file in the page cache): the key of a model with
-400 MB of weights takes 2 ms instead of 185 ms by BLAKE3 (730 ms by BLAKE2b), of 4 to 5 s for a second start through
-XLA. A file that is not in the page cache need not be read for its key either, and the guard looks up what it knows of a
-large model before the first result (`ExecutableStore.unhashed_bytes`), when there is no time to hash it.
+400 MB of weights takes 2 ms instead of 185 ms by BLAKE3 (730 ms by BLAKE2b), of 4 to 5 s for a second start with a
+compiling engine. A file that is not in the page cache need not be read for its key either, and the guard looks up its
+verdicts of a large model before the first result (`ExecutableStore.unhashed_bytes`), when there is no time to hash it.
 """
 
 from __future__ import annotations

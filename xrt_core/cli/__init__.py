@@ -1,1 +1,1 @@
-"""The command `xrt`; nothing in the library imports it."""
+"""The command-line interface `xrt`. No other part of the library imports it."""

@@ -1,9 +1,10 @@
-"""The command `xrt` and its subcommands."""
+"""The command `xrt`: registers the subcommands and the options common to all of them."""
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+import sys
+from typing import Annotated, Final
 
 import typer
 
@@ -16,6 +17,7 @@ from xrt_core.cli.doctor import doctor
 from xrt_core.cli.engines import engines
 from xrt_core.cli.partition import partition
 from xrt_core.cli.passes import passes
+from xrt_core.cli.plugin_commands import add_commands, wanted
 from xrt_core.cli.replay import replay
 from xrt_core.cli.report import report
 from xrt_core.cli.run import run
@@ -42,7 +44,7 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log what happens to stderr; twice for all of it.")
+        int, typer.Option("--verbose", "-v", count=True, help="Log events to stderr; give it twice for debug output.")
     ] = 0,
 ) -> None:
     if verbose:
@@ -55,8 +57,14 @@ for _command in (run, train, partition, compile, engines, doctor, passes, report
 app.add_typer(cache, name="cache")
 
 
+_OWN: Final = frozenset(c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands) | {"cache"}
+
+
 def main() -> None:
     """Entry point of the command `xrt`."""
+    if wanted(sys.argv[1:], _OWN):
+        for line in add_commands(app, _OWN):
+            say(f"left out: {line}", stderr=True)
     app()
 
 

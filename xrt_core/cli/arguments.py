@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how they become a module and its inputs."""
+"""Arguments shared by several commands, and their conversion to an XRTModule and its inputs."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Model = Annotated[
 ]
 Engine = Annotated[
     list[str] | None,
-    typer.Option("--engine", "-e", help="An engine to use; again for the next to try; 'host' for none. Default: all."),
+    typer.Option("--engine", "-e", help="An engine; repeat it, by priority; 'host' for none. Default: all."),
 ]
 Inputs = Annotated[pathlib.Path | None, typer.Option("--inputs", "-i", help="A .npz file with the inputs by name.")]
-Random = Annotated[bool, typer.Option("--random", help="Make inputs at random (the default without --inputs).")]
+Random = Annotated[bool, typer.Option("--random", help="Generate random inputs (the default without --inputs).")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
 Shape = Annotated[
     list[str] | None,
     typer.Option("--shape", help="NAME=DIM,DIM,... for an input, or SYMBOL=DIM, of random inputs; others are 1."),
 ]
 Option = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, any option of docs/options.md; again for more.")
+    list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, any option of docs/options.md; may be repeated.")
 ]
 Recompile = Annotated[
     bool,
-    typer.Option("--recompile", help="Of a saved model: compile what does not fit this machine, instead of refusing."),
+    typer.Option("--recompile", help="For a saved model: compile again what does not fit this machine, do not fail."),
 ]
 
 
 def keywords_of(engine: Sequence[str] | None, option: Sequence[str] | None) -> dict[str, Any]:
-    """Keyword arguments from `--engine` and `--option`. Raises OptionError."""
+    """Return the keyword arguments of XRTModule for `--engine` and `--option`. Raises OptionError."""
     keywords: dict[str, Any] = {}
     for text in option or ():
         name, equals, value = text.partition("=")
@@ -57,12 +57,12 @@ def keywords_of(engine: Sequence[str] | None, option: Sequence[str] | None) -> d
 def load_module(
     model: pathlib.Path, engine: Sequence[str] | None, option: Sequence[str] | None, recompile: bool = False
 ) -> XRTModule:
-    """The module of an ONNX file or a saved module, with `--engine` and `--option` applied. Raises XRTError.
+    """Load an ONNX file or a saved module, with `--engine` and `--option` applied. Raises XRTError.
 
-    recompile: see `XRTModule.load`; without meaning, and an error, for an ONNX file.
+    recompile: see `XRTModule.load`; raises OptionError for an ONNX file.
     """
     keywords = keywords_of(engine, option)
-    options.resolve(keywords)  # bad options are said before a large file is read
+    options.resolve(keywords)  # report a bad option before reading a large file
     saved = is_model_file(model)
     if recompile and not saved:
         raise OptionError(f"--recompile is for what `xrt compile` wrote; {model} is compiled without it")
@@ -75,7 +75,7 @@ def load_module(
 def module_inputs(
     module: XRTModule, inputs: pathlib.Path | None, random: bool, shape: Sequence[str] | None, seed: int
 ) -> dict[str, Any]:
-    """The inputs that `--inputs`, or `--random` with `--shape` and `--seed`, ask for. Raises XRTError."""
+    """Return the inputs read from `--inputs`, or generated from `--shape` and `--seed`. Raises XRTError."""
     if inputs is not None:
         if random or shape:
             raise OptionError("--inputs gives the inputs, so --random and --shape have no meaning beside it")

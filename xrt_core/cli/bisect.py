@@ -1,4 +1,4 @@
-"""`xrt bisect`: finds the nodes of a model that an engine computes wrongly or does not compile."""
+"""`xrt bisect`: find the nodes of a model that an engine miscompiles or fails to compile."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from xrt_core.cli import arguments
 from xrt_core.cli.display import command, say, show_table, working
 
 FAULTY = 3
-"""Exit code where something is wrong."""
+"""Exit code if a faulty node was found."""
 
 
 @command
 def bisect(
     model: arguments.Model,
-    engine: Annotated[str, typer.Option("--engine", "-e", help="The engine that is under suspicion.")],
+    engine: Annotated[str, typer.Option("--engine", "-e", help="The engine to test.")],
     inputs: arguments.Inputs = None,
     seed: arguments.Seed = 0,
     shape: arguments.Shape = None,
     compiles: Annotated[int, typer.Option("--compiles", min=1, help="Compilations to spend on each cluster.")] = 200,
     bundle: Annotated[
-        pathlib.Path | None, typer.Option("--bundle", help="A folder for one reproducer of each node at fault.")
+        pathlib.Path | None, typer.Option("--bundle", help="A folder for one repro bundle per faulty node.")
     ] = None,
     option: arguments.Option = None,
 ) -> None:
-    """Compile every cluster of a model on one engine, compare it with the host, and name the nodes that are wrong.
+    """Compile every cluster of a model on one engine, compare it with the host, and list the faulty nodes.
 
-    Made-up inputs follow what each cluster needs; those of --inputs are used where the host can carry them there.
-    The exit code is 3 where a node is at fault.
+    Inputs are synthesized within the value ranges that each cluster requires; those of --inputs are used as well
+    for the clusters whose inputs the host can compute from them. The exit code is 3 if a node is faulty.
     """
     from xrt_core.engine import engines
     from xrt_core.engine.contract import Function

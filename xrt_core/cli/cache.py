@@ -1,4 +1,4 @@
-"""`xrt cache`: what lies in the cache of executables, whether it is sound, and why something was not found in it."""
+"""`xrt cache`: list, verify, export, import and delete cache entries, and explain why two cache keys differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Entries = Annotated[list[str] | None, typer.Argument(help="Entries, by the first
 @cache.command()
 @command
 def ls(folder: Folder = None, as_json: Json = False) -> None:
-    """List the entries, the one used last first."""
+    """List the entries, the most recently used first."""
     disk = _disk(folder)
     rows: list[dict[str, Any]] = []
     for entry in reversed(disk.files()):
@@ -84,7 +84,7 @@ def info(
     entry: Annotated[str | None, typer.Argument(help="An entry, by the first digits of its name.")] = None,
     folder: Folder = None,
 ) -> None:
-    """Show the cache's folder, size and settings; or all that one entry says about itself."""
+    """Show the cache's folder, size and settings; with an entry, its key and the manifest of its blobs."""
     disk = _disk(folder)
     if entry is None:
         options = resolve()
@@ -114,7 +114,7 @@ def explain(
     other: Annotated[str, typer.Argument(help="Another.")],
     folder: Folder = None,
 ) -> None:
-    """Say in which rows the keys of two entries differ: why one is a miss where the other is stored."""
+    """Show the rows in which the keys of two entries differ, which is why one does not hit the other."""
     disk = _disk(folder)
     a, b = _find(disk, one), _find(disk, other)
     mine, theirs = disk.manifest(a.path).key, disk.manifest(b.path).key
@@ -139,7 +139,7 @@ def clear(
     engine: Annotated[str | None, typer.Option("--engine", "-e", help="Only entries of this engine.")] = None,
     folder: Folder = None,
 ) -> None:
-    """Delete entries: all, or those that are named."""
+    """Delete entries: all, or the given ones."""
     disk = _disk(folder)
     chosen = [e for e in _chosen(disk, entries) if engine is None or _engine_of(disk, e) == engine]
     gone = [e for e in chosen if disk.remove(e.path)]
@@ -153,10 +153,10 @@ def clear(
 @cache.command()
 @command
 def verify(
-    remove: Annotated[bool, typer.Option("--remove", help="Delete the entries that are not sound.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Delete the damaged entries.")] = False,
     folder: Folder = None,
 ) -> None:
-    """Check the digests of every entry; nothing is loaded. Exit code 1 if one is not sound and stays."""
+    """Check the digests of every entry without loading it. Exit code 1 if a damaged entry remains."""
     disk = _disk(folder)
     files = disk.files()
     bad = [(e, reason) for e in files if (reason := disk.check(e.path))]
@@ -174,7 +174,7 @@ def export_(
     entries: Entries = None,
     folder: Folder = None,
 ) -> None:
-    """Write entries into one file, to carry them to another machine of the same kind."""
+    """Write entries into one archive, to import on another machine of the same kind."""
     disk = _disk(folder)
     written = export_entries(disk, _chosen(disk, entries), target)
     say(f"{_count(len(written))} written to {target}")
@@ -186,7 +186,7 @@ def import_(
     source: Annotated[pathlib.Path, typer.Argument(help="A file that `xrt cache export` wrote.")],
     folder: Folder = None,
 ) -> None:
-    """Store the entries of an exported file. Executables are code: import only what you would run."""
+    """Store the entries of an archive. Executables are code: import only archives that you trust."""
     disk = _disk(folder)
     stored, refused = import_entries(disk, source)
     for name, reason in refused:
@@ -204,7 +204,7 @@ def _disk(folder: pathlib.Path | None) -> DiskCache:
 
 
 def _find(disk: DiskCache, name: str) -> EntryFile:
-    """The entry of a path or of the first digits of a digest. Raises CacheError where there is not exactly one."""
+    """Find an entry by path or by a prefix of its digest. Raises CacheError unless exactly one matches."""
     path = pathlib.Path(name)
     if path.is_file():
         status = path.stat()

@@ -1,4 +1,4 @@
-"""`xrt compile`: compiles a model ahead of time into one file, also for a kind of device that is not here."""
+"""`xrt compile`: compile a model ahead of time into one file, also for a kind of device that this machine lacks."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def compile(
     target: Annotated[
         str | None,
         typer.Option(
-            "--target", "-t", help="Kind of device to compile for that need not be here, such as sm_89 for tensorrt."
+            "--target", "-t", help="Kind of device to compile for that need not be here, such as sm_89."
         ),
     ] = None,
     inputs: arguments.Inputs = None,
     shape: arguments.Shape = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Write the file even where an engine failed to compile a cluster.")
+        bool, typer.Option("--partial", help="Write the file even if an engine fails to compile a cluster.")
     ] = False,
     option: arguments.Option = None,
     recompile: arguments.Recompile = False,
 ) -> None:
-    """Compile a model for the signature of its inputs, and write it with its weights and executables into one file."""
+    """Compile a model for the signature of its inputs; write the graph, weights and executables into one file."""
     start = time.perf_counter()
     given = list(option or ())
     if target is not None:
         if any(o.partition("=")[0] == "target" for o in given):
-            raise OptionError("--target and --option target=... say the same thing; give one of them")
+            raise OptionError("--target and --option target=... set the same option; give one of them")
         given.append(f"target={target}")
     module = arguments.load_module(model, engine, given, recompile)
     arrays = arguments.module_inputs(module, inputs, False, shape, 0)

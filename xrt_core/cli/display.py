@@ -1,4 +1,4 @@
-"""How the command line speaks: tables, progress on a terminal only, and errors as one line."""
+"""Output of the command line: tables, progress bars (on a terminal only), and errors as one line."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the current stdout or stderr; wide when piped, so that nothing is cut for want of a terminal."""
+    """Return a rich Console on the current stdout or stderr; wide if piped, so that no cell is truncated."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, highlight=False, width=None if stream.isatty() else PIPED_WIDTH)
 
 
 def say(text: str = "", *, stderr: bool = False) -> None:
-    """Print plain text: square brackets in it mean nothing, and long lines stay whole."""
+    """Print plain text: no markup in square brackets, no wrapping of long lines."""
     console(stderr=stderr).print(text, markup=False, soft_wrap=True)
 
 
 def command(function: C) -> C:
-    """Wrap a command: an error of the user is one line on stderr and exit code 2, without a traceback.
+    """Wrap a command: print a user error as one line on stderr and exit with code 2, without a traceback.
 
-    XRT_DEBUG=1 shows the traceback as well.
+    XRT_DEBUG=1 prints the traceback as well.
     """
 
     @functools.wraps(function)
@@ -50,19 +50,19 @@ def command(function: C) -> C:
         except Exception as e:
             if os.environ.get("XRT_DEBUG", "") not in ("", "0"):
                 traceback.print_exc()
-            code, text = _told(e)
+            code, text = _exit_code_and_message(e)
         console(stderr=True).print(f"error: {' '.join(text.split())}", style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(code)
 
     return run  # type: ignore[return-value]
 
 
-def _told(error: Exception) -> tuple[int, str]:
+def _exit_code_and_message(error: Exception) -> tuple[int, str]:
     """Exit code and message of an error."""
     if isinstance(error, XRTError):
         return USER_ERROR, str(error)
     if isinstance(error, OSError):
-        # of two names the second is the file that was asked for, the first one that was to take its place
+        # of two names, the first is the temporary file and the second the requested one, which it was to replace
         name = error.filename2 or error.filename
         return USER_ERROR, f"{name}: {error.strerror}" if name else str(error)
     return BUG, f"internal error: {type(error).__name__}: {error} (XRT_DEBUG=1 shows where; please report it)"
@@ -70,7 +70,7 @@ def _told(error: Exception) -> tuple[int, str]:
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """A spinner with `label` and the time, while the body runs; nothing where stderr is no terminal."""
+    """Show a spinner with `label` and the elapsed time while the body runs; nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -81,7 +81,7 @@ def working(label: str) -> Iterator[None]:
 
 
 def counted(label: str, count: int) -> Iterator[int]:
-    """0 .. count-1 with a progress bar; without one where stderr is no terminal or there is little to count."""
+    """Yield 0 .. count-1 with a progress bar; without one if stderr is not a terminal or `count` is small."""
     if not sys.stderr.isatty() or count < 2:
         yield from range(count)
         return
@@ -94,7 +94,7 @@ def counted(label: str, count: int) -> Iterator[int]:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, colours: dict[str, str] | None = None) -> None:
-    """Print rows under column heads; `colours` gives a style for cells of exactly that text."""
+    """Print rows under column headers. colours: cell text -> rich style of cells with exactly that text."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -104,7 +104,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, colours
 
 
 def duration(seconds: float) -> str:
-    """A time with a fitting unit."""
+    """Format seconds with a suitable unit."""
     for factor, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"

@@ -1,10 +1,10 @@
-"""`xrt doctor`: what is installed and set on this machine, what is wrong with it, and how to mend that."""
+"""`xrt doctor`: show installed versions and settings of this machine, and each problem with its remedy."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from typing import Final, NamedTuple
 
@@ -13,30 +13,35 @@ import typer
 from xrt_core import __version__, options
 from xrt_core.cli import engines, passes
 from xrt_core.cli.display import command, say, show_table
+from xrt_core.cli.plugin_commands import add_commands
 from xrt_core.engine.device_kinds import DeviceKindListing, device_kinds
-from xrt_core.engine.discovery import DISABLE_VARIABLE
 from xrt_core.engine.manager import EngineListing
 from xrt_core.engines import NOTHING_INSTALLED
 from xrt_core.errors import OptionError
+from xrt_core.ir.operator_set import newest_version, plugin_domains
+from xrt_core.options import declared
+from xrt_core.plugins import plugins
+from xrt_core.plugins.discovery import DISABLE_VARIABLE, GROUPS, Plugin, requirement_name
+from xrt_core.plugins.manager import Problem as PluginProblem
 
 PROBLEMS_FOUND: Final = 1
 _REQUIRED: Final = ("numpy", "onnx", "ml_dtypes", "pluggy", "packaging", "rich", "typer")
-_OPTIONAL: Final = ("jax", "cupy-cuda13x", "cupy-cuda12x", "onnxruntime", "torch", "numba")
+_ARRAY_LIBRARIES: Final = ("jax", "cupy-cuda13x", "cupy-cuda12x", "torch")
 _CPU_FEATURES: Final = (
     "avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "asimddp", "bf16", "sve",
 )  # fmt: skip
-_MACHINE_VARIABLES: Final = ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_MACHINE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 class Problem(NamedTuple):
-    """Something that is wrong, and the cure."""
+    """A problem of the installation or the configuration, and its remedy."""
 
     what: str
     cure: str
 
 
 @command
-def doctor() -> None:
+def doctor(context: typer.Context) -> None:
     """Show versions, the processor, engines and settings, then every problem with its cure; exit code 1 if any."""
     lines = engines.listing()
     say("versions")
@@ -49,7 +54,7 @@ def doctor() -> None:
     variables = _variables()
     say("\n".join(f"  {name}={value}" for name, value in variables) or "  nothing that XRT reads is set")
     say("\nsettings in force")
-    problems = list(_problems(lines))
+    problems = list(_problems(lines, getattr(context.find_root().command, "commands", ())))
     try:
         for name, setting, source in _settings():
             say(f"  {name} = {setting}  (from {source})")
@@ -68,7 +73,8 @@ def _versions() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     for name in _REQUIRED:
         yield name, _version(name) or "missing"
-    for name in _OPTIONAL:
+    needed = (requirement_name(r) for p in _plugins() for r in p.requirements)
+    for name in dict.fromkeys((*_ARRAY_LIBRARIES, *sorted({*needed} - {"xrt-core", *_REQUIRED}))):
         version = _version(name)
         if version:
             yield name, version
@@ -83,6 +89,13 @@ def _memory(total: int | None, free: int | None) -> str:
     if total is None:
         return ""
     return f" ({total / 2**30:.1f} GiB{'' if free is None else f', {free / 2**30:.1f} free'})"
+
+
+def _plugins() -> Iterator[Plugin]:
+    """Every entry point of every plugin that is installed."""
+    for group in GROUPS:
+        for entries in plugins.discovery.plugins(group).values():
+            yield from entries
 
 
 def _version(name: str) -> str:
@@ -112,6 +125,9 @@ def _processor() -> str:
 
 def _variables() -> list[tuple[str, str]]:
     ours = {o.env for o in options.TABLE.values() if o.env} | set(_MACHINE_VARIABLES)
+    ours |= {s.variable for s in declared.switches().values()}
+    for row in plugins.contributions("xrt_engines", "xrt.engines"):
+        ours |= {n for n in getattr(row.value, "variables", ()) if isinstance(n, str)}
     return sorted((n, v) for n, v in os.environ.items() if n in ours or n.startswith("XRT_"))
 
 
@@ -119,12 +135,17 @@ def _settings() -> Iterator[tuple[str, object, str]]:
     resolved = options.resolve()
     for name in options.TABLE:
         source = resolved.source(name)
-        if source != "default":
+        if source != "default" and name != "engine_options":
             yield name, getattr(resolved, name), source
+    for name, on in resolved.switches:
+        yield name, on, resolved.source(name)
+    for section in declared.sections().values():
+        for name, value in resolved.section(section.name).items():
+            yield f"{section.name}.{name}", value, resolved.sources.get(f"{section.name}.{name}", "default")
     yield "cache_size", f"{resolved.cache_size} signatures a module, in memory", resolved.source("cache_size")
 
 
-def _problems(lines: list[EngineListing]) -> Iterator[Problem]:
+def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator[Problem]:
     for name in _REQUIRED:
         if not _version(name):
             yield Problem(f"{name} is not installed, and xrt-core needs it", f"pip install {name}")
@@ -133,11 +154,32 @@ def _problems(lines: list[EngineListing]) -> Iterator[Problem]:
             yield Problem(f"engine {e.name}: {e.reason}", e.remedy or f"pip install --upgrade {e.package}")
     for name, why in passes.listing()[1].items():
         yield Problem(f"pass {name} of a plugin is left out: {why}", "mend or remove its package")
+    said = {e.reason for e in lines if e.status == "broken"}
+    for p in _plugin_problems(commands):
+        if not any(p.reason in reason or reason in p.reason for reason in said):
+            yield Problem(f"{p.what} ({p.owner}): {p.reason}", p.remedy or "mend or remove its package")
     try:
         options.resolve()
     except OptionError as e:
         yield Problem(str(e), "correct the variable, or unset it")
-    known = {e.name for e in lines} | {e.package for e in lines}
+    for name in options.undeclared(os.environ):
+        yield Problem(f"{name} is set: {declared.why_undeclared(name.removeprefix('FLAGS_'))}", "unset it")
+    known = {e.name for e in lines} | {e.package for e in lines} | {n for p in _plugins() for n in (p.name, p.package)}
     for name in filter(None, (n.strip() for n in os.environ.get(DISABLE_VARIABLE, "").split(","))):
         if name not in known:
             yield Problem(f"{DISABLE_VARIABLE} names {name!r}, which is not installed", "take it out of the variable")
+
+
+def _plugin_problems(commands: Collection[str]) -> list[PluginProblem]:
+    """What is wrong with plugins, all of which are loaded and asked for this. commands: the names that are taken."""
+    from xrt_core.engine import engines as manager
+
+    for group in GROUPS:
+        plugins.load(group)
+    declared.switches()
+    declared.sections()
+    manager.load_converters()
+    for domain in plugin_domains():
+        newest_version(domain)
+    add_commands(typer.Typer(), commands)
+    return plugins.problems()

@@ -1,4 +1,4 @@
-"""`xrt engines`: every engine with its version and devices, ready, or why not and what to do."""
+"""`xrt engines`: list every engine with version, devices and state; if not ready, the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS: Final = {"ready": "green", "unavailable": "yellow", "broken": "red", "
 def engines(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """List every engine: version, devices, ready, or why not and what to install."""
+    """List every engine: version, devices, state; if not ready, the reason and the remedy."""
     lines = listing()
     if as_json:
         say(json.dumps([dataclasses.asdict(e) for e in lines], indent=2))
@@ -33,7 +33,7 @@ def engines(
 
 
 def listing() -> list[EngineListing]:
-    """The host, which is always there, and every engine that is installed."""
+    """Return a row for the host, which is always available, and one for every installed engine."""
     from xrt_core.engine import engines as manager
 
     host = EngineListing(HOST, "xrt-core", __version__, "ready", (CPU.name,), f"numpy {np.__version__}")

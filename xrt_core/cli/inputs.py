@@ -1,4 +1,4 @@
-"""Inputs for a model from the command line: read from a .npz file, or made at random from the declared types."""
+"""Model inputs of the command line: read from a .npz file, or generated at random from the declared types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xrt_core.ir.types import STRING, Dim, TensorType, ValueType
 
 
 def read_inputs(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of a .npz file by name. Raises InputError for a file that is missing, or is no .npz of arrays."""
+    """Read the arrays of a .npz file by name. Raises InputError if it is missing or not a .npz file of arrays."""
     try:
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
@@ -29,7 +29,7 @@ def read_inputs(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def write_outputs(path: pathlib.Path, outputs: Mapping[str, Any]) -> None:
-    """Write arrays to a .npz file, complete or not at all.
+    """Write arrays to a .npz file atomically.
 
     Types that .npz lacks (bfloat16, float8, 4 bits) are widened to float32, or int8 where they are integers; item i of
     a sequence is written as "name[i]"; an absent optional is left out.
@@ -54,8 +54,8 @@ def _storable(value: Any) -> np.ndarray:
 
 
 def parse_shapes(texts: Sequence[str], types: Mapping[str, ValueType | None]) -> dict[str, tuple[int, ...]]:
-    """`--shape` arguments by name: "image=1,3,224,224" for an input, "batch=4" for a symbolic dimension, "x=" for a
-    scalar. Raises OptionError for another form, or a name that is neither."""
+    """Parse `--shape` arguments: "image=1,3,224,224" for an input, "batch=4" for a symbolic dimension, "x=" for a
+    scalar. Returns name -> shape. Raises OptionError for another form, or a name that is neither."""
     symbols = {d for t in types.values() if isinstance(t, TensorType) for d in t.shape or () if isinstance(d, str)}
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
@@ -80,9 +80,10 @@ def parse_shapes(texts: Sequence[str], types: Mapping[str, ValueType | None]) ->
 def random_inputs(
     types: Mapping[str, ValueType | None], shapes: Mapping[str, tuple[int, ...]], seed: int
 ) -> dict[str, Any]:
-    """An array for each input: floats normal, integers 0 or 1, booleans even; the same for the same seed.
+    """Generate an array per input: floats N(0, 1), integers 0 or 1, booleans True or False with probability 1/2;
+    deterministic for a given seed.
 
-    shapes: as `parse_shapes` gives them; dimensions that nobody knows are 1.
+    shapes: the result of `parse_shapes`; a dimension that is unknown after it is 1.
     Raises InputError for an input of unknown rank without a shape, or one that is not a tensor.
     """
     generator = np.random.default_rng(seed)

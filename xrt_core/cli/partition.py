@@ -1,4 +1,4 @@
-"""`xrt partition`: shows which engine takes which nodes, and why the others stay on the host."""
+"""`xrt partition`: show which engine runs which nodes, and why the other nodes run on the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from xrt_core.files import replace_file
 
 @command
 def partition(
-    model: Annotated[pathlib.Path | None, typer.Argument(help="As of `xrt run`.", show_default=False)] = None,
+    model: Annotated[
+        pathlib.Path | None, typer.Argument(help="An ONNX file, or one that `xrt compile` wrote.", show_default=False)
+    ] = None,
     engine: arguments.Engine = None,
     inputs: arguments.Inputs = None,
     json: Annotated[
@@ -26,17 +28,17 @@ def partition(
         pathlib.Path | None,
         typer.Option("--onnx", help="Write the partitioned model, each cluster a local function (see it in Netron)."),
     ] = None,
-    html: Annotated[pathlib.Path | None, typer.Option("--html", help="Write pictures and tables as one page.")] = None,
-    dot: Annotated[pathlib.Path | None, typer.Option("--dot", help="Write the picture for Graphviz.")] = None,
+    html: Annotated[pathlib.Path | None, typer.Option("--html", help="Write diagrams and tables as HTML.")] = None,
+    dot: Annotated[pathlib.Path | None, typer.Option("--dot", help="Write the diagram as a Graphviz file.")] = None,
     diff: Annotated[
         tuple[pathlib.Path, pathlib.Path] | None,
-        typer.Option("--diff", help="Instead of a model: compare two reports that --json wrote; exit code 1 if any."),
+        typer.Option("--diff", help="Instead of a model: compare two reports of --json; exit code 1 if they differ."),
     ] = None,
     shape: arguments.Shape = None,
     option: arguments.Option = None,
     recompile: arguments.Recompile = False,
 ) -> None:
-    """Show the clusters of a model, their engines, and the reason for every node that stays on the host."""
+    """Show the clusters of a model, their engines, and the reason for every node that runs on the host."""
     if diff is not None:
         if model is not None:
             raise InputError("--diff compares two reports; it takes no model beside them")
@@ -70,7 +72,7 @@ def partition(
 
 
 def _compare(before: pathlib.Path, after: pathlib.Path) -> None:
-    """Say what differs between two reports; exit code 1 where something does."""
+    """Print the differences between two reports; exit code 1 if there are any."""
     from xrt_core.reports import difference
 
     found = difference(_read(before), _read(after))

@@ -1,4 +1,4 @@
-"""`xrt passes`: every pass in the order in which they run, with its stage, its owner and why it stands there."""
+"""`xrt passes`: list every pass in execution order, with its stage, its owner and the reason for its position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrt_core.cli.display import command, say, show_table, working
 def passes(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the passes in order: stage, owner, and why they stand there; then those of plugins that were left out."""
+    """List the passes in execution order: stage, owner, reason for the position; then plugin passes left out."""
     with working("looking for passes"):
         rows, left_out = listing()
     if as_json:
@@ -27,7 +27,7 @@ def passes(
 
 
 def listing() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """A row for each pass, in the order of stages and within them; and the plugins' passes that cannot be had."""
+    """Return a row for each pass in execution order, and name -> reason for plugin passes that failed to load."""
     from xrt_core.compiler.passes import load_plugin_passes
     from xrt_core.compiler.passes import passes as registry
     from xrt_core.events import process_events

@@ -1,4 +1,4 @@
-"""`xrt replay`: runs a reproducer again and says whether it still fails."""
+"""`xrt replay`: run a repro bundle again and report whether it still fails."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from xrt_core.cli.display import command, say, working
 from xrt_core.errors import OptionError
 
 STILL_FAILS = 3
-"""Exit code where the failure is still there."""
+"""Exit code if the bundle still fails."""
 
 
 @command
 def replay(
-    bundle: Annotated[pathlib.Path, typer.Argument(help="A file that a failure left behind.", show_default=False)],
-    engine: Annotated[str | None, typer.Option("--engine", "-e", help="Another engine than the bundle's.")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until it counts as hung.")] = 600.0,
+    bundle: Annotated[pathlib.Path, typer.Argument(help="A repro bundle that a failure wrote.", show_default=False)],
+    engine: Annotated[str | None, typer.Option("--engine", "-e", help="Engine to use instead of the bundle's.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds until the run counts as hung.")] = 600.0,
     here: Annotated[
         bool, typer.Option("--here", help="Run in this process (for a debugger); a crash then ends this command.")
     ] = False,
@@ -28,14 +28,15 @@ def replay(
         pathlib.Path | None, typer.Option("--onnx", help="Also write the function as an ONNX model.")
     ] = None,
 ) -> None:
-    """Compile and check what a bundle holds, in a child process. The exit code is 3 where it still fails."""
+    """Compile and verify the function of a bundle in a child process. The exit code is 3 if it still fails."""
+    from xrt_core.frontends.onnx_export import export_function
     from xrt_core.verify.repro import read_bundle
 
     found = read_bundle(bundle)
     if onnx is not None:
         if onnx.suffix != ".onnx":
             raise OptionError(f"--onnx {onnx}: it takes a file name that ends in .onnx")
-        onnx.write_bytes(found.function.to_onnx().SerializeToString())
+        onnx.write_bytes(export_function(found.function).SerializeToString())
         say(f"wrote {onnx}")
     if not here:
         versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
@@ -55,7 +56,7 @@ def replay(
 
 
 def _in_child(bundle: pathlib.Path, engine: str | None, timeout: float) -> str:
-    """Run the command with --here in another process; its words. Raises Exit where it still fails."""
+    """Run the command with --here in a child process; return its output. Raises Exit if the bundle still fails."""
     given = [sys.executable, "-m", "xrt_core.cli.app", "replay", "--here", str(bundle)]
     if engine is not None:
         given += ["--engine", engine]

@@ -1,4 +1,4 @@
-"""`xrt report`: runs a model under guard and shows what became of its clusters."""
+"""`xrt report`: run a model under guard and print the verdict and the timings of each cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrt_core.cli.display import command, counted, say, working
 
 
 class Form(StrEnum):
-    """How the report is printed."""
+    """Output format of the report."""
 
     text = "text"
     json = "json"
@@ -29,7 +29,7 @@ def report(
     random: arguments.Random = False,
     repeat: Annotated[int, typer.Option("--repeat", "-n", min=1, help="Calls after all clusters are decided.")] = 20,
     wait: Annotated[float, typer.Option("--wait", min=0, help="Longest time to wait for the guard, in seconds.")] = 600,
-    form: Annotated[Form, typer.Option("--format", help="How to print it.")] = Form.text,
+    form: Annotated[Form, typer.Option("--format", help="Output format.")] = Form.text,
     seed: arguments.Seed = 0,
     shape: arguments.Shape = None,
     option: arguments.Option = None,
@@ -41,7 +41,7 @@ def report(
         arrays = arguments.module_inputs(module, inputs, random, shape, seed)
         start = time.monotonic()
         module.run(arrays)
-        with working("compiling and examining"):
+        with working("compiling and verifying"):
             done = module.wait(max(wait - (time.monotonic() - start), 0))
         for _ in counted("running", repeat):
             module.run(arrays)

@@ -1,4 +1,4 @@
-"""`xrt run`: runs a model once or many times and shows what came out, where it ran and how long it took."""
+"""`xrt run`: run a model once or many times; print its outputs, where its nodes ran, and timings."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def run(
     recompile: arguments.Recompile = False,
     timeline: Annotated[
         pathlib.Path | None,
-        typer.Option("--timeline", help="A JSON file for the times of one more run's steps, for ui.perfetto.dev."),
+        typer.Option("--timeline", help="A JSON file for the step timings of one additional run, for ui.perfetto.dev."),
     ] = None,
 ) -> None:
-    """Run a model and show its outputs, the share that engines took, and times."""
+    """Run a model and print its outputs, the share of nodes and FLOPs on engines, and timings."""
     start = time.perf_counter()
     module = arguments.load_module(model, engine, option, recompile)
     loaded = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`xrt train`: trains an ONNX model on arrays from a file."""
+"""`xrt train`: train an ONNX model on arrays from a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrt_core.cli.display import command, duration, say, working
 from xrt_core.cli.inputs import read_inputs
 from xrt_core.errors import OptionError
 
-_INTERRUPTED: Final = 130  # what shells expect of a program that Ctrl-C ended
+_INTERRUPTED: Final = 130  # the exit code of a process ended by SIGINT, by convention of shells
 
 
 @command
@@ -34,15 +34,15 @@ def train(
     steps: Annotated[int, typer.Option("--steps", "-n", min=1, help="Steps to take.")] = 100,
     engine: arguments.Engine = None,
     seed: arguments.Seed = 0,
-    curve: Annotated[pathlib.Path | None, typer.Option("--curve", help="Draw the losses, as a .png, say.")] = None,
+    curve: Annotated[pathlib.Path | None, typer.Option("--curve", help="Plot the losses to a .png file.")] = None,
     checkpoint: Annotated[
         pathlib.Path | None, typer.Option("--checkpoint", help="Where to save the state (safetensors) at the end.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from --checkpoint, where it is there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from --checkpoint if the file exists.")] = False,
     output: Annotated[pathlib.Path | None, typer.Option("--output", help="Write the trained model (ONNX).")] = None,
     option: arguments.Option = None,
 ) -> None:
-    """Train a model. Ctrl-C saves --checkpoint too; a run that is resumed gives the numbers of one that ran through."""
+    """Train a model. Ctrl-C saves --checkpoint too; a resumed run gives the same losses as an uninterrupted one."""
     from xrt_core.training.loop import batches, fit, save_curve
     from xrt_core.training.module import TrainModule
 

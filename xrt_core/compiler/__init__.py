@@ -1,7 +1,7 @@
-"""The order of compilation: captured -> optimised -> partitioned -> planned.
+"""The compile driver: captured -> optimised -> partitioned -> planned.
 
-`Pipeline.compile` (pipeline.py) is that order, to be read downward; `DEFAULT_PASSES` (passes.py) is the list of passes
-with the reason why each stands where it does. The stages (stages.py) are plain data, services.py holds what a pipeline
-works with, lowering.py what each node becomes in a plan, support.py what engines say about nodes, tiering.py the host's
-plan that answers until the one with engines is ready, and compiled_graph.py a graph behind a call with arrays.
+`Pipeline.compile` (pipeline.py) calls the stages in order; `DEFAULT_PASSES` (passes.py) lists the passes, each with
+the reason for its position. stages.py: the stages as plain data. services.py: the components a pipeline is built from.
+lowering.py: translation of each node to a step of a plan. support.py: support queries to the engines. tiering.py:
+tiered compilation, with a baseline plan on the host. compiled_graph.py: the callable that runs a graph on arrays.
 """

@@ -1,4 +1,4 @@
-"""CompiledGraph: one IR graph behind a call with arrays."""
+"""CompiledGraph: the callable that compiles one IR graph per signature and runs it on arrays."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ from xrt_core.runtime.scheduler import Timeline
 
 
 class CompiledGraph:
-    """Calls a graph with one array per input (None for an optional one that is left out).
+    """Runs a graph on one array per input (None for an omitted optional input).
 
-    The first call of a signature checks the arguments and compiles; later ones look up the bound call by the types,
-    shapes and dtypes of the arguments (and the values of those that determine shapes) and run it.
+    The first call of a signature checks the arguments and compiles. Later calls look up the bound call by the types,
+    shapes and dtypes of the arguments (and the values of those that determine shapes).
     """
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         self._captured = pipeline.capture(graph)
-        self.graph: Graph = self._captured.graph  # and not the given one, whose folded weights may then go
+        self.graph: Graph = self._captured.graph  # not the given one, so that its constant-folded weights can be freed
         self.plans: PlanCache = pipeline.plan_cache(self._captured)
         self._last: CacheEntry | None = None
         self._by_value = bool(self.plans.by_value)
 
     @property
     def last(self) -> Planned | None:
-        """The plan of the last new signature."""
+        """The plan of the last new signature; None before the first."""
         plan = None if self._last is None else self._last.plan
         assert plan is None or isinstance(plan, Planned)
         return plan
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        """The results, in the family of the first array. Raises InputError for arguments that do not fit."""
+        """Return the results, as arrays of the first array's library. Raises InputError for unsuitable arguments."""
         try:
             key: Hashable = tuple([(type(a), a.shape, a.dtype) for a in arrays])
             if self._by_value:
                 key = key, self.plans.values(arrays)
             call = self.plans.call(key)
-        except (AttributeError, TypeError, InputError):  # something left out, a sequence, or no array at all
+        except (AttributeError, TypeError, InputError):  # an omitted input, a sequence, or not an array
             key = call = None
         return self._unbound(arrays, key) if call is None else call(arrays)
 
     def _unbound(self, arrays: Sequence[Any], key: Hashable) -> list[Any]:
-        """A call that is not bound yet, or that is not found by the types and shapes of its arguments alone."""
+        """Slow path: a signature that is not bound yet, or that types and shapes alone do not identify."""
         plain, back = plain_arrays(arrays)
-        if plain is not arrays:  # what users bring is converted at every call, and only then looked at
+        if plain is not arrays:  # arrays of registered user types are converted at every call, then looked up
             results = self(plain)
             return results if back is None else back(results)
         if key is None:
@@ -69,13 +69,16 @@ class CompiledGraph:
         return self.prepare(arrays, key)(arrays)
 
     def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
-        """The results as NumPy arrays, and when each step of the plan ran. Raises InputError as a call does."""
+        """Return the results as NumPy arrays, and the timeline of the steps. Raises InputError as a call does."""
         host = self.checked(arrays)
         results, timeline = self.plans.plan_for(host).run_timed(host)
         return [to_numpy(r) for r in results], timeline
 
     def prepare(self, arrays: Sequence[Any], key: Hashable = None, at_once: bool = False) -> BoundCall:
-        """The call bound to the signature and the families of these arguments. at_once: with engines, not the host."""
+        """Return the call bound to the signature and array libraries of these arguments, compiling if necessary.
+
+        at_once: compile for the engines before returning, instead of binding the baseline plan.
+        """
         arrays, _ = plain_arrays(arrays)
         entry = self.plans.entry_for(self.checked(arrays))
         plan = entry.plan
@@ -90,20 +93,21 @@ class CompiledGraph:
         return call
 
     def finish(self) -> None:
-        """Plan with engines what the host answers so far."""
+        """Complete the tier-up of every signature that still runs its baseline plan."""
         for plan in self.plans.plans():
             if isinstance(plan, BaselinePlan):
                 plan.finish()
 
     def _key(self, arrays: Sequence[Any]) -> Any:
-        """The signature with arguments left out, or None where there are sequences: these are checked at every call."""
+        """Return the cache key of arguments some of which are omitted; None if one is a sequence: those are checked at
+        every call."""
         if not all(a is None or is_array(a) for a in arrays):
             return None
         key = tuple([None if a is None else (type(a), a.shape, a.dtype) for a in arrays])
         return (key, self.plans.values(arrays)) if self._by_value else key
 
     def checked(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arguments as NumPy arrays. Raises InputError for one that does not fit its input."""
+        """Return the arguments as NumPy arrays. Raises InputError for one that does not fit its input."""
         host: list[Any] = []
         arrays, _ = plain_arrays(arrays)
         for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True)):
@@ -119,7 +123,7 @@ class CompiledGraph:
         return host
 
     def example(self) -> list[Any]:
-        """Zeros for every input. Raises InputError where a shape is not declared."""
+        """Return zeros for every input. Raises InputError if a declared shape is not static."""
         arrays: list[Any] = []
         for i, v in enumerate(self.graph.inputs):
             if not isinstance(v.type, TensorType) or not v.type.is_static:
@@ -131,13 +135,13 @@ class CompiledGraph:
         return arrays
 
     def partition(self, arrays: Sequence[Any]) -> Partitioned:
-        """The partitioned graph for the signature of these arguments; nothing is compiled."""
+        """Return the partitioned graph for the signature of these arguments, without compiling."""
         types, known = self.plans.signature(self.checked(arrays))
         pipeline = self.pipeline.accelerated
         return pipeline.partition(pipeline.optimise(pipeline.adopt(self._captured), types, known))
 
     def explain(self, arrays: Sequence[Any] | None) -> Explanation:
-        """What was decided for these arguments; None: for the last new signature, or the declared types."""
+        """Return the decisions for the signature of these arguments; None: the last new one, or the declared types."""
         if arrays is None and self.last is not None:
             return _final(self.last).explain()
         if arrays is None:
@@ -150,12 +154,12 @@ _CONTAINERS = (list, tuple, dict, type(None))
 
 
 def _final(plan: Planned) -> Planned:
-    """The plan with engines that comes after the host's, made now if it is not there; any other plan itself."""
+    """Return the final plan of a baseline plan, compiled now if necessary; any other plan itself."""
     return plan.finish() if isinstance(plan, BaselinePlan) else plan
 
 
 def _check(name: str, declared: ValueType | None, a: Any) -> None:
-    """Raise InputError where the argument does not fit the declared type of its input."""
+    """Raise InputError if the argument does not fit the declared type of its input."""
     if isinstance(declared, OptionalType):
         if a is not None and declared.element is not None:
             _check(name, declared.element, a)

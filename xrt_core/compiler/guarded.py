@@ -1,4 +1,4 @@
-"""GuardedModule: what every module has whose clusters may be under guard."""
+"""GuardedModule: base class of modules whose clusters may be guarded: wait, report, close."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
 
 
 class GuardedModule:
-    """Waits for the guard, reports what it did, and ends it. Subclasses set `_pipeline`."""
+    """Waits for the guard, reports its verdicts, and shuts it down. Subclasses set `_pipeline`."""
 
     _pipeline: Pipeline
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until background compilation is done: every plan with engines is made, and every cluster is live, or
-        was given to the host.
+        """Block until background compilation is done: every tier-up is complete, and every cluster has a verdict (runs
+        on its engine, or falls back to the host).
 
-        Returns False after `timeout` seconds; True at once where nothing is guarded.
+        Returns False after `timeout` seconds; True immediately if nothing is guarded.
         """
         return self._pipeline.wait(timeout)
 
     def report(self) -> GuardReport:
-        """What the guard did with every cluster, with timings, failures and totals; empty where it is off."""
+        """Return the guard's verdict on every cluster, with timings, failures and totals; empty if it is off."""
         return self._pipeline.report()
 
     def close(self) -> None:
-        """Start no background compilation any more, and end what runs, without waiting. Calls go on as they are.
+        """Cancel background compilation, without waiting; no further one starts. Calls keep their current plans.
 
-        Leaving the interpreter does the same. `with` closes the module at its end.
+        Interpreter shutdown does the same. A `with` block closes the module at its end.
         """
         self._pipeline.close()
 

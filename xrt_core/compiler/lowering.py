@@ -1,4 +1,4 @@
-"""Lowering: what each node of a partitioned graph becomes in a plan."""
+"""Lowering: translate each node of a partitioned graph to a step of a plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xrt_core.runtime.plan_cache import PlanCache
 from xrt_core.runtime.transfers import to_launch
 
 MakePart = Callable[[Graph, Collection[int], str], PlanCache]
-"""(a part with its captures as inputs, indices of inputs that change at every turn, a label) -> its plan cache."""
+"""(a subgraph with its captures as inputs, indices of inputs that change each iteration, a label) -> its plan cache."""
 
 
 class Lowering:
@@ -42,7 +42,7 @@ class Lowering:
         self._xp = services.xp
 
     def lower(self, node: Node, graph: Graph, make_part: MakePart, shared: bool = False) -> Lowered:
-        """What a node of `graph` becomes. shared: what `shares_cores` says of the graph."""
+        """Lower a node of `graph`. shared: the result of `shares_cores` for the graph."""
         label = f"{node.operator} {node.name}".strip()
         if is_launch(node):
             return self._launch(node, shared)._replace(lane=lane(node))
@@ -67,7 +67,7 @@ class Lowering:
             executable = self._compilation.executable(function, name, shared=shared)
         except Exception as e:  # the host runs the cluster instead; an engine's failure never reaches the caller
             error = e if isinstance(e, EngineError) else CompileError(f"{type(e).__name__}: {e}")
-            level = logging.DEBUG if self._executables.sealed else logging.WARNING  # a load that refuses says it itself
+            level = logging.DEBUG if self._executables.sealed else logging.WARNING  # a sealed load raises it
             self._events.fallback(
                 cluster=function.name,
                 engine=name,
@@ -102,12 +102,12 @@ class Lowering:
 
 
 def is_launch(node: Node) -> bool:
-    """Whether a node runs a Function on an engine."""
+    """Return whether a node is a Launch, which runs a Function on an engine."""
     return node.op_type == "Launch" and node.domain == "xrt"
 
 
 def lane(node: Node) -> str:
-    """The engine and device of a launch, "" for any other node."""
+    """Return the lane of a launch: "engine device"; "" for any other node."""
     return f"{node.attributes['engine']!s} {node.annotations.device or ''}".strip() if is_launch(node) else ""
 
 

@@ -1,4 +1,4 @@
-"""The default passes in order, each with the reason for its place, and the registry with those of users and plugins."""
+"""The default passes in order, each with the reason for its position, and the registry of user and plugin passes."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class PassResults:
-    """What passes found beside the graph. automatic: whether nodes without a mark are offered to engines.
+    """Results of passes other than the graph. automatic: whether unmarked nodes are offered to engines.
 
-    precision: what was lowered to a narrow float. report: of the partition.
+    precision: the nodes lowered to a narrow float. report: the partition report.
     """
 
     automatic: bool = True
@@ -57,13 +57,14 @@ class PassResults:
 
 @dataclass(frozen=True)
 class PassContext:
-    """What the default passes may know of the run that they are part of.
+    """Context of one run of the default passes, and the slot for their results.
 
-    options, rules, lowering: of the module. part: the graph is a part of another. types, known: of the signature.
-    engines: whether engines take part; candidates: those, for a graph, and `device` the one of the first. automatic:
-    whether nodes without a mark are offered to them; obey: whether marks for engines hold; absent: see `mark`.
-    host_on_device: the host computes beside the engines. mark_updates: annotates nodes that engines' kernels declare
-    to write variables. convert: puts converters where values cross. results: where passes leave what they found.
+    options, rules, lowering: of the module. part: the graph is a subgraph that is planned separately. types, known: of
+    the signature. engines: whether the graph is compiled for engines. candidates: graph -> partitioning candidates.
+    device: the device of the first engine. automatic: whether unmarked nodes are offered to engines. obey: whether
+    marks for engines apply. absent: engine name -> why it is not selected (see `mark`). host_on_device: the host
+    computes on the engines' device. mark_updates: annotates nodes whose kernels declare that they write variables.
+    convert: inserts converters where values change space. results: results other than the graph.
     """
 
     options: Options
@@ -85,14 +86,14 @@ class PassContext:
 
 
 def rules_of(options: Options) -> tuple[MarkRule, ...]:
-    """The rules of the option `marks`."""
+    """Return the rules of the option `marks`."""
     return tuple(MarkRule(*row) for row in options.marks) if isinstance(options.marks, tuple) else ()
 
 
 def lowering(options: Options, *, training: bool = False) -> LowerPrecision | None:
-    """The pass that lowers precision as the options say, or None where they ask for nothing.
+    """Return the mixed-precision pass for these options, or None if they enable none.
 
-    training: for a graph that gradients are built from. Raises OptionError for an operator that does not exist.
+    training: for a graph that gradients are built from. Raises OptionError for an unknown operator.
     """
     marks = options.precision if isinstance(options.precision, tuple) else ()
     if options.narrow is None and not marks:
@@ -127,7 +128,7 @@ def _specialise(graph: Graph, context: PassContext) -> Graph:
 
 
 def _split_late(graph: Graph, context: PassContext) -> Graph:
-    # without engines nothing has to wait: the host takes shapes as they come
+    # without engines no region is deferred: the host handles dynamic shapes
     return SplitLate(needed_inputs)(graph) if context.engines else graph
 
 
@@ -173,53 +174,53 @@ def _of(p: Pass) -> Callable[[Graph, PassContext], Graph]:
 DEFAULT_PASSES: Final = (
     RegisteredPass(
         "apply_marks", _apply_marks, ("model",),
-        "before anything moves: patterns are about the names that the user knows",
+        "before any rewrite: mark patterns match the node names of the user's model",
     ),
     RegisteredPass(
         "constant_fold", _constant_fold, ("model",),
-        "once per model: what depends on constants alone must not be redone per signature",
+        "once per model: values that depend on constants alone are the same for every signature",
     ),
     RegisteredPass(
-        "mark_updates", lambda graph, context: context.mark_updates(graph), ("model", "signature"),
-        "before nodes are merged or folded: what writes variables must happen once; in parts of a graph at once",
+        "mark_updates", lambda graph, context: context.mark_updates(graph), ("signature",),
+        "before nodes are folded, merged or removed: an update of variables runs once",
     ),
     RegisteredPass(
         "specialise", _specialise, ("signature",),
-        "per signature: with shapes known, shape arithmetic folds, dead branches go, the rest gets types",
+        "per signature: static shapes allow folding shape arithmetic, removing dead branches and inferring types",
     ),
     RegisteredPass(
         "identity", _of(_SIMPLIFY[0]), ("signature",),
-        "after types are known: most identities (Cast, Reshape) are only then seen to be ones",
+        "after type inference: most identities (Cast, Reshape) are recognised by their types",
     ),
     RegisteredPass(
         "common_subexpressions", _of(_SIMPLIFY[1]), ("signature",),
-        "after identities, which would hide equal nodes behind different inputs",
+        "after identity elimination: identities would give equal nodes different inputs",
     ),
     RegisteredPass(
         "clean_unused", _of(_SIMPLIFY[2]), ("model", "signature"),
-        "after all that leaves nodes unread; once after the constants are folded as well",
+        "after the passes that leave nodes without readers; also once after constant folding",
     ),
     RegisteredPass(
         "split_late", _split_late, ("signature",),
-        "the last of them: what waits for data-dependent shapes leaves the graph that is marked",
+        "last of the stage: nodes with data-dependent shapes leave the graph before support is queried",
     ),
     RegisteredPass(
         "lower_precision", _lower_precision, ("signature",),
-        "on final nodes, so that no cast is made for one that goes; engines must see the types",
+        "on final nodes, so that no cast is inserted for a removed node; engines read the types",
     ),
     RegisteredPass(
         "subblock_to_engine", _subblock_to_engine, ("engines",),
-        "engine after engine: mark, cluster, outline into Launch nodes; needs final nodes and types",
+        "per engine by priority: query support, cluster, outline into Launch nodes; needs final nodes and types",
     ),
     RegisteredPass(
         "engine_converters", lambda graph, context: context.convert(graph), ("engines",),
-        "only now is it known where values cross between the host and engines",
+        "after partitioning, which determines where values are transferred between the host and engines",
     ),
 )  # fmt: skip
-"""The core's passes in order. What follows is not a pass: each Launch's Function is compiled, and the plan is made."""
+"""The core's passes in order. Then, not as passes: every Launch's Function is compiled, and the graph is lowered."""
 
 passes: Final = PassRegistry(DEFAULT_PASSES)
-"""The passes of this process: the core's, and what users and plugins registered."""
+"""The passes of this process: the core's, and those that users and plugins registered."""
 
 
 # --- those of others ---
@@ -236,17 +237,18 @@ def register_pass(
     requires: str | Iterable[str] | None = None,
     reason: str | None = None,
 ) -> Any:
-    """Add a pass for modules made from now on: a function Graph -> Graph, or a subclass of `Pass`; also a decorator.
+    """Register a pass for modules created from now on: a function Graph -> Graph, or a subclass of `Pass`. Also a
+    decorator.
 
         @xrt.register_pass(after="identity")
         def fuse_gelu(graph): ...
 
     stage: "model" (once, types as declared), "signature" (types known; the default) or "engines" (clusters become
     launches). before, after: passes to precede or follow; with neither it runs before `clean_unused`. requires: passes
-    that must be there, and come first. reason: why there, for `xrt passes`; the docstring's first line otherwise.
+    that must be registered and run earlier. reason: shown by `xrt passes`; default: the docstring's first line.
 
-    Raises RegistrationError for a name that is taken, and for a stage, a pass or an order that cannot be. A pass that
-    raises, or gives a bad graph, is a PassError for the caller of the module.
+    Raises RegistrationError for a taken name, an unknown stage or pass, and a cyclic order. A pass that raises, or
+    returns an invalid graph, raises PassError in the call of the module.
     """
 
     def add(given: Any) -> Any:
@@ -263,18 +265,18 @@ def register_pass(
 
 
 def unregister_pass(name: str) -> None:
-    """Take out a pass added by `register_pass`. Raises RegistrationError for any other."""
+    """Remove a pass added by `register_pass`. Raises RegistrationError for any other."""
     passes.unregister(name)
 
 
 _plugins_lock = threading.Lock()
-_plugin_passes: dict[tuple[str, str], str] = {}  # (name, owner) of each that was met -> why it cannot be had, or ""
+_plugin_passes: dict[tuple[str, str], str] = {}  # (name, owner) of each plugin pass seen -> why it is left out, or ""
 
 
 def load_plugin_passes(events: EventLog) -> dict[str, str]:
-    """Register the passes of plugins that were not met before. Returns name -> why one could not be had, of all.
+    """Register the plugin passes that have not been seen before. Returns name -> reason, of all that were left out.
 
-    A plugin that is broken is an event, once, and in nobody's way.
+    A broken plugin is reported by one event and does not affect other plugins.
     """
     from xrt_core.engine import engines
 
@@ -288,7 +290,7 @@ def load_plugin_passes(events: EventLog) -> dict[str, str]:
                 if isinstance(thing, PluginError):
                     raise thing
                 found.append(described(thing, name=name, owner=owner, origin="plugin"))
-            except Exception as e:  # whatever an attribute of the plugin's object does
+            except Exception as e:  # an attribute of the plugin's object may run arbitrary code
                 _left_out(events, name, owner, str(e))
         refused = passes.register_all(found)
         for p in found:
@@ -302,7 +304,7 @@ def _left_out(events: EventLog, name: str, owner: str, why: str) -> None:
     events.emit("pass.left_out", level=logging.WARNING, name_of_pass=name, owner=owner, reason=why)
 
 
-# --- what the host and the engines are asked ---
+# --- callbacks of the passes: function bodies and required inputs ---
 
 
 def expand(node: Node) -> Graph | None:
@@ -315,6 +317,6 @@ def expand(node: Node) -> Graph | None:
 
 
 def needed_inputs(node: Node) -> Iterator[int]:
-    """Indices of the inputs that must be known before an engine can take `node`; none where none can anyway."""
+    """Yield the indices of the inputs whose values an engine needs to support `node`; none if no engine can."""
     kernel = find_kernel(node.domain, node.op_type)
     return iter(()) if kernel is None or kernel.why_dynamic(node) is not None else static_inputs(node)

@@ -1,4 +1,4 @@
-"""Pipeline: the order of compilation, from a captured graph to the plan of one signature."""
+"""Pipeline: compiles a captured graph to the plan of one signature, stage by stage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """Compiles graphs with one set of services. Safe to use from many threads."""
+    """Compiles graphs with one set of services. Thread-safe."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -62,10 +62,10 @@ class Pipeline:
         owned: bool = True,
         kind: type[Planned] = Planned,
     ) -> Planned:
-        """The plan of one signature: input types, and values of the inputs in `known` (by index).
+        """Compile the plan of one signature: input types, and values of the inputs in `known` (by index).
 
-        engines: whether they take part. owned: results are the caller's own, see `runtime.plan.make_plan`. kind: the
-        class of the plan. One INFO line says what was done.
+        engines: False compiles for the host alone. owned: see `runtime.plan.make_plan`. kind: the class of the plan.
+        Logs one INFO line with a summary.
         """
         start = time.perf_counter()
         captured = self.adopt(captured)
@@ -91,20 +91,18 @@ class Pipeline:
         return self._support.mark_updates(graph, aliases=False)
 
     def capture(self, graph: Graph, automatic: bool | None = None) -> Captured:
-        """A graph after the passes of the stage "model". automatic: for a part of a graph, what the whole says."""
+        """Run the passes of the stage "model". automatic: for a subgraph, the setting of the whole graph."""
         part, precision = automatic is not None, self.services.precision
         if precision is not None and not part:
             precision.check_names(graph)
         self._verify(graph, "captured")
-        # inputs of a loop's body are not the caller's to hand over; those of the whole graph wait for its signature
-        mark = self.mark_updates if part else lambda graph: graph
-        context = PassContext(self.options, rules=self.services.rules, part=part, mark_updates=mark)
+        context = PassContext(self.options, rules=self.services.rules, part=part)
         applied = self.services.passes["model"]
         graph = self._run_passes("model", graph, context, applied)
-        return Captured(graph, context.results.automatic if automatic is None else automatic, applied)
+        return Captured(graph, context.results.automatic if automatic is None else automatic, applied, part)
 
     def adopt(self, captured: Captured) -> Captured:
-        """A graph captured by another pipeline, after those passes of the stage "model" that only this one has."""
+        """Run the passes of the stage "model" that the pipeline that captured the graph did not have."""
         own = [p for p in self.services.passes["model"] if p not in captured.applied]
         if not own:
             return captured
@@ -120,7 +118,7 @@ class Pipeline:
         *,
         engines: bool = True,
     ) -> Optimised:
-        """The graph for one signature, after the passes of the stage "signature"."""
+        """Specialise the graph for one signature: run the passes of the stage "signature"."""
         engines = engines and bool(self.engines)
         context = PassContext(
             self.options,
@@ -128,13 +126,14 @@ class Pipeline:
             known=known,
             engines=engines,
             lowering=self.services.precision,
-            mark_updates=self._support.mark_updates if engines else lambda graph: graph,
+            # inputs of a subgraph, such as the body of a loop, are not the caller's to hand over
+            mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,
         )
         graph = self._run_passes("signature", captured.graph, context, self.services.passes["signature"])
         return Optimised(graph, known, engines, captured.automatic, context.results.precision)
 
     def partition(self, optimised: Optimised) -> Partitioned:
-        """The graph with a Launch node per cluster, after the passes of the stage "engines". Nothing is compiled."""
+        """Partition into clusters, a Launch node each: run the passes of the stage "engines". Compiles nothing."""
         services, graph = self.services, optimised.graph
         context = PassContext(
             self.options,
@@ -163,7 +162,7 @@ class Pipeline:
         return Partitioned(outlined, explanation, optimised.automatic)
 
     def plan(self, partitioned: Partitioned, *, owned: bool = True, kind: type[Planned] = Planned) -> Planned:
-        """The register program, with every Launch compiled. owned, kind: as of `compile`."""
+        """Compile every Launch and lower the graph to a register program. owned, kind: as of `compile`."""
         services, graph = self.services, partitioned.graph
         parts: dict[str, PlanCache] = {}
 
@@ -187,10 +186,11 @@ class Pipeline:
     # --- plans per signature ------------------------------------------------------------------------------------
 
     def plan_cache(self, captured: Captured, changing: Collection[int] = (), *, part: bool = False) -> PlanCache:
-        """The plans of a graph, per signature, compiled by this pipeline when they are first needed.
+        """Return a plan cache for a graph; a miss compiles the plan of the new signature with this pipeline.
 
-        changing: inputs that change at every turn of a loop and are never taken by value. part: it is a part of a
-        graph, where signatures may follow the data: after some of them, new ones stay on the host.
+        changing: inputs that change each iteration of a loop; their values are never part of the signature. part: the
+        graph is a separately planned subgraph, whose signatures may depend on data: beyond a limit, new signatures are
+        compiled for the host alone.
         """
 
         def make(types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], engines: bool) -> Plan:
@@ -216,19 +216,19 @@ class Pipeline:
         engines: bool,
         part: bool,
     ) -> Plan:
-        """The plan of a signature that is new to `cache`."""
+        """Compile the plan of a signature that is not in `cache`."""
         return self.compile(captured, types, known, engines=engines, owned=not part)
 
-    # --- what a module asks of it -------------------------------------------------------------------------------
+    # --- interface for modules ----------------------------------------------------------------------------------
 
     @property
     def accelerated(self) -> Pipeline:
-        """The pipeline with engines: this one, or one that is made now. Raises what making it raises."""
+        """The pipeline with engines: this one; a baseline pipeline creates it, and raises the errors of that."""
         return self
 
     @property
     def engine_names(self) -> str:
-        """The engines that take part, human-readable; nothing is imported to say so."""
+        """The selected engines, human-readable; does not import them."""
         return ", ".join(e.name for e, _ in self.engines) or HOST
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -271,7 +271,7 @@ class Pipeline:
         return graph
 
     def _run_foreign(self, p: RegisteredPass, graph: Graph, context: PassContext) -> Graph:
-        """The graph after a pass of a user or a plugin, verified in any case, as nobody here knows the pass."""
+        """Run a user or plugin pass and verify its graph. Raises PassError if the pass fails."""
         from xrt_core.ir.verifier import verify
 
         try:

@@ -1,4 +1,4 @@
-"""Services: what a pipeline works with, built once from the options of a module."""
+"""Services: the components that the stages of a pipeline share, built once from the options of a module."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from xrt_core.passes.mixed_precision import LowerPrecision
 from xrt_core.passes.partitioning import MarkRule
 from xrt_core.passes.pass_manager import STAGES, PassRegistry, RegisteredPass, Stage
 from xrt_core.passes.trace import Trace
+from xrt_core.plugins import plugins
 from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.plan import HOST
 
@@ -30,16 +31,16 @@ if TYPE_CHECKING:
     from xrt_core.guard.manager import GuardManager
 
 Chosen = Sequence[tuple[Engine, str]]
-"""Engines that take part, in the order to try them, each with the device it compiles for."""
+"""The selected engines by descending priority, each with the device it compiles for."""
 
 
 @dataclass(frozen=True)
 class Services:
-    """What the stages of one pipeline share.
+    """The components that the stages of one pipeline share.
 
-    xp: the host's array namespace. host_only: no engine takes part here, by choice or because another pipeline has
-    them, so marks that name one are no error. passes: per stage, in order, as registered when the module was made.
-    precision: the pass that lowers precision, None where nothing asks for it. guard: None where it is off.
+    xp: the host's array namespace. host_only: the pipeline has no engines, by option or because it is the baseline of
+    another pipeline, so a mark that names an engine is not an error. passes: per stage, in order, as registered when
+    the module was created. precision: the mixed-precision pass, None if not enabled. guard: None if it is off.
     """
 
     options: Options
@@ -58,11 +59,11 @@ class Services:
 
     @property
     def auto(self) -> bool:
-        """Whether engines are chosen by measuring."""
+        """Whether the engine of each cluster is chosen by measurement (`engine="auto"`)."""
         return self.options.engine == (AUTO,)
 
     def why_absent(self, name: str) -> str:
-        """Why an engine that a mark names does not take part, and what to do."""
+        """Return why an engine that a mark names is not selected, and the remedy."""
         try:
             process_engines.usable(name)
         except EngineError as e:
@@ -80,12 +81,12 @@ def build_services(
     registry: PassRegistry | None = None,
     host_only: bool = False,
 ) -> Services:
-    """The services for these options and engines.
+    """Build the services for these options and engines.
 
-    saved: the file that the model was loaded from, whose executables are used. registry: of passes, as it was when the
-    module was made; None takes today's. host_only: another pipeline has the engines.
+    saved: the model file the module was loaded from, whose executables are used. registry: the pass registry as of
+    the creation of the module; None: the current one. host_only: another pipeline has the engines.
 
-    Raises OptionError for options that do not fit the engines, marks included.
+    Raises OptionError for options that the engines do not accept, and for marks that name an unselected engine.
     """
     compile_options = CompileOptions(
         phase=options.phase,
@@ -107,6 +108,7 @@ def build_services(
         trusted = {} if saved is None else {k: Outcome.from_json(v) for k, v in saved.verdicts.items()}
         auto = options.engine == (AUTO,)
         guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted)
+    plugins.load("xrt.observers")
     load_plugin_passes(events)
     registry = passes.snapshot() if registry is None else registry.with_plugins_of(passes)
     services = Services(

@@ -1,4 +1,4 @@
-"""The stages of a graph as data: captured -> optimised -> partitioned -> planned. Each prints itself."""
+"""The stages of a graph as data: captured -> optimised -> partitioned -> planned. Each has `as_text`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ Engines = Mapping[str, tuple[Engine, str]]
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph as a frontend gave it, after the passes of the stage "model" (`applied`).
+    """A graph from a frontend, after the passes of the stage "model" (`applied`).
 
-    automatic: whether nodes without a mark are offered to engines.
+    automatic: whether unmarked nodes are offered to engines. part: it is a subgraph that is planned separately.
     """
 
     graph: Graph
     automatic: bool = True
     applied: Sequence[RegisteredPass] = ()
+    part: bool = False
 
     def as_text(self) -> str:
         """The graph."""
@@ -42,10 +43,10 @@ class Captured:
 
 @dataclass(frozen=True)
 class Optimised:
-    """A graph for one signature: typed, folded, simplified.
+    """A graph specialised for one signature: typed, constant-folded, simplified.
 
-    known: values of the inputs that determine shapes, by index. engines: whether engines take part. precision: what was
-    lowered to a narrow float, None where nothing was asked for. automatic: as of `Captured`.
+    known: values of the inputs that determine shapes, by index. engines: whether it is compiled for engines. precision:
+    the nodes lowered to a narrow float, None if mixed precision is off. automatic: as of `Captured`.
     """
 
     graph: Graph
@@ -63,7 +64,7 @@ class Optimised:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A graph whose clusters are Launch nodes, and the explanation of every decision."""
+    """A graph whose clusters are Launch nodes, and the explanation of the partitioning."""
 
     graph: Graph
     explanation: Explanation
@@ -77,10 +78,9 @@ class Partitioned:
 
 
 class Planned(Plan):
-    """A plan with what was decided when it was made, and the plan caches of the parts that are planned by themselves.
+    """A plan with the explanation of its compilation, and the plan caches of its separately planned subgraphs.
 
-    signature: the types of the inputs, and the values of those that determine shapes. engines: those that may take
-    part, by name, with their devices. xp: the host's array namespace.
+    engines: name -> engine and device, of all selected engines. xp: the host's array namespace.
     """
 
     __slots__ = ("_explanation", "engines", "parts", "signature", "xp")
@@ -97,11 +97,11 @@ class Planned(Plan):
 
     @property
     def may_run_side_by_side(self) -> bool:
-        """Whether launches of different lanes run at the same time, here or perhaps in a part."""
+        """Whether launches of different lanes may run concurrently, in this plan or in a subgraph."""
         return bool(self.parts) or super().may_run_side_by_side
 
     def explain(self) -> Explanation:
-        """What was decided, with what failed since and the parts as far as they have run."""
+        """Return the explanation, with later failures and the subgraphs that have been planned so far."""
         nested = {
             label: tuple(p.explain() for p in cache.plans() if isinstance(p, Planned))
             for label, cache in self.parts.items()

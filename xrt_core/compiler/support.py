@@ -1,4 +1,4 @@
-"""What the engines of a pipeline say about the nodes of a graph, asked in this process, or under guard in a worker."""
+"""Support queries: which nodes of a graph the engines support, asked in this process, or under guard in a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xrt_core.passes.partitioning import Candidate
 
 
 class EngineSupport:
-    """Makes the candidates of partitioning for each graph, one per engine, and with "auto" one for all of them."""
+    """Creates the partitioning candidates of a graph: one per engine; with "auto", one for all engines together."""
 
     def __init__(self, services: Services) -> None:
         self._engines = services.engines
@@ -30,7 +30,7 @@ class EngineSupport:
         self._events = services.events
 
     def of(self, graph: Graph) -> list[Candidate]:
-        """Those that may have nodes of this graph, in the order to try them."""
+        """Return the candidates for this graph, by descending priority."""
         nodes = [n for n in graph.nodes if why_on_host(n) is None]
         inquiry = None if self._guard is None else self._guard.inquiry
         answers = {} if inquiry is None else inquiry.ask(graph, nodes, self._phase)
@@ -78,7 +78,7 @@ class EngineSupport:
         return Candidate(engine.name, supports)
 
     def _answered(self, name: str, nodes: Sequence[Node], answers: Answers) -> Candidate:
-        """One whose answers came from a child."""
+        """Return the candidate of an engine that was queried in a worker process."""
         said = {id(n): support for n, support in zip(nodes, answers.supports, strict=True)}
         if answers.fault:
             self._events.emit("supports.failed", level=logging.WARNING, engine=name, error=answers.fault)
@@ -91,7 +91,7 @@ class EngineSupport:
 
 
 def why_on_host(node: Node) -> Support | None:
-    """Why no engine is asked about `node`, or None where they are."""
+    """Return why `node` is not offered to engines, or None if it is."""
     if node.subgraphs:
         if is_late(node):
             return Support.no("it waits for shapes that depend on data, and is planned when they arrive")
@@ -114,7 +114,7 @@ def _refusing(name: str, reason: str) -> Candidate:
 
 
 def _any_of(candidates: Sequence[Candidate]) -> Candidate:
-    """One that takes what any of them takes: which of them runs a cluster is found out by trying."""
+    """Return a candidate that supports what any of them supports; measurement selects the engine of each cluster."""
 
     def supports(node: Node) -> Support:
         said = []

@@ -1,4 +1,5 @@
-"""Tiered compilation: the host answers a new signature at once, and its plan with engines is made in the background."""
+"""Tiered compilation: a new signature runs a baseline plan on the host until its plan with engines is compiled in the
+background (tier-up)."""
 
 from __future__ import annotations
 
@@ -33,18 +34,19 @@ if TYPE_CHECKING:
     from xrt_core.guard.manager import GuardManager
     from xrt_core.guard.report import GuardReport
 
-_BUSY: Final = 1.0  # seconds until a call retries a tier-up that another thread is at
+_BUSY: Final = 1.0  # seconds until a call retries a tier-up whose lock another thread holds
 
 
 def pipeline_for(
     options: Options, choose: Callable[[Collection[str]], Chosen], events: EventLog, saved: ModelFile | None = None
 ) -> Pipeline:
-    """The pipeline of a module: tiered under an asynchronous guard, else one that compiles before it answers.
+    """Return the pipeline of a module: tiered with an asynchronous guard, else one that compiles before the first
+    result.
 
-    choose: gives the engines, less those named. It is called now where it may raise, and otherwise when the first
-    answer has been given. saved: the file that the model was loaded from; then everything is ready at once.
+    choose: excluded engine names -> selected engines. It is called here if it may raise, else after the first call.
+    saved: the model file the module was loaded from; its executables need no tier-up.
 
-    Raises what `choose` raises, and OptionError.
+    Raises OptionError, and the errors of `choose`.
     """
     settings = GuardSettings.of(options)
     waits = settings is None or not settings.asynchronous or saved is not None or options.target is not None
@@ -63,18 +65,18 @@ def pipeline_for(
 
     pipeline = BaselinePipeline(host, background, make)
     if options.engine_options or any(rule.engine != HOST for rule in host.rules):
-        _ = pipeline.accelerated  # it says what is wrong with them
+        _ = pipeline.accelerated  # raises if an engine cannot be used
     return pipeline
 
 
 def _any_engine_will_do(options: Options) -> bool:
     """True if engine selection cannot fail and may therefore be deferred."""
-    switched = options.use_xla_jit or options.use_tensorrt
+    switched = any(on for _, on in options.switches)
     return options.engine in (None, (AUTO,)) and options.device is None and not (switched or options.engine_options)
 
 
 class TieredPipeline(Pipeline):
-    """A pipeline whose new signatures are answered by the host's plan until the one with engines is ready."""
+    """A pipeline whose new signatures run a baseline plan until the plan with engines is ready."""
 
     def __init__(self, services: Services, background: BackgroundCompiler) -> None:
         super().__init__(services)
@@ -92,7 +94,7 @@ class TieredPipeline(Pipeline):
         if not engines:
             return super()._compile_for(cache, captured, types, known, engines, part)
         job = TierUpJob(self, captured, types, known, not part, cache)
-        # with a mark the caller waits: one that cannot be obeyed is an error for the caller
+        # a graph with marks is compiled synchronously: a mark that cannot be applied raises in the call
         if in_background() or names_an_engine(captured.graph):
             return job.compile(self.accelerated)
         start = time.perf_counter()
@@ -106,7 +108,7 @@ class TieredPipeline(Pipeline):
 
     @property
     def _guard(self) -> GuardManager | None:
-        """The guard of the engines, as far as there is one by now."""
+        """The guard of the engines; None if it is off or not created yet."""
         return self.services.guard
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -132,7 +134,7 @@ class TieredPipeline(Pipeline):
 
 
 class BaselinePipeline(TieredPipeline):
-    """The host's pipeline of a module, with the one that has engines behind it, made once, when first needed."""
+    """The host-only pipeline of a module; it creates the pipeline with engines once, on first use."""
 
     def __init__(
         self, services: Services, background: BackgroundCompiler, make: Callable[[], TieredPipeline]
@@ -144,17 +146,17 @@ class BaselinePipeline(TieredPipeline):
 
     @property
     def accelerated(self) -> Pipeline:
-        """The pipeline with engines. Raises what making it raises; the next one who asks has it tried again."""
+        """The pipeline with engines, created on first access. Raises the errors of that; the next access retries."""
         with self._lock:
             if self._behind is None:
                 self._behind = self._make()
-                if self.background.closed and self._behind.services.guard is not None:  # closed meanwhile
+                if self.background.closed and self._behind.services.guard is not None:  # closed concurrently
                     self._behind.services.guard.close()
             return self._behind
 
     @property
     def engine_names(self) -> str:
-        """The engines that take part, human-readable; nothing is imported to say so."""
+        """The selected engines, human-readable; does not import them."""
         if self._behind is None:
             return f"{', '.join(self.options.engine or (AUTO,))} (not asked yet)"
         return self._behind.engine_names
@@ -172,16 +174,16 @@ class BaselinePipeline(TieredPipeline):
         engines: bool,
         part: bool,
     ) -> Plan:
-        # parts of the host's plan stay on the host: the plan with engines has its own
+        # subgraphs of a baseline plan stay on the host: the plan with engines has its own
         return super()._compile_for(cache, captured, types, known, engines and not part, part)
 
 
 class BaselinePlan(Planned):
-    """A plan without engines, and the job that puts the one with engines in its place.
+    """A host-only plan, and the tier-up job that replaces it by the plan with engines.
 
-    The first call that it has answered starts that job; a failure leaves this plan where it is, and is tried again
-    later. name: of the graph, human-readable. calls: how many it has answered. final: the plan that took its place,
-    itself where no engine can be used.
+    The end of its first call starts that job; if the job fails, this plan stays in use and a later call retries. name:
+    of the graph, human-readable. calls: the number of calls it has run. final: the plan that replaced it; itself if no
+    engine can be used.
     """
 
     __slots__ = (
@@ -192,7 +194,7 @@ class BaselinePlan(Planned):
     def __init__(self, *planned: Any) -> None:
         super().__init__(*planned)
         self._lock = threading.RLock()
-        self._started = threading.Lock()  # held while the job that a call started is under way
+        self._started = threading.Lock()  # held while a job started by a call is running
         self._due = 0.0  # `time.monotonic` seconds from which a call starts the job
         self._attempts = 0
         self._rehearse = self._rehearsed = False
@@ -213,18 +215,19 @@ class BaselinePlan(Planned):
         return found
 
     def finish(self) -> Planned:
-        """The plan with engines, made here and now unless it is there. Raises what making it raises."""
+        """Return the plan with engines; compile it in this thread if necessary. Raises the errors of compilation."""
         with self._lock:
             if self.final is None and self._job is not None:
                 self._swap(self._job, self._job.make())
             return self.final or self
 
     def prepare(self, inputs: Sequence[Any] | None) -> None:
-        """Make the plan with engines, rehearse it on `inputs`, begin its clusters' builds, and swap it in."""
+        """Compile the plan with engines, run it once on `inputs` as a warm-up, start the builds of its clusters, and
+        replace this plan by it."""
         with self._lock:
             job = self._job
             if job is None or (self.final is None and not job.cache.holds(self)):
-                return  # it was evicted meanwhile
+                return  # this plan was evicted concurrently
             made = job.make() if self.final is None else self.final
             if made is not None and made is not self:
                 self._rehearsed = job.begin_builds(made, inputs)
@@ -232,7 +235,7 @@ class BaselinePlan(Planned):
                 self._swap(job, made)
 
     def postpone(self, first: float) -> None:
-        """Have a later call try again, after `first` seconds at the first time (see `background.later`)."""
+        """Schedule a retry by a later call: after `first` seconds, longer after each failure (`background.later`)."""
         self._attempts += 1
         self._due = later(first, self._attempts)
         self._started.release()
@@ -243,7 +246,7 @@ class BaselinePlan(Planned):
             self.final, self.run = self, self._run
         else:
             job.count(made, self.calls - self._rehearsed)
-            self.final = made  # before the swap: who still finds this plan sees that it is not the last word
+            self.final = made  # before the swap: a thread that still holds this plan must find its successor
         job.cache.replace(self, self.final)
 
     def _answer(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -255,7 +258,7 @@ class BaselinePlan(Planned):
         self.calls += 1
         job = self._job
         if time.monotonic() >= self._due and job is not None and self._started.acquire(blocking=False):
-            if not self._lock.acquire(blocking=False):  # another thread makes the plan just now, or hangs in it
+            if not self._lock.acquire(blocking=False):  # another thread is compiling the plan, or hangs in it
                 self._due = time.monotonic() + _BUSY
                 self._started.release()
                 return
@@ -266,7 +269,7 @@ class BaselinePlan(Planned):
 
 @dataclass(frozen=True, slots=True)
 class TierUpJob:
-    """From a signature to its plan with engines. cache: that holds the baseline plan. owned: see `make_plan`."""
+    """Compiles the plan with engines of one signature. cache: holds the baseline plan. owned: see `make_plan`."""
 
     pipeline: TieredPipeline
     captured: Captured
@@ -276,30 +279,31 @@ class TierUpJob:
     cache: PlanCache
 
     def make(self) -> Planned | None:
-        """The plan with engines; None where none can be used."""
+        """Create the pipeline if necessary and compile the plan with engines; None if no engine can be used."""
         with native_call() if in_background() else contextlib.nullcontext():
             pipeline = self.pipeline.accelerated
             return self.compile(pipeline) if pipeline.engines else None
 
     def compile(self, pipeline: Pipeline) -> Planned:
-        """The plan of the signature by a pipeline that has engines."""
+        """Compile the plan of the signature with a pipeline that has engines."""
         with native_call() if in_background() else contextlib.nullcontext():
             return pipeline.compile(self.captured, self.types, self.known, owned=self.owned)
 
     def begin_builds(self, made: Planned, inputs: Sequence[Any] | None) -> bool:
-        """Begin the builds of a plan's clusters. Whether it could be rehearsed on the inputs, which plans its parts."""
+        """Start the builds of a plan's clusters. Returns whether the warm-up run on `inputs`, which plans the
+        subgraphs, succeeded."""
         rehearsed = False
         if inputs is not None:
             try:
                 made.run(inputs)
                 rehearsed = True
-            except Exception as e:  # a call with such inputs raises it to its caller
+            except Exception as e:  # a call with the same inputs raises it to its caller
                 self.pipeline.services.events.emit("guard.no_rehearsal", reason=f"{type(e).__name__}: {e}")
         self._guard.begin_all(made.launches)
         return rehearsed
 
     def count(self, made: Planned, calls: int) -> None:
-        """Count calls that the host has answered in place of the launches of a plan."""
+        """Add calls that ran on the host to the counters of the plan's launches."""
         self._guard.count(made.launches, calls)
 
     @property
@@ -310,7 +314,7 @@ class TierUpJob:
 
 
 def _has_parts(graph: Graph | None) -> bool:
-    """Whether parts of a graph are planned when it runs: bodies of control flow, and what waits for shapes."""
+    """Return whether a graph has subgraphs planned at run time: control-flow bodies, regions with dynamic shapes."""
     nodes = () if graph is None else graph.nodes
     made = (v for n in nodes for v in n.outputs if v is not None)
     late = (not (isinstance(v.type, TensorType) and v.type.is_static) for v in made)
@@ -318,7 +322,7 @@ def _has_parts(graph: Graph | None) -> bool:
 
 
 def _copies(arrays: Sequence[Any]) -> list[Any] | None:
-    """Copies of a call's arguments; None where they are too many bytes, or more than there is memory for."""
+    """Return copies of a call's arguments; None if they exceed the size limit or the available memory."""
     held = 0
 
     def copy(x: Any) -> Any:
@@ -331,7 +335,7 @@ def _copies(arrays: Sequence[Any]) -> list[Any] | None:
         held += array.nbytes
         return np.array(array) if held <= MOST_INPUT_BYTES else None
 
-    with contextlib.suppress(MemoryError, XRTError):  # a call that has its results does not fail for this
+    with contextlib.suppress(MemoryError, XRTError):  # a call that has its results must not fail here
         found = [copy(a) for a in arrays]
         return found if held <= MOST_INPUT_BYTES else None
     return None

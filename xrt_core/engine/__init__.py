@@ -31,8 +31,8 @@ from xrt_core.engine.device_kinds import (
 from xrt_core.engine.op_kernels import OpKernel, OpKernelRegistry, op_kernel, op_kernels, register_portable_kernels
 
 if TYPE_CHECKING:
-    from xrt_core.engine.hooks import hookimpl
     from xrt_core.engine.manager import EngineListing, EngineManager
+    from xrt_core.plugins import hookimpl
 
 __all__ = [
     "API_VERSION",
@@ -69,7 +69,7 @@ __all__ = [
 
 engines: EngineManager
 """The engines of this process."""
-_LAZY: Final = {"hookimpl": "hooks", "EngineListing": "manager", "EngineManager": "manager"}
+_LAZY: Final = {"hookimpl": "plugins", "EngineListing": "engine.manager", "EngineManager": "engine.manager"}
 
 
 def register_engine(engine: type[Engine]) -> type[Engine]:
@@ -85,15 +85,14 @@ def register_engine(engine: type[Engine]) -> type[Engine]:
 def __getattr__(name: str) -> Any:
     # the manager stands on pluggy, which an engine package does not need in order to be imported
     if name == "engines":
-        from xrt_core import __version__
-        from xrt_core.engine.discovery import Discovery
         from xrt_core.engine.manager import EngineManager
+        from xrt_core.plugins import plugins
 
-        found: Any = EngineManager(Discovery(__version__))
+        found: Any = EngineManager(plugins.discovery, plugins)
     elif name in _LAZY:
         from importlib import import_module
 
-        found = getattr(import_module(f"xrt_core.engine.{_LAZY[name]}"), name)
+        found = getattr(import_module(f"xrt_core.{_LAZY[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, found)

@@ -1,8 +1,9 @@
 """The engine contract: everything an engine author implements, in one file.
 
-An engine is a pip package. Its entry point in the group `xrt.engines` names a subclass of `Engine`; importing that
-module must not import the engine's library (XRT lists engines without paying for them), so the library is loaded in
-`probe`, `supports` and `compiler` only, through one module `_toolkit.py`.
+An engine is a pip package. Its entry point in the group `xrt.engines` names a module whose hook `xrt_engines` gives a
+subclass of `Engine` (`xrt_core/plugins/hookspecs.py`), or as the short form the class itself. Importing that module
+must not import the engine's library (XRT lists engines without paying for them), so the library is loaded in `probe`,
+`supports` and `compiler` only, through one module `_toolkit.py`.
 
     class Engine          what is it, is it usable here, which nodes does it take      (mandatory)
     class GraphCompiler   Function -> Executable                                       (mandatory)
@@ -30,6 +31,7 @@ from xrt_core.ir.support import Support
 __all__ = [
     "API_VERSION",
     "ARRAY_FAMILIES",
+    "WORKER_VARIABLE",
     "CompileOptions",
     "Engine",
     "EngineStatus",
@@ -46,6 +48,10 @@ __all__ = [
 
 API_VERSION: Final = 1
 """Version of this contract. An engine states the one it was written for; the core refuses others with the reason."""
+
+WORKER_VARIABLE: Final = "XRT_WORKER"
+"""Environment variable that is "1" in a child process of the guard, which compiles and runs beside its parent: a
+library that takes a GPU's whole memory in advance must not do so there."""
 
 ARRAY_FAMILIES: Final = ("jax", "cupy", "torch", "other")
 """What `Engine.array_families` may name."""
@@ -189,12 +195,14 @@ class GraphCompiler(ABC):
 class Engine(ABC):
     """One compute engine. Light: constructing it imports nothing heavy; it holds no device state.
 
-    name: how users call it (`engine="xla"`), a lower-case identifier.
+    name: how users call it (`engine="<name>"`), a lower-case identifier.
     api_version: the API_VERSION it was written for.
     devices: kinds of devices it can drive, such as "cpu" or "cuda"; others than XRT's own are registered first
         (`register_device_kind`, hook `xrt_device_kinds`).
-    priority: phase -> rank; engines are tried from high to low. The defaults of XRT: training XLA 100, TensorRT 50;
-        inference TensorRT 100, XLA 50.
+    priority: phase -> rank; engines are tried from high to low, and those of one rank by name.
+    switch: optional; the tri-state option of modules that is the engine's own, such as "use_<name>", with the variable
+        `FLAGS_<switch>` and the function `xrt.config.<switch>`. Where nobody names an engine, True leaves only engines
+        that are switched on, False leaves this one out.
     automatic: optional; whether the engine takes part where nobody names one. False suits an engine that is there to
         learn from or to debug with, and would slow a model down.
     array_families: optional; the libraries, of ARRAY_FAMILIES, whose arrays `Executable.run` takes as they are, beside
@@ -209,6 +217,7 @@ class Engine(ABC):
     tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
         XRT (`verify/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
         when it checks a compiled cluster.
+    variables: optional; environment variables that the library reads, for `xrt doctor` to show.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
     """
@@ -217,10 +226,12 @@ class Engine(ABC):
     api_version: ClassVar[int] = API_VERSION
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 0})
+    switch: ClassVar[str] = ""
     automatic: ClassVar[bool] = True
     array_families: ClassVar[tuple[str, ...]] = ()
     asynchronous: ClassVar[bool] = False
     tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
+    variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 
     @abstractmethod

@@ -168,8 +168,8 @@ converters: Final = Converters(_load_plugins)
 def register_converter(source: str, target: str) -> Callable[[Convert], Convert]:
     """Make the decorated function the converter from one space to another: "host" or the name of an engine.
 
-        @xrt.register_converter("xla", "onnxruntime")
-        def from_jax(x):
+        @xrt.register_converter("acme", "other")
+        def from_acme(x):
             return np.from_dlpack(x)
 
     The function takes one array and returns one of the same dtype and shape; the first result of each step of a plan

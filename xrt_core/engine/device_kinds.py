@@ -25,6 +25,7 @@ from xrt_core.engine.array_families import FAMILIES
 from xrt_core.engine.registry import Registry
 from xrt_core.errors import DeviceNotFoundError, PluginError, RegistrationError
 from xrt_core.ir.support import Support
+from xrt_core.plugins import plugins
 
 Memory = tuple[int | None, int | None]
 
@@ -135,9 +136,13 @@ class DeviceKindListing:
 
 
 class DeviceKinds:
-    """Device kinds by name. Safe to use from many threads."""
+    """Device kinds by name. Safe to use from many threads.
 
-    def __init__(self) -> None:
+    load: registers the kinds that plugins bring under a name, or all of them for "".
+    """
+
+    def __init__(self, load: Callable[[str], None] = lambda name: None) -> None:
+        self._load = load
         self._kinds: Registry[DeviceKind] = Registry(
             "device kind",
             hint="packages of engines bring kinds, and `xrt doctor` lists those that are here",
@@ -184,7 +189,16 @@ class DeviceKinds:
 
         Raises DeviceNotFoundError, listing the kinds that there are, for any other.
         """
-        return self._kinds.find(device.partition(":")[0])
+        name = device.partition(":")[0]
+        if name not in self._kinds:
+            self._load(name)
+        return self._kinds.find(name)
+
+    def is_known(self, name: str) -> bool:
+        """Whether there is a kind of this name, in this process or in a package."""
+        if name not in self._kinds:
+            self._load(name)
+        return name in self._kinds
 
     def of_array(self, array_type: type) -> DeviceKind | None:
         """The kind whose arrays are of this class, or of one that it derives from; None for arrays of libraries."""
@@ -205,6 +219,7 @@ class DeviceKinds:
 
     def listing(self) -> list[DeviceKindListing]:
         """A line for each kind, with its devices and their memory, or the reason why there are none."""
+        self._load("")
         return [self._line(k) for k in list(self._kinds.values())]
 
     def _line(self, kind: DeviceKind) -> DeviceKindListing:
@@ -301,7 +316,17 @@ CUDA: Final = DeviceKind(
 )
 TPU: Final = DeviceKind("tpu", _tpu_status, _tpus)
 
-kinds: Final = DeviceKinds()
+
+
+def _load_plugins(name: str) -> None:
+    for plugin, owner, row in plugins.contributions("xrt_device_kinds", "xrt.devices", name=name):
+        try:
+            add_rows(kinds, [row], owner)
+        except PluginError as e:
+            plugins.problem(f"device kind of {plugin}", owner, str(e))
+
+
+kinds: Final = DeviceKinds(_load_plugins)
 """The device kinds of this process."""
 for _kind in (CPU, CUDA, TPU):
     kinds.register(_kind, "xrt-core")
@@ -324,4 +349,4 @@ def device_kinds() -> Sequence[DeviceKindListing]:
 
 def is_host(device: str | None) -> bool:
     """Whether a device, None for the default, is the processor that runs Python."""
-    return device is None or (device.partition(":")[0] in kinds.names() and kinds.find(device).is_host)
+    return device is None or (kinds.is_known(device.partition(":")[0]) and kinds.find(device).is_host)

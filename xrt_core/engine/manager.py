@@ -6,15 +6,14 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
+from xrt_core.engine.converters import add_rows, converters
+from xrt_core.engine.device_kinds import add_rows as add_device_kinds
 from xrt_core.engine.device_kinds import is_host, kinds
-from xrt_core.engine.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
-from xrt_core.engine.hooks import Hooks
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.engine.registry import Registry, miss
 from xrt_core.errors import (
@@ -27,14 +26,11 @@ from xrt_core.errors import (
 )
 from xrt_core.events import process_events
 from xrt_core.ir.annotations import Phase
-from xrt_core.options import AUTO, Options
+from xrt_core.options import AUTO, TABLE, Options, declared
+from xrt_core.plugins.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
+from xrt_core.plugins.manager import PluginManager
 
 HOST: Final = "host"
-KNOWN_PACKAGES: Final[Mapping[str, str]] = MappingProxyType(
-    {n: f"xrt-{n}" for n in ("xla", "tensorrt", "toy", "onnxruntime", "openvino")}
-)
-"""Packages of engines that the project itself maintains, for the message that says how to install one."""
-_SWITCHES: Final = (("use_xla_jit", "xla"), ("use_tensorrt", "tensorrt"))
 _HINT: Final = "engines are pip packages: pip install xrt-<name>, and `xrt engines` lists what is installed"
 
 State = Literal["ready", "unavailable", "broken", "disabled", "installed"]
@@ -66,9 +62,10 @@ class EngineManager:
     Safe to use from many threads. Every process has one, `engines`; tests make their own.
     """
 
-    def __init__(self, discovery: Discovery, hooks: Hooks | None = None) -> None:
+    def __init__(self, discovery: Discovery, plugins: PluginManager | None = None) -> None:
         self._discovery = discovery
-        self._hooks = hooks if hooks is not None else Hooks()
+        self.plugins = plugins if plugins is not None else PluginManager(discovery)
+        self._converters: dict[int, list[tuple[str, str]]] = {}  # id of a plugin -> the pairs that it brought
         self._registered: Registry[type[Engine]] = Registry("engine", hint=_HINT, missing=EngineNotFoundError)
         self._engines: dict[str, Engine] = {}
         self._status: dict[str, EngineStatus | EngineError] = {}
@@ -143,11 +140,11 @@ class EngineManager:
         whose `automatic` is False stays out; so do those named by `without`. An engine that cannot be used is left out,
         with an event, unless a switch asks for it: then its error is raised.
         """
-        wanted = [(s, n) for s, n in _SWITCHES if getattr(options, s) is True]
+        wanted = [switch for switch, on in options.switches if on]
         if wanted:
-            found = [self._switched_on(name, options.source(switch)) for switch, name in wanted]
+            found = [self._switched_on(switch, options.source(switch)) for switch in wanted]
         else:
-            refused = {*without, *(n for s, n in _SWITCHES if getattr(options, s) is False)}
+            refused = {*without, *(n for switch, _ in options.switches if (n := self._switched_by(switch)))}
             found = [e for n in self.names() if n not in refused and (e := self._usable_or_none(n, device)) is not None]
         return sorted(found, key=lambda e: (-e.priority.get(phase, 0), e.name))
 
@@ -208,62 +205,76 @@ class EngineManager:
             raise RegistrationError(
                 f"engine {engine.name!r} is registered twice: by {installed[0].owner} and by {owner}"
             )
-        return self._registered.register(engine.name, engine, owner=owner)
+        made = self._registered.register(engine.name, engine, owner=owner)
+        if engine.switch:
+            try:
+                declared.add_switch(engine.switch, engine.name, owner)
+            except RegistrationError:
+                self._registered.unregister(engine.name)
+                raise
+        return made
 
     def unregister(self, name: str) -> None:
         """Take out an engine added by `register`. Raises EngineNotFoundError for any other."""
         with self._lock:
-            self._registered.unregister(name)
+            declared.remove_switch(self._registered.unregister(name).switch)
             self._forget(name)
 
     def refresh(self) -> None:
         """Look again: what is installed, what is broken, what is ready."""
         with self._lock:
-            self._discovery.refresh()
+            self.plugins.refresh()
             for name in list(self._engines):
                 self._forget(name)
+            for plugin in list(self._converters):
+                self._drop_converters(plugin)
             self._status.clear()
 
     def load_converters(self) -> Mapping[str, PluginError]:
-        """Load what the group `xrt.converters` names and let its hooks register; plugin -> why it could not be."""
+        """Register the converters of the group `xrt.converters`; plugin -> why its converters cannot be had."""
         failed: dict[str, PluginError] = {}
-        for name, owner, found in self._loaded("xrt.converters"):
+        for name, entries in self._discovery.plugins("xrt.converters").items():
+            if entries[0].is_disabled:
+                continue
             try:
-                if isinstance(found, PluginError):
-                    raise found
-                self._hooks.add(found, f"converters:{name}", owner)
+                self._bring_rows(self.plugins.load_entry(entries), entries[0].owner)
             except PluginError as e:
                 failed[name] = e
+                self.plugins.problem(f"converters of {name}", entries[0].owner, str(e))
         return failed
 
     def load_passes(self) -> list[tuple[str, str, Any]]:
-        """The passes of the group `xrt.passes`, then of the hook: rows (name, owner, pass or why it cannot be had)."""
-        return [*self._loaded("xrt.passes"), *self._hooks.passes()]
+        """The passes of the group `xrt.passes` and of loaded plugins: rows (name, owner, pass or why there is none)."""
+        found: list[tuple[str, str, Any]] = []
+        for name, owner, rows in self.plugins.results("xrt_passes", "xrt.passes"):
+            if isinstance(rows, PluginError):
+                found.append((name, owner, rows))
+            else:
+                found += ((str(getattr(p, "name", "") or getattr(p, "__name__", name)), owner, p) for p in rows)
+        return found
 
     # --- within -------------------------------------------------------------------------------------------------
 
     def _plugins(self) -> Mapping[str, tuple[Plugin, ...]]:
         return self._discovery.plugins("xrt.engines")
 
-    def _loaded(self, group: str) -> Iterator[tuple[str, str, Any]]:
-        """Name, owner, and what a plugin's entry names, or the PluginError that says why it cannot be had."""
-        for name, plugins in self._discovery.plugins(group).items():
-            plugin = plugins[0]
-            if plugin.is_disabled:
-                continue
-            try:
-                problem = self._discovery.problem(plugins)
-                if problem is not None:
-                    raise PluginError(f"{problem[0]}; {problem[1]}")
-                found: Any = self._discovery.load(plugin)
-            except PluginError as e:
-                found = e
-            yield name, plugin.owner, found
-
     def _forget(self, name: str) -> None:
-        self._engines.pop(name, None)
+        engine = self._engines.pop(name, None)
         self._status.pop(name, None)
-        self._hooks.remove(name)
+        if engine is not None:
+            self._drop_converters(id(engine))
+            self.plugins.remove(engine)
+
+    def _bring_rows(self, plugin: object, owner: str) -> None:
+        """Register the device kinds and converters of a loaded plugin, once. Raises PluginError for a wrong row."""
+        add_device_kinds(kinds, self.plugins.rows_of(plugin, "xrt_device_kinds"), owner)
+        if id(plugin) not in self._converters:
+            pairs = add_rows(converters, self.plugins.rows_of(plugin, "xrt_converters"), owner)
+            self._converters[id(plugin)] = pairs
+
+    def _drop_converters(self, plugin: int) -> None:
+        for pair in self._converters.pop(plugin, ()):
+            converters.unregister(*pair)
 
     def _load(self, name: str) -> Engine:
         if name in self._registered:
@@ -280,30 +291,48 @@ class EngineManager:
         if problem is not None:
             raise PluginError(f"engine {name!r} cannot be used: {problem[0]}; {problem[1]}")
         try:
-            found = self._discovery.load(plugin)
+            found = self.plugins.load_entry(plugins)
         except PluginError:
             if self._discovery.is_installed(plugin):
                 raise
             self._discovery.refresh()
             raise EngineNotFoundError(f"{plugin.owner} has been removed; " + self._not_found(name)) from None
-        fault = _fault(found, name)
+        engine_class, fault = self._class_of(found, name)
         if fault:
             raise PluginError(f"engine {name!r} of {plugin.owner} ({plugin.target}): {fault}")
-        return self._make(found, name, plugin.owner)
+        self._bring_rows(found, plugin.owner)
+        return self._make(engine_class, name, plugin.owner)
+
+    def _class_of(self, found: object, name: str) -> tuple[Any, str]:
+        """The class of an engine, from what its entry point names, and what is wrong with it, or ""."""
+        rows = self.plugins.rows_of(found, "xrt_engines")
+        if any(c is found for c in rows):  # the short form: the class itself
+            return found, _fault(found, name)
+        named = [c for c in rows if getattr(c, "name", None) == name]
+        if len(named) != 1:
+            given = ", ".join(str(getattr(c, "name", c)) for c in rows) or "nothing"
+            return None, f"its hook xrt_engines must give one engine called {name!r}; it gives {given}"
+        return named[0], _fault(named[0], name)
 
     def _make(self, engine_class: type[Engine], name: str, owner: str) -> Engine:
         try:
             engine = engine_class()
-        except Exception as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
             raise PluginError(f"engine {name!r} of {owner} cannot be made: {type(e).__name__}: {e}") from e
-        self._hooks.add(engine, name, owner)
-        unknown = [d for d in engine.devices if d not in kinds.names()]  # its package may just have brought some
-        if unknown:
-            self._hooks.remove(name)
-            raise PluginError(
-                f"engine {name!r} of {owner}: {miss('device kind', unknown[0], list(kinds.names()))}; a package brings "
-                "one with the hook xrt_device_kinds"
-            )
+        self.plugins.add(engine, name, owner)
+        try:
+            self._bring_rows(engine, owner)
+            unknown = [d for d in engine.devices if not kinds.is_known(d)]
+            if unknown:
+                raise PluginError(
+                    f"engine {name!r} of {owner}: {miss('device kind', unknown[0], list(kinds.names()))}; a package "
+                    "brings one with the hook xrt_device_kinds"
+                )
+        except PluginError:
+            self.plugins.remove(engine)
+            raise
         process_events.emit("engine.loaded", engine=name, package=owner)
         package = engine_class.__module__.partition(".")[0]
         for stray in op_kernels.strays(package, {name, *self._plugins(), *self._registered}):
@@ -325,22 +354,26 @@ class EngineManager:
         return [self.get(n).targeting(target) for n in options.engine if n != HOST]
 
     def _check_options(self, options: Options) -> None:
-        """Raises OptionError where `engine_options` names an engine that there is not."""
+        """Raises OptionError where `engine_options` names an engine or a plugin that there is not."""
+        known = self.names()
         for name in json.loads(options.engine_options) if options.engine_options else ():
-            if name not in self.names():
-                source = options.source("engine_options")
+            if name not in known and name not in options.sections:
                 raise OptionError(
-                    f"option 'engine_options' ({source}) speaks of engine {name!r}; there are "
-                    f"{', '.join(self.names()) or 'none'}"
+                    f"option 'engine_options' ({options.source('engine_options')}) speaks of engine {name!r}; there "
+                    f"are {', '.join(known) or 'none'}"
                 )
 
     def _not_found(self, name: str) -> str:
-        package = KNOWN_PACKAGES.get(name)
-        return miss("engine", name, list(self.names()), f"pip install {package}" if package else _HINT)
+        return miss("engine", name, list(self.names()), f"{_HINT}; an engine {name!r} would be pip install xrt-{name}")
 
-    def _switched_on(self, name: str, source: str) -> Engine:
+    def _switched_by(self, switch: str) -> str:
+        """The name of the engine that declares a switch; "" for none."""
+        found = next((n for n, c in self._registered.items() if c.switch == switch), "")
+        return found or declared.engine_of(switch)
+
+    def _switched_on(self, switch: str, source: str) -> Engine:
         try:
-            return self.usable(name)
+            return self.usable(self._switched_by(switch))
         except EngineError as e:
             raise type(e)(f"{e} (asked for by {source})") from e.__cause__
 
@@ -403,6 +436,10 @@ def _fault(engine: Any, name: str | None = None) -> str:
         return f"it is written for engine API {engine.api_version!r}, and this core has {API_VERSION}; {cure}"
     if isinstance(engine.devices, str) or not engine.devices:
         return f"its devices are {engine.devices!r}; expected a tuple such as ('cpu', 'cuda')"
+    if not isinstance(engine.switch, str) or (engine.switch and not engine.switch.startswith("use_")):
+        return f"its switch is {engine.switch!r}; it must be the name of an option that begins with 'use_'"
+    if engine.switch in TABLE:
+        return f"its switch is {engine.switch!r}, which is an option of the core"
     families = engine.array_families
     if not isinstance(families, tuple) or any(f not in ARRAY_FAMILIES for f in families):
         return f"its array_families are {families!r}; they must be a tuple of some of {', '.join(ARRAY_FAMILIES)}"
@@ -418,7 +455,9 @@ def _probe(engine: Engine) -> EngineStatus | EngineError:
         if isinstance(status, EngineStatus):
             return status
         fault = f"returned {status!r} instead of an EngineStatus"
-    except Exception as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
         fault, cause = f"raised {type(e).__name__}: {e}", e
     error = PluginError(f"engine {engine.name!r} of {engine.package}: its probe {fault}")
     error.__cause__ = cause

@@ -35,6 +35,7 @@ __all__ = [
     "onnx_model",
     "same_but_types",
     "schema_of",
+    "to_onnx",
     "why_unfit",
 ]
 
@@ -76,6 +77,18 @@ def is_large(data: np.ndarray | None, external_bytes: int = EXTERNAL_BYTES) -> b
     return data.dtype != STRING and data.dtype.name not in SUB_BYTE
 
 
+def to_onnx(
+    function: Function, *, tensor: Callable[[np.ndarray, str], TensorProto] = tensor_from_array
+) -> ModelProto:
+    """The function as a standalone ONNX model; importing it gives the same fingerprint.
+
+    tensor: writes a constant of a name, by default with its data. Raises ExportError for what ONNX cannot express.
+    """
+    from xrt_core.frontends.onnx_export import export_function
+
+    return export_function(function, tensor=tensor)
+
+
 def onnx_model(
     function: Function,
     *,
@@ -110,10 +123,10 @@ def onnx_model(
         return _elsewhere(array, name, location(array))
 
     try:
-        model = function.to_onnx(tensor=write)
+        model = to_onnx(function, tensor=write)
         if model.functions and (same := aligned(function, newest_opset)) is not function:
             weights.clear()
-            model = same.to_onnx(tensor=write)
+            model = to_onnx(same, tensor=write)
     except ExportError as e:
         raise CompileError(f"{engine}: function {function.name!r} does not export: {e}") from e
     if model.functions:  # how the exporter writes nodes of another opset; libraries read them at the model's opset

@@ -1,6 +1,6 @@
 """The op-kernel registry: kernels of engines that compile node by node, and the answer to "does it support this?".
 
-    @op_kernel("Relu", engine="toy", devices=("cuda",), train=True)
+    @op_kernel("Relu", engine="acme", devices=("cuda",), train=True)
     def relu(ctx, x): ...
 
 What a kernel is called with is between an engine and its kernels; XRT's convention is `kernel(ctx, *inputs)` with an
@@ -22,9 +22,10 @@ from xrt_core.engine.registry import miss
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.annotations import Phase
 from xrt_core.ir.graph import Node
+from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator
 from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType, dtype_name
-from xrt_core.kernels.registry import find_kernel
+from xrt_core.kernels.registry import PortableKernel, find_kernel, portable_kernels
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,6 +63,7 @@ class OpKernelRegistry:
 
     def __init__(self) -> None:
         self._kernels: dict[tuple[str, str, str], OpKernel] = {}
+        self._portable: dict[str, tuple[str, ...]] = {}  # engines that took the portable kernels -> their devices
 
     def register(self, entry: OpKernel) -> None:
         """Add a kernel. Raises RegistrationError: taken, no device, not callable with a context.
@@ -87,7 +89,26 @@ class OpKernelRegistry:
 
     def find(self, engine: str, domain: str, op_type: str) -> OpKernel | None:
         """The kernel, or None."""
-        return self._kernels.get((engine, domain, op_type))
+        found = self._kernels.get((engine, domain, op_type))
+        return self._of_plugin(engine, domain, op_type) if found is None and domain not in CORE_DOMAINS else found
+
+    def take_portable(self, engine: str, devices: tuple[str, ...]) -> None:
+        """Give `engine` every portable kernel for which it has none. See `register_portable_kernels`."""
+        self._portable[engine] = devices
+        for (domain, op_type), portable in portable_kernels().items():
+            if (engine, domain, op_type) not in self._kernels:
+                self.register(_of_portable(engine, portable, devices))
+
+    def _of_plugin(self, engine: str, domain: str, op_type: str) -> OpKernel | None:
+        """The kernel that a plugin's operator brings for an engine, or that of the host for one that took those."""
+        own = find_operator(domain, op_type)
+        if own is None:
+            return None
+        brought = next((k for k in own.engine_kernels if isinstance(k, OpKernel) and k.engine == engine), None)
+        portable = find_kernel(domain, op_type)
+        if brought is not None or portable is None or engine not in self._portable:
+            return brought
+        return _of_portable(engine, portable, self._portable[engine])
 
     def of_engine(self, engine: str) -> Mapping[tuple[str, str], OpKernel]:
         """Every kernel of one engine by (domain, operator); read-only."""
@@ -120,7 +141,7 @@ class OpKernelRegistry:
 
     def supports(self, engine: str, node: Node, device: str, phase: Phase) -> Support:
         """Whether `engine` has a kernel that takes `node` on `device` in `phase`, or why not."""
-        entry = self._kernels.get((engine, node.domain, node.op_type))
+        entry = self.find(engine, node.domain, node.op_type)
         if entry is None:
             return Support.no(f"{engine} has no kernel for {node.operator}")
         kind = device.partition(":")[0]
@@ -179,16 +200,14 @@ def register_portable_kernels(
 
     Call it after the engine's own kernels; operators whose output shape depends on data are refused per node.
     """
-    from xrt_core.kernels.registry import portable_kernels
+    registry.take_portable(engine, devices)
 
-    for (domain, op_type), portable in portable_kernels().items():
-        if registry.find(engine, domain, op_type) is None:
-            registry.register(
-                OpKernel(
-                    engine, domain, op_type, portable.function, devices, portable.train, portable.static,
-                    check=_refuse_dynamic if portable.dynamic is not None else None,
-                )
-            )  # fmt: skip
+
+def _of_portable(engine: str, portable: PortableKernel, devices: tuple[str, ...]) -> OpKernel:
+    return OpKernel(
+        engine, portable.domain, portable.op_type, portable.function, devices, portable.train, portable.static,
+        check=_refuse_dynamic if portable.dynamic is not None else None,
+    )  # fmt: skip
 
 
 def _refuse_dynamic(node: Node) -> Support:
@@ -229,11 +248,11 @@ def _check_signature(entry: OpKernel, where: str) -> None:
 
 def _fault(entry: OpKernel) -> str:
     """What is wrong with a kernel once its operator is looked at, or ""."""
-    from xrt_core.ir.schema import domain_versions, find_schema, normal_domain, why_unknown
+    from xrt_core.ir.schema import domain_version, find_schema, normal_domain, why_unknown
     from xrt_core.kernels.registry import find_kernel
 
     domain = normal_domain(entry.domain)
-    newest = domain_versions().get(domain, 0)
+    newest = domain_version(domain)
     schema = find_schema(entry.op_type, domain, newest)
     where = f"{_where(entry)}, by {_origin(entry.function)}"
     unknown = [d for d in entry.devices if d not in kinds.names()]

@@ -9,11 +9,10 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.frontends.numpy_interop import is_array
-from xrt_core.frontends.numpy_semantics import constant, literal, value_of
 from xrt_core.frontends.promotion import BOOL, FLOAT32, FLOAT64, INT64
 from xrt_core.frontends.pytree import Structure, flatten
 from xrt_core.frontends.source_location import trace_error
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, constant, literal, value_of
 from xrt_core.frontends.tracing import Tracer, joined
 from xrt_core.ir.graph import Attribute, Graph, Value
 from xrt_core.ir.types import ONNX_TO_DTYPE, SequenceType, TensorType, ValueType

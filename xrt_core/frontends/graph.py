@@ -12,10 +12,9 @@ import numpy as np
 from xrt_core.errors import InputError, TraceError
 from xrt_core.frontends.control_flow import as_output, is_tensor_like
 from xrt_core.frontends.numpy_interop import is_array
-from xrt_core.frontends.numpy_semantics import value_of
 from xrt_core.frontends.pytree import LEAF, Structure, flatten
 from xrt_core.frontends.source_location import located, trace_error
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, value_of
 from xrt_core.frontends.tracing import Tracer, active_tracer, tracing
 from xrt_core.ir import graph as ir
 from xrt_core.ir.schema import MINIMUM_OPSET, latest_opset

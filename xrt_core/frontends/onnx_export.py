@@ -94,7 +94,7 @@ def fitting_opsets(graph: Graph) -> dict[str, int | None]:
     none.
 
     If it is None, export wraps nodes into functions that import their own opset. `import_model` reads these
-    correctly, other tools do not: ONNX Runtime ignores the opset of a function, and the ONNX checker rejects it.
+    correctly, other tools do not: some ignore the opset that a function imports, and the ONNX checker rejects it.
     """
     ranges: dict[str, tuple[int, int]] = {}
     for domain, op_type, version in {(n.domain, n.op_type, n.version) for n in _every_node(graph)}:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from xrt_core.errors import XRTError
+from xrt_core.errors import PluginError, XRTError
 from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.operator_set import find_operator
 
 
 def function_body(node: Node) -> Graph | None:
-    """Return the standard's function body for a node of known input types, or None if it has none.
+    """Return the standard's function body, or a plugin's lowering, for a node of known input types, or None.
 
     The graph's inputs correspond to the node's given inputs in order, its outputs to the node's used ones. Nodes whose
     subgraphs capture outer values are not expanded. Source: `OpSchema.get_context_dependent_function`.
     """
+    own = find_operator(node.domain, node.op_type, node.version)
+    if own is not None:
+        return None if own.lowering is None else lowered(node, own.lowering)
     import onnx
 
     from xrt_core.frontends.onnx_export import export_model
@@ -58,3 +63,22 @@ def function_body(node: Node) -> Graph | None:
         return import_model(model)
     except XRTError:
         return None
+
+
+def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | None:
+    """What a plugin's lowering gives for a node. Raises PluginError where it fails or gives something else."""
+    try:
+        body = lowering(node)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        raise PluginError(f"the lowering of {node.operator} failed for node {node.name!r}: {e!r}") from e
+    if body is None:
+        return None
+    given, wanted = sum(v is not None for v in node.inputs), sum(v is not None for v in node.outputs)
+    if not isinstance(body, Graph) or (len(body.inputs), len(body.outputs)) != (given, wanted):
+        raise PluginError(
+            f"the lowering of {node.operator} gave {body!r} for node {node.name!r}; a Graph of {given} inputs and "
+            f"{wanted} outputs is needed"
+        )
+    return body

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 from xrt_core.errors import GraphError, ModelLoadError
 from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
+from xrt_core.frontends.plugin_models import import_object
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
 from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.schema import domain_versions, normal_domain
+from xrt_core.ir.schema import domain_version
 from xrt_core.ir.types import TensorType
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def import_model(
 ) -> Graph:
     """Import an ONNX model as a graph, with model-local functions inlined and weights not copied.
 
-    source: a path, bytes, a `ModelProto`, or an `onnx_ir.Model`.
+    source: a path, bytes, a `ModelProto`, or an `onnx_ir.Model`; anything else is offered to the frontends of plugins.
     folder: the folder of external data; by default that of the path. mapped: location -> external data that is mapped
     already; given together with bytes.
 
@@ -47,11 +48,13 @@ def import_model(
     Raises ModelLoadError, naming node and value, for anything that is not a valid model of opset 7 or newer. A model
     of an older opset is accepted if each of its operators is unchanged at opset 7.
     """
+    if not _is_onnx(source):
+        return import_object(source)
     return _import(source, folder, mapped)[0]
 
 
 def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Function:
-    """Import a Function that `Function.to_onnx` exported, with its aliases. source, folder: as of `import_model`.
+    """Import a Function that `export_function` exported, with its aliases. source, folder: as of `import_model`.
 
     Raises ModelLoadError also if an input or output has no declared static type.
     """
@@ -68,6 +71,18 @@ def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | Non
             raise ModelLoadError(f"metadata {ALIASES!r}: {pair!r} is not of the form output:input")
         aliases.append(InputOutputAlias(int(out), int(into)))
     return Function(graph.name, params, returns, graph, aliases)
+
+
+def _is_onnx(source: Any) -> bool:
+    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+        return True
+    import onnx
+
+    return isinstance(source, onnx.ModelProto) or _is_onnx_ir(source)
+
+
+def _is_onnx_ir(source: Any) -> bool:
+    return type(source).__name__ == "Model" and type(source).__module__.partition(".")[0] == "onnx_ir"
 
 
 def _declared(value: Value, proto: Any) -> Any:
@@ -101,7 +116,7 @@ def _import(
         model, weights = parse(memoryview(source).cast("B"), "the model's bytes")
     elif isinstance(source, onnx.ModelProto):
         model = source
-    elif type(source).__name__ == "Model" and type(source).__module__.partition(".")[0] == "onnx_ir":
+    elif _is_onnx_ir(source):
         model, base = _from_onnx_ir(source, base)
         external = ExternalData(base)
     else:
@@ -136,15 +151,14 @@ def _gc_paused() -> Iterator[None]:
 
 def _read(model: ModelProto, weights: Weights | None, external: ExternalData) -> Graph:
     from xrt_core.frontends.onnx_reader import Reader
-    from xrt_core.frontends.onnx_scope import text
+    from xrt_core.frontends.onnx_scope import check_opsets, text
 
     if not model.HasField("graph"):
         raise ModelLoadError("there is no graph in it; this is not an ONNX model")
     opsets = check_opsets(model)
     reader = Reader(model, opsets, weights, external)
     graph = reader.main()
-    known = domain_versions()
-    kept = {d: v for d, v in {**reader.function_opsets(), **opsets}.items() if d in known}
+    kept = {d: v for d, v in {**reader.function_opsets(), **opsets}.items() if domain_version(d)}
     metadata = {text(p.key): text(p.value) for p in model.metadata_props}
     metadata.update(graph.metadata)
     return Graph(
@@ -157,32 +171,6 @@ def _read(model: ModelProto, weights: Weights | None, external: ExternalData) ->
         doc=graph.doc,
         metadata=metadata,
     )
-
-
-def check_opsets(proto: Any) -> dict[str, int]:
-    """Return the opsets that a ModelProto or FunctionProto imports, by domain.
-
-    Raises ModelLoadError if one is newer than the installed `onnx` package supports.
-    """
-    opsets: dict[str, int] = {}
-    known = domain_versions()
-    for o in proto.opset_import:
-        domain = normal_domain(o.domain)
-        if opsets.setdefault(domain, o.version) != o.version:
-            both = f"{opsets[domain]} and {o.version}"
-            raise ModelLoadError(f"domain {domain or 'ai.onnx'!r} is imported with two opsets: {both}")
-    if not opsets:
-        raise ModelLoadError("no opset is imported; this is not an ONNX model, or one older than opset 7")
-    for domain, version in opsets.items():
-        label = domain or "ai.onnx"
-        if domain in known and version > known[domain]:
-            raise ModelLoadError(
-                f"opset {version} of {label} is newer than {known[domain]}, the newest that the installed onnx package "
-                f"knows; upgrade onnx"
-            )
-        if version < 1:
-            raise ModelLoadError(f"opset {version} of {label} is imported; opsets begin at 1")
-    return opsets
 
 
 def _from_onnx_ir(source: Any, folder: pathlib.Path | None) -> tuple[ModelProto, pathlib.Path | None]:

@@ -20,6 +20,7 @@ from xrt_core.frontends.onnx_scope import (
     Operator,
     Scope,
     Unresolved,
+    check_opsets,
     in_order,
     made_twice,
     missing_attribute,
@@ -355,8 +356,6 @@ class Reader:
     def _of_function(self, key: FunctionKey) -> tuple[dict[str, int], dict[tuple[str, str], Operator]]:
         found = self._function_operators.get(key)
         if found is None:
-            from xrt_core.frontends.onnx_import import check_opsets
-
             f = self._functions[key]
             opsets = check_opsets(f) if f.opset_import else dict(self._context.opsets)
             found = self._function_operators[key] = (opsets, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from onnx import AttributeProto, GraphProto, NodeProto
 
@@ -12,7 +12,7 @@ from xrt_core.errors import GraphError, ModelLoadError
 from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.dag import sort_indices
 from xrt_core.ir.graph import Attribute, Value
-from xrt_core.ir.schema import Schema
+from xrt_core.ir.schema import Schema, domain_versions, normal_domain
 
 FUNCTION: Final = "xrt.function"
 """Key of a node's metadata that names the model-local function it was inlined from."""
@@ -193,3 +193,29 @@ def graph_free_names(g: GraphProto, into: dict[str, None]) -> None:
             free_names(a, used)
     used.update(dict.fromkeys(p.name for p in g.output))
     into.update((n, None) for n in used if n and n not in own)
+
+
+def check_opsets(proto: Any) -> dict[str, int]:
+    """The opsets that a ModelProto or FunctionProto imports, by domain.
+
+    Raises ModelLoadError where one is newer than the installed `onnx` knows.
+    """
+    opsets: dict[str, int] = {}
+    known = domain_versions()
+    for o in proto.opset_import:
+        domain = normal_domain(o.domain)
+        if opsets.setdefault(domain, o.version) != o.version:
+            both = f"{opsets[domain]} and {o.version}"
+            raise ModelLoadError(f"domain {domain or 'ai.onnx'!r} is imported with two opsets: {both}")
+    if not opsets:
+        raise ModelLoadError("no opset is imported; this is not an ONNX model, or one older than opset 7")
+    for domain, version in opsets.items():
+        label = domain or "ai.onnx"
+        if domain in known and version > known[domain]:
+            raise ModelLoadError(
+                f"opset {version} of {label} is newer than {known[domain]}, the newest that the installed onnx package "
+                f"knows; upgrade onnx"
+            )
+        if version < 1:
+            raise ModelLoadError(f"opset {version} of {label} is imported; opsets begin at 1")
+    return opsets

@@ -18,10 +18,9 @@ import numpy as np
 from xrt_core.errors import GraphError
 from xrt_core.frontends.control_flow import trace_bodies
 from xrt_core.frontends.numpy_interop import as_array, is_array
-from xrt_core.frontends.numpy_semantics import constant, literal, stack_scalars, value_of
 from xrt_core.frontends.promotion import BOOL, FLOAT32, INT64
 from xrt_core.frontends.source_location import trace_error
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, constant, literal, stack_scalars, value_of
 from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Attribute, Graph, SparseTensor, Value
 from xrt_core.ir.schema import AttributeKind, Schema, find_schema, latest_opset, schema_dtypes
@@ -252,7 +251,7 @@ def _variadic_count(
             return known.size
         return sizes.shape[0] if sizes.shape is not None and isinstance(sizes.shape[0], int) else None
     if schema.domain == "ai.onnx.preview.training":
-        rows = {"Adagrad": 3, "Momentum": 3, "Adam": 4}.get(op)  # tensors per weight: the weight, its gradient, its state
+        rows = {"Adagrad": 3, "Momentum": 3, "Adam": 4}.get(op)  # tensors per weight: weight, gradient and state
         if rows is not None:
             return (len(inputs) - 2) // rows * (rows - 1)
         return len(attributes.get("xs", ())) or None

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.errors import XRTError
 from xrt_core.events import Kind, logger
 from xrt_core.guard import timeouts
@@ -30,10 +31,7 @@ LOG_BYTES: Final = 8192
 """So much of the end of a worker's log is kept with a failure."""
 _POLL: Final = 0.05  # seconds between looks at a child's memory
 _START_SECONDS: Final = 60.0  # a child that has not said that it is ready by then is given up
-_LIGHT_GPU: Final = {  # a child shares the GPU with its parent
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-}
+_CHILD: Final = {WORKER_VARIABLE: "1"}
 
 
 class WorkerFailure(XRTError):
@@ -57,7 +55,7 @@ class Worker:
         self._log_path = self._folder / "log"
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        environment = {**os.environ, **_LIGHT_GPU, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **_CHILD, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         try:
             with open(self._log_path, "wb") as log:
                 self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The host: any node, in any graph, always; portable kernels first, `onnx.reference` for the long tail."""
+"""The host executor: runs any node operator by operator, with a portable kernel or, without one, `onnx.reference`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ HostKernel = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 def host_kernel(node: Node, xp: Any = np) -> HostKernel:
-    """A function from a node's inputs (None for those left out) to its outputs, in the namespace `xp`.
+    """Return a function from a node's inputs (None for omitted ones) to its outputs, in the namespace `xp`.
 
-    Under CuPy, NumPy arrays among the inputs go to the device, and the long tail comes down to the CPU and back.
+    Under CuPy, NumPy inputs are copied to the device; operators without a kernel for CuPy run on the CPU, with their
+    inputs and outputs copied.
 
-    The function raises ExecutionError, naming the node and its inputs, for whatever goes wrong inside.
-    Control flow is not run here (see `runtime.control`).
+    The function raises ExecutionError, naming the node and its inputs, for any exception of the kernel.
+    Control flow is executed by `runtime.control_flow`.
     """
     portable = find_kernel(node.domain, node.op_type)
     if portable is None or _has_strings(node):
@@ -39,7 +40,7 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
 
     if xp is np:
         return _guarded(node, call)
-    if portable.dynamic is not None:  # sequences, and kernels that need NumPy to find their shapes
+    if portable.dynamic is not None:  # sequences, and kernels with data-dependent shapes, which need NumPy
         return _guarded(node, _on_cpu(call, xp) if portable.why_dynamic(node) is not None else call)
     static = portable.static
 
@@ -50,11 +51,11 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
 
 
 MINIMUM_REUSED = 1 << 15
-"""Bytes from which writing a result into the memory of an input pays; below, NumPy's own cache is as quick."""
+"""Bytes from which writing a result over an input is faster; below, NumPy's allocation cache is as fast."""
 
 
 def reusable_inputs(node: Node, xp: Any = np) -> tuple[int, ...]:
-    """Indices of the inputs into whose memory `reusing_kernel` could write the result, by the kernel and the types."""
+    """Return the indices of inputs that `reusing_kernel` may write the result over, judging by kernel and types."""
     portable = find_kernel(node.domain, node.op_type)
     if portable is None or not portable.ufunc or xp is not np or len(node.outputs) != 1 or node.outputs[0] is None:
         return ()
@@ -72,12 +73,11 @@ def reusable_inputs(node: Node, xp: Any = np) -> tuple[int, ...]:
 
 
 def reusing_kernel(node: Node, candidates: Sequence[int]) -> HostKernel:
-    """The host kernel of a node, writing its result over one of the inputs in `candidates` where that is nobody else's.
+    """Return the host kernel of a node that writes its result over one of the inputs in `candidates` if it is unshared.
 
-    candidates: indices, of those that `reusable_inputs` gave, of inputs that nothing reads after this node. Whether the
-    memory is theirs alone is seen when it runs: an array that owns its memory, and to which there is no reference but
-    those of the plan, has no views and no other readers. Results are the same bit for bit, and lie in memory in the
-    same order.
+    candidates: indices returned by `reusable_inputs` of inputs that nothing reads after this node. Sharing is checked
+    at run time: an array that owns its memory, and whose only references are those of the plan, has no views and no
+    other readers. Results are bitwise equal and have the same memory layout.
     """
     portable, out = find_kernel(node.domain, node.op_type), node.outputs[0]
     assert portable is not None
@@ -98,7 +98,7 @@ def reusing_kernel(node: Node, candidates: Sequence[int]) -> HostKernel:
 
 
 def _sole_references() -> int:
-    """What `getrefcount` says of an array that a register and the arguments of a step hold, and nothing else."""
+    """Return `sys.getrefcount` of an array that is referenced by a register and a step's arguments alone."""
     found = []
 
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -137,14 +137,14 @@ def _on_cpu(kernel: HostKernel, xp: Any) -> HostKernel:
 
 
 def _up(x: Any, xp: Any) -> Any:
-    """NumPy arrays (but of strings) on the device, also within a sequence."""
+    """Copy NumPy arrays (except strings) to the device, also within a sequence."""
     if isinstance(x, list):
         return [_up(e, xp) for e in x]
     return xp.asarray(x) if type(x) is np.ndarray and x.dtype != STRING else x
 
 
 def _down(x: Any, xp: Any) -> Any:
-    """Device arrays as NumPy arrays, also within a sequence."""
+    """Copy device arrays to NumPy arrays, also within a sequence."""
     if isinstance(x, list):
         return [_down(e, xp) for e in x]
     return xp.asnumpy(x) if isinstance(x, xp.ndarray) else x

@@ -1,4 +1,4 @@
-"""The long tail of operators on the CPU host, through `onnx.reference`."""
+"""Host kernels for the remaining operators (those without a portable kernel), through `onnx.reference` on the CPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from xrt_core.ir.graph import Node
 
 
 def reference_kernel(node: Node) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A function from the node's inputs to its outputs, computed by `onnx.reference` at the node's own version.
+    """Return a function from the node's inputs to its outputs, computed by `onnx.reference` at the node's version.
 
-    Raises ExecutionError where the onnx package has no implementation of the operator.
+    Raises ExecutionError if the onnx package has no implementation of the operator.
     """
     import onnx
     from onnx.reference import ReferenceEvaluator
@@ -63,7 +63,7 @@ def _kind(node: Node, attribute: str) -> int:
 
 
 def _tidy(result: Any) -> Any:
-    """Arrays where the evaluator gave NumPy scalars; strings as object arrays, as everywhere in XRT."""
+    """Convert NumPy scalars to arrays, and strings to object arrays, as XRT represents them."""
     if isinstance(result, list):
         return [_tidy(r) for r in result]
     if isinstance(result, np.generic):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from xrt_core.errors import GraphError
 from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.graph import Graph, Node, Value, _Frozen, _set
 from xrt_core.ir.types import TensorType
-
-if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +122,6 @@ class Function(_Frozen):
         from xrt_core.ir.text import function_text
 
         return function_text(self)
-
-    def to_onnx(self, *, tensor: Callable[[np.ndarray, str], TensorProto] | None = None) -> ModelProto:
-        """The function as a standalone ONNX model; importing it gives the same fingerprint.
-
-        `tensor` writes a constant of a name, by default with its data. Raises ExportError for what ONNX cannot express.
-        """
-        from xrt_core.frontends.onnx_export import export_function
-
-        return export_function(self) if tensor is None else export_function(self, tensor=tensor)
 
     def __str__(self) -> str:
         return self.as_text()

@@ -16,6 +16,7 @@ import numpy as np
 
 from xrt_core.errors import GraphError, RegistrationError, ShapeError
 from xrt_core.ir.graph import Node
+from xrt_core.ir.operator_set import find_operator, newest_version, operator_versions, plugin_domains
 from xrt_core.ir.types import (
     ONNX_TO_DTYPE,
     Dim,
@@ -24,6 +25,7 @@ from xrt_core.ir.types import (
     TensorType,
     ValueType,
 )
+from xrt_core.plugins import plugins
 
 MINIMUM_OPSET: Final = 7
 """The oldest opset of the ONNX domain that is accepted."""
@@ -65,7 +67,7 @@ class Schema:
     min_inputs .. max_outputs: how many it may list, left-out optional ones included.
     attributes: by name.
     deprecated: newer opsets do without it.
-    infer: for the dialect: types of the outputs from a node whose inputs are typed.
+    infer: for the dialect and plugins: types of the outputs from a node whose inputs are typed.
     onnx: the `onnx.defs.OpSchema` (for inference, documentation); None for the dialect.
     """
 
@@ -119,20 +121,26 @@ def dialect() -> Mapping[str, Schema]:
 
 
 def domain_versions() -> Mapping[str, int]:
-    """Every domain that has schemas -> the newest version known."""
+    """Every domain of the `onnx` package and the dialect -> the newest version known."""
     import onnx
 
     versions = {d: newest for d, (_, newest) in onnx.defs.C.schema_version_map().items()}
     return {**versions, DIALECT: DIALECT_VERSION}
 
 
+def domain_version(domain: str) -> int:
+    """The newest version of a domain, of a plugin's too; 0 for one that is unknown."""
+    return domain_versions().get(domain) or newest_version(domain)
+
+
 def latest_opset(domain: str = "") -> int:
-    """The newest version of a domain that the installed `onnx` (or the dialect) knows. Raises GraphError."""
-    versions = domain_versions()
+    """The newest version of a domain that the installed `onnx`, the dialect or a plugin knows. Raises GraphError."""
     domain = normal_domain(domain)
-    if domain not in versions:
-        raise GraphError(f"unknown operator domain {domain!r}; known: {', '.join(map(repr, sorted(versions)))}")
-    return versions[domain]
+    newest = domain_version(domain)
+    if not newest:
+        known = sorted({*domain_versions(), *plugin_domains()})
+        raise GraphError(f"unknown operator domain {domain!r}; known: {', '.join(map(repr, known))}")
+    return newest
 
 
 def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
@@ -142,7 +150,12 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
     try:
         return _CACHE[key]
     except KeyError:
-        found = _CACHE[key] = _look_up(op_type, domain, opset)
+        found = _look_up(op_type, domain, opset)
+        if found is None:
+            own = find_operator(domain, op_type, opset)  # kept there, as long as the plugin is
+            if own is not None:
+                return own.schema
+        _CACHE[key] = found
         return found
 
 
@@ -171,6 +184,7 @@ def opset_range(op_type: str, domain: str, version: int) -> tuple[int, int]:
         for s in onnx.defs.get_all_schemas_with_history():
             _HISTORY.setdefault((s.domain, s.name), []).append(s.since_version)
     versions = [DIALECT_VERSION] if domain == DIALECT else _HISTORY.get((domain, op_type), [])
+    versions = versions or operator_versions(domain, op_type)
     if version not in versions:
         known = sorted(versions) or "none"
         raise GraphError(f"{domain or 'ai.onnx'} {op_type} has no version {version}; it has {known}")
@@ -178,9 +192,10 @@ def opset_range(op_type: str, domain: str, version: int) -> tuple[int, int]:
 
 
 def dialect_inference(node: Node) -> InferTypes | None:
-    """The type inference that a node of the dialect brings with it; None for every other operator."""
+    """The type inference that an operator of the dialect, or of a plugin, brings with it; None for every other."""
     if node.domain != DIALECT:
-        return None
+        found = find_operator(node.domain, node.op_type, node.version)
+        return None if found is None else found.schema.infer
     own = _DIALECT.get(node.op_type)
     return None if own is None else own.infer
 
@@ -190,7 +205,12 @@ def why_unknown(op_type: str, domain: str, opset: int) -> str:
     import onnx
 
     label = domain or "ai.onnx"
+    if newest_version(domain):
+        return f"{label} has no operator {op_type} as of version {opset} of its plugin"
     versions = domain_versions()
+    if domain not in versions and domain in plugin_domains():
+        why = "; ".join(p.reason for p in plugins.problems() if domain in p.what) or "it defines no operators"
+        return f"operator {op_type} is of the domain {domain!r}, whose plugin cannot be used: {why}"
     if domain not in versions:
         return (
             f"operator {op_type} is of the unknown domain {domain!r} (known: "

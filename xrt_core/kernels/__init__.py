@@ -1,4 +1,4 @@
-"""Portable kernels: one function per operator, written once against an array namespace (numpy, cupy, jax.numpy)."""
+"""Portable kernels: one function per operator, generic over the array namespace (numpy, cupy, jax.numpy)."""
 
 from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.registry import (

@@ -38,10 +38,10 @@ def _grouped_matmul(xp: Any, a: Any, b: Any) -> Any:
 
 
 def _visible(ctx: OpContext, queries: int, keys: int, past: int, nonpad: Any) -> Any | None:
-    """Which keys a query may see by position, bool broadcastable to [B, H, queries, keys]; None for all.
+    """The attention mask by position: bool, broadcastable to [B, H, queries, keys]; None if every key is visible.
 
-    Query i stands at i + offset: offset is the length of the past, or what `nonpad_kv_seqlen` says lies before the
-    queries, a row of the batch at a time.
+    Query i has position i + offset; offset is the length of the past, or, per row of the batch, the number of keys
+    before the queries according to `nonpad_kv_seqlen`.
     """
     xp = ctx.xp
     left, right = int(ctx.attr("left_window_size", -1)), int(ctx.attr("right_window_size", -1))
@@ -69,7 +69,7 @@ def _visible(ctx: OpContext, queries: int, keys: int, past: int, nonpad: Any) ->
 
 
 def _padded_mask(xp: Any, mask: Any, keys: int) -> Any:
-    """The mask with missing keys at its end shut out."""
+    """The mask extended to `keys` columns; keys beyond its end are masked out."""
     missing = keys - mask.shape[-1]
     if missing <= 0:
         return mask
@@ -89,7 +89,7 @@ def _softmax(xp: Any, scores: Any) -> Any:
 
 
 def _heads_of(ctx: OpContext, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-    """Queries, keys and values with an axis of heads. Raises ShapeError where heads are not told or do not divide."""
+    """Queries, keys and values with an axis of heads. Raises ShapeError if head counts are missing or do not divide."""
     if q.ndim == 3:
         heads, shared = ctx.attr("q_num_heads"), ctx.attr("kv_num_heads")
         if not heads or not shared:
@@ -119,8 +119,8 @@ def attention(
 ) -> Any:
     """Attention: everything at least in float32, with one rounding at the end; softmax_precision can only widen that.
 
-    A query that may see no key gives zeros. `qk_matmul_output_mode` picks what output 3 shows: 0 the plain product,
-    1 after softcap, 2 after masks, 3 after softmax.
+    A query with no visible key gives zeros. `qk_matmul_output_mode` selects output 3: 0 the plain product, 1 after
+    softcap, 2 after masks, 3 after softmax.
     """
     xp, dtype, packed = ctx.xp, q.dtype, q.ndim == 3
     q, k, v = _heads_of(ctx, q, k, v)

@@ -1,4 +1,4 @@
-"""OpContext: what a kernel is told about the node it computes."""
+"""OpContext: the node that a kernel computes, with its attributes, and the array namespace."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from xrt_core.ir.graph import Node
 
 
 class OpContext:
-    """One node, seen by a kernel.
+    """The context of one kernel call.
 
     node: the node (operator, version, attributes, typed inputs and outputs).
-    xp: the array namespace that the arguments live in: `numpy`, `cupy`, `jax.numpy`, ...
+    xp: the array namespace of the arguments: `numpy`, `cupy`, `jax.numpy`, ...
     """
 
     __slots__ = ("node", "xp")
@@ -28,28 +28,28 @@ class OpContext:
         return self.node.version
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """The attribute, or `default` where the node does not set it.
+        """Return the attribute, or `default` if the node does not set it.
 
-        Ints, floats and strings come as Python's, lists as tuples, tensors as NumPy arrays.
+        Ints, floats and strings are Python objects, lists are tuples, tensors are NumPy arrays.
         """
         return self.node.attributes.get(name, default)
 
     def has_input(self, index: int) -> bool:
-        """Whether input `index` is given (an optional one may be left out)."""
+        """Return whether input `index` is given (an optional one may be omitted)."""
         inputs = self.node.inputs
         return index < len(inputs) and inputs[index] is not None
 
     def wants(self, index: int) -> bool:
-        """Whether output `index` is asked for."""
+        """Return whether output `index` is used."""
         outputs = self.node.outputs
         return index < len(outputs) and outputs[index] is not None
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs the node lists, left-out ones in between included."""
+        """The number of outputs that the node lists, omitted ones in between included."""
         return len(self.node.outputs)
 
     def output_dtype(self, index: int = 0) -> np.dtype | None:
-        """Element dtype of output `index` where inference has found it."""
+        """Return the element dtype of output `index` if it is known."""
         out = self.node.outputs[index]
         return None if out is None else out.dtype

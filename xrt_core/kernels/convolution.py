@@ -76,12 +76,12 @@ def _add_bias(xp: Any, y: Any, bias: Any | None) -> Any:
     bias = xp.reshape(bias, (-1,) + (1,) * (y.ndim - 2)).astype(y.dtype)
     if is_jax(xp):
         return y + bias
-    y += bias  # ours: `convolve` made it
+    y += bias  # in place: `convolve` allocated it
     return y
 
 
 def _groups(ctx: OpContext, x: Any, w: Any) -> int:
-    """Attribute `group`, held against the channels of input and filter."""
+    """Attribute `group`. Raises ShapeError unless it fits the channels of input and filter."""
     groups = int(ctx.attr("group", 1))
     if x.ndim < 3 or w.ndim != x.ndim or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise ShapeError(
@@ -103,7 +103,7 @@ def conv(ctx: OpContext, x: Any, w: Any, bias: Any = None) -> Any:
 def _integer_convolution(ctx: OpContext, x: Any, x_zero: Any, w: Any, w_zero: Any) -> Any:
     """Exact convolution of 8-bit integers, zero points taken off first (so padding means zero), as int32."""
     xp = ctx.xp
-    # float64 holds every sum exactly and has a fast matmul in NumPy and CuPy; XLA multiplies integers itself
+    # float64 holds every sum exactly and has a fast matmul in NumPy and CuPy; JAX multiplies integers itself
     exact = np.dtype(np.int32) if is_jax(xp) else np.dtype(np.float64)
     groups = _groups(ctx, x, w)
     windows = windows_of(ctx, x.shape[2:], w.shape[2:])
@@ -166,7 +166,7 @@ def _transpose_layout(
     if wanted:
         wanted = tuple(map(int, wanted))[-rank:]  # some exporters list batch and channels too
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        # size * stride, but no more than there is: inference and ONNX Runtime both stop where the result ends
+        # size * stride, but no more than there is: type inference and other frameworks stop where the result ends
         wanted = tuple(min(n * s, f + e) for n, s, f, e in zip(size, strides, full, extra, strict=True))
     if wanted:
         total = [max(0, f + e - o) for f, e, o in zip(full, extra, wanted, strict=True)]
@@ -179,7 +179,7 @@ def _transpose_layout(
 
 @kernel("ConvTranspose")
 def conv_transpose(ctx: OpContext, x: Any, w: Any, bias: Any = None) -> Any:
-    """ConvTranspose: `output_shape` wins over `pads`; what the windows do not reach is zero (plus bias)."""
+    """ConvTranspose: `output_shape` overrides `pads`; elements outside every window are zero (plus bias)."""
     xp = ctx.xp
     groups = int(ctx.attr("group", 1))
     if x.ndim < 3 or w.ndim != x.ndim or x.shape[1] != w.shape[0] or x.shape[1] % groups:

@@ -21,13 +21,13 @@ def stop_gradient(ctx: OpContext, x: Any) -> Any:
 
 @kernel("Assign", domain="xrt")
 def assign(ctx: OpContext, variable: Any, value: Any) -> Any:
-    """The new value of a variable. That it may take the variable's storage is said by the node's aliases."""
+    """The new value of a variable. The node's aliases declare that it may take the variable's storage."""
     return value
 
 
 @kernel("Barrier", domain="xrt")
 def barrier(ctx: OpContext, *values: Any) -> Any:
-    """The inputs themselves, as many as there are outputs, once all inputs are there."""
+    """The first inputs, one per output, unchanged; ordered after the computation of all inputs."""
     return values[: ctx.num_outputs]
 
 

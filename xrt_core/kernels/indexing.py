@@ -17,9 +17,9 @@ _DATA_SHAPE = "the output's shape depends on the data"
 
 
 def wrap(xp: Any, indices: Any, size: int) -> Any:
-    """Indices with the negative ones counted from the end; kept in range where the namespace would not complain.
+    """Indices with negative ones counted from the end; clamped for namespaces that do not check bounds.
 
-    NumPy wraps and raises IndexError by itself, so there they are returned as they are.
+    NumPy wraps and raises IndexError itself, so under NumPy the indices are returned unchanged.
     """
     if xp is np:
         return indices

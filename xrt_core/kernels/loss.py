@@ -16,8 +16,8 @@ from xrt_core.kernels.registry import kernel
 def _likelihood_loss(ctx: OpContext, log_prob: Any, target: Any, weight: Any) -> Any:
     """Weighted negative log-likelihood of the targets along axis 1, reduced as `reduction` says.
 
-    Targets equal to `ignore_index` (which need not be a class) weigh nothing; "mean" divides by the sum of weights.
-    Others must be classes: under NumPy one that is none raises InputError, elsewhere its loss is NaN.
+    Targets equal to `ignore_index` (which need not be a class) have weight 0; "mean" divides by the sum of weights.
+    Other targets must be classes: under NumPy an invalid one raises InputError, elsewhere its loss is NaN.
     """
     xp, ignore, reduction = ctx.xp, ctx.attr("ignore_index"), ctx.attr("reduction", "mean")
     counted = None if ignore is None else target != ignore

@@ -102,7 +102,7 @@ def concat(ctx: OpContext, *inputs: Any) -> Any:
     if len(inputs) == 1:
         return inputs[0]
     dtype = inputs[0].dtype
-    if dtype.name in ("int2", "uint2") and is_jax(ctx.xp):  # XLA's CPU compiler ends the process on these
+    if dtype.name in ("int2", "uint2") and is_jax(ctx.xp):  # JAX's compiler for CPUs ends the process on these
         return ctx.xp.concatenate([x.astype(np.int8) for x in inputs], axis=axis).astype(dtype)
     return ctx.xp.concatenate(inputs, axis=axis)
 

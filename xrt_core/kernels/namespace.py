@@ -10,12 +10,12 @@ import numpy as np
 
 
 def is_jax(xp: Any) -> bool:
-    """Whether `xp` is `jax.numpy` (told by its name: nothing is imported)."""
+    """Return whether `xp` is `jax.numpy`, by its name, without importing JAX."""
     return str(xp.__name__).partition(".")[0] == "jax"
 
 
 def is_cupy(xp: Any) -> bool:
-    """Whether `xp` is `cupy`."""
+    """Return whether `xp` is `cupy`."""
     return str(xp.__name__).partition(".")[0] == "cupy"
 
 
@@ -29,7 +29,7 @@ def has_float64(xp: Any) -> bool:
 
 
 def set_at(xp: Any, x: Any, index: Any, values: Any) -> Any:
-    """A copy of `x` with `x[index] = values`; with repeated indices NumPy's last write wins, JAX's order is open."""
+    """A copy of `x` with `x[index] = values`. With repeated indices NumPy keeps the last write, JAX's is undefined."""
     if is_jax(xp):
         return x.at[index].set(values)
     out = xp.array(x, copy=True)
@@ -136,8 +136,8 @@ _ERF32_NUM = (2.0460367977648275e-06, 0.0002848425065167248, 0.00377250323072075
 _ERF32_DEN = (3.804781590588391e-05, 0.0011638463474810123, 0.014983106404542923, 0.11418227106332779,
               0.5022410750389099, 1.0)  # fmt: skip
 
-# W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969); the order of his
-# tables 1 and 2 (erf on |x| <= 0.46875, erfc on 0.46875 <= x), highest power first.
+# W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969), tables 1 and 2
+# (erf on |x| <= 0.46875, erfc on 0.46875 <= x), highest power first.
 _ERF_NUM = (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2,
             3.20937758913846947e3)  # fmt: skip
 _ERF_DEN = (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3)
@@ -240,7 +240,8 @@ def divide_integers(xp: Any, a: Any, b: Any) -> Any:
 
 
 def accumulate(xp: Any, out: Any, index: Any, values: Any) -> Any:
-    """`out` with `values` added at an index without repeats; `out` must be the caller's own: it may be written into."""
+    """`out` with `values` added at an index without repeats; `out` may be modified in place, so nothing else may
+    read it."""
     if is_jax(xp):
         return out.at[index].add(values)
     out[index] += values

@@ -1,4 +1,4 @@
-"""Pooling: windows reduced to a maximum, a mean or a norm, globally or locally, and the way back (MaxUnpool)."""
+"""Pooling: windows reduced to a maximum, a mean or a norm, globally or locally, and its inverse MaxUnpool."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reduce_windows(xp: Any, x: Any, windows: Windows, combine: Callable[..., Any
         parts = [padded[(*before, windows.span(axis, t), *after)] for t in range(windows.kernel[axis])]
         x = parts[0]
         for i, part in enumerate(parts[1:]):
-            # the first step makes an array of our own; under NumPy the others go into it
+            # the first step allocates the result; under NumPy the others accumulate into it
             x = combine(x, part) if i == 0 or is_jax(xp) else combine(x, part, out=x)
     return x
 

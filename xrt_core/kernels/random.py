@@ -1,7 +1,7 @@
 """Kernels that draw random numbers: RandomNormal, RandomUniform, Multinomial, Bernoulli, Dropout.
 
-With a seed the numbers are the same at each call, under every namespace and NumPy version: they come from NumPy's
-frozen `RandomState` on the host, as constants of known shape.
+With a seed the numbers are the same at each call, under every namespace and NumPy version: NumPy's frozen
+`RandomState` generates them on the host, as constants of static shape.
 """
 
 from __future__ import annotations

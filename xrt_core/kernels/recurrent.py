@@ -69,7 +69,7 @@ def activations_of(ctx: OpContext, default: tuple[str, ...], directions: int) ->
     for i, name in enumerate(names):
         alpha = next(alphas, _ALPHA[name]) if name in _ALPHA else 0.0
         beta = next(betas, _BETA[name]) if name in _BETA else 0.0
-        # LSTM's third function, h(Ct), is not clipped: the text can be read either way, ONNX Runtime leaves it
+        # LSTM's third function, h(Ct), is not clipped: the text can be read either way, other frameworks leave it
         bound = clip if i % n < 2 else None
         made.append(_activation(ctx.xp, name, float(alpha), float(beta), bound))
     return [made[d * n : (d + 1) * n] for d in range(directions)]

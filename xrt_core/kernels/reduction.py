@@ -177,7 +177,7 @@ def _top_indices(xp: Any, x: Any, k: int, largest: bool) -> Any:
     if is_jax(xp):
         import jax
 
-        if float_like(x.dtype):  # XLA orders by sign first, even zeros and NaNs
+        if float_like(x.dtype):  # JAX orders by sign first, even zeros and NaNs
             x = xp.where(x == 0, xp.zeros_like(x), xp.where(xp.isnan(x), xp.full_like(x, np.nan), x))
         if not largest:  # ~x turns the order of integers round without overflow
             x = -x if float_like(x.dtype) else ~x

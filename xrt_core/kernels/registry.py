@@ -4,9 +4,9 @@
     def reshape(ctx, x, shape):
         return ctx.xp.reshape(x, ...)
 
-A kernel takes the context and one array per listed input (None for one left out) and returns an array, or a tuple
-with one entry per output (None for one that nobody wants). It never writes into its arguments, never looks at the
-*values* of inputs other than those in `static`, and works for every dtype that the operator's schema allows.
+A kernel takes the context and one array per listed input (None for an omitted one) and returns an array, or a tuple
+with one entry per output (None for an unused one). It must not write into its arguments, must not read the *values* of
+inputs other than those in `static`, and supports every dtype that the operator's schema allows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.graph import Node
+from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator
 
 KernelFunction = Callable[..., Any]
 F = TypeVar("F", bound=KernelFunction)
@@ -36,12 +37,12 @@ class PortableKernel:
     """A registered kernel.
 
     function: `f(ctx, *inputs) -> array | tuple`.
-    static: indices of inputs whose values must be known before the kernel runs; they always come as NumPy arrays.
-    dynamic: None, or why an engine of static shapes cannot run it: a sentence, or a function from the node to a
+    static: indices of inputs whose values must be known before the kernel runs; they are passed as NumPy arrays.
+    dynamic: None, or why an engine with static shapes cannot run it: a sentence, or a function from the node to a
         sentence or None ("output shape depends on the data").
     train: whether the kernel may be used in training (its gradient exists).
-    ufunc: the NumPy ufunc of which the kernel is a plain call where it is given as many arrays as that takes, of one
-        dtype which needs no widening and is also the result's: a result can then take an input's memory. "" for none.
+    ufunc: the NumPy ufunc that the kernel calls and nothing else, if its arguments have one dtype that needs no
+        widening and is the result's: the result can then be written over an input's memory. "" for none.
     """
 
     domain: str
@@ -53,7 +54,7 @@ class PortableKernel:
     ufunc: str = ""
 
     def why_dynamic(self, node: Node) -> str | None:
-        """Why `node` cannot run with static shapes, or None if it can."""
+        """Return why `node` cannot run with static shapes, or None if it can."""
         return self.dynamic(node) if callable(self.dynamic) else self.dynamic
 
 
@@ -95,19 +96,24 @@ def _load() -> None:
 
 
 def find_kernel(domain: str, op_type: str) -> PortableKernel | None:
-    """The portable kernel of an operator, or None."""
+    """Return the portable kernel of an operator, or None."""
     _load()
-    return _KERNELS.get((domain, op_type))
+    found = _KERNELS.get((domain, op_type))
+    if found is None and domain not in CORE_DOMAINS:
+        own = find_operator(domain, op_type)
+        if own is not None and own.kernel is not None:
+            return PortableKernel(domain, op_type, own.kernel, own.static, own.dynamic)
+    return found
 
 
 def portable_kernels() -> Mapping[tuple[str, str], PortableKernel]:
-    """Every portable kernel by (domain, operator); read-only."""
+    """Return every portable kernel by (domain, operator); read-only."""
     _load()
     return MappingProxyType(_KERNELS)
 
 
 def static_inputs(node: Node) -> Iterator[int]:
-    """Indices of the given inputs of `node` whose values must be known for a static engine."""
+    """Yield the indices of the given inputs of `node` whose values an engine with static shapes needs."""
     found = find_kernel(node.domain, node.op_type)
     if found is not None:
         for i in found.static:

@@ -15,7 +15,7 @@ from xrt_core.kernels.namespace import float_like, has_float64, is_cupy, wide
 from xrt_core.kernels.registry import kernel
 
 _UNROLLED_TAPS = 8
-"""Up to so many taps are gathered and summed one by one; more go through one gather with an axis of taps."""
+"""Up to this number of taps are gathered and summed one by one; more use a single gather with an axis of taps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AxisResize:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The attributes of Resize that say how to sample; the defaults are those of Upsample and Resize 10."""
+    """The sampling attributes of Resize; the defaults are those of Upsample and Resize 10."""
 
     mode: str
     coordinates: str = "asymmetric"
@@ -71,7 +71,7 @@ def source_coordinates(step: AxisResize, mode: str) -> np.ndarray:
 
 def nearest_indices(step: AxisResize, coordinates: np.ndarray, mode: str) -> np.ndarray:
     """Index of the input element that each output element copies, int64[out]."""
-    if mode == "simple":  # Resize 10 names no rule: floor, but ceil when it shrinks, as ONNX Runtime reads it
+    if mode == "simple":  # Resize 10 names no rule: floor, but ceil when it shrinks, as other frameworks read it
         mode = "ceil" if step.scale < 1 else "floor"
     if mode == "round_prefer_floor":
         index = np.ceil(coordinates - 0.5)
@@ -221,7 +221,7 @@ def _crop(roi: Any, i: int, count: int) -> tuple[float, float]:
 
 
 def resize_steps(ctx: OpContext, shape: Sequence[int], *rest: Any) -> tuple[list[AxisResize], Sampling]:
-    """What a Resize or an Upsample does along each axis of an input of `shape`, and how; `rest`: its further inputs."""
+    """The per-axis steps and the sampling of a Resize or Upsample of an input of `shape`. rest: its further inputs."""
     rank = len(shape)
     if ctx.node.op_type == "Upsample":
         scales = rest[0] if rest else None

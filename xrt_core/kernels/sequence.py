@@ -1,4 +1,4 @@
-"""Sequences and optionals: Python lists, and None for an absent value. They live on the host.
+"""Sequences and optionals: Python lists, and None for an absent value. They exist on the host only.
 
 Source: the ONNX operator specifications of the Sequence* and Optional* operators.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.registry import kernel
 
-_HOST = "sequences and optionals live on the host"
+_HOST = "sequences and optionals exist on the host only"
 
 
 @kernel("SequenceEmpty", dynamic=_HOST)

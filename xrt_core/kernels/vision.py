@@ -93,7 +93,7 @@ def grid_sample(ctx: OpContext, x: Any, grid: Any) -> Any:
     """GridSample in any number of spatial dimensions; modes nearest, linear, cubic (bilinear, bicubic in version 16).
 
     Positions outside the borders are reflected or, but for cubic, clamped before interpolating, neighbours after
-    (for cubic with border ONNX's reference clamps positions too; ONNX Runtime and PyTorch do not).
+    (for cubic with border ONNX's reference clamps positions too; other frameworks, PyTorch among them, do not).
     Integers are interpolated in float64 and cut.
     """
     xp = ctx.xp

@@ -274,7 +274,7 @@ def _parse_marks(text: str) -> tuple[tuple[str, str], ...] | bool:
 
 MARKS = Kind(
     "a mapping from 'name:PATTERN' and 'op:OPERATOR' to an engine's name, 'host' or None, or False (as text: "
-    "name:encoder/*=xla,op:Softmax=host)",
+    "name:encoder/*=ENGINE,op:Softmax=host)",
     _accept_marks,
     _parse_marks,
 )

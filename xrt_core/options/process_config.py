@@ -1,27 +1,38 @@
-"""The configuration API of a process: `xrt.config.use_xla_jit(True)` and its kin, undefined until someone calls them.
+"""The configuration API of a process: a function for each switch of an engine, undefined until someone calls it.
+
+    xrt.config.use_<engine>(True)
 
 These stand between the keyword arguments of `XRTModule`, which win over them, and the environment (see `options`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from xrt_core.errors import OptionError
+from xrt_core.options.declared import PREFIX, find_switch, why_undeclared
 
 _values: dict[str, Any] = {}
 
 
-def use_xla_jit(value: bool | None) -> None:
-    """Switch the XLA engine on (True) or off (False) for modules made from now on; None: undefined again."""
-    _set("use_xla_jit", value)
+class UndeclaredSwitch(OptionError, AttributeError):
+    """`xrt.config` has no such function: no installed package declares the switch."""
 
 
-def use_tensorrt(value: bool | None) -> None:
-    """Switch the TensorRT engine on (True) or off (False) for modules made from now on; None: undefined again."""
-    _set("use_tensorrt", value)
+def __getattr__(name: str) -> Callable[[bool | None], None]:
+    """The function that switches an engine on (True) or off (False) for modules made from now on, or back to undefined
+    (None).
+
+    Raises UndeclaredSwitch, an OptionError and an AttributeError, where no engine declares the switch.
+    """
+    if not name.startswith(PREFIX):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_switch(name) is None:
+        raise UndeclaredSwitch(f"xrt.config.{name}: {why_undeclared(name)}")
+    return partial(_set, name)
 
 
 def init_subblock_optimizer(min_ops: int | None = 2) -> None:

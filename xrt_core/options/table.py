@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from xrt_core.errors import OptionError
 from xrt_core.ir.annotations import Phase
+from xrt_core.options.declared import PREFIX, find_section, find_switch, why_undeclared
 from xrt_core.options.kinds import (
     BYTES,
     CACHE,
@@ -50,13 +51,17 @@ def _option(default: Any, kind: Kind, help: str, env: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Every option with its value; made by `resolve`. Hashable and comparable by the values alone."""
+    """Every option with its value; made by `resolve`. Hashable and comparable by the values alone.
+
+    switches: those of engines that somebody set, by name. sections: the declared options of the plugins that
+    `engine_options` or the environment speaks of, defaults included.
+    """
 
     engine: tuple[str, ...] | None = _option(
         None,
         ENGINES,
-        "Engines to use, tried in this order on what is left. Not given: the switches below decide, and where they say "
-        "nothing, every engine that is ready takes part, in the order of the phase.",
+        "Engines to use, tried in this order on what is left. Not given: the switches of engines decide, and where "
+        "they say nothing, every engine that is ready takes part, in the order of the phase.",
     )
     phase: Phase = _option(  # noqa: RUF009 - it makes a dataclasses.field
         "inference", choice("inference", "train"), "What the graph is run for; decides engine order and kernels."
@@ -73,20 +78,8 @@ class Options:
     engine_options: str | None = _option(
         None,
         ENGINE_OPTIONS,
-        "Options of single engines, by the engine's name: engine_options={'tensorrt': {'optimization_level': 5}}. Each "
-        "engine's page lists its own.",
-    )
-    use_xla_jit: bool | None = _option(
-        None,
-        FLAG,
-        "Without `engine`: True uses only engines switched on like this, False leaves XLA out.",
-        "FLAGS_use_xla_jit",
-    )
-    use_tensorrt: bool | None = _option(
-        None,
-        FLAG,
-        "Without `engine`: True uses only engines switched on like this, False leaves TensorRT out.",
-        "FLAGS_use_tensorrt",
+        "Options of single engines and of other plugins, by name: engine_options={'acme': {'depth': 5}}. Each one's "
+        "page lists its own.",
     )
     # One, not a larger number: the count of nodes says little about the work in them (a model may be one Attention or
     # Conv node), and a Launch of one node costs a few microseconds. Who knows their graph better raises it.
@@ -142,7 +135,7 @@ class Options:
         None,
         integer(1),
         "Threads inside one operator of an executable on a CPU. Not given: the engine's default, with `parallel=True` "
-        "the cores divided by the number of engines. XLA uses all cores whatever is said here.",
+        "the cores divided by the number of engines. Some libraries use all cores whatever is said here.",
     )
     # Off by default: two engines on one CPU share its cores, and were measured within 4 to 7 % of one after another.
     parallel: bool = _option(
@@ -285,6 +278,10 @@ class Options:
         "XRT_GUARD_REAL_INPUTS",
     )
     verify: bool = _option(False, FLAG, "Check the graph against the IR's rules after every stage.", "XRT_VERIFY")
+    switches: tuple[tuple[str, bool], ...] = ()
+    sections: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+        default_factory=lambda: MappingProxyType({}), repr=False, compare=False
+    )
     sources: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: MappingProxyType({}), repr=False, compare=False
     )
@@ -300,10 +297,23 @@ class Options:
         """The same options for a graph whose precision has been seen to."""
         return dataclasses.replace(self, use_fp16=False, use_bf16=False, precision=())
 
+    def switch(self, name: str) -> bool | None:
+        """The value of an engine's switch, such as "use_<engine>"; None where nobody set it."""
+        return dict(self.switches).get(name)
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """The options that a plugin declares, with their values. Raises OptionError where it declares none."""
+        if name in self.sections:
+            return self.sections[name]
+        found = find_section(name)
+        if found is None:
+            raise OptionError(f"no installed plugin declares options in a section {name!r}")
+        return MappingProxyType({o.name: o.default for o in found.options.values()})
+
     def source(self, name: str) -> str:
         """Where the value of option `name` came from: 'keyword ...', 'xrt.config...', 'environment variable ...',
         or 'default'. Raises OptionError for an unknown option."""
-        if name not in TABLE:
+        if name not in self.sources and name not in TABLE and find_switch(name) is None:
             raise unknown(name)
         return self.sources.get(name, "default")
 
@@ -320,6 +330,8 @@ TABLE: Final[Mapping[str, Option]] = MappingProxyType(
 
 def unknown(name: str) -> OptionError:
     """The error for a name that is no option."""
+    if str(name).startswith(PREFIX):
+        return OptionError(f"unknown option {name!r} (keyword): {why_undeclared(name)}")
     close = difflib.get_close_matches(str(name), TABLE, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return OptionError(f"unknown option {name!r} (keyword): {hint}options are {', '.join(TABLE)}")

@@ -197,7 +197,7 @@ class _Walk:
         """Ids of the nodes that only move what nothing reads in float32: casts go before them.
 
         That makes no number other and no fewer casts, but what is moved is half the size, and a Softmax whose result is
-        cast before it is masked is what TensorRT's fused attention expects.
+        cast before it is masked is what fused attention kernels expect.
         """
         target, found = self.rules.target, set[int]()
         if target is None:
@@ -445,9 +445,9 @@ def _every_node(graph: Graph) -> Iterator[Node]:
 
 
 def _check_operator(op_type: str, domain: str) -> None:
-    from xrt_core.ir.schema import domain_versions
+    from xrt_core.ir.schema import domain_version
 
-    newest = domain_versions().get(domain)
+    newest = domain_version(domain) or None
     if newest is None or find_schema(op_type, domain, newest) is None:
         raise OptionError(f"precision={{'op:{domain + '.' if domain else ''}{op_type}': ...}}: "
                           f"{why_unknown(op_type, domain, newest or 1)}")  # fmt: skip

@@ -1,1 +1,1 @@
-"""Post-training quantisation to 8-bit integers: recording ranges, and the graph with Q/DQ nodes made from them."""
+"""Post-training quantisation to int8: calibration (recorded ranges), and insertion of Q/DQ nodes."""

@@ -1,4 +1,4 @@
-"""Calibration: while it is on, calls of modules also record the ranges of what will be quantised."""
+"""Calibration mode: calls of modules also record the ranges of the tensors to be quantised."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PRODUCTS: Final = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 active: Recorder | None = None
-"""The recorder of the mode that is on. Calls look at it: this is their one cost while it is off."""
+"""The recorder of the active calibration mode, or None. Every call reads it: the only cost while the mode is off."""
 
 
 class Recorder:
-    """Ranges of the models that run while a mode is on. Safe to use from many threads."""
+    """Records the ranges of the models that run while calibration is active. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,16 +35,16 @@ class Recorder:
         self._runs: dict[int, tuple[Graph, str, list[str], Run]] = {}
 
     def record(self, graph: Graph, arrays: Sequence[Any], make: Callable[[Graph], Run]) -> None:
-        """Run the graph's observers on these arguments, through what `make` gives for a graph, and take the ranges.
+        """Run the graph's observers on these arguments and add the ranges. make: graph -> function that runs it.
 
-        Raises QuantizationError for a graph without anything to quantise, and what running it raises.
+        Raises QuantizationError for a graph with nothing to quantise, and the errors of running it.
         """
         with self._lock:
             known = self._runs.get(id(graph))
         if known is None:
             plain = prepared(graph)
             observed, names = observers(plain)
-            known = graph, identity(plain), names, make(observed)  # with the graph, so that its id stays its own
+            known = graph, identity(plain), names, make(observed)  # keeps the graph alive, so that its id is not reused
             with self._lock:
                 self._runs[id(graph)] = known
         _, fingerprint, names, run = known
@@ -58,7 +58,7 @@ class Recorder:
             ranges.add(found)
 
     def save(self, folder: os.PathLike[str]) -> None:
-        """Add what was found to what the folder holds. Raises QuantizationError."""
+        """Merge the recorded ranges into those in the folder. Raises QuantizationError."""
         for fingerprint, new in self._found.items():
             ranges = find_ranges(folder, fingerprint) or Ranges(new.model, fingerprint)
             ranges.add(new.tensors, new.batches)
@@ -67,15 +67,15 @@ class Recorder:
 
 @contextmanager
 def ptq_calibration_mode(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Within the body, every call of a module also records the ranges of its tensors; they are written at the end.
+    """Context manager: every call of a module inside also records ranges; they are written at the end.
 
         with xrt.ptq_calibration_mode("ranges"):
             for x in batches:
                 m(x)
         q = xrt.XRTModule("model.onnx", use_int8=True, int8_calibration="ranges")
 
-    folder: made if need be; ranges that it holds already are widened. A body that raises writes nothing. The mode holds
-    for all threads of the process. Raises QuantizationError where the folder cannot be written, or a mode is on.
+    folder: created if missing; ranges in it are widened. If the body raises, nothing is written. The mode applies to
+    all threads of the process. Raises QuantizationError if the folder cannot be written, or a mode is active.
     """
     global active
     path = prepare_folder(folder)
@@ -90,19 +90,19 @@ def ptq_calibration_mode(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def prepared(graph: Graph) -> Graph:
-    """The graph with all that depends on constants alone folded: a weight that is computed from others is a weight."""
+    """Return the graph after constant folding, so that a weight computed from other constants is a constant."""
     return ConstantFold(run_node, sys.maxsize)(graph)
 
 
 def quantised_inputs(node: Node) -> list[Value]:
-    """What a product multiplies, without its bias, as far as it is computed."""
+    """Return the operands of a product (without its bias) that are not constants."""
     if node.op_type not in PRODUCTS or node.domain:
         return []
     return [v for v in node.inputs[:2] if v is not None and v.data is None]
 
 
 def observers(graph: Graph) -> tuple[Graph, list[str]]:
-    """A graph that gives the smallest and the largest element of each tensor that products read, and their names.
+    """Return a graph that outputs the minimum and maximum of each tensor that a product reads, and their names.
 
     Raises QuantizationError for a graph without products, and for unnamed tensors.
     """

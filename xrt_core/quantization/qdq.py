@@ -1,6 +1,6 @@
-"""The graph with QuantizeLinear and DequantizeLinear around its products, by onnxruntime's quantisation library.
+"""Insertion of QuantizeLinear and DequantizeLinear around products, by onnxruntime's quantisation library.
 
-Source: `onnxruntime.quantization.qdq_quantizer`; for what TensorRT takes, its developer guide, "Working with
+Source: `onnxruntime.quantization.qdq_quantizer`; for TensorRT's requirements, its developer guide, "Working with
 Quantized Types": symmetric int8, scales in float32, no quantised bias.
 """
 
@@ -20,15 +20,15 @@ from xrt_core.passes.mixed_precision import Constraint
 from xrt_core.quantization.calibration import PRODUCTS, quantised_inputs
 from xrt_core.quantization.ranges import Ranges
 
-_PER_CHANNEL_OPSET: Final = 13  # DequantizeLinear has an axis from then on
+_PER_CHANNEL_OPSET: Final = 13  # the first with an axis of DequantizeLinear
 _INSTALL: Final = "pip install 'xrt-core[quantization]'"
 
 
 def quantise(graph: Graph, ranges: Ranges, marked: Sequence[str] = ()) -> Graph:
-    """A `prepared` graph with its products on int8: inputs per tensor, weights per channel, all symmetric.
+    """Quantise the products of a `prepared` graph to int8: inputs per tensor, weights per channel, all symmetric.
 
-    marked: keys of the option `precision`; the nodes of which they speak stay as they are. Raises QuantizationError
-    where onnxruntime is missing, a tensor has no range, or the library refuses the graph.
+    marked: keys of the option `precision`; nodes that they match are not quantised. Raises QuantizationError if
+    onnxruntime is missing, a tensor has no range, or the library rejects the graph.
     """
     library = _library()
     constraints = [Constraint.of(key, "float32") for key in marked]
@@ -38,7 +38,7 @@ def quantise(graph: Graph, ranges: Ranges, marked: Sequence[str] = ()) -> Graph:
     from xrt_core.frontends.onnx_import import import_model
 
     try:
-        # the library makes names such as "x_scale", and of a shared bias "x2", without looking whether they are taken
+        # the library creates names such as "x_scale", and "x2" for a shared bias, without checking for collisions
         numbers = {v: f"t{i}_" for i, v in enumerate(_values(graph))}
         model = _at_least(export_model(_renamed(graph, numbers)), _PER_CHANNEL_OPSET)
         model = onnx.shape_inference.infer_shapes(model)
@@ -77,13 +77,13 @@ def quantise(graph: Graph, ranges: Ranges, marked: Sequence[str] = ()) -> Graph:
 
 
 def _values(graph: Graph) -> list[Value]:
-    """Every value of the graph itself, each once."""
+    """Return every value of the graph (without subgraphs) once."""
     made = [v for n in graph.nodes for v in n.outputs if v is not None]
     return list(dict.fromkeys((*graph.inputs, *graph.constants, *made)))
 
 
 def _renamed(graph: Graph, names: Mapping[Value, str]) -> Graph:
-    """The graph with other names for some of its values."""
+    """Return the graph with values renamed according to `names`."""
     new = {v: Value(name, v.type, v.data) for v, name in names.items()}
     nodes = [
         substitute(n, new).replace(outputs=[None if v is None else new.get(v, v) for v in n.outputs])
@@ -94,7 +94,7 @@ def _renamed(graph: Graph, names: Mapping[Value, str]) -> Graph:
 
 
 class _Library:
-    """The names used of `onnxruntime.quantization`."""
+    """The objects of `onnxruntime.quantization` that this module uses."""
 
     def __init__(self) -> None:
         from onnxruntime.quantization import CalibrationMethod, QuantType
@@ -120,7 +120,7 @@ def _library() -> _Library:
 
 
 def _at_least(model: Any, opset: int) -> Any:
-    """The model, converted where its opset is older. Raises QuantizationError where that is not possible."""
+    """Return the model, converted to `opset` if its own is older. Raises QuantizationError if conversion fails."""
     import onnx
 
     have = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), opset)
@@ -136,7 +136,7 @@ def _at_least(model: Any, opset: int) -> Any:
 
 
 def _float_names(model: Any) -> set[str]:
-    """Names of the tensors whose type is known to be float32."""
+    """Return the names of the tensors whose type is known to be float32."""
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
     return {v.name for v in values if v.type.tensor_type.elem_type == 1}  # TensorProto.FLOAT
 

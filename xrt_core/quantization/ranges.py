@@ -1,4 +1,4 @@
-"""Recorded ranges of a model's tensors: what a folder of them holds, written whole or not at all."""
+"""Recorded ranges of a model's tensors, and their files: one JSON file per model, written atomically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Range = tuple[float, float]
 
 @dataclass(slots=True)
 class Ranges:
-    """The smallest and largest element of each tensor over all batches so far; both NaN where one was not finite."""
+    """Minimum and maximum of each tensor over all batches so far; both NaN if an element was not finite."""
 
     model: str
     fingerprint: str
@@ -30,7 +30,7 @@ class Ranges:
     tensors: dict[str, Range] = field(default_factory=dict)
 
     def add(self, tensors: Mapping[str, Range], batches: int = 1) -> None:
-        """Widen the ranges by those of further batches."""
+        """Widen the ranges to include those of further batches."""
         self.batches += batches
         for name, (low, high) in tensors.items():
             known = self.tensors.get(name)
@@ -42,7 +42,7 @@ class Ranges:
                 self.tensors[name] = (min(low, known[0]), max(high, known[1]))
 
     def save(self, folder: str | os.PathLike[str]) -> pathlib.Path:
-        """Write them into the folder, one file a model; returns the file. Raises QuantizationError."""
+        """Write the ranges into the folder; returns the path of the file. Raises QuantizationError."""
         path = file_of(folder, self.fingerprint)
         tensors = {n: None if math.isnan(low) else [low, high] for n, (low, high) in self.tensors.items()}
         content = {"format": _FORMAT, "model": self.model, "fingerprint": self.fingerprint, "batches": self.batches,
@@ -57,7 +57,7 @@ class Ranges:
 
 
 def identity(graph: Graph) -> str:
-    """What tells a model from others whatever the batch: a fingerprint of it without its values' types."""
+    """Return a fingerprint of the model that is independent of the batch: it excludes the types of values."""
     made = [v for n in graph.nodes for v in n.outputs if v is not None]
     new = {v: Value(v.name) for v in (*graph.inputs, *made)}
     nodes = [
@@ -68,13 +68,13 @@ def identity(graph: Graph) -> str:
 
 
 def file_of(folder: str | os.PathLike[str], fingerprint: str) -> pathlib.Path:
-    """Where the ranges of a model lie."""
+    """Return the path of a model's ranges."""
     return pathlib.Path(folder).expanduser() / f"{fingerprint}.json"
 
 
 def prepare_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
-    """The folder's absolute path; makes the folder. Raises QuantizationError where nothing can be written there."""
-    path = pathlib.Path(folder).expanduser().absolute()  # the working directory may change before it is written to
+    """Create the folder and return its absolute path. Raises QuantizationError if it is not writable."""
+    path = pathlib.Path(folder).expanduser().absolute()  # the working directory may change before the write
     try:
         path.mkdir(parents=True, exist_ok=True)
         with replace_file(path / ".writable"):
@@ -86,7 +86,7 @@ def prepare_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def find_ranges(folder: str | os.PathLike[str], fingerprint: str) -> Ranges | None:
-    """The ranges of a model in the folder, or None. Raises QuantizationError for a file that cannot be read."""
+    """Return the ranges of a model in the folder, or None. Raises QuantizationError for an unreadable file."""
     path = file_of(folder, fingerprint)
     try:
         text = path.read_text(encoding="utf-8")
@@ -98,7 +98,7 @@ def find_ranges(folder: str | os.PathLike[str], fingerprint: str) -> Ranges | No
 
 
 def load_ranges(folder: str | os.PathLike[str], fingerprint: str, model: str) -> Ranges:
-    """The ranges of a model. Raises QuantizationError, with what the folder holds instead, where it has none."""
+    """Return the ranges of a model. Raises QuantizationError, listing the models in the folder, if there are none."""
     found = find_ranges(folder, fingerprint)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Partitions for people: pictures (HTML, DOT), the difference of two, and an assertion for users' tests."""
+"""Human-readable partitions: diagrams (HTML, DOT), comparison of two partitions, an assertion for users' tests."""
 
 from xrt_core.reports.difference import Difference, difference
 from xrt_core.reports.dot import to_dot

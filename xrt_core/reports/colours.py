@@ -1,4 +1,4 @@
-"""Colours of engines in pictures: the same engine has the same colour in every picture."""
+"""Colours of engines in pictures, by the name of the engine."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final
 from xrt_core.reports.diagram import HOST
 
 _HOST_COLOUR: Final = "#eceff1"
-_KNOWN: Final = {
-    "xla": "#90caf9",
-    "tensorrt": "#a5d6a7",
-    "onnxruntime": "#ce93d8",
-    "openvino": "#ffcc80",
-    "toy": "#fff59d",
-}
-_OTHERS: Final = ("#80deea", "#ef9a9a", "#bcaaa4", "#c5e1a5", "#f48fb1", "#b39ddb")
+_PALETTE: Final = (
+    "#90caf9", "#a5d6a7", "#ce93d8", "#ffcc80", "#fff59d", "#80deea", "#ef9a9a", "#bcaaa4", "#c5e1a5", "#f48fb1",
+    "#b39ddb",
+)  # fmt: skip
 
 
 def colours(engines: Iterable[str]) -> dict[str, str]:
-    """A colour, as #rrggbb, for the host and for each engine."""
+    """A colour, as #rrggbb, for the host and for each engine: that of its name, or the next that is free.
+
+    Two engines of one picture have one colour only where there are more engines than colours.
+    """
     found = {HOST: _HOST_COLOUR}
-    for engine in engines:
-        if engine not in found:
-            found[engine] = _KNOWN.get(engine) or _OTHERS[zlib.crc32(engine.encode()) % len(_OTHERS)]
+    for engine in sorted({*engines} - {HOST}):
+        first = zlib.crc32(engine.encode()) % len(_PALETTE)
+        wanted = (_PALETTE[(first + i) % len(_PALETTE)] for i in range(len(_PALETTE)))
+        found[engine] = next((c for c in wanted if c not in found.values()), _PALETTE[first])
     return found

@@ -1,4 +1,4 @@
-"""A partitioned graph as boxes and edges, and the values that cross between its spaces."""
+"""A partitioned graph as boxes and edges, and the transfers of values between its spaces."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Kind = Literal["input", "output", "node", "cluster"]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Something to draw. label, detail: its two lines. space: "host" or an engine. cluster: the name of the cluster
-    that it is, or is part of, "" for none. tip: what a reader sees who points at it."""
+    """A box of the diagram. label, detail: its two lines of text. space: "host" or an engine. cluster: the name of the
+    cluster that it is, or belongs to, "" for none. tip: the tooltip."""
 
     kind: Kind
     label: str
@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value on its way. source, target: indices of boxes. text: its name and type."""
+    """A value that one box produces and another reads. source, target: indices of boxes. text: its name and type."""
 
     source: int
     target: int
@@ -52,7 +52,7 @@ class Diagram:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value that crosses: from whom to whom ("host", or a cluster and its engine). bytes: None if unknown."""
+    """The transfer of a value. source, target: "host", or a cluster and its engine. bytes: None if unknown."""
 
     value: str
     type: str
@@ -62,9 +62,9 @@ class Transfer:
 
 
 def diagram(graph: Graph, report: PartitionReport, *, expanded: bool) -> Diagram:
-    """Draw `graph`, a partitioned one that `report` is about.
+    """Return the diagram of a partitioned graph. report: its partition report, for the reasons of host nodes.
 
-    expanded: each node of a cluster is a box of its own; else a cluster is one box. Constants are left out.
+    expanded: a box per node of a cluster; else a box per cluster. Constants are omitted.
     """
     reasons = _Reasons(report)
     boxes: list[Box] = []
@@ -103,7 +103,7 @@ def diagram(graph: Graph, report: PartitionReport, *, expanded: bool) -> Diagram
 
 
 def node_count(graph: Graph) -> int:
-    """Nodes of a partitioned graph, those within clusters each by itself."""
+    """Return the number of nodes of a partitioned graph, nodes inside clusters counted individually."""
     return sum(
         len(f.body.nodes) if isinstance(f := n.attributes.get("function"), Function) else 1
         for n in graph.nodes
@@ -112,11 +112,11 @@ def node_count(graph: Graph) -> int:
 
 
 def transfers(graph: Graph) -> Iterator[Transfer]:
-    """Every value that goes into a cluster or comes out of one for someone else, in the order of its readers."""
+    """Yield every value that a cluster reads from outside or that is read outside it, in the order of its readers."""
     where: dict[Value, str] = dict.fromkeys(graph.inputs, HOST)
-    made: dict[Value, Value] = {}  # what a converter gives -> what it was made of
+    made: dict[Value, Value] = {}  # output of a converter -> its input
 
-    def crossing(v: Value, target: str) -> Iterator[Transfer]:
+    def transfer_of(v: Value, target: str) -> Iterator[Transfer]:
         v = made.get(v, v)
         if v.data is None and (source := where.get(v, HOST)) != target:
             yield Transfer(v.name, str(v.type or "?"), _bytes(v), source, target)
@@ -128,10 +128,10 @@ def transfers(graph: Graph) -> Iterator[Transfer]:
         place = _place(n)
         for v in dict.fromkeys(n.inputs):
             if v is not None:
-                yield from crossing(v, place)
+                yield from transfer_of(v, place)
         where.update({v: place for v in n.outputs if v is not None})
     for v in graph.outputs:
-        yield from crossing(v, HOST)
+        yield from transfer_of(v, HOST)
 
 
 def _place(node: Node) -> str:
@@ -149,7 +149,7 @@ def _cluster_box(function: Function, engine: str) -> Box:
 
 
 class _Reasons:
-    """The reasons of host nodes, found by name and operator, in the order of the report."""
+    """The reasons of host nodes, looked up by name and operator, in the order of the report."""
 
     def __init__(self, report: PartitionReport) -> None:
         self._found: dict[tuple[str, str], deque[str]] = {}

@@ -1,4 +1,4 @@
-"""What differs between two partitions of a model, from the JSON that `xrt partition --json` writes."""
+"""Comparison of two partitions of a model, from the JSON that `xrt partition --json` writes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from xrt_core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Lines for people, by subject; all empty where the partitions are the same.
+    """Human-readable differences, by subject; all empty if the partitions are equal.
 
-    moved: nodes that another engine runs, or the host. reasons: host nodes whose reason changed. clusters: clusters
-    that came, went, or have other nodes. nodes: nodes that only one of the two has. figures: shares and counts.
+    moved: nodes that run on a different engine or the host. reasons: host nodes whose reason changed. clusters: added,
+    removed or changed clusters. nodes: nodes that only one of the two has. figures: shares and counts.
     """
 
     moved: tuple[str, ...]
@@ -27,7 +27,7 @@ class Difference:
         return any((self.moved, self.reasons, self.clusters, self.nodes, self.figures))
 
     def as_text(self) -> str:
-        """All of it, a line each."""
+        """Return all differences, one line each."""
         titles = ("moved", "reasons", "clusters", "nodes", "figures")
         lines = [
             f"{title}:\n" + "\n".join(f"  {x}" for x in found) for title in titles if (found := getattr(self, title))
@@ -36,7 +36,7 @@ class Difference:
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Difference:
-    """Compare two partitions, `Explanation.to_json()` each. Raises InputError for what is no such thing."""
+    """Compare two partitions, each the result of `Explanation.to_json()`. Raises InputError for other data."""
     old, new = _Partition(before, "the first"), _Partition(after, "the second")
     both = [n for n in old.where if n in new.where]
     moved = [f"{n}: {old.where[n]} -> {new.where[n]}" for n in both if old.where[n] != new.where[n]]

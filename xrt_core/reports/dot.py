@@ -9,7 +9,7 @@ from xrt_core.reports.diagram import HOST, Box, diagram
 
 
 def to_dot(graph: Graph, report: PartitionReport) -> str:
-    """The nodes of a partitioned graph, each cluster in a frame of its engine's colour; reasons are tooltips."""
+    """Return a partitioned graph in DOT: each cluster a subgraph in its engine's colour, reasons as tooltips."""
     drawn = diagram(graph, report, expanded=True)
     paint = colours([c.engine for c in report.clusters])
     lines = [

@@ -1,4 +1,4 @@
-"""A partition as one HTML page: drawings in SVG, tables, no network and no script."""
+"""A partition as one self-contained HTML page: SVG diagrams and tables, no scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xrt_core.reports.diagram import HOST, Diagram, diagram, node_count, transfe
 from xrt_core.reports.layout import HEIGHT, place
 
 DRAWN_NODES: Final = 3000
-"""Larger drawings are left out: no browser shows them usefully. The tables are always whole."""
+"""Diagrams with more boxes are omitted: browsers cannot show them usefully. The tables are always complete."""
 
 _STYLE: Final = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 24px; color: #212121; background: #fff; }
@@ -34,10 +34,10 @@ summary { cursor: pointer; }
 
 
 def to_html(graph: Graph, report: PartitionReport, title: str, summary: str) -> str:
-    """A page about a partitioned graph.
+    """Return an HTML page about a partitioned graph.
 
-    The partition with a box for each cluster, then with a box for each node, both coloured by engine; pointing at a
-    box shows what it is, and why a host node is one. Tables: clusters, values that cross, host nodes by reason.
+    The partition with a box per cluster, then with a box per node, both coloured by engine; the tooltip of a box
+    describes it, and for a host node gives the reason. Tables: clusters, transfers, host nodes by reason.
     """
     paint = colours([c.engine for c in report.clusters])
     key = "".join(f'<span class="key" style="background:{c}">{_text(s)}</span>' for s, c in paint.items())
@@ -85,7 +85,7 @@ def _drawing(drawn: Diagram | None, paint: dict[str, str]) -> str:
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:
-    """An SVG path through the points: down within a layer, in an S from one layer to the next."""
+    """Return an SVG path through the points: vertical within a layer, S-shaped from one layer to the next."""
     (x, y), *rest = points
     path = [f"M{x:.1f},{y:.1f}"]
     for i, (nx, ny) in enumerate(rest):
@@ -124,7 +124,7 @@ def _host_nodes(report: PartitionReport) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a head that begins with # is of numbers."""
+    """Return an HTML table; a column whose header begins with # is numeric (right-aligned)."""
     marks = [' class="number"' if h.startswith("#") else "" for h in heads]
     lines = ["".join(f"<th{m}>{_text(h.lstrip('#'))}</th>" for h, m in zip(heads, marks, strict=True))]
     lines += ["".join(f"<td{m}>{_text(c)}</td>" for c, m in zip(row, marks, strict=True)) for row in rows]

@@ -1,4 +1,4 @@
-"""Places for the boxes of a diagram: by layers, with few crossings (Sugiyama, Tagawa and Toda, 1981)."""
+"""Layered layout of a diagram with few intersecting edges (Sugiyama, Tagawa and Toda, 1981)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from xrt_core.reports.diagram import Diagram
 HEIGHT: Final = 34.0
 ROW: Final = 62.0
 _GAP: Final = 18.0
-_CHARACTER: Final = 7.0  # width of a letter of the drawing's font, in pixels
-_BEND: Final = 4.0  # width that a line takes where it passes a layer
+_CHARACTER: Final = 7.0  # pixels; width of a character of the diagram's font
+_BEND: Final = 4.0  # pixels; width of an edge that passes a layer
 _SWEEPS: Final = 4
-_MAX_BENDS: Final = 20_000  # lines are drawn straight beyond, which keeps the work in bounds
+_MAX_BENDS: Final = 20_000  # with more, edges are straight lines, which bounds the time
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where to draw. boxes: (x, y, width) of each, the upper left corner. lines: for each edge its points.
+    """A layout, in pixels. boxes: per box (x, y, width), of its upper left corner. lines: per edge its points.
 
-    width, height: of the whole drawing, in pixels.
+    width, height: of the whole diagram.
     """
 
     boxes: tuple[tuple[float, float, float], ...]
@@ -32,20 +32,20 @@ class Placed:
 
 
 def place(drawn: Diagram) -> Placed:
-    """The layout of a diagram whose boxes are in topological order. Deterministic; time near-linear in its size."""
+    """Lay out a diagram whose boxes are in topological order. Deterministic; near-linear in its size."""
     count = len(drawn.boxes)
     layer = [0] * count
-    for e in drawn.edges:  # edges come in the order of their targets
+    for e in drawn.edges:  # edges are sorted by target
         layer[e.target] = max(layer[e.target], layer[e.source] + 1)
     readers: dict[int, int] = {}
     for e in drawn.edges:
         readers[e.source] = min(readers.get(e.source, layer[e.target]), layer[e.target])
-    for i, b in enumerate(drawn.boxes):  # inputs right above their first reader, outputs below everything
+    for i, b in enumerate(drawn.boxes):  # inputs one layer above their first reader, outputs in the last layer
         if b.kind == "input" and i in readers:
             layer[i] = readers[i] - 1
         elif b.kind == "output":
             layer[i] = max(layer)
-    # a chain of bends for every edge that passes layers
+    # dummy vertices (bends) for every edge that spans several layers
     widths = [max(len(b.label), len(b.detail)) * _CHARACTER + 16 for b in drawn.boxes]
     at = list(layer)
     chains: list[list[int]] = []
@@ -80,7 +80,7 @@ def place(drawn: Diagram) -> Placed:
 
 
 def _across(at: Sequence[int], widths: Sequence[float], chains: Sequence[Sequence[int]]) -> list[float]:
-    """The middle of every box and bend: order by neighbours, then places near them."""
+    """Return the x coordinate of the middle of every box and bend: order each layer by its neighbours, then align."""
     above: list[list[int]] = [[] for _ in at]
     below: list[list[int]] = [[] for _ in at]
     for chain in chains:
@@ -104,7 +104,7 @@ def _across(at: Sequence[int], widths: Sequence[float], chains: Sequence[Sequenc
 
 
 def _spread(row: Sequence[int], x: list[float], widths: Sequence[float], wanted: dict[int, float]) -> None:
-    """Put a layer's boxes, in their order, as near to where they want to be as their widths allow."""
+    """Assign the x coordinates of a layer, keeping its order, as close to `wanted` as the widths allow."""
     blocks: list[tuple[float, float, list[int]]] = []  # left edge, width, members
     for i in row:
         start, size, members = wanted[i] - widths[i] / 2, widths[i] + _GAP, [i]

@@ -1,4 +1,4 @@
-"""An assertion for users' tests: these operators run on engines."""
+"""An assertion for users' tests: given operators run on engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HasReport(Protocol):
 
     @property
     def report(self) -> PartitionReport:
-        """What was decided."""
+        """Return the partition report."""
 
 
 def assert_offloaded(
@@ -24,15 +24,15 @@ def assert_offloaded(
     engine: str | None = None,
     share: float | None = None,
 ) -> None:
-    """Assert that no node of the operators `ops` is left to the host (None: no node at all).
+    """Assert that no node of the operators `ops` runs on the host (None: no node at all).
 
-        assert_offloaded(m.explain(), ops=["Conv", "MatMul"], engine="xla")
+        assert_offloaded(m.explain(), ops=["Conv", "MatMul"], engine="acme")
 
-    report: what `XRTModule.explain` gives. engine: the one that must run them. share: at least so much of all nodes
-    must run on engines; without `ops` it takes the place of "no node at all".
+    report: the result of `XRTModule.explain`. engine: the engine that must run them. share: the minimum share of all
+    nodes that must run on engines; without `ops` it replaces "no node at all".
 
     Raises AssertionError that lists the nodes with their reasons; InputError for an operator that the model does not
-    have, which would make the assertion mean nothing, and for what is no report.
+    have, which would make the assertion vacuous, and if `report` is not a report.
     """
     found = report if isinstance(report, PartitionReport) else getattr(report, "report", None)
     if not isinstance(found, PartitionReport):

@@ -1,4 +1,4 @@
-"""Control flow on the host: If, Loop, Scan and SequenceMap; their bodies are Runners, planned and accelerated.
+"""Control flow on the host: If, Loop, Scan and SequenceMap. Each body has a plan cache and may run on engines.
 
 Source: the ONNX operator specifications of these operators.
 """
@@ -19,13 +19,13 @@ from xrt_core.runtime.plan import Call
 from xrt_core.runtime.plan_cache import PlanCache
 
 MakePart = Callable[[Graph, Collection[int]], PlanCache]
-"""(body with its captures as inputs, indices of inputs that change at every turn) -> its plan cache."""
+"""(body with its captures as inputs, indices of inputs that change each iteration) -> its plan cache."""
 
 
 def control_step(node: Node, make_part: MakePart) -> Call:
-    """The step of a control-flow node: its arguments are the node's inputs, then its captures.
+    """Return the step function of a control-flow node; its arguments are the node's inputs, then its captures.
 
-    Raises ExecutionError for an operator that is no control flow.
+    Raises ExecutionError for an operator that is not control flow.
     """
     makers: dict[str, Callable[[Node, MakePart], Call]] = {
         "If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map,
@@ -49,7 +49,7 @@ def _guarded(node: Node, call: Call) -> Call:
 
 
 class _Body:
-    """A body and where its captured values stand among the step's arguments."""
+    """A body, and the positions of its captured values among the step's arguments."""
 
     def __init__(self, node: Node, graph: Graph, make_part: MakePart, changing: bool) -> None:
         offset = len(node.inputs)
@@ -133,8 +133,8 @@ def _scan(node: Node, make_part: MakePart) -> Call:
 
 
 def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[TensorType]) -> Call:
-    """Scan of opset 8: a batch axis in front of everything, and sequence lengths as first input; outputs are padded
-    with zeros behind their sequence."""
+    """Scan of opset 8: a leading batch axis, and sequence lengths as first input; outputs are zero-padded after the
+    end of their sequence."""
     directions = _ints(node, "directions", count, 0)
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
@@ -142,7 +142,7 @@ def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[
         first, scans = arguments[1 : 1 + states], arguments[1 + states : 1 + states + count]
         batch, most = scans[0].shape[:2]
         final: list[list[Any]] = []
-        made: list[list[list[Any]]] = []  # per batch entry and turn, the scan outputs
+        made: list[list[list[Any]]] = []  # per batch entry and iteration, the scan outputs
         for b in range(batch):
             length = most if lengths is None else int(lengths[b])
             state = [x[b, ...] for x in first]
@@ -207,7 +207,7 @@ def _tensor(type_: ValueType | None) -> TensorType:
 
 
 def _elements(outputs: Sequence[Value | None], results: Sequence[Value], axes: Sequence[int]) -> list[TensorType]:
-    """The type of one element of each scan output: what the body declares, or else what the node's output says."""
+    """Return the element type of each scan output, from the body's output or else from the node's."""
     found = []
     for i, result in enumerate(results):
         t, output = _tensor(result.type), outputs[i] if i < len(outputs) else None
@@ -221,7 +221,7 @@ def _elements(outputs: Sequence[Value | None], results: Sequence[Value], axes: S
 
 
 def _stack(turns: Sequence[Sequence[Any]], elements: Sequence[TensorType], axes: Sequence[int]) -> list[Any]:
-    """The values of all turns stacked; without a turn, empty arrays (a dimension that nobody knows is 0)."""
+    """Stack the values of all iterations; with zero iterations return empty arrays (unknown dimensions are 0)."""
     if turns:
         return [np.stack(column, axis) for column, axis in zip(zip(*turns, strict=True), axes, strict=True)]
     empty = []

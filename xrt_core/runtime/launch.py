@@ -1,4 +1,4 @@
-"""Launch: one cluster at run time, its executable and the host behind it."""
+"""Launch: runs one cluster with its executable, and falls back to the host if the executable fails."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _SHOWN = 5
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 
 launch_mode: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar("xrt_how", default=(DEFAULT_RUN_OPTIONS, True))
-"""How launches on a GPU run in this call: the options, and whether each is waited for."""
+"""Launch mode of this call, for launches on a GPU: (RunOptions, whether to block until each is done)."""
 
 
 class Launch:
-    """Runs one Function on its engine; where the engine fails, on the host, so that the caller gets a result.
+    """Runs one Function on its engine; if the engine fails, on the host.
 
-    function, engine: what runs where. executable: None when compilation failed, `error` then says why.
-    host: makes the function that runs the same nodes on the host (called at the first failure).
-    After three failures in a row the executable is given up and the host keeps the cluster. error: the last failure.
-    enter: what makes arrays that the engine takes of the host's; None where it takes them as they are.
-    events: who is told of failures.
+    function, engine: the cluster and the engine's name. executable: None if compilation failed; `error` has the cause.
+    host: creates the function that runs the same nodes on the host (called at the first failure).
+    After three consecutive failures the executable is dropped and the host runs the cluster. error: the last failure.
+    enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
+    events: the log that receives fallback events.
     """
 
     __slots__ = (
@@ -53,14 +53,14 @@ class Launch:
         self.error: Exception | None = error
         self.failures = 0
         self.enter: HostRun | None = None
-        self._proven = False  # the last run succeeded, and its results were looked at
+        self._proven = False  # the last run succeeded, and its results were checked
         self._events = events
         self._host = host
         self._host_run: HostRun | None = None
         self._lock = threading.Lock()
 
     def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Results for the arrays of the Function's entry parameters."""
+        """Run on the arrays of the Function's entry parameters; return the results."""
         executable = self.executable
         if executable is None:
             return self.on_host(arrays)
@@ -69,25 +69,25 @@ class Launch:
             if not self._proven:
                 self._prove(results)
             return results
-        except Exception as e:  # whatever an engine raises must not reach a caller who has a host to fall back on
-            arrays = [to_numpy(a) for a in arrays]  # an InputError, where it is the caller's array that is unusable
+        except Exception as e:  # any exception of an engine leads to the fallback
+            arrays = [to_numpy(a) for a in arrays]  # raises InputError if the array itself is unusable
             self.failed(e)
             return self.on_host(arrays)
 
     @property
     def trouble(self) -> str:
-        """What went wrong so far, for people; "" for nothing."""
+        """The failures so far, human-readable; "" if there are none."""
         if self.error is None:
             return ""
         if self.executable is None:
             why = "failed while running" if self.failures else "failed to compile"
             return f"{why}, the host runs it: {self.error}"
-        return f"failed while running, the host stood in: {self.error}"
+        return f"failed while running, the host ran it instead: {self.error}"
 
     def _prove(self, results: Sequence[Any], waited: bool = True) -> None:
-        """Hold the first results against what was promised. Raises ExecutionError where they differ.
+        """Check the results' count, dtypes and shapes against the Function's returns. Raises ExecutionError.
 
-        waited: whether the run is known to have succeeded. One that is not leaves failures before it as they are.
+        waited: whether the run is known to have completed; if not, earlier failures stay counted.
         """
         fault = misfit(results, self.function)
         if fault:
@@ -102,7 +102,7 @@ class Launch:
                 self.failures, self._proven = 0, True
 
     def failed(self, error: Exception) -> None:
-        """Note a failure of the executable; the third in a row retires it."""
+        """Record a failure of the executable; the third consecutive one drops it."""
         with self._lock:
             self.error = error
             self.failures += 1
@@ -115,12 +115,12 @@ class Launch:
             engine=self.engine,
             stage="run",
             kind=error.kind if isinstance(error, WrongResults) else "raised",
-            error=f"{error}{'; the host keeps the cluster' if given_up else ''}",
+            error=f"{error}{'; the cluster stays on the host' if given_up else ''}",
             failures=failures,
         )
 
     def on_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The same results, from the host."""
+        """Run the cluster on the host; return the results."""
         if self._host_run is None:
             with self._lock:
                 if self._host_run is None:
@@ -131,10 +131,9 @@ class Launch:
 class DeviceLaunch(Launch):
     """A Launch on a GPU.
 
-    asynchronous: whether it may run ahead, that is, return results that are still under computation. It does so where
-    `launch_mode` says so. A failure is raised then, to the caller, who reruns all launches in order:
-    only in the order of the streams could the host read inputs that are not finished. One that writes into its inputs
-    is always waited for.
+    asynchronous: whether it may return before its results are computed; it does if `launch_mode` allows it. A failure
+    then raises instead of falling back, and the caller reruns all launches in order, because the host must not read
+    inputs that are still being computed. A launch that writes into its inputs always blocks.
     """
 
     __slots__ = ("_updates", "asynchronous")
@@ -168,13 +167,13 @@ class DeviceLaunch(Launch):
 
 
 def operators_of(function: Function) -> str:
-    """The operators of a function for a message, each once, the first few of them."""
+    """Return the operators of a function for a message: distinct, the first few."""
     names = list(dict.fromkeys(n.operator for n in function.body.nodes))
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def misfit(results: Any, function: Function) -> str:
-    """What is wrong with an executable's results, and what was expected, or ""."""
+    """Return the mismatch between an executable's results and the Function's returns, or ""."""
     returns = function.returns
     try:
         count = len(results)
@@ -186,14 +185,14 @@ def misfit(results: Any, function: Function) -> str:
         dtype, shape = getattr(r, "dtype", None), getattr(r, "shape", None)
         if dtype is None or shape is None:
             return f"result {i} ({p.name!r}) is a {type(r).__name__}, expected an array {p.type}"
-        # dtypes of other libraries are not NumPy's; their arrays are known by shape alone
+        # arrays of other libraries may have no NumPy dtype; for these only the shape is checked
         if tuple(shape) != p.shape or (isinstance(dtype, np.dtype) and dtype != p.dtype):
             return f"result {i} ({p.name!r}) is {dtype}{list(shape)}, expected {p.type}"
     return ""
 
 
 class WrongResults(ExecutionError):
-    """An executable returned something else than was promised. kind: what about it is wrong."""
+    """The results of an executable do not match the Function's returns. kind: the kind of mismatch."""
 
     def __init__(self, fault: str, returns: Sequence[Any], results: Any) -> None:
         super().__init__(fault)

@@ -1,4 +1,4 @@
-"""Memory of a plan: what is alive at each step, by the types of the values, and an order of steps that needs less."""
+"""Memory planner: liveness analysis of a plan by the types of its values, and a step order with a lower peak."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def is_view(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a run of a plan needs, by the types of its values.
+    """Memory of a run of a plan in bytes, estimated from the types of its values.
 
-    inputs, constants: what is there all the time. Weights inside engines are theirs, and not counted.
-    own: the most that the run's own arrays (intermediates and results) take at once, step: at which step.
-    steps: the same for every step, in the order of the plan. unknown: values whose size is not known before they are
-    there (their shape depends on data, or they are no tensors), which count as nothing.
+    inputs, constants: alive during the whole run. Weights inside engines are not included.
+    own: the peak of the run's own arrays (intermediates and results). step: the step of the peak.
+    steps: the bytes of own arrays at every step, in the order of the plan. unknown: the number of values whose size is
+    unknown before the run (data-dependent shape, or not a tensor); they count as 0 bytes.
 
-    An estimate: what a kernel or an engine needs while it works is not in it. Views of one array count once.
+    Scratch memory of kernels and engines is not included. Views of one array count once.
     """
 
     inputs: int
@@ -40,7 +40,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The most that is alive at once: inputs, constants, intermediates and results."""
+        """The peak: inputs, constants, intermediates and results that are alive at once."""
         return self.inputs + self.constants + self.own
 
     def __str__(self) -> str:
@@ -53,12 +53,12 @@ class Memory:
 
 
 def megabytes(count: int) -> str:
-    """A number of bytes for people: "12.3 MB"."""
+    """Format a number of bytes: "12.3 MB"."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
 def size_of(value: Value) -> int | None:
-    """Bytes of a tensor of known dtype and shape; None for all other values."""
+    """Return the bytes of a tensor with known dtype and shape; None for all other values."""
     t = value.type
     if not isinstance(t, TensorType) or not t.is_static or t.dtype is None or t.dtype == STRING:
         return None
@@ -66,11 +66,11 @@ def size_of(value: Value) -> int | None:
 
 
 class Buffers:
-    """The arrays that a graph's nodes make, as buffers: which node makes, reads and overwrites which.
+    """The buffers of a graph's intermediate arrays: which node allocates, reads and overwrites which.
 
-    shares: per node, whether its results are the memory of its first input. reuses: per node, indices of inputs that
-    its result may be written over, where nothing else reads them. copied: whether results that are not whole arrays of
-    their own are copied in the end.
+    shares: per node, whether its results are views of its first input. reuses: per node, indices of inputs that its
+    result may be written over if nothing else reads them. copied: whether graph results that do not own their memory
+    are copied at the end.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Buffers:
         self.makes: list[list[int]] = []
         self.over: list[list[int]] = []
         self.unknown = 0
-        of: dict[Value, int] = {}  # made values -> buffer
-        whole: set[Value] = set()  # values that are all of their buffer, made by a step of the host
+        of: dict[Value, int] = {}  # value produced by a node -> buffer
+        whole: set[Value] = set()  # values that span their whole buffer, produced by a host step
         ours: set[int] = set()  # their buffers
         scattered: set[Value] = set()
         for n, shared, reused in zip(graph.nodes, shares, reuses, strict=True):
@@ -119,12 +119,12 @@ class Buffers:
         seen: set[int] = set()
         for v, may_copy in zip(graph.outputs, copied, strict=True):
             if v in of and of[v] in ours and of[v] not in seen and self.sizes[of[v]] == (size_of(v) or 0):
-                seen.add(of[v])  # a result may be a view of all of an array that nobody else has
+                seen.add(of[v])  # the result may be a full view of an otherwise unreferenced array
             elif may_copy:
                 self.copies += size_of(v) or 0
 
     def live(self, order: Sequence[int]) -> list[int]:
-        """Bytes of the run's own arrays while each node runs, nodes in this order; last, when results are returned."""
+        """Return the live bytes of the run's own arrays during each node, in this order; last: at the return."""
         left = self.readers.copy()
         for b in self.returned:
             left[b] += 1
@@ -147,15 +147,15 @@ class Buffers:
         return found
 
     def better_order(self, worth: int = 1 << 20) -> list[int]:
-        """An order of the nodes of a lower peak, or the one they have; worth: bytes from which one is looked for.
+        """Return a node order with a lower peak, or the graph's own. worth: peak in bytes below which none is sought.
 
-        Always the node that leaves the least alive, of those whose inputs are there; ties in the order of the graph.
-        Near-linear in nodes and edges.
+        Greedy list scheduling: of the ready nodes, choose the one that leaves the fewest bytes alive; ties in graph
+        order. Near-linear in nodes and edges.
         """
         graph = self.graph
         order = list(range(len(graph.nodes)))
         waiting = [len(p) for p in graph.predecessors]
-        if len(order) < 3 or max(waiting) < 2:  # a chain, or a tree that only grows apart
+        if len(order) < 3 or max(waiting) < 2:  # a chain, or a tree that never joins
             return order
         peak = max(self.live(order))
         if peak < worth:
@@ -194,7 +194,7 @@ class Buffers:
         return found if max(self.live(found)) < peak else order
 
     def memory(self, order: Sequence[int], labels: Sequence[str]) -> Memory:
-        """The memory of a plan of these nodes in this order. labels: per node, how the plan calls its step."""
+        """Return the memory of a plan with this node order. labels: per node, the label of its step."""
         graph = self.graph
         live = self.live(order)
         own = max(live)

@@ -1,4 +1,4 @@
-"""Plan: a partitioned graph as a register program, and the loop that runs it."""
+"""Plan: a partitioned graph lowered to a register program, and its interpreter loop."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ HOST = "host"
 
 
 class Program(NamedTuple):
-    """What a plan is made of.
+    """The contents of a plan.
 
-    inputs: how many; the first registers are theirs, then come the constants that host steps and outputs read.
-    registers: as a run begins. outputs: registers of the results. spaces: for each output who made it, "host" or an
-        engine's name.
-    engine_inputs: for each input, the one engine that alone reads it (it may be an array of that engine), or None.
-    guarded: inputs that host steps or outputs read. Their arrays go in as read-only views, as constants do, so that
-        whatever comes out writable shares no memory with them. owned: whether results must be the caller's own (see
-        `_own`); parts of a graph do without, their results go on into steps.
+    inputs: their number; they occupy the first registers, followed by the constants that host steps and outputs read.
+    registers: initial contents. outputs: registers of the results. spaces: for each output the space that produces it,
+        "host" or an engine's name.
+    engine_inputs: for each input, the engine that is its only reader (it may be an array of that engine), or None.
+    guarded: inputs that host steps or outputs read. Their arrays are passed as read-only views, as constants are, so
+        that a writable result shares no memory with them. owned: whether results must not share memory (see `_own`);
+        not needed for subgraphs, whose results are read by further steps.
     """
 
     inputs: int
@@ -45,10 +45,10 @@ class Program(NamedTuple):
 
 
 class Plan:
-    """Steps over numbered registers. Safe to run from many threads: each run has its own registers.
+    """Steps over numbered registers. Thread-safe: each run has its own registers.
 
-    outputs, spaces, engine_inputs: see `Program`. memory: what a run needs.
-    run: results for arrays of the inputs.
+    outputs, spaces, engine_inputs: see `Program`. memory: of a run.
+    run: function from the input arrays to the results.
     """
 
     __slots__ = (
@@ -73,10 +73,10 @@ class Plan:
         if len(self.steps) == 1 and isinstance(self.steps[0].call, Launch):
             step = self.steps[0]
             if step.inputs == tuple(range(program.inputs)) and step.outputs == self.outputs:
-                self.run = step.call  # the whole graph is one Launch: nothing of ours on the way
+                self.run = step.call  # the whole graph is one Launch: call it directly
 
     def run_side_by_side(self) -> None:
-        """Let launches of different lanes run at the same time."""
+        """Run launches of different lanes concurrently from now on."""
         kept = [*self.outputs, *(i for i, r in enumerate(self._template) if r is not None)]
         alone = [i for i, s in enumerate(self.steps) if isinstance(s.call, Launch) and s.call.function.aliases]
         self._parallel = LaneScheduler(self.steps, kept, alone)
@@ -84,21 +84,21 @@ class Plan:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether launches of different lanes run at the same time."""
+        """Whether launches of different lanes run concurrently."""
         return self._parallel is not None
 
     @property
     def may_run_side_by_side(self) -> bool:
-        """Whether launches of different lanes run at the same time, here or in a part."""
+        """Whether launches of different lanes may run concurrently, in this plan or in a subgraph."""
         return self.side_by_side
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether every launch may return results that are still under computation, and there is one."""
+        """Whether the plan has launches and all of them may return before their results are computed."""
         return bool(self.launches) and all(isinstance(x, DeviceLaunch) and x.asynchronous for x in self.launches)
 
     def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
-        """Results as of `run`, and when each step ran."""
+        """Run as `run` does; return the results and the timeline of the steps."""
         spans: list[Span] = []
         begin = time.perf_counter()
         steps = [timed(s, spans, begin) for s in self.steps]
@@ -131,7 +131,7 @@ class Plan:
         _run_in_order(self.steps, registers)
 
     def as_text(self) -> str:
-        """The program, a step a line."""
+        """Return the program, one step per line."""
         lines = [f"inputs r0..r{len(self.engine_inputs) - 1}" if self.engine_inputs else "no inputs"]
         for s in self.steps:
             outs = ", ".join("_" if i < 0 else f"r{i}" for i in s.outputs)
@@ -146,7 +146,7 @@ class Plan:
 
 
 def _run_in_order(steps: Sequence[Step], registers: list[Any]) -> None:
-    """One step after another. No name of this frame keeps an array alive beyond the step that made it."""
+    """Run the steps sequentially. No local variable keeps an array alive beyond the step that produced it."""
     results: Any
     for call, inputs, outputs, dead, _, _ in steps:
         results = call([registers[i] for i in inputs])
@@ -163,12 +163,12 @@ def _run_in_order(steps: Sequence[Step], registers: list[Any]) -> None:
 
 
 class Lowered(NamedTuple):
-    """What a node becomes.
+    """A lowered node.
 
-    call: the function that computes it; None where its output is its input as it is. space: where its results live.
-    label: for people. reads: the space of its inputs, where that is another. lane: for a launch, its engine and device.
-    shares: whether results are the memory of the first input. reusable: indices of inputs whose memory a result may
-    take; reusing: the function that does so, given those of them that nothing reads after the node.
+    call: the function that computes it; None if its output is its input unchanged. space: of its results.
+    label: human-readable. reads: the space of its inputs, if different. lane: for a launch, its engine and device.
+    shares: whether results are views of the first input. reusable: indices of inputs that the result may be written
+    over. reusing: returns the function that does so, given those of them that nothing reads after the node.
     """
 
     call: Call | None
@@ -192,20 +192,20 @@ def make_plan(
     owned: bool = True,
     to_host: Converter = to_numpy,
 ) -> P:
-    """The plan of a partitioned graph; `lower` says what each node becomes (a node's missing inputs come as None).
+    """Compile a partitioned graph to a plan. lower: translates each node (omitted inputs are passed as None).
 
-    Values cross between spaces by the converters that stand in the graph (`passes.clustering.convert`); constants are
-    taken to the host's arrays (`to_host`) when the plan is made. Nodes run in the order of the graph, or in one that
-    needs less memory. owned: results share no memory with inputs, constants or one another, so that no side can change
-    the other's data; a plan whose results go on into another plan does without. kind: makes the plan from a `Program`.
+    Values are transferred between spaces by the converter nodes of the graph (`passes.partitioning.transfers`);
+    constants are converted to host arrays by `to_host` here. Nodes run in the order of the graph, or in one that needs
+    less memory. owned: results share no memory with inputs, constants or one another, so that neither side can modify
+    the other's data; not needed for a plan whose results another plan reads. kind: creates the plan from a `Program`.
 
-    Raises InternalError where a node reads a value of another space.
+    Raises InternalError if a node reads a value of another space.
     """
     lowered = [lower(n) for n in graph.nodes]
     own = [owned and _space(graph, v, lowered) == HOST for v in graph.outputs]
     buffers = Buffers(graph, [x.shares or x.call is None for x in lowered], [x.reusable for x in lowered], own)
     writes = any(isinstance(x.call, Launch) and x.call.function.aliases for x in lowered)
-    # what writes into its inputs stays behind those that read them
+    # a node that writes into its inputs stays after their other readers
     order = list(range(len(lowered))) if writes else buffers.better_order()
     builder = _Builder(graph, to_host)
     for i in order:
@@ -219,7 +219,7 @@ def _space(graph: Graph, v: Value, lowered: Sequence[Lowered]) -> str:
 
 
 def _read_only(x: Any) -> Any:
-    """A read-only view of an array; of a sequence, one of each element."""
+    """Return a read-only view of an array; of a sequence, of each element."""
     if isinstance(x, np.ndarray):
         if x.flags.writeable:
             x = x.view()
@@ -229,15 +229,15 @@ def _read_only(x: Any) -> Any:
 
 
 def _aligned(x: Any) -> Any:
-    """`x` where its elements are aligned; weights mapped from a file may not be, and would be copied at every use."""
+    """Return `x` if it is aligned, else a copy: unaligned weights of a mapped file would be copied at every use."""
     return x.copy() if isinstance(x, np.ndarray) and not x.flags.aligned else x
 
 
 def _own(results: list[Any]) -> list[Any]:
-    """The results with copies for host arrays that are not plain arrays of their own.
+    """Return the results, host arrays that do not own their memory exclusively replaced by copies.
 
-    Read-only ones (views of inputs and constants, broadcasts), parts of larger arrays, and what shares memory with an
-    earlier result.
+    These are read-only arrays (views of inputs and constants, broadcasts), views of larger arrays, and arrays that
+    share memory with an earlier result.
     """
     seen: set[int] = set()
 
@@ -250,7 +250,7 @@ def _own(results: list[Any]) -> list[Any]:
                 seen.add(id(root))
                 return x
             return np.array(x)
-        if family_of(type(x)) == "cupy":  # has no read-only arrays to tell views of inputs by
+        if family_of(type(x)) == "cupy":  # CuPy has no read-only arrays, so views of inputs are not recognisable
             return x.copy()
         return [own(e) for e in x] if isinstance(x, list) else x
 
@@ -263,7 +263,7 @@ class _Builder:
         self.to_host = to_host
         self.registers: list[Any] = []
         self.of: dict[Value, int] = {}
-        self.space: dict[Value, str] = {}  # of values that are not the host's
+        self.space: dict[Value, str] = {}  # of values outside the host's space
         self.steps: list[Step] = []
         self.reusing: dict[int, Lowered] = {}  # steps that can write over an input
         self.readers: dict[int, set[str]] = {}  # register -> spaces
@@ -277,13 +277,13 @@ class _Builder:
         return len(self.registers) - 1
 
     def nothing(self) -> int:
-        """A register that always holds None, for inputs left out."""
+        """Return a register that always holds None, for omitted inputs."""
         if self.none < 0:
             self.none = self.new()
         return self.none
 
     def register(self, v: Value | None) -> int:
-        """The register that holds `v`."""
+        """Return the register of `v`."""
         if v is None:
             return self.nothing()
         if v not in self.of:  # a constant; captured values are inputs by now
@@ -291,7 +291,7 @@ class _Builder:
         return self.of[v]
 
     def read(self, v: Value | None, space: str, label: str) -> int:
-        """The register from which a step in `space` reads `v`."""
+        """Return the register from which a step in `space` reads `v`."""
         r = self.register(v)
         home = HOST if v is None else self.space.get(v, HOST)
         if v is not None and home != space:
@@ -325,7 +325,7 @@ class _Builder:
         self.steps.append(Step(call, inputs, tuple(outputs), (), label, lowered.lane))
 
     def program(self, owned: bool, memory: Memory) -> Program:
-        """What the plan is made of."""
+        """Return the finished program."""
         graph = self.graph
         outputs = [self.register(v) for v in graph.outputs]
         spaces = [self.space.get(v, HOST) for v in graph.outputs]
@@ -348,7 +348,7 @@ class _Builder:
 
 
 def _with_deaths(steps: Sequence[Step], outputs: Sequence[int], registers: Sequence[Any]) -> list[Step]:
-    """The steps, each clearing the registers that nothing reads after it."""
+    """Return the steps, each extended by the registers to clear after it (their last reader)."""
     kept = set(outputs) | {i for i, r in enumerate(registers) if r is not None}
     result: list[Step] = []
     for s in reversed(steps):

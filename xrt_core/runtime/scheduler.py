@@ -1,8 +1,8 @@
-"""Launches side by side: independent steps of a plan on different engines or devices run at the same time.
+"""Lane scheduler: independent launches of a plan on different engines or devices run concurrently.
 
-A lane is an engine on a device. Launches of one lane run one after another, the earliest in the plan first; launches
-of different lanes run at the same time, on threads of a pool that the process shares. Steps of the host stay on the
-thread of the caller, which also does all the bookkeeping: threads of the pool do nothing but call a launch.
+A lane is an engine on a device. Launches of one lane run sequentially, in the order of the plan; launches of different
+lanes run concurrently, on threads of a process-wide pool. Host steps run on the calling thread, which also does all
+bookkeeping: a pool thread only calls a launch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ Execute = Callable[[list[Any]], None]
 """Runs all steps over the registers of one run."""
 
 _MAX_THREADS: Final = max(4, 2 * (os.cpu_count() or 1))
-_ROUNDS: Final = 7  # of each way, before the faster one stays
-_WORTH: Final = 0.97  # of the time one after another: what is not faster than this stays on the caller's thread
 
 
 class Step(NamedTuple):
-    """One step: `call` reads the registers `inputs`, its results go to `outputs` (-1: nobody wants it), and the
-    registers `dead` are cleared after it. lane: the engine and device of a launch, "" for a step of the host."""
+    """One step: `call` reads the registers `inputs`, its results are stored in `outputs` (-1: unused), and the
+    registers `dead` are cleared after it. lane: the engine and device of a launch, "" for a host step."""
 
     call: Callable[[Sequence[Any]], Sequence[Any]]
     inputs: tuple[int, ...]
@@ -42,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One step of one run: start and end in seconds since the run began. thread: the name of the one it ran on."""
+    """One step of one run: start and end in seconds since the run began. thread: the name of its thread."""
 
     label: str
     lane: str
@@ -53,12 +51,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The steps of one run, in the order in which they ended."""
+    """The spans of the steps of one run, in the order of their ends."""
 
     spans: tuple[Span, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """In the trace event format of Chrome, which chrome://tracing and ui.perfetto.dev show: a row for each lane.
+        """Return the spans in Chrome's trace event format, for chrome://tracing and ui.perfetto.dev: a row per lane.
 
         Source: "Trace Event Format", complete events ("X") and metadata events ("M"), times in microseconds.
         """
@@ -78,7 +76,7 @@ class Timeline:
 
     @property
     def overlap(self) -> float:
-        """Seconds in which steps of two or more lanes were under way at once."""
+        """Seconds in which steps of two or more lanes were running at once."""
         edges = sorted((t, d) for s in self.spans for t, d in ((s.start, 1), (s.end, -1)))
         total, running = 0.0, 0
         for (t, d), (after, _) in pairwise(edges):
@@ -89,9 +87,9 @@ class Timeline:
 
 
 def independent_lanes(graph: Graph, lane: Callable[[Node], str]) -> frozenset[str]:
-    """The lanes that have work to do at the same time: launches on different lanes, neither waiting for the other.
+    """Return the lanes that can overlap: those with launches of which neither depends on the other's.
 
-    lane: of a node, "" for those of the host.
+    lane: node -> its lane, "" for host nodes.
     Linear in nodes and edges, times launches / 64.
     """
     lanes = [lane(n) for n in graph.nodes]
@@ -109,7 +107,7 @@ def independent_lanes(graph: Graph, lane: Callable[[Node], str]) -> frozenset[st
 
 
 def _reached(neighbours: Sequence[Sequence[int]], bit: dict[int, int], order: Sequence[int]) -> list[int]:
-    """Per node the launches, as bits, that ways along `neighbours` lead to; `order` has the neighbours first."""
+    """Return per node a bit set of the launches reachable along `neighbours`; `order` is topological for these."""
     found = [0] * len(neighbours)
     for i in order:
         mask = 0
@@ -120,13 +118,13 @@ def _reached(neighbours: Sequence[Sequence[int]], bit: dict[int, int], order: Se
 
 
 class LaneScheduler:
-    """Executes steps with launches of different lanes at the same time.
+    """Executes steps, launches of different lanes concurrently.
 
-    Results are those of one step after another. So are exceptions: when a step fails, what comes after it in the plan
-    and has not begun does not begin, what comes before it still runs, and the exception of the earliest step is raised.
-    An interrupt cancels all that has not begun, waits for what has, and is raised.
+    Results and exceptions are those of sequential execution: when a step fails, later steps of the plan that have not
+    started are cancelled, earlier ones still run, and the exception of the earliest failing step is raised. An
+    interrupt cancels steps that have not started, waits for running ones, and is raised.
 
-    alone: indices of steps that write into their inputs; they wait for all steps before them, and those after wait.
+    alone: indices of steps that write into their inputs; each is a barrier for all steps before and after it.
     """
 
     def __init__(self, steps: Sequence[Step], kept: Sequence[int], alone: Sequence[int]) -> None:
@@ -149,12 +147,12 @@ class LaneScheduler:
         self.uses: dict[int, int] = {}
         for s in steps:
             for r in {*s.inputs, *(o for o in s.outputs if o >= 0)}:
-                self.uses[r] = self.uses.get(r, 0) + 1  # its maker counts, so that what nobody reads goes at once
+                self.uses[r] = self.uses.get(r, 0) + 1  # the producer counts, so that an unread result is freed at once
         for r in kept:
             self.uses[r] = self.uses.get(r, 0) + 1
 
     def __call__(self, registers: list[Any], steps: Sequence[Step] | None = None) -> None:
-        """Run all steps over these registers. steps: the same with other calls."""
+        """Run all steps over these registers. steps: replacements with the same structure (for `timed`)."""
         _Run(self, registers, self.steps if steps is None else steps).run()
 
 
@@ -162,12 +160,12 @@ class _Run:
     def __init__(self, program: LaneScheduler, registers: list[Any], steps: Sequence[Step]) -> None:
         self.program, self.registers, self.steps = program, registers, steps
         self.waiting, self.uses = program.waiting.copy(), program.uses.copy()
-        self.host: list[int] = []  # heaps of steps whose inputs are there
+        self.host: list[int] = []  # heaps of ready steps
         self.lanes: dict[str, list[int]] = {}
         self.busy: set[str] = set()
         self.done: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
         self.begun, self.ended = 0, list[int]()  # launches on other threads
-        self.limit = len(steps)  # the first step that failed: those after it are not begun
+        self.limit = len(steps)  # the first step that failed: later ones are not started
         self.error: BaseException | None = None
         for i, n in enumerate(self.waiting):
             if not n:
@@ -194,8 +192,8 @@ class _Run:
                 del error  # its traceback holds this frame, and the registers with it
 
     def wait_for_launches(self) -> None:
-        """Until none is in flight: they read arrays that are the caller's."""
-        while len(self.ended) < self.begun:  # an interrupt may have come between taking a result and noting it
+        """Block until no launch is in flight: launches read the caller's arrays."""
+        while len(self.ended) < self.begun:  # an interrupt may occur between taking a result and counting it
             with contextlib.suppress(Empty):
                 self.done.get(timeout=0.05)
 
@@ -204,7 +202,7 @@ class _Run:
         heappush(self.lanes.setdefault(lane, []) if lane else self.host, i)
 
     def begin_launches(self) -> bool:
-        """Begin what can be begun; whether a launch ran to its end on this thread."""
+        """Start every ready launch whose lane is free. Returns whether a launch ran to completion on this thread."""
         while self.host and self.host[0] >= self.limit:
             heappop(self.host)
         free = []
@@ -213,7 +211,7 @@ class _Run:
                 heappop(heap)
             if heap and lane not in self.busy:
                 free.append(heap)
-        if len(free) == 1 and not self.busy and not self.host:  # nothing to do meanwhile: no other thread is needed
+        if len(free) == 1 and not self.busy and not self.host:  # nothing else to do: run it on this thread
             self.on_this_thread(heappop(free[0]))
             return True
         for heap in free:
@@ -225,7 +223,7 @@ class _Run:
         return False
 
     def launch(self, i: int, arrays: list[Any]) -> None:
-        """On a thread of the pool: run one launch, unless it has been cancelled meanwhile."""
+        """On a pool thread: run one launch, unless it has been cancelled."""
         results, error = None, None
         if i < self.limit:
             try:
@@ -240,7 +238,7 @@ class _Run:
     def on_this_thread(self, i: int) -> None:
         s = self.steps[i]
         arrays = [self.registers[r] for r in s.inputs]
-        # a step writes over an array only where it sees no other reference; steps that have not read it yet are one
+        # a step overwrites an array only if it sees no other reference; steps yet to read it must hold one
         others = arrays.copy() if any(self.uses[r] > 1 for r in s.inputs) else None
         try:
             results = s.call(arrays)
@@ -251,7 +249,7 @@ class _Run:
         self.finish(i, results)
 
     def take(self) -> None:
-        """Wait for a launch to end."""
+        """Block until a launch ends, and store its results."""
         i, results, error = self.done.get()
         self.busy.discard(self.steps[i].lane)
         if error is not None:
@@ -279,16 +277,16 @@ class _Run:
 
 
 class _Pool:
-    """Daemon threads, made when they are needed and kept. Tasks must not wait for one another."""
+    """A pool of daemon threads, created on demand and kept. Tasks must not wait for one another."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
-        self._idle = 0  # threads that wait, less tasks that are on their way to one
+        self._idle = 0  # waiting threads minus queued tasks
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Run `function(*arguments)`, which must not raise, on one of the threads."""
+        """Run `function(*arguments)`, which must not raise, on a thread of the pool."""
         with self._lock:
             if self._idle <= 0 and self._threads < _MAX_THREADS:
                 threading.Thread(target=self._work, name=f"xrt-{self._threads}", daemon=True).start()
@@ -318,7 +316,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def timed(step: Step, spans: list[Span], begin: float) -> Step:
-    """The step, noting when it ran."""
+    """Return the step with a call that also appends its span to `spans`."""
     call, label, lane = step.call, step.label, step.lane
 
     def run(arrays: Sequence[Any]) -> Sequence[Any]:

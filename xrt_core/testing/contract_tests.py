@@ -12,11 +12,11 @@ import pytest
 
 from xrt_core.engine.contract import CompileOptions, EngineStatus, GraphCompiler, Support
 from xrt_core.engine.device_kinds import kinds, number_of
-from xrt_core.engine.discovery import DISABLE_VARIABLE
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import EngineError, EngineUnavailableError, OptionError, RegistrationError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
+from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.testing import functions
 from xrt_core.testing.base import SuiteBase
 from xrt_core.testing.processes import run_python

@@ -72,7 +72,9 @@ class HostExecutable(Executable):
 
     def serialize(self) -> bytes:
         """The Function as an ONNX model, which says all that the host needs."""
-        return bytes(self.function.to_onnx().SerializeToString())
+        from xrt_core.frontends.onnx_export import export_function
+
+        return bytes(export_function(self.function).SerializeToString())
 
     def as_text(self) -> str:
         """The steps."""

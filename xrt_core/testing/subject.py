@@ -26,10 +26,10 @@ from xrt_core.engine.contract import (
 )
 from xrt_core.engine.device_executable import on_device, read
 from xrt_core.engine.device_kinds import kinds
-from xrt_core.engine.discovery import Discovery, Plugin
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.graph import Node
+from xrt_core.plugins.discovery import Discovery, Plugin
 from xrt_core.testing.capabilities import Capabilities
 
 

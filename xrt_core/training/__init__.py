@@ -1,4 +1,4 @@
-"""Training: gradients built in the IR, variables and their updates, and the module that takes steps."""
+"""Training: automatic differentiation in the IR, variables, optimizers, and TrainModule, which runs training steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reverse accumulation: from a graph and its loss to a graph that also computes gradients."""
+"""Reverse-mode automatic differentiation: extends a graph by the gradients of its loss."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import is_float
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.operator_set import find_operator
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.simplify import DeadNodes
 from xrt_core.training.gradient_context import Backward, Forward, check, describe, dialect, filled, known_as
@@ -25,18 +25,18 @@ Which = Value | str | int
 
 
 def gradients(graph: Graph, loss: Which, wrt: Sequence[Which], *, unused: str = "error") -> Graph:
-    """`graph` with the gradients of `loss` by each value of `wrt` as further outputs, in that order.
+    """Return `graph` with the gradients of `loss` with respect to each value of `wrt` as additional outputs, in order.
 
-    loss: a scalar (or one-element) float: an output by number, or any value of the graph, as such or by name.
+    loss: a scalar (or one-element) float: an output by index, or any value of the graph, as object or by name.
     wrt: floats of the graph: inputs, constants (weights) or results of nodes.
-    unused: what a value of `wrt` gets that the loss does not depend on: "error", or "zeros".
+    unused: the gradient of a value of `wrt` on which the loss does not depend: "error" raises, "zeros" gives zeros.
 
-    A gradient has the dtype and shape of its value and is named after it, with ".gradient". Only nodes on a way from
-    `wrt` to `loss` are looked at, and only what the gradients need is computed. Values on these ways must have known
-    dtypes and ranks; where a rule needs more it says so. Linear in the nodes.
+    A gradient has the dtype and shape of its value and its name with the suffix ".gradient". Only nodes on a path from
+    `wrt` to `loss` are differentiated. Values on these paths must have known dtypes and ranks; a rule that needs more
+    raises. Linear in the number of nodes.
 
-    Raises GradientError: a loss that is no float scalar, a value that is no float, no way from the one to the other,
-    an operator on the way that has no rule (with the way from there to the loss).
+    Raises GradientError: the loss is not a float scalar, a value of `wrt` is not a float, there is no path from it to
+    the loss, or an operator on a path has no rule (the message shows the path to the loss).
     """
     tracer = Tracer(graph.name or "graph", graph.opsets)
     tracer.reserve(_names(graph))
@@ -56,7 +56,7 @@ def gradients(graph: Graph, loss: Which, wrt: Sequence[Which], *, unused: str = 
 
 
 def backward(loss: Value, wrt: Sequence[Value], *, unused: str = "error") -> list[Tensor]:
-    """The gradients of `loss` by each of `wrt`, recorded into the trace that is going on. See `gradients`."""
+    """Record the gradients of `loss` with respect to each of `wrt` into the active trace. See `gradients`."""
     if unused not in ("error", "zeros"):
         raise GradientError(f"unused={unused!r}: it takes 'error' or 'zeros'")
     tracer = current_tracer("gradients")
@@ -74,7 +74,7 @@ def backward(loss: Value, wrt: Sequence[Value], *, unused: str = "error") -> lis
 
 
 def found_backward(loss: Value, wrt: Sequence[Value]) -> list[Tensor | None]:
-    """As `backward`; None for what the loss does not depend on in a differentiable way."""
+    """As `backward`; None for values on which the loss does not depend differentiably."""
     t = loss.type
     if not isinstance(t, TensorType) or t.dtype is None or not is_float(t.dtype):
         raise GradientError(f"the loss {loss.name!r} is {t or 'of unknown type'}; it must be a float")
@@ -91,13 +91,14 @@ def found_backward(loss: Value, wrt: Sequence[Value]) -> list[Tensor | None]:
 
 
 def stop_gradient(x: Tensor) -> Tensor:
-    """The tensor itself, through which no gradient flows."""
+    """Return the tensor unchanged; no gradient is propagated through it."""
     return dialect("StopGradient", x)
 
 
 @dataclass(frozen=True, slots=True)
 class _Active:
-    """A node that a gradient may go through, and the inputs, or the captured values, through which it would go on."""
+    """A node on the backward path. wanted: indices of the inputs to which gradients propagate. captures: the captured
+    values to which they do."""
 
     node: Node
     wanted: frozenset[int]
@@ -105,9 +106,10 @@ class _Active:
 
 
 def reverse(cotangents: Mapping[Value, Tensor], wrt: Collection[Value]) -> dict[Value, Tensor]:
-    """Gradients by `wrt` (those that have one), given the gradients by some values of the scope that is recorded.
+    """Propagate cotangents (value of the current scope -> its gradient) backward; return the gradients of `wrt` that
+    exist.
 
-    Nodes that must be composed of others are replaced in the scope; what the rules append comes after all of them.
+    Nodes with a composition are replaced in the scope by its nodes; nodes that the rules append come after all others.
     """
     tracer = current_tracer("gradients")
     scope = tracer.scope
@@ -139,8 +141,8 @@ def reverse(cotangents: Mapping[Value, Tensor], wrt: Collection[Value]) -> dict[
             if consumers is None:
                 consumers = _consumers(scope.nodes)
             raise GradientError(
-                f"no gradient rule for {describe(node)}, on the way to the loss: "
-                f"{_way(node, consumers, cotangents)}. Register one with @xrt.training.gradient({node.op_type!r}"
+                f"no gradient rule for {describe(node)}, on the path to the loss: "
+                f"{_path(node, consumers, cotangents)}. Register one with @xrt.training.gradient({node.op_type!r}"
                 f"{f', domain={node.domain!r}' if node.domain else ''}), or stop there with xrt.training.stop_gradient"
             )
         ctx = Backward(
@@ -167,12 +169,12 @@ def reverse(cotangents: Mapping[Value, Tensor], wrt: Collection[Value]) -> dict[
 
 
 def differentiable(v: Value | None) -> bool:
-    """Whether a value is of a float dtype (or of one that is not known)."""
+    """Return whether a value has a float dtype, or an unknown one."""
     return v is not None and (v.dtype is None or is_float(v.dtype))
 
 
 def _active(nodes: Iterable[Node], wrt: Collection[Value]) -> list[_Active]:
-    """The nodes through which the values that depend on `wrt` flow, in order."""
+    """Return the nodes that depend differentiably on `wrt`, in order."""
     depends = set(wrt)
     found = []
     for n in nodes:
@@ -190,7 +192,7 @@ def _active(nodes: Iterable[Node], wrt: Collection[Value]) -> list[_Active]:
 
 
 def _ancestors(nodes: Sequence[Node], targets: Iterable[Value]) -> set[Node]:
-    """The nodes on which one of the targets depends."""
+    """Return the nodes on which a target depends."""
     live, found = set(targets), set()
     for n in reversed(nodes):
         if any(v in live for v in n.outputs if v is not None):
@@ -200,7 +202,7 @@ def _ancestors(nodes: Sequence[Node], targets: Iterable[Value]) -> set[Node]:
 
 
 def _composed(tracer: Tracer, nodes: Sequence[Node], wrt: Collection[Value], useful: set[Node]) -> list[Node]:
-    """The nodes, those that a gradient goes through and that are to be composed of others replaced by these."""
+    """Return the nodes, each active node that has a composition replaced by its composing nodes."""
     done, kept = list(nodes), set[Node]()
     while True:
         active = {a.node for a in _active(done, wrt)} & useful
@@ -227,13 +229,16 @@ def _is_composed(node: Node) -> bool:
 def _has_body(node: Node) -> bool:
     from xrt_core.ir.schema import find_schema
 
+    own = find_operator(node.domain, node.op_type, node.version)
+    if own is not None:
+        return own.lowering is not None and not own.is_constant and not node.subgraphs
     found = find_schema(node.op_type, node.domain, node.version)
     onnx = None if found is None else found.onnx
     return onnx is not None and not node.subgraphs and (onnx.has_function or onnx.has_context_dependent_function)
 
 
 def _replacement(tracer: Tracer, node: Node) -> list[Node] | None:
-    """The nodes that compose `node`, the last of which make its very outputs; None where it stays."""
+    """Return the nodes that compose `node` and produce its output values; None if it has no composition."""
     scope = tracer.scope
     start = len(scope.nodes)
     compose = find_composition(node.domain, node.op_type)
@@ -273,7 +278,7 @@ def _replacement(tracer: Tracer, node: Node) -> list[Node] | None:
 
 
 def _body(node: Node) -> Sequence[Tensor | None] | None:
-    """The standard's body of an operator, recorded node by node."""
+    """Record the standard's function body of an operator; return its outputs, or None if it has none."""
     from xrt_core.frontends.onnx_functions import function_body
 
     body = function_body(node)
@@ -301,7 +306,7 @@ def _body(node: Node) -> Sequence[Tensor | None] | None:
 
 
 def _ruled(tracer: Tracer, node: Node, call: Callable[[], Any]) -> Any:
-    """Run a rule: the nodes that it appends carry the forward node's name in theirs, its line and its engine mark."""
+    """Run a rule. The nodes it appends get the forward node's name as prefix, its source line and its engine mark."""
     nodes = tracer.scope.nodes
     start = len(nodes)
     with tracer.inside(f"gradient.{node.name or node.op_type}"):
@@ -328,8 +333,8 @@ def _consumers(nodes: Sequence[Node]) -> dict[Value, list[Node]]:
     return found
 
 
-def _way(node: Node, consumers: Mapping[Value, list[Node]], targets: Collection[Value]) -> str:
-    """The operators from `node` to a target, by one shortest way."""
+def _path(node: Node, consumers: Mapping[Value, list[Node]], targets: Collection[Value]) -> str:
+    """Return the operators on a shortest path from `node` to a target."""
     came: dict[Node, Node | None] = {node: None}
     todo = [node]
     for n in todo:
@@ -380,7 +385,7 @@ def _resolve(graph: Graph, table: Mapping[str, Value], which: Which, what: str) 
 
 
 def _output(tracer: Tracer, graph: Graph, source: Value, gradient: Tensor) -> Value:
-    """A value of its own for a gradient, named after what it is the gradient by."""
+    """Return a new value for a gradient, named after the value that it is the gradient of the loss by."""
     name = tracer.fresh(f"{source.name or 'value'}.gradient")
     made: Tensor = ops.Identity(gradient)
     object.__setattr__(made._value, "name", name)  # the graph around the value is not built yet

@@ -1,4 +1,4 @@
-"""Checkpoints: named arrays in a safetensors file, written so that a reader sees all of it or nothing.
+"""Checkpoints: named arrays in a safetensors file, written atomically.
 
 Format: eight bytes of length, a JSON header {name: {dtype, shape, data_offsets}}, then the data.
 Source: https://huggingface.co/docs/safetensors.
@@ -33,15 +33,15 @@ _METADATA: Final = "__metadata__"
 
 
 def save(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
-    """Write arrays and texts to `path`, replacing what is there only once all is written.
+    """Write arrays and metadata to `path`, atomically.
 
-    Raises CheckpointError for a dtype that the format has not, and where the file cannot be written.
+    Raises CheckpointError for a dtype that the format lacks, and if the file cannot be written.
     """
     target = pathlib.Path(path)
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     parts: list[np.ndarray] = []
     at = 0
-    # the widest first: then each array stands at a multiple of its element's size
+    # the widest elements first, so that every array is aligned to its element size
     for name, array in sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
         code = _NAMES.get(dtype_name(array.dtype))
         if code is None:
@@ -62,7 +62,7 @@ def save(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str], metadat
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and texts of a safetensors file. Raises CheckpointError for one that is cut off or foreign."""
+    """Read the arrays and metadata of a safetensors file. Raises CheckpointError if it is truncated or malformed."""
     target = pathlib.Path(path)
     try:
         raw = target.read_bytes()

@@ -1,9 +1,9 @@
-"""Class labels and row numbers among the inputs of a step, held against their ranges before the step is taken.
+"""Checks of a training step: range checks of class labels and indices among its inputs, and localisation of NaNs.
 
-Engines do not look at what they gather by: a label that is no class gives NaN, a row that is not there another row.
-What a step reads from its own inputs costs a few microseconds to check, and up to one more for each thousand numbers.
+Engines do not check indices: an invalid class label gives NaN, an out-of-range row another row. Inputs of a step are
+therefore checked before it runs, at a few microseconds plus at most one per thousand elements.
 
-Where a NaN or an infinity came from: the nodes of a step run one by one until one makes the first.
+The origin of a NaN or infinity is found by running the nodes of the step one by one on the host.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SAME_NUMBERS = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """What a node asks of the integers of one input: low <= x < high, or x == ignored.
+    """The range that a node requires of the integers of one input: low <= x < high, or x == ignored.
 
-    input: its number among the graph's inputs.
+    input: the index of the graph input.
     """
 
     input: int
@@ -41,7 +41,7 @@ class IndexRange:
     node: str
 
     def check(self, array: np.ndarray) -> None:
-        """Raises InputError, naming the first number outside."""
+        """Raise InputError, naming the first element out of range, unless all are in range."""
         if not array.size:
             return
         if array.min() >= self.low and array.max() < self.high:
@@ -60,7 +60,8 @@ class IndexRange:
 
 
 def index_ranges(graph: Graph) -> tuple[IndexRange, ...]:
-    """The ranges of those inputs of a graph that select classes or rows, as they are or in another shape or type."""
+    """Return the ranges of the graph inputs that are used as class labels or indices, directly or after a change of
+    shape or dtype."""
     source: dict[Value, int] = {
         v: i for i, v in enumerate(graph.inputs) if v.dtype is not None and v.dtype.kind in "iu"
     }
@@ -79,7 +80,7 @@ def index_ranges(graph: Graph) -> tuple[IndexRange, ...]:
 
 
 def _reads(node: Node) -> Iterator[tuple[Value, int, int, int | None]]:
-    """The indices that a node reads, and their range."""
+    """Yield the values that a node uses as indices, with their ranges."""
     if node.domain or len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
         return
     shape, indices = node.inputs[0].shape, node.inputs[1]
@@ -96,7 +97,7 @@ def _reads(node: Node) -> Iterator[tuple[Value, int, int, int | None]]:
 
 
 def refuse_out_of_range(ranges: Sequence[IndexRange], arrays: Sequence[Any]) -> None:
-    """Raises InputError for the first range that the NumPy array of its input leaves; arrays of others are not read."""
+    """Raise InputError for the first NumPy array that violates its range; arrays of other libraries are not checked."""
     for r in ranges:
         array = arrays[r.input]
         if type(array) is np.ndarray:
@@ -104,15 +105,15 @@ def refuse_out_of_range(ranges: Sequence[IndexRange], arrays: Sequence[Any]) -> 
 
 
 def not_finite(graph: Graph, arrays: Sequence[Any]) -> ExecutionError:
-    """The error for a step whose loss is not finite: it names the first input, or node, that is not."""
+    """Return the error of a step whose loss is not finite; it names the first input, or node, that is not finite."""
     values: dict[Value, Any] = dict(zip(graph.inputs, arrays, strict=True))
     bad = next((v.name for v in graph.inputs if not _is_finite(values[v])), None)
     if bad is not None:
         return _error(f"{bad!r} holds one already")
     for node in graph.nodes:
         given = [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
-        if node.subgraphs:  # bodies are not looked into
-            return _error(f"all before {describe(node)} is finite: it came up in there, or later")
+        if node.subgraphs:  # bodies are not searched
+            return _error(f"all values before {describe(node)} are finite: it arises in its body, or later")
         for v, r in zip(node.outputs, run_node(node, given), strict=False):
             if v is None:
                 continue
@@ -121,7 +122,7 @@ def not_finite(graph: Graph, arrays: Sequence[Any]) -> ExecutionError:
                 shown = ", ".join("_" if u is None else f"{u.name or 'constant'} {_range(a)}"
                                   for u, a in zip(node.inputs, given, strict=True))  # fmt: skip
                 return _error(f"it comes from {describe(node)}, whose inputs are {shown}")
-    return _error("on the host all of it is finite, so the engine's own rounding made it")
+    return _error("on the host all values are finite, so it is due to the engine's rounding")
 
 
 def _error(why: str) -> ExecutionError:

@@ -1,4 +1,4 @@
-"""What a gradient rule is told about its node: inputs, outputs, the gradients that arrive; and small conversions."""
+"""The context of a gradient rule: the node's inputs, outputs and output gradients; and helpers for writing rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal, with_axes
 from xrt_core.frontends.promotion import INT64, is_float
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal, with_axes
 from xrt_core.frontends.tracing import current_tracer
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.schema import find_schema
@@ -32,15 +31,15 @@ class Forward:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """The node's inputs; None stands for one that is left out."""
+        """The node's inputs; None for an omitted one."""
         return self._given
 
     def input(self, index: int) -> Any:
-        """An input, or None where it is left out or not listed."""
+        """Return an input, or None if it is omitted or not listed."""
         return self._given[index] if index < len(self._given) else None
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute of the node, or `default`."""
+        """Return an attribute of the node, or `default`."""
         return self.node.attributes.get(name, default)
 
     @property
@@ -49,34 +48,34 @@ class Forward:
         return self.node.version
 
     def data(self, index: int) -> np.ndarray | None:
-        """The value of an input where it is known, else None."""
+        """Return the value of an input if it is known, else None."""
         v = self.node.inputs[index] if index < len(self.node.inputs) else None
         return current_tracer("a gradient").data_of(v)
 
     def known(self, index: int, what: str) -> np.ndarray:
-        """The value of an input that must be known. Raises GradientError."""
+        """Return the value of an input. Raises GradientError if it is not known."""
         found = self.data(index)
         if found is None:
             raise self.error(f"its input {index} ({what}) must be known; specialise the graph for a signature first")
         return found
 
     def error(self, why: str) -> GradientError:
-        """A GradientError that names the node."""
+        """Return a GradientError that names the node."""
         return GradientError(f"no gradient for {describe(self.node)}: {why}")
 
     def shape(self, x: Tensor) -> tuple[int, ...]:
-        """The static shape of a tensor. Raises GradientError where it is not known."""
+        """Return the static shape of a tensor. Raises GradientError if it is not static."""
         if not x._value.is_static:
             raise self.error(f"the shape of {x.name!r} is {x.type}; specialise the graph for a signature first")
         return tuple(int(d) for d in x.shape)  # type: ignore[arg-type]
 
 
 class Backward(Forward):
-    """A node on the way back from the loss.
+    """A node in the backward pass.
 
-    inputs, outputs: of the node, None where left out. grads: gradient of the loss by each output, of its type; None
-    where the loss does not depend on it. captures: of a node with subgraphs, the values of the graph around it whose
-    gradients are needed; the rule gives them after those of the inputs. wanted: indices for which `wants` is True.
+    inputs, outputs: of the node, None if omitted. grads: gradient of the loss by each output, of its type; None if the
+    loss does not depend on it. captures: of a node with subgraphs, the values of enclosing graphs whose gradients are
+    needed; the rule returns them after those of the inputs. wanted: indices for which `wants` is True.
     """
 
     __slots__ = ("captures", "grads", "outputs", "wanted")
@@ -97,12 +96,12 @@ class Backward(Forward):
         self.wanted = wanted
 
     def wants(self, index: int) -> bool:
-        """Whether the gradient by input `index` is needed."""
+        """Return whether the gradient by input `index` is needed."""
         return index in self.wanted
 
     @property
     def grad(self) -> Tensor:
-        """The gradient by the first output. Raises GradientError where only other outputs have one."""
+        """The gradient by the first output. Raises GradientError if only other outputs have one."""
         found = self.grads[0]
         if found is None or any(g is not None for g in self.grads[1:]):
             which = [i for i, g in enumerate(self.grads) if g is not None]
@@ -111,26 +110,26 @@ class Backward(Forward):
 
 
 def describe(node: Node) -> str:
-    """A node for messages: its name, its operator and the user's line, where known."""
+    """Describe a node for messages: its name, its operator and the user's line, if known."""
     source = node.annotations.source
     return f"node {node.name!r} ({node.operator}-{node.version})" + (f" from {source}" if source else "")
 
 
 def dims(x: Tensor) -> Any:
-    """The shape of a tensor, as a tuple of integers where it is static, else as a tensor of int64."""
+    """Return the shape of a tensor: a tuple of integers if it is static, else an int64 tensor."""
     if x._value.is_static:
         return tuple(int(d) for d in x.shape)  # type: ignore[arg-type]
     return ops.Shape(x)
 
 
 def shape_tensor(x: Tensor) -> Tensor:
-    """The shape of a tensor as a tensor of int64: a constant where it is static."""
+    """Return the shape of a tensor as an int64 tensor: a constant if it is static."""
     known = dims(x)
     return known if isinstance(known, Tensor) else literal(list(known), INT64)
 
 
 def known_as(x: Tensor, like: Tensor) -> Tensor:
-    """`x`, of which only the trace knows too little, with the shape that `like` is known to have."""
+    """Return `x`, whose inferred type lacks dimensions, with the known shape of `like`, which it is known to equal."""
     value, shape = x._value, like._value.shape
     if value.data is None and not value.is_static and shape is not None:
         object.__setattr__(value, "type", TensorType(value.dtype, shape))  # no graph holds the value yet
@@ -138,21 +137,21 @@ def known_as(x: Tensor, like: Tensor) -> Tensor:
 
 
 def reshaped(x: Tensor, like: Tensor) -> Tensor:
-    """`x` in the shape of `like`, which has as many elements."""
+    """Reshape `x` to the shape of `like`, which has as many elements."""
     if x._value.is_static and x.shape == like.shape:
         return x
     return known_as(x.reshape(dims(like)), like)
 
 
 def expanded(x: Tensor, like: Tensor) -> Tensor:
-    """`x` broadcast to the shape of `like`."""
+    """Broadcast `x` to the shape of `like`."""
     if x._value.is_static and x.shape == like.shape:
         return x
     return known_as(ops.Expand(x, shape_tensor(like)), like)
 
 
 def filled(like: Tensor, value: float = 0.0, dtype: Any = None) -> Tensor:
-    """A tensor of the shape of `like`, of one value."""
+    """Return a tensor of the shape of `like`, filled with `value`."""
     dtype = like.dtype if dtype is None else dtype
     if like._value.is_static and math.prod(like.shape) == 1:  # type: ignore[arg-type]
         return literal(np.full(like.shape, value), dtype)
@@ -161,9 +160,9 @@ def filled(like: Tensor, value: float = 0.0, dtype: Any = None) -> Tensor:
 
 
 def reduced(x: Tensor, like: Tensor, node: Node | None = None) -> Tensor:
-    """`x` summed over the axes along which `like` was broadcast to it: the way back of broadcasting.
+    """Sum `x` over the axes along which `like` was broadcast to it: the gradient of broadcasting.
 
-    Raises GradientError where symbolic dimensions leave open which axes these are.
+    Raises GradientError if symbolic dimensions leave these axes undetermined.
     """
     lead = x.ndim - like.ndim
     over = list(range(lead))
@@ -186,14 +185,14 @@ def reduced(x: Tensor, like: Tensor, node: Node | None = None) -> Tensor:
 
 
 def sum_over(x: Tensor, axes: Sequence[int], keepdims: bool = True) -> Tensor:
-    """The sum over axes; `x` itself where there are none."""
+    """Return the sum over axes; `x` itself if there are none."""
     if not axes:
         return x
     return with_axes("ReduceSum", x, [int(a) for a in axes], keepdims=int(keepdims))
 
 
 def mean_over(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """The mean over axes, which are kept; `x` itself where there are none."""
+    """Return the mean over axes (keepdims); `x` itself if there are none."""
     return with_axes("ReduceMean", x, [int(a) for a in axes], keepdims=1) if axes else x
 
 
@@ -204,7 +203,7 @@ def where(condition: Tensor, x: Any, y: Any) -> Tensor:
 
 
 def wide(x: Tensor) -> Tensor:
-    """The tensor in the dtype to compute in: float32 for narrower floats."""
+    """Convert a tensor to its computation dtype: float32 for narrower floats."""
     return x.astype(np.float32) if is_float(x.dtype) and x.dtype.itemsize < 4 else x
 
 
@@ -217,9 +216,9 @@ def emit(
     outputs: int = 1,
     **attributes: Any,
 ) -> Any:
-    """Append a node of an operator as of opset `opset` at least, whatever the graph's opset is.
+    """Append a node of an operator at opset `opset` or newer, independent of the graph's opset.
 
-    For the dialect, and for the few operators whose older versions cannot say what a gradient needs.
+    For the dialect, and for the few operators whose older versions cannot express a gradient.
     """
     tracer = current_tracer(op_type)
     schema = tracer.schema(op_type, domain)
@@ -233,13 +232,13 @@ def emit(
 
 
 def dialect(op_type: str, *inputs: Tensor, **attributes: Any) -> Tensor:
-    """Append a node of the `xrt` dialect, of one output."""
+    """Append a node of the `xrt` dialect with one output."""
     made: Tensor = emit(op_type, inputs, domain="xrt", **attributes)
     return made
 
 
 def check(node: Node, index: int, gradient: Tensor) -> None:
-    """Hold the gradient that a rule gave for input `index` against that input's type. Raises GradientError."""
+    """Raise GradientError unless the gradient that a rule returned for input `index` has that input's type."""
     value: Value | None = node.inputs[index]
     assert value is not None
     have, want = gradient.type, value.type

@@ -1,4 +1,4 @@
-"""The loop around a `TrainModule`: batches in, losses out, with a progress bar, and the losses as a picture."""
+"""The training loop: batches, `fit` with a progress bar, and a plot of the losses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def batches(
     data: Mapping[str, np.ndarray], size: int, *, seed: int = 0, start: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches without end: every epoch in another order, which follows from `seed`; samples that fill none are left.
+    """Yield batches endlessly: every epoch is shuffled, deterministically by `seed`; an incomplete batch is dropped.
 
-    data: arrays by the names that a step takes, one row per sample. start: how many batches to pass over, so that a
-    run that is resumed goes on where it stopped.
+    data: arrays by the names of a step's inputs, one row per sample. start: the number of batches to skip, to resume
+    a run.
 
     Raises InputError for arrays of different lengths or fewer samples than a batch.
     """
@@ -53,10 +53,10 @@ def fit(
     label: str = "training",
     progress: bool = True,
 ) -> list[float]:
-    """Take up to `steps` steps on the batches of `data`; returns their losses.
+    """Run up to `steps` steps on the batches of `data`; returns their losses.
 
-    progress: show a bar with the loss where stderr is a terminal. An error of a step is raised as it is; the module
-    then stands where the last good step left it.
+    progress: show a progress bar with the loss if stderr is a terminal. An error of a step propagates; the module
+    then has the state after the last successful step.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -76,9 +76,9 @@ def fit(
 
 
 def save_curve(losses: Sequence[float], path: str | os.PathLike[str], title: str = "") -> None:
-    """Draw the losses, and their running mean, as a picture; the suffix of `path` says which kind (PNG, SVG, ...).
+    """Plot the losses and their running mean to an image file; its suffix selects the format (.png, .svg, ...).
 
-    Raises OptionError where matplotlib is not installed, InputError for a path that cannot be written.
+    Raises OptionError if matplotlib is not installed, InputError if the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ def save_curve(losses: Sequence[float], path: str | os.PathLike[str], title: str
     axes.grid(alpha=0.3)
     try:
         figure.savefig(pathlib.Path(path))
-    except (OSError, ValueError) as e:  # no such folder, a suffix that stands for no picture
+    except (OSError, ValueError) as e:  # no such folder, or a suffix of no image format
         raise InputError(f"the losses cannot be drawn to {os.fspath(path)!r}: {e}") from e
 
 

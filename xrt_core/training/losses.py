@@ -1,4 +1,4 @@
-"""Losses by name, for models that give scores or predictions."""
+"""Loss functions by name, for models that output scores or predictions."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LOSSES: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType({"cross_entro
 
 
 def loss_named(loss: Any, outputs: Sequence[str] | None = None) -> Any:
-    """The function behind a name of `LOSSES`; a function, a number, None or the name of an output as it is.
+    """Return the function of a name in `LOSSES`; a function, a number, None or the name of an output unchanged.
 
-    outputs: names of the model's outputs, None where they are not known yet. Raises OptionError for anything else.
+    outputs: names of the model's outputs, None if not known yet. Raises OptionError for anything else.
     """
     if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss]

@@ -1,4 +1,5 @@
-"""What is trained: a model of fixed inputs, or a graph written in Python, each with its constants made variables."""
+"""Adapters of trained models: FixedModel (ONNX or IR graph) and WrittenGraph (`xrt.Graph`), with constants turned into
+variables."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ log = logging.getLogger("xrt")
 
 
 def label_names(loss: Any, source: FixedModel | WrittenGraph) -> tuple[str, ...]:
-    """The parameters of the loss beyond the model's outputs."""
+    """Return the names of the loss function's parameters after the model's outputs."""
     if not callable(loss):
         return ()
     import inspect
 
     parameters = [p for p in inspect.signature(loss).parameters.values() if p.kind is not p.VAR_POSITIONAL]
     count = source.output_count
-    if count is None:  # a written graph: what has no default and is keyword-only, or all after the first
+    if count is None:  # a written graph: keyword-only parameters without default, or all after the first
         return tuple(p.name for p in parameters[1:] if p.default is p.empty)
     return tuple(p.name for p in parameters[count:] if p.default is p.empty)
 
@@ -64,7 +65,7 @@ def bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) 
 
 
 class FixedModel:
-    """A model of fixed inputs and outputs, whose variables are constants."""
+    """A model with fixed inputs and outputs, whose variables are constants of its graph."""
 
     def __init__(self, model: Any, select: Select, batch_norm: bool) -> None:
         if not isinstance(model, Graph):
@@ -88,11 +89,11 @@ class FixedModel:
         self.output_count: int | None = len(model.outputs)
 
     def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
-        """Names of the model's own inputs, in order."""
+        """Return the names of the model's own inputs, in order."""
         return [v.name for v in self._inputs]
 
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
-        """The arrays of a step by name. Raises InputError for those that do not fit."""
+        """Return the arrays of a step by name. Raises InputError for those that do not fit."""
         own = [v.name for v in self._inputs]
         found = bound([*own, *(n for n in labels if n not in own)], args, inputs)
         for v in self._inputs:
@@ -108,7 +109,7 @@ class FixedModel:
         return found
 
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
-        """The graph for inputs of these types, with the variables as its last inputs, and the variables."""
+        """Return the graph for inputs of these types, with the variables as its last inputs, and the variables."""
         graph = self._promoted
         if graph.defaults:  # inputs that have a default are constants here
             new = {v: Value.constant(a, v.name) for v, a in graph.defaults.items()}
@@ -116,12 +117,12 @@ class FixedModel:
         return graph, self.variables
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
-        """The model with these arrays in the place of its variables."""
+        """Return the model's graph with these arrays as the values of its variables."""
         return replaced(self.graph, {v: Value.constant(arrays[v.name], v.name) for v in self._constants})
 
 
 class WrittenGraph:
-    """An `xrt.Graph`, traced for each signature; the arrays that it keeps are the variables."""
+    """An `xrt.Graph`, traced once per signature; the arrays in its attributes are the variables."""
 
     def __init__(self, graph: TracedGraph) -> None:
         self._graph = graph
@@ -134,15 +135,15 @@ class WrittenGraph:
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
 
     def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
-        """Names of the model's own inputs, in order."""
+        """Return the names of the model's own inputs, in order."""
         return list(self._names)
 
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
-        """The arrays of a step by name. Raises InputError for those that do not fit."""
+        """Return the arrays of a step by name. Raises InputError for those that do not fit."""
         return bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs)
 
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
-        """The graph for inputs of these types, with the variables as its last inputs, and the variables."""
+        """Return the graph for inputs of these types, with the variables as its last inputs, and the variables."""
         recorded = trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types))
         traced = recorded.graph
         running = statistics(traced)
@@ -166,12 +167,12 @@ class WrittenGraph:
                 "training must not depend on shapes"
             )
         whole = promoted(traced, constants)
-        if recorded.loss is not None:  # loss=None stands for the first output; `filled` has the outputs of `build`
+        if recorded.loss is not None:  # loss=None means the first output; `filled` has the outputs of `build`
             whole = whole.replace(outputs=(recorded.loss, *whole.outputs))
         return whole, self._made[2]
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
-        """The model with these arrays in the place of its variables."""
+        """Return the model's graph with these arrays as the values of its variables."""
         if self._made is None:
             raise InputError(f"{self.name} has not been traced yet: take a step first")
         graph, constants, _ = self._made

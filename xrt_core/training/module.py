@@ -1,4 +1,4 @@
-"""TrainModule: a model, a loss and an optimiser, and the steps that change the model's variables."""
+"""TrainModule: runs training steps (forward, backward, update) of a model with a loss and an optimizer."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _FORMAT = "xrt-training-1"
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The plan of one signature.
+    """The plan of one signature's training step.
 
-    direct: for each input the families of arrays, beside NumPy's, that it takes as they are. reads, writes: indices
-    into the state of what the plan takes last, and gives after the loss. precision: what was lowered in the forward
-    graph. ranges: what it asks of the integers among its inputs.
+    direct: for each input the array libraries, besides NumPy, whose arrays it accepts without conversion. reads,
+    writes: indices into the state of the plan's last inputs, and of its outputs after the loss. precision: the nodes of
+    the forward graph lowered to a narrow float. ranges: range checks of its integer inputs.
     """
 
     plan: Planned
@@ -62,44 +62,44 @@ class _Step:
 
 
 class TrainModule(GuardedModule):
-    r"""Trains a model: each step computes the loss, the gradients and the new variables as one graph.
+    r"""Trains a model: each step computes the loss, the gradients and the updated variables as one graph.
 
-        t = TrainModule("model.onnx", loss="cross_entropy", optimizer=Adam(1e-3), engine="xla")
+        t = TrainModule("model.onnx", loss="cross_entropy", optimizer=Adam(1e-3))
         for x, y in batches:
             loss = t.step(x=x, labels=y)
         t.export("trained.onnx")
 
     model: an ONNX file's path, its bytes, a ModelProto, an IR graph, or an `xrt.Graph`, whose arrays are its variables.
-    loss: a function of the model's outputs, in order, and of further inputs by the names of its parameters, written as
-        `Graph.build` is; or "cross_entropy" (input `labels`), "mse" (input `target`); or the name or number of an
+    loss: a function of the model's outputs, in order, and of further inputs by the names of its parameters, written
+        like `Graph.build`; or "cross_entropy" (input `labels`), "mse" (input `target`); or the name or index of an
         output that is the loss; None for the first output.
-    optimizer: one of `xrt.optim`; that of an `xrt.Graph` may come from its `add_optimizer`, and its loss from
-        `backward()` in its `build`.
-    trainable: names of constants, or a function of name and array; without it all float constants of more than one
-        element (of an `xrt.Graph`, the arrays that it keeps).
-    batch_norm, dropout: whether these work as in training, on the batch's statistics and dropping by their ratio, or
-        as the model says. seed: of Dropout: equal seeds give equal runs.
-    loss_scale: None, a number, "dynamic", or a `LossScale`; with float16 (precision="fp16") None means "dynamic", and
-        1 is none. Where `precision` lowers the model, variables, optimiser and gradients stay in float32.
-    check_finite: a loss that is not finite is an ExecutionError that names the first node whose result is not; the
-        state, copied for that, stays as it was.
-    accumulate: how many calls of `step`, each with a micro-batch, make one update by the mean of their gradients; with
-        a mean as its loss and micro-batches of one size that is the update of all of them as one batch.
+    optimizer: one of `xrt.optim`; an `xrt.Graph` may define it by `add_optimizer`, and the loss by `backward()` in its
+        `build`.
+    trainable: names of constants, or a function of name and array; default: all float constants of more than one
+        element (of an `xrt.Graph`, the arrays in its attributes).
+    batch_norm, dropout: True runs these operators in training mode (batch statistics; dropping by their ratio), False
+        as the model specifies. seed: of Dropout: equal seeds give equal runs.
+    loss_scale: None, a number, "dynamic", or a `LossScale`; with float16 (precision="fp16") None means "dynamic"; 1
+        disables scaling. With `precision`, variables, optimizer and gradients stay in float32.
+    check_finite: a loss that is not finite raises an ExecutionError that names the first node whose result is not; the
+        state, copied for that, is unchanged.
+    accumulate: the number of calls of `step`, each with a micro-batch, that make one update by the mean of their
+        gradients; with a mean as loss and micro-batches of equal size, this equals the update of one large batch.
     donate: see below.
-    recompute: a regular expression on the names of nodes: those in whose names it finds the same text are a region
-        that is computed again on the way back, instead of kept for it (r"layer\.\d+" makes one of every layer). So
-        are the blocks of `training.recompute()` in an `xrt.Graph`. recompute_budget: how many bytes the intermediate
-        results of a step may take; regions are cut so that they do.
+    recompute: a regular expression on node names: nodes in whose names it matches the same text form a region that is
+        recomputed in the backward pass instead of stored (r"layer\.\d+" makes one region per layer). Blocks of
+        `training.recompute()` in an `xrt.Graph` are such regions too. recompute_budget: the maximum bytes of the
+        intermediate results of a step; regions are chosen to meet it.
     options: those of `XRTModule`.
 
-    Variables and the optimiser's slots stay on the device between steps and are updated in place where the engine can
-    (a JAX array is donated). Arrays that `state_dict` gave stay as they are. One step at a time: threads wait for each
-    other. A step that raises changes nothing, with one exception: where an engine fails after it has taken the storage
-    of the variables (never in a program's first step, which runs on copies), they are gone. The step then raises
-    TrainingError, and so does everything after it until a state is loaded. With donate=False no failure loses the
-    state; each step then holds a second copy of it.
+    Variables and optimizer slots stay on the device between steps and are updated in place if the engine supports it
+    (a JAX array is donated). Arrays returned by `state_dict` are never modified. Concurrent calls of `step` are
+    serialised. A step that raises changes nothing, with one exception: if an engine fails after the variables were
+    donated to it (never in a program's first step, which runs on copies), they are lost. The step then raises
+    TrainingError, and so does every method until a state is loaded. With donate=False no failure loses the state; each
+    step then holds a second copy of it.
 
-    Raises ModelLoadError, OptionError and EngineError as XRTModule does; GradientError where nothing is to be trained.
+    Raises ModelLoadError, OptionError and EngineError as XRTModule does; GradientError if there is nothing to train.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class TrainModule(GuardedModule):
             source = resolved.source("use_int8")
             raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
         self._lowering = lowering(resolved, training=True)
-        # it is the forward graph that is lowered
+        # mixed precision is applied to the forward graph alone
         services = build_services(resolved.without_lowering(), process_engines.choose(resolved), self.events)
         self._pipeline = Pipeline(services)
         self._source: FixedModel | WrittenGraph = (
@@ -146,7 +146,7 @@ class TrainModule(GuardedModule):
         self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
-        self._lost: str | None = None  # why the state is gone
+        self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
         self._state: list[Any] = []
@@ -160,10 +160,10 @@ class TrainModule(GuardedModule):
     # --- steps --------------------------------------------------------------------------------------------------
 
     def step(self, /, *args: Any, **inputs: Any) -> Any:
-        """Take one step on the arrays of a batch, by position (the model's inputs first) or by name; returns the loss.
+        """Run one step on the arrays of a batch, by position (the model's inputs first) or by name; returns the loss.
 
-        Raises InputError for arrays that do not fit, GradientError where the gradient cannot be built, TrainingError
-        where the state is gone (see the class).
+        Raises InputError for arrays that do not fit, GradientError if the gradient cannot be built, TrainingError
+        if the state is lost (see the class).
         """
         batch = self._source.bind(args, inputs, self._labels)
         with self._lock:
@@ -178,7 +178,7 @@ class TrainModule(GuardedModule):
             arrays = [*batch.values(), rate, *(self._state[i] for i in found.reads)]
             refuse_out_of_range(found.ranges, arrays)
             if fresh or self._check:
-                # the first run of a program is the one that fails, if any: NumPy arrays are never donated
+                # the first run of a program is the likeliest to fail; NumPy arrays are never donated
                 arrays = [to_numpy(a) for a in arrays]
             results = self._run(found, list(arrays))
             if self._check and not np.isfinite(to_numpy(results[0]).astype(np.float64)).all():
@@ -190,7 +190,7 @@ class TrainModule(GuardedModule):
         return to_numpy(results[0])[()]
 
     def _count_of(self, name: str) -> int:
-        """A counter of the state; 0 before there is one."""
+        """Return a counter of the state; 0 before the first step."""
         if self._recipe is None:
             return int((self._pending or {}).get(name, 0))
         return int(to_numpy(self._state[self._recipe.names.index(name)]))
@@ -209,8 +209,8 @@ class TrainModule(GuardedModule):
         except Exception as e:
             if any(getattr(a, "is_deleted", bool)() for a in self._state):
                 self._lost = (
-                    "the step failed after its variables had been handed to the engine, and they are gone: "
-                    f"{_first(e)}. Load a state (load_state_dict, load); with donate=False no failure takes it away"
+                    "the step failed after its variables had been donated to the engine, and they are lost: "
+                    f"{_first(e)}. Load a state (load_state_dict, load); with donate=False no failure loses it"
                 )
                 raise TrainingError(self._lost) from e
             raise
@@ -260,34 +260,34 @@ class TrainModule(GuardedModule):
             pending, self._pending = self._pending, None
             self._set(pending)
 
-    # --- what is known ------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names of the variables, those that are trained and the running statistics."""
+        """Names of the variables: trained ones and running statistics."""
         return tuple(v.name for v in self._recipe.variables) if self._recipe is not None else ()
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Names of the engines that take part, in the order in which they are tried."""
+        """Names of the selected engines, by descending priority."""
         return tuple(e.name for e, _ in self._pipeline.engines)
 
     @property
     def step_count(self) -> int:
-        """How many updates the state has seen, those before a checkpoint that was loaded included."""
+        """The number of updates of the state, those before a loaded checkpoint included."""
         with self._lock:
             if self._recipe is None:
                 return int((self._pending or {}).get(STEP, 0))
             return int(to_numpy(self._state[self._recipe.names.index(STEP)]))
 
     def explain(self) -> Explanation:
-        """What was decided for the last signature. Raises InputError before the first step."""
+        """Return the explanation of the last signature. Raises InputError before the first step."""
         if self._last is None:
             raise InputError("no step has been taken yet: there is nothing to explain")
         return replace(self._last.plan.explain(), precision=self._last.precision)
 
     def training_graph(self) -> Graph:
-        """The graph of the last signature's step, before partitioning. Raises InputError before the first step."""
+        """Return the step graph of the last signature, before partitioning. Raises InputError before the first step."""
         if self._last is None:
             raise InputError("no step has been taken yet: there is no graph of it")
         return self._last.graph
@@ -295,7 +295,7 @@ class TrainModule(GuardedModule):
     # --- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of all that the next step depends on: variables, slots of the optimiser, the count of steps."""
+        """Return copies of the state that the next step depends on: variables, optimizer slots, the step count."""
         with self._lock:
             self._refuse_lost()
             if self._recipe is None:
@@ -303,10 +303,10 @@ class TrainModule(GuardedModule):
             return {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Raises CheckpointError, with nothing changed, for one that does not fit."""
+        """Load a result of `state_dict`. Raises CheckpointError, with nothing changed, for one that does not fit."""
         arrays = {n: np.array(to_numpy(a)) for n, a in state.items()}
         with self._lock:
-            if self._recipe is None:  # a written graph has its variables at its first step
+            if self._recipe is None:  # a written graph gets its variables at its first step
                 self._pending = arrays
             else:
                 self._set(arrays)
@@ -332,33 +332,33 @@ class TrainModule(GuardedModule):
         self._lost = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as a safetensors file, whole or not at all. Raises CheckpointError."""
+        """Write the state as a safetensors file, atomically. Raises CheckpointError."""
         checkpoint.save(self.state_dict(), path, {"format": _FORMAT, "seed": str(self._seed)})
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Take over the state of a file that `save` wrote, its seed included. Raises CheckpointError."""
+        """Load the state of a file that `save` wrote. Raises CheckpointError, also if its seed differs."""
         arrays, metadata = checkpoint.load(path)
         if metadata.get("format") != _FORMAT:
             raise CheckpointError(f"{pathlib.Path(path)} is no training state: format {metadata.get('format')!r}")
         if int(metadata.get("seed", self._seed)) != self._seed:
             raise CheckpointError(
                 f"{pathlib.Path(path)} was written with seed={metadata['seed']}, this module has seed={self._seed}; "
-                "they must agree to go on in the same way"
+                "they must be equal to continue the same run"
             )
         self.load_state_dict(arrays)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Copies of the variables, by name; `xrt.Graph.load_parameters` takes them. Raises as `state_dict` does."""
+        """Return copies of the variables by name, for `xrt.Graph.load_parameters`. Raises as `state_dict` does."""
         state = self.state_dict()
         return {n: state[n] for n in self.variables}
 
     def graph(self) -> Graph:
-        """The model with the variables' present values as its constants. That of an `xrt.Graph` has the shapes of the
-        first step; for others, `load_parameters` of the graph takes `parameters()`."""
+        """Return the model's graph with the current values of the variables as constants. For an `xrt.Graph` it has the
+        shapes of the first step; for other shapes use `graph.load_parameters(trainer.parameters())`."""
         return self._source.filled(self.parameters())
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained model as an ONNX file. Raises ExportError where it cannot be written."""
+        """Write the trained model as an ONNX file. Raises ExportError if it cannot be written."""
         from xrt_core.frontends.onnx_export import save
 
         save(self.graph(), path)
@@ -379,7 +379,7 @@ def _optimizer_of(given: Any, model: Any) -> Optimizer:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The error that all others followed from: what the host, which could not stand in, says is of no use."""
+    """Return the root cause of a chain of errors; the error of the failed fallback to the host is not informative."""
     while error.__context__ is not None:
         error = error.__context__
     return error

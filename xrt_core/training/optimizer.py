@@ -1,4 +1,4 @@
-"""Optimisers: how variables and their slots follow from gradients, as nodes of the graph."""
+"""Optimizers: they build the nodes that update variables and their slots from gradients."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What all updates of a step see.
+    """Values shared by all updates of a step.
 
-    rate: learning rate, a scalar of float32. count: the number of this update from 1 on, a scalar of int64.
+    rate: learning rate, float32[]. count: the number of this update, starting at 1, int64[].
     """
 
     rate: Tensor
@@ -30,11 +30,11 @@ class Moment:
 
 
 class Optimizer(ABC):
-    """How a variable follows from its gradient.
+    """Base class of optimizers: builds the update of a variable from its gradient.
 
-    learning_rate: a number, or a function from the number of the step (from 0) to one. clip_norm: gradients are scaled
-    so that the norm over all of them is at most this (None: they are left as they are). decay: which variables weight
-    decay applies to, by name and shape; without it to all of rank 2 and more.
+    learning_rate: a number, or a function from the step number (from 0) to one. clip_norm: gradients are scaled so
+    that their global norm is at most this (None: no clipping). decay: function of name and shape that selects the
+    variables to which weight decay applies; default: those of rank 2 or more.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
@@ -62,7 +62,7 @@ class Optimizer(ABC):
         self._decay = decay
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of step number `step` (from 0)."""
+        """Return the learning rate of step number `step` (from 0)."""
         if not callable(self.learning_rate):
             return float(self.learning_rate)
         rate = self.learning_rate(step)
@@ -70,23 +70,23 @@ class Optimizer(ABC):
         return float(rate)
 
     def decay_of(self, name: str, shape: tuple[int, ...]) -> float:
-        """The weight decay of one variable."""
+        """Return the weight decay of one variable."""
         applies = self._decay(name, shape) if self._decay is not None else len(shape) >= 2
         return self.weight_decay if applies else 0.0
 
     def initial(self, slot: str, value: np.ndarray) -> np.ndarray:
-        """What a slot of a variable holds before the first step."""
+        """Return the value of a slot of a variable before the first step."""
         return np.zeros(value.shape, value.dtype)
 
     @abstractmethod
     def update(
         self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
     ) -> Sequence[Tensor]:
-        """The new value of a variable and of its slots, in the order of `slots`."""
+        """Return the new value of a variable, then of its slots in the order of the class attribute `slots`."""
 
 
 def _options(kind: type) -> list[str]:
-    """The names that an optimiser's constructors take, its own first."""
+    """Return the keyword arguments of an optimizer's constructors, those of its own class first."""
     found: dict[str, None] = {}
     for cls in kind.__mro__:
         if "__init__" in vars(cls) and issubclass(cls, Optimizer):
@@ -164,7 +164,7 @@ class Adagrad(Optimizer):
 
 
 class _Moments(Optimizer):
-    """What has a mean of gradients and one of their squares."""
+    """Base class of optimizers with first and second moments: running means of gradients and of their squares."""
 
     slots = ("mean", "square")
 
@@ -184,7 +184,7 @@ class _Moments(Optimizer):
         self.beta1, self.beta2, self.epsilon = float(beta1), float(beta2), float(epsilon)
 
     def corrected(self, at: Moment, g: Tensor, slots: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """(direction mean / (sqrt(square) + epsilon), both corrected for their start at zero; the new mean; square)."""
+        """Return (mean / (sqrt(square) + epsilon) with bias correction of both, the new mean, the new square)."""
         mean = slots["mean"] * self.beta1 + g * (1 - self.beta1)
         square = slots["square"] * self.beta2 + g * g * (1 - self.beta2)
         count = at.count.astype(np.float32)
@@ -194,9 +194,9 @@ class _Moments(Optimizer):
 
 
 class Adam(_Moments):
-    """The ONNX operator Adam, with its correction for the start; weight decay is a part of the gradient.
+    """The ONNX operator Adam, with bias correction; weight decay is added to the gradient.
 
-    epsilon is added to the square root before that correction, as the operator says.
+    epsilon is added to the square root before the bias correction, as the operator defines.
     """
 
     def update(
@@ -211,7 +211,7 @@ class Adam(_Moments):
 
 
 class AdamW(_Moments):
-    """Adam with weight decay apart from the gradient. Source: Loshchilov and Hutter, arXiv 1711.05101."""
+    """Adam with decoupled weight decay. Source: Loshchilov and Hutter, arXiv 1711.05101."""
 
     def __init__(self, learning_rate: float | Schedule = 1e-3, *args: float, weight_decay: float = 0.01,
                  **options: Any) -> None:  # fmt: skip
@@ -248,7 +248,7 @@ class LAMB(_Moments):
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm over all gradients, a scalar of float32."""
+    """Return the global norm of all gradients, float32[]."""
     parts = [(g.astype(np.float32) * g.astype(np.float32)).sum() for g in gradients]
     total = parts[0] if len(parts) == 1 else ops.Sum(*parts)
     made: Tensor = ops.Sqrt(total)
@@ -256,13 +256,13 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def clipped(gradients: Sequence[Tensor], norm: Tensor, limit: float) -> list[Tensor]:
-    """The gradients, scaled so that the norm over all of them is at most `limit`."""
+    """Return the gradients scaled so that their global norm is at most `limit`."""
     factor = ops.Min(limit / (norm + 1e-6), 1.0)
     return [g * factor.astype(g.dtype) for g in gradients]
 
 
 def finite(gradients: Sequence[Tensor]) -> Tensor:
-    """Whether no gradient holds a NaN or an infinity, a scalar bool."""
+    """Return whether all gradients are finite, bool[]."""
     checks = [
         ops.ReduceMax(ops.Abs(g.astype(np.float32)), keepdims=0) <= float(np.finfo(np.float32).max)
         for g in gradients

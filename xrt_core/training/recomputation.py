@@ -1,4 +1,4 @@
-"""Marks for recomputation: which parts of the way forward are computed again on the way back."""
+"""Marks for rematerialization: regions of the forward pass that are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from xrt_core.passes.rematerialization import MARK, marked
 
 @contextlib.contextmanager
 def recompute() -> Iterator[None]:
-    """Compute the nodes built inside again on the way back, instead of keeping their results for it.
+    """Recompute the nodes built inside in the backward pass, instead of storing their results.
 
         for layer in self.layers:
             with xrt.training.recompute():
                 x = layer(x)
 
-    Each block is a region: between steps forward and back only what comes into it and what leaves it is kept. Blocks
-    inside a block belong to it. Takes effect in a `TrainModule`. Raises TraceError outside of tracing.
+    Each block is a region: between the forward and the backward pass only its inputs and outputs are stored. Nested
+    blocks belong to the outer one. Takes effect in a `TrainModule`. Raises TraceError if no graph is being traced.
     """
     tracer = current_tracer("recompute")
     scope, start = tracer.scope, len(tracer.scope.nodes)
@@ -37,7 +37,7 @@ def _with_label(node: Node, label: str) -> Node:
 
 
 def keep_mark(tracer: Tracer, start: int, node: Node) -> None:
-    """Give the mark of `node` to the nodes recorded since `start`, which stand for it."""
+    """Copy the mark of `node` to the nodes recorded since `start`, which replace it."""
     label = marked(node)
     if label is not None:
         nodes = tracer.scope.nodes
@@ -46,9 +46,9 @@ def keep_mark(tracer: Tracer, start: int, node: Node) -> None:
 
 
 def labels(pattern: str | None) -> Callable[[Node], str | None]:
-    """What tells the region of a node: its mark, or else the text that a regular expression finds in its name.
+    """Return a function from a node to its region: its mark, or else the match of a regular expression in its name.
 
-    Raises OptionError for what is no regular expression.
+    Raises OptionError for an invalid regular expression.
     """
     if pattern is None:
         return marked

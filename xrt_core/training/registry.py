@@ -1,12 +1,12 @@
-"""The registry of gradient rules and compositions: what is known of an operator's derivative.
+"""The registry of gradient rules and compositions of operators.
 
     @gradient("Sin")
     def sin(ctx):
         return ctx.grad * ops.Cos(ctx.inputs[0])
 
-A rule is written in the language of `Graph.build`: it takes a `Backward` and returns the gradient of the loss with
-respect to each input of the node: one tensor where the operator has one input, else a tuple (None where an input has
-none, or `ctx.wants(i)` is False). Plugins register rules for their own domains in the same way.
+A rule is traced like `Graph.build`: it takes a `Backward` and returns the gradient of the loss with respect to each
+input of the node: one tensor if the operator has one input, else a tuple (None for an input without a gradient, or
+with `ctx.wants(i)` False). Plugins register rules for their own domains in the same way.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from xrt_core.errors import RegistrationError
+from xrt_core.ir.operator_set import find_operator
 
 if TYPE_CHECKING:
     from xrt_core.frontends.tensor import Tensor
@@ -33,18 +34,18 @@ FAMILIES = (
     "elementwise", "activation", "linear", "reduction", "movement", "indexing", "normalization", "loss",
     "convolution", "pooling", "resize", "vision", "signal", "random", "control", "recurrent", "constant",
 )  # fmt: skip
-"""Modules of `training.rules`, in which rules stand by family."""
+"""Modules of `training.rules`, one per operator family."""
 
 _RULES: dict[Key, Rule] = {}
 _COMPOSITIONS: dict[Key, Composition] = {}
-_CONSTANT: dict[Key, str] = {}  # operator -> who said so
+_CONSTANT: dict[Key, str] = {}  # operator -> its registrant
 _loaded = False
 
 
 def gradient(*op_types: str, domain: str = "") -> Callable[[F], F]:
     """Register the decorated function as the gradient rule of these operators.
 
-    Raises RegistrationError, naming both, where an operator has a rule, or is registered as constant.
+    Raises RegistrationError, naming both, if an operator has a rule already, or is registered as constant.
     """
 
     def register(function: F) -> F:
@@ -57,10 +58,10 @@ def gradient(*op_types: str, domain: str = "") -> Callable[[F], F]:
 
 
 def composition(*op_types: str, domain: str = "") -> Callable[[F], F]:
-    """Register the decorated function as the forward computation of these operators by others that have rules.
+    """Register the decorated function as the decomposition of these operators into operators that have rules.
 
-    It takes a `Forward` and returns the outputs, or None for a node that is better left to its rule. Where a gradient
-    goes through such a node, its nodes take the node's place, so that nothing is computed twice.
+    It takes a `Forward` and returns the outputs, or None to use the node's own rule. A node on the backward path is
+    replaced by its composing nodes, so that nothing is computed twice.
     """
 
     def register(function: F) -> F:
@@ -75,32 +76,34 @@ def composition(*op_types: str, domain: str = "") -> Callable[[F], F]:
 
 
 def no_gradient(*op_types: str, domain: str = "", by: str = "") -> None:
-    """Register operators whose outputs do not vary, almost everywhere, with their inputs: gradients end there."""
+    """Register operators whose derivative is zero almost everywhere: gradients end there."""
     for op_type in op_types:
         _refuse_twice((domain, op_type), by or "no_gradient")
         _CONSTANT[domain, op_type] = by or "no_gradient"
 
 
 def find_rule(domain: str, op_type: str) -> Rule | None:
-    """The gradient rule of an operator, or None."""
+    """Return the gradient rule of an operator, or None."""
     _load()
-    return _RULES.get((domain, op_type))
+    own = find_operator(domain, op_type)
+    return _RULES.get((domain, op_type)) or (None if own is None else own.gradient)
 
 
 def find_composition(domain: str, op_type: str) -> Composition | None:
-    """The composition of an operator, or None."""
+    """Return the composition of an operator, or None."""
     _load()
     return _COMPOSITIONS.get((domain, op_type))
 
 
 def is_constant(domain: str, op_type: str) -> bool:
-    """Whether gradients end at an operator."""
+    """Return whether gradients end at an operator (it was registered by `no_gradient`)."""
     _load()
-    return (domain, op_type) in _CONSTANT
+    own = find_operator(domain, op_type)
+    return (domain, op_type) in _CONSTANT or (own is not None and own.is_constant)
 
 
 def rules() -> Mapping[Key, Rule]:
-    """Every gradient rule by (domain, operator); read-only."""
+    """Return every gradient rule by (domain, operator); read-only."""
     _load()
     return MappingProxyType(_RULES)
 

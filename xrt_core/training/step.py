@@ -1,4 +1,4 @@
-"""The graph of one training step: forward, backward and update, for one signature of its inputs."""
+"""The graph of one training step (forward, backward, update) for one signature."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from xrt_core.errors import GradientError, OptionError
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import FLOAT32, INT64
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
@@ -34,10 +33,11 @@ Loss = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """What the loss is multiplied by before the way back, so that small gradients of narrow floats do not vanish.
+    """Loss scaling: the loss is multiplied by a scale before the backward pass, so that small gradients of narrow
+    floats do not underflow.
 
-    initial: the scale. dynamic: halve it (times `backoff`) at a step whose gradients are not finite, and which is then
-    left out, and double it (times `growth`) after `interval` finite steps in a row.
+    initial: the scale. dynamic: after a step whose gradients are not finite, skip the update and multiply the scale by
+    `backoff`; after `interval` consecutive finite steps, multiply it by `growth`.
     """
 
     initial: float = 2.0**15
@@ -48,7 +48,7 @@ class LossScale:
 
 
 def loss_scale_of(given: Any) -> LossScale | None:
-    """The option `loss_scale`: None, a number, "dynamic", or a LossScale. Raises OptionError for anything else."""
+    """Parse the option `loss_scale`: None, a number, "dynamic", or a LossScale. Raises OptionError otherwise."""
     if given is None or isinstance(given, LossScale):
         return given
     if given == "dynamic":
@@ -61,7 +61,7 @@ def loss_scale_of(given: Any) -> LossScale | None:
 def initial_state(
     variables: Sequence[Variable], optimizer: Optimizer, scale: LossScale | None, accumulate: int = 1
 ) -> dict[str, np.ndarray]:
-    """Everything that a step reads and changes, before the first."""
+    """Return the state before the first step: everything that a step reads and writes, by name."""
     state = {v.name: v.value for v in variables}
     for v in variables:
         if v.trained:
@@ -78,21 +78,21 @@ def initial_state(
 
 
 def slot_name(slot: str, variable: str) -> str:
-    """The name in the state of one slot of a variable."""
+    """Return the name in the state of one slot of a variable."""
     return f"optimizer/{slot}/{variable}"
 
 
 def sum_name(variable: str) -> str:
-    """The name in the state of the sum of a variable's gradients over the micro-batches so far."""
+    """Return the name in the state of the sum of a variable's gradients over the micro-batches so far."""
     return f"optimizer/sum/{variable}"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a step is made of, beside the model.
+    """The configuration of a step graph, apart from the model.
 
-    losses, accumulate, donate: see `TrainModule`. names: of the state, in order. recompute: the pass that does so.
-    named: whether the user listed what is to be trained, all of which the loss must then depend on.
+    loss, accumulate, donate: see `TrainModule`. names: of the state, in order. recompute: the rematerialization pass.
+    named: whether the user listed the trained variables; the loss must then depend on each of them.
     """
 
     variables: Sequence[Variable]
@@ -111,9 +111,10 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """The graph of a step. reads, writes: names of the state among its last inputs, and its outputs after the loss.
+    """The graph of a step. reads, writes: names of the state entries of its last inputs, and of its outputs after the
+    loss.
 
-    ranges: what it asks of the integers among its inputs.
+    ranges: range checks of its integer inputs.
     """
 
     graph: Graph
@@ -129,14 +130,14 @@ def training_graph(
     recipe: Recipe,
     update: bool = True,
 ) -> StepGraph:
-    """The graph of a step, from a specialised forward graph whose last inputs are the variables, in order.
+    """Build the graph of a step from a specialised forward graph whose last inputs are the variables, in order.
 
     Its inputs: those of the model, those that only the loss reads (`extra`), the learning rate, the state. Its outputs:
-    the loss, and the state after the step, each entry by an Assign that may take the old entry's storage.
-    update: whether gradients end in an update of the variables, or only in the sums over micro-batches.
-    Raises GradientError where the loss is no scalar, or a gradient cannot be built.
+    the loss, and the new state, each entry from an Assign that may alias the old entry's storage.
+    update: True updates the variables, False only adds the gradients to the sums over micro-batches.
+    Raises GradientError if the loss is not a scalar, or a gradient cannot be built.
     """
-    tracer = Tracer(forward.name or "model", {})  # the newest opsets: the model's own nodes keep their versions
+    tracer = Tracer(forward.name or "model", {})  # the newest opsets; the model's own nodes keep their versions
     tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
     tracer.reserve(n.name for n in forward.nodes)
     tracer.reserve([v.name for v in forward.inputs])
@@ -155,7 +156,7 @@ def training_graph(
         start, new = _new_state(read, gradients, Tensor(rate, scope), recipe, update)
         for name, v in running.items():
             fresh = Tensor(v, scope)
-            kept = recipe.scale is not None and recipe.scale.dynamic  # an overflow leaves the statistics alone as well
+            kept = recipe.scale is not None and recipe.scale.dynamic  # an overflow skips statistics too
             new[name] = where(finite([fresh]), fresh, read[name]) if kept else fresh
         writes = [n for n in recipe.names if n in new]
         made = [_assign(read[n], new[n], n) for n in writes]
@@ -171,7 +172,7 @@ def training_graph(
 
 
 def _unscaled_gradients(loss: Tensor, read: Mapping[str, Tensor], recipe: Recipe) -> list[Tensor]:
-    """The gradients of the trained variables, by way of the scaled loss where there is a scale."""
+    """Return the gradients of the trained variables, computed from the scaled loss and unscaled if there is a scale."""
     scaled, scale = _scaled(loss, read, recipe.scale)
     gradients = _gradients(scaled, [read[v.name] for v in recipe.variables if v.trained], recipe.named)
     return gradients if scale is None else [g / scale.astype(g.dtype) for g in gradients]
@@ -180,9 +181,10 @@ def _unscaled_gradients(loss: Tensor, read: Mapping[str, Tensor], recipe: Recipe
 def _new_state(
     read: Mapping[str, Tensor], gradients: list[Tensor], rate: Tensor, recipe: Recipe, update: bool
 ) -> tuple[int, dict[str, Tensor]]:
-    """Name -> new value, of all but running statistics; and where in the scope the nodes of the update begin.
+    """Return the index in the scope of the first node of the update, and name -> new value of the state without running
+    statistics.
 
-    Sums over micro-batches belong to the update: they are in place.
+    Sums over micro-batches belong to the update: they are written in place.
     """
     nodes = current_tracer("an update").scope.nodes
     trained = [v for v in recipe.variables if v.trained]
@@ -211,16 +213,16 @@ def _new_state(
 
 
 def _finished(graph: Graph, recipe: Recipe) -> Graph:
-    """Simplified, the phase of each node set, and what is to be recomputed copied."""
+    """Simplify the graph, set the phase of each node, and apply rematerialization."""
     graph = run_passes(graph, (IdentityNodes(), CommonSubexpressions(), DeadNodes()))
-    ahead = set(way_forward(graph))  # the rest belongs to training alone, which not every engine takes part in
+    ahead = set(way_forward(graph))  # the other nodes exist in training alone, which not every engine supports
     graph = graph.replace(nodes=[n if i in ahead else _of_training(n) for i, n in enumerate(graph.nodes)])
     return graph if recipe.recompute is None else run_passes(graph, (recipe.recompute, DeadNodes()))
 
 
 def _gradients(loss: Tensor, variables: Sequence[Tensor], named: bool) -> list[Tensor]:
-    """Gradients of the variables, zeros for those that the loss does not depend on. Raises GradientError for such a one
-    where the user listed them, or where it depends on none."""
+    """Return the gradients of the variables, zeros for those on which the loss does not depend. Raises GradientError
+    for such a variable if the user listed them, or if the loss depends on none."""
     found = found_backward(loss._value, [v._value for v in variables])
     stray = [v.name for v, g in zip(variables, found, strict=True) if g is None]
     if stray and (named or len(stray) == len(found)):
@@ -233,7 +235,7 @@ def _gradients(loss: Tensor, variables: Sequence[Tensor], named: bool) -> list[T
 
 
 def _forward(tracer: Tracer, forward: Graph, step: Tensor, recipe: Recipe) -> dict[str, Value]:
-    """Record the model as it is in training; returns the new running statistics by the variable's name."""
+    """Record the model in training mode; return the new running statistics by the variable's name."""
     scope = tracer.scope
     variables = {v.name for v in recipe.variables if not v.trained}
     running: dict[str, Value] = {}
@@ -252,10 +254,10 @@ def _forward(tracer: Tracer, forward: Graph, step: Tensor, recipe: Recipe) -> di
 
 
 def _batch_norm(tracer: Tracer, node: Node, variables: set[str], running: dict[str, Value]) -> None:
-    """BatchNormalization by the statistics of the batch, with the running ones where they are variables."""
+    """Record BatchNormalization in training mode if its running statistics are variables."""
     scope = tracer.scope
     means = node.inputs[3:5]
-    if any(v is None or v.name not in variables for v in means):  # they are computed or frozen: as the model says
+    if any(v is None or v.name not in variables for v in means):  # computed or frozen statistics: keep the model's mode
         scope.nodes.append(node)
         return
     old = [v for v in node.outputs[1:3] if v is not None] if node.version >= 14 else []
@@ -278,7 +280,7 @@ def _batch_norm(tracer: Tracer, node: Node, variables: set[str], running: dict[s
 
 
 def _dropout(tracer: Tracer, node: Node, step: Tensor, seed: int, stream: int) -> None:
-    """Dropout by numbers that follow from the seed, the step and the node's place alone."""
+    """Record Dropout with counter-based random numbers: a function of the seed, the step and the node's index."""
     scope = tracer.scope
     source, result = node.inputs[0], node.outputs[0]
     assert source is not None
@@ -338,7 +340,7 @@ def _updates(
     rate: Tensor,
     optimizer: Optimizer,
 ) -> dict[str, Tensor]:
-    """Name -> new value, of the variables and their slots."""
+    """Return name -> new value of the variables and their slots."""
     at = Moment(rate, read[STEP] + 1)
     new: dict[str, Tensor] = {}
     for v, g in zip(trained, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""Variables: which constants of a graph are trained, and the graph in which they are inputs."""
+"""Variables: selection of the constants to train, and their promotion to graph inputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends.numpy_interop import as_array
-from xrt_core.frontends.numpy_semantics import constant
 from xrt_core.frontends.promotion import is_float
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, constant
 from xrt_core.frontends.tracing import active_tracer
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType, dtype_name
@@ -21,7 +20,7 @@ Select = Collection[str] | Callable[[str, np.ndarray], bool] | None
 
 
 class Variable:
-    """An array that steps of training change.
+    """An array that training steps update.
 
         class Dense(xrt.Graph):
             def __init__(self):
@@ -31,17 +30,17 @@ class Variable:
             def build(self, x):
                 return x @ self.w * self.scale
 
-    Plain arrays that a graph keeps are variables too. A Variable is one that says so: arithmetic on it alone is traced
-    (`self.w ** 2`, `self.w.sum()`), a single number is trained as well, and `trained=False` keeps one as it is.
+    Plain arrays in attributes of a graph are variables too. With an explicit Variable, arithmetic on it alone is traced
+    (`self.w ** 2`, `self.w.sum()`), a scalar is trained as well, and `trained=False` keeps it constant.
 
-    value: what it holds before the first step (numbers and lists become float32). trained: it is updated by its
-    gradient; where False it is a constant, or (running statistics of a BatchNormalization) the model's own to update.
-    name: given by where it stands in the model.
-    Raises GradientError for a trained one that is no float, TraceError for what is no array.
+    value: the value before the first step (numbers and lists become float32). trained: whether it is updated by its
+    gradient; if False it is a constant, or (running statistics of a BatchNormalization) updated by the model.
+    name: its attribute path in the model.
+    Raises GradientError for a trained variable that is not a float, TraceError for a value that is not an array.
     """
 
     __slots__ = ("__weakref__", "name", "trained", "value")
-    __array_ufunc__ = None  # so that `array * variable` asks the variable
+    __array_ufunc__ = None  # so that `array * variable` calls the variable's __rmul__
 
     def __init__(self, value: Any, trained: bool = True, name: str = "") -> None:
         plain = isinstance(value, int | float | list | tuple) and not isinstance(value, np.generic)
@@ -55,7 +54,7 @@ class Variable:
 
     @property
     def type(self) -> TensorType:
-        """The type, which no step changes."""
+        """The type; constant over training."""
         return TensorType(self.value.dtype, self.value.shape)
 
     @property
@@ -101,7 +100,7 @@ for _name in ("neg", "pos", "abs", "lt", "le", "gt", "ge", "getitem"):
 
 
 def _constants(graph: Graph) -> Iterator[Value]:
-    """The constants of a graph and of its subgraphs, in order of first use; one may come more than once."""
+    """Yield the constants of a graph and of its subgraphs in order of use, possibly repeated."""
     for n in graph.nodes:
         yield from (v for v in n.inputs if v is not None and v.data is not None)
         for g in n.subgraphs:
@@ -110,7 +109,7 @@ def _constants(graph: Graph) -> Iterator[Value]:
 
 
 def replaced(graph: Graph, new: Mapping[Value, Value]) -> Graph:
-    """The graph, its subgraphs included, reading `new[v]` where it read the constant (or the input) `v`."""
+    """Return the graph, subgraphs included, with uses of each constant (or input) `v` replaced by `new[v]`."""
     return graph.replace(nodes=[_node(n, new) for n in graph.nodes], outputs=[new.get(v, v) for v in graph.outputs])
 
 
@@ -130,7 +129,7 @@ def _node(node: Node, new: Mapping[Value, Value]) -> Node:
 
 
 def statistics(graph: Graph) -> list[Value]:
-    """The constants that hold running statistics: mean and variance of each BatchNormalization."""
+    """Return the constants that are running statistics: mean and variance of each BatchNormalization."""
     found: dict[Value, None] = {}
     for n in graph.nodes:
         if n.op_type == "BatchNormalization" and not n.domain:
@@ -141,7 +140,7 @@ def statistics(graph: Graph) -> list[Value]:
 
 
 def _shaping(graph: Graph) -> Iterator[Value]:
-    """The constants that decide shapes: scales of a Resize, say."""
+    """Yield the constants that determine shapes, such as the scales of a Resize."""
     for n in graph.nodes:
         yield from (v for i in static_inputs(n) if (v := n.inputs[i]) is not None)
         for g in n.subgraphs:
@@ -149,11 +148,10 @@ def _shaping(graph: Graph) -> Iterator[Value]:
 
 
 def trainable(graph: Graph, select: Select = None, running: Collection[Value] = ()) -> list[Value]:
-    """The constants to train: floats of nodes' inputs, running statistics aside.
+    """Return the constants to train: float inputs of nodes, without running statistics.
 
-    select: names, or a function of name and array. Without it, all named ones of more than one element: single
-    numbers (a scale, an epsilon, an exponent) belong to the formula, not to what is learnt, and so does what decides
-    shapes.
+    select: names, or a function of name and array. Default: all named ones of more than one element; scalars (a scale,
+    an epsilon, an exponent) and constants that determine shapes are part of the formula, not learnt.
     Raises GradientError for a name that no float constant has.
     """
     stats = {*running, *statistics(graph), *_shaping(graph)}
@@ -175,7 +173,7 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
 
 
 def promoted(graph: Graph, constants: Iterable[Value]) -> Graph:
-    """The graph with these constants as further inputs, after its own, of the same names."""
+    """Return the graph with these constants as additional inputs, after its own, with the same names."""
     new = {v: Value(v.name, v.type) for v in constants}
     if not new:
         return graph

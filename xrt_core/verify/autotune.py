@@ -47,7 +47,7 @@ _QUIET: Final = 0.2  # share of one processor that a process at rest may use
 def settle() -> None:
     """Wait until the threads of this process have nothing to do, 50 ms at the longest.
 
-    Threads of some engines go on spinning for some ten milliseconds after a run (ONNX Runtime), and would take the
+    Threads of some engines go on spinning for some ten milliseconds after a run, and would take the
     processor from whoever is timed next. The one that is chosen will not have that neighbour.
     """
     end, quiet = time.perf_counter() + _REST, 0

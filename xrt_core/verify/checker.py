@@ -44,10 +44,10 @@ _PERTURBATION: Final = 4.0  # rounding steps by which the inputs of the host's s
 
 _UNIT: Final = frozenset(("Sigmoid", "HardSigmoid"))
 """Operators whose results libraries round at the scale of their range, which is 1, also where all of them are tiny:
-ONNX Runtime's logistic function is 1/2 plus a polynomial."""
+one library's logistic function is 1/2 plus a polynomial."""
 
 _OF_A_SUM: Final = 1 / 16
-"""Rounding steps for each term of a sum: XLA and OpenVINO add one after the other, which on means over 6480 products of
+"""Rounding steps for each term of a sum: some libraries add one after the other, which on means over 6480 products of
 few different values was off by 1/27 of a step a term; the host adds pairwise."""
 
 

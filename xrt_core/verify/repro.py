@@ -96,6 +96,8 @@ def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None
 
     Raises OSError, and ExportError for a function that ONNX cannot express.
     """
+    from xrt_core.frontends.onnx_export import export_function
+
     slim, weights = _slim(bundle.function, large)
     options = {f.name: getattr(bundle.options, f.name) for f in fields(bundle.options)}
     manifest = {
@@ -115,7 +117,7 @@ def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None
     }
     with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.json", json.dumps(manifest, indent=1, default=str))
-        archive.writestr("function.onnx", slim.to_onnx().SerializeToString())
+        archive.writestr("function.onnx", export_function(slim).SerializeToString())
         archive.writestr("log.txt", bundle.log)
         for i, x in enumerate(bundle.inputs or ()):
             archive.writestr(f"input{i}.raw", np.ascontiguousarray(x).tobytes())

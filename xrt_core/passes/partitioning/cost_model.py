@@ -12,9 +12,9 @@ that it reads and writes, and k the array operations that its host kernel makes 
 them already. Nodes that only look at an array in another way (Reshape, Transpose, ...) move nothing on the host.
 
 Where the constants are from. CPU: `benchmarks/partition_costs.py` on two cores of an EPYC with AVX-512, host NumPy
-against the XLA engine. Accelerators: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s, HBM3
-3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half. What a preferred
-engine saves: on five whole models ONNX Runtime saves -2, 5, 16, 20 and 48 % over XLA (`benchmarks/README.md`).
+against a compiling engine. Accelerators: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s,
+HBM3 3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half. What a preferred
+engine saves: on five whole models one engine saves -2, 5, 16, 20 and 48 % over another (`benchmarks/README.md`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients of activation functions, and of Softmax and LogSoftmax."""
+"""Gradients of activation functions, and of Softmax and LogSoftmax. The docstring of a rule is the derivative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators at which gradients end: their outputs do not vary with small changes of their inputs."""
+"""Operators at which gradients end: their derivative is zero almost everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Gradients of If, Scan and Loop: their bodies run again, and then backwards, in bodies of the same kind."""
+"""Gradients of If, Scan and Loop: a node of the same operator whose bodies recompute the forward body, then
+differentiate it."""
 
 from __future__ import annotations
 
@@ -8,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import BOOL, INT64
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.rewrite import substitute
@@ -20,11 +20,11 @@ from xrt_core.training.gradient_context import Backward, Forward, filled
 from xrt_core.training.registry import composition, gradient
 
 _SAVED = "xrt.training.saved"
-"""Metadata of a Scan or Loop whose last outputs are the states with which each turn began."""
+"""Metadata of a Scan or Loop whose last outputs are the states at the start of each iteration."""
 
 
 def _copy(tracer: Tracer, body: Graph, given: Mapping[Value, Value]) -> dict[Value, Value]:
-    """Record the nodes of a body again, with values of their own; returns what each old value became."""
+    """Record a copy of the nodes of a body with new values; returns old value -> new value."""
     new = dict(given)
     for n in body.nodes:
         n = substitute(n, new)
@@ -38,7 +38,7 @@ def _backwards(
     tracer: Tracer, body: Graph, given: Mapping[Value, Value], cotangents: Sequence[tuple[Value, Tensor | None]],
     wrt: Sequence[Value],
 ) -> list[Tensor]:  # fmt: skip
-    """In a body under construction: the forward body again, then the gradients by `wrt` (zeros where there is none)."""
+    """Record the forward body again, then the gradients by `wrt` (zeros for those that have none)."""
     new = _copy(tracer, body, given)
     arriving: dict[Value, Tensor] = {}
     for out, g in cotangents:
@@ -55,7 +55,7 @@ def _backwards(
 
 
 def _graph(tracer: Tracer, name: str, inputs: Sequence[Value], outputs: Sequence[Tensor | Value]) -> Graph:
-    """The recorded nodes as a body; what it gives is made by nodes of its own."""
+    """Return the recorded nodes as a body; every output is produced by a node of it."""
     ends = []
     for x in outputs:
         own = x._value if isinstance(x, Tensor) else x
@@ -70,7 +70,7 @@ def _floats(values: Sequence[Value | None]) -> list[Value]:
 
 @gradient("If")
 def if_(ctx: Backward) -> Any:
-    """The way back of the branch that was taken."""
+    """An If with the same condition, whose branches compute the gradients of the original ones."""
     tracer = current_tracer("If")
     bodies: dict[str, Graph] = {}
     for name in ("then_branch", "else_branch"):
@@ -87,7 +87,7 @@ def if_(ctx: Backward) -> Any:
 
 
 def _with_saved(ctx: Forward, body: Graph, states: Sequence[Value], attributes: dict[str, Any]) -> Any:
-    """The node again, with the states that each turn begins with as further outputs."""
+    """Return a copy of the node with the states at the start of each iteration as additional outputs."""
     node, tracer = ctx.node, current_tracer("a loop")
     if _SAVED in node.annotations.metadata:
         return None
@@ -122,7 +122,7 @@ def _body_of(ctx: Forward) -> Graph:
 
 @composition("Scan")
 def scan_with_states(ctx: Forward) -> Any:
-    """The Scan that keeps its states."""
+    """The Scan with its states as additional outputs."""
     if ctx.version < 9:
         raise ctx.error("the gradient covers Scan of opset 9 and newer")
     body, count = _body_of(ctx), int(ctx.attr("num_scan_inputs"))
@@ -137,7 +137,7 @@ def scan_with_states(ctx: Forward) -> Any:
 
 @gradient("Scan")
 def scan(ctx: Backward) -> Any:
-    """A Scan from the last turn to the first; what is captured is added up over the turns."""
+    """A Scan from the last iteration to the first; gradients of captures are summed over the iterations."""
     tracer, body = current_tracer("Scan"), _body_of(ctx)
     m = int(ctx.attr("num_scan_inputs"))
     n = len(ctx.node.inputs) - m
@@ -188,21 +188,21 @@ def scan(ctx: Backward) -> Any:
 
 
 def _arriving(ctx: Backward, output: int, like: Tensor) -> Tensor:
-    """The gradient by an output, zeros where the loss does not depend on it."""
+    """Return the gradient by an output, zeros if the loss does not depend on it."""
     found = ctx.grads[output]
     return filled(like) if found is None else found
 
 
 @composition("Loop")
 def loop_with_states(ctx: Forward) -> Any:
-    """The Loop that keeps its states, and the number of each turn."""
+    """The Loop with its states, and the index of each iteration, as additional outputs."""
     body = _body_of(ctx)
     return _with_saved(ctx, body, [body.inputs[0], *body.inputs[2:]], {})
 
 
 @gradient("Loop")
 def loop(ctx: Backward) -> Any:
-    """A Loop over as many turns as there were, from the last to the first."""
+    """A Loop over the iterations that ran, from the last to the first."""
     tracer, body = current_tracer("Loop"), _body_of(ctx)
     n = len(body.inputs) - 2
     k = len(body.outputs) - 1 - n - (n + 1)
@@ -244,7 +244,7 @@ def loop(ctx: Backward) -> Any:
 
 
 def _turn(x: Tensor, at: Tensor, like: Value) -> Value:
-    """What `x` holds for one turn, of the type that the body gives it."""
+    """Return the element of `x` for one iteration, with the type that the body declares."""
     made: Tensor = ops.Gather(x, at, axis=0)
     value = made._value
     if not value.is_static and like.type is not None:

@@ -1,4 +1,4 @@
-"""Gradients of convolutions: by the input as the transposed convolution, by the filter as the dialect's operator."""
+"""Gradients of convolutions: by the input a transposed convolution, by the filter the dialect's ConvFilterGrad."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def windows(ctx: Forward, size: tuple[int, ...], kernel: tuple[int, ...]) -> Win
 
 
 def _attributes(w: Windows, group: int) -> dict[str, Any]:
-    """The attributes that say the same with explicit padding."""
+    """Return the equivalent attributes with explicit padding."""
     return {
         "kernel_shape": w.kernel,
         "strides": w.strides,
@@ -31,10 +31,10 @@ def _attributes(w: Windows, group: int) -> dict[str, Any]:
 
 
 def input_gradient(dy: Tensor, w: Tensor, over: Windows, group: int) -> Tensor:
-    """The gradient of Conv by its input of size `over.size`: what of it the windows leave out gets zeros."""
+    """Return the gradient of Conv by its input of size `over.size`; elements outside every window get zeros."""
     rest = [
         over.size[i] + over.begin[i] + over.end[i] - over.reach(i) for i in range(over.rank)
-    ]  # rows at the end that no window meets
+    ]  # rows at the end that no window covers
     made: Tensor = ops.ConvTranspose(dy, w, output_padding=rest, **_attributes(over, group))
     return made
 
@@ -71,7 +71,7 @@ def conv_transpose(ctx: Backward) -> Any:
     begin = _crop(ctx, size, kernel, strides, dilations, out)
     reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(size, strides, kernel, dilations, strict=True)]
     end = tuple(r - o - b for r, o, b in zip(reach, out, begin, strict=True))
-    # what the result shows beyond the reach of the input is zero whatever x is: it is cut off by a negative padding
+    # output beyond the reach of the input is zero for every x: a negative padding crops it
     from xrt_core.training.rules.movement import pad
 
     cut = [min(e, 0) for e in end]
@@ -96,7 +96,7 @@ def _crop(
     dilations: tuple[int, ...],
     out: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """What a ConvTranspose takes off the beginning of each axis of its full result."""
+    """Return the elements that a ConvTranspose crops at the beginning of each axis of its full result."""
     rank = len(size)
     auto = str(ctx.attr("auto_pad", "NOTSET") or "NOTSET")
     if not ctx.attr("output_shape") and auto in ("NOTSET", "VALID"):
@@ -111,7 +111,7 @@ def _crop(
 
 @gradient("ConvFilterGrad", domain="xrt")
 def conv_filter_grad(ctx: Backward) -> Any:
-    """It is linear in both of its inputs, as Conv is."""
+    """The operator is linear in each of its inputs, as Conv is."""
     x, dy = ctx.inputs
     shape = ctx.shape(ctx.outputs[0])
     group = int(ctx.attr("group", 1))

@@ -16,25 +16,25 @@ Factor = Callable[[Any, Any], Any]
 
 
 def _back(ctx: Backward, index: int, make: Callable[[], Any]) -> Tensor | None:
-    """The gradient by one broadcast input, summed to its shape; None where it is not needed."""
+    """Return the gradient by one broadcast input, summed to its shape; None if it is not needed."""
     return reduced(make(), ctx.inputs[index], ctx.node) if ctx.wants(index) else None
 
 
 @gradient("Identity")
 def identity(ctx: Backward) -> Any:
-    """As it comes."""
+    """dx = dy."""
     return ctx.grad
 
 
 @gradient("Add", "Sum")
 def add(ctx: Backward) -> Any:
-    """To every term."""
+    """Every term gets dy."""
     return tuple(_back(ctx, i, lambda: ctx.grad) for i in range(len(ctx.inputs)))
 
 
 @gradient("Mean")
 def mean(ctx: Backward) -> Any:
-    """To every term, by their number."""
+    """Every term gets dy divided by the number of terms."""
     share = ctx.grad / float(len(ctx.inputs))
     return tuple(_back(ctx, i, lambda: share) for i in range(len(ctx.inputs)))
 
@@ -88,7 +88,7 @@ def power(ctx: Backward) -> Any:
 
 @gradient("Mod")
 def mod(ctx: Backward) -> Any:
-    """x - y n, where n is whole and does not vary."""
+    """d(x - n y) = dx - n dy, where the integer n is constant almost everywhere."""
     x, y = ctx.inputs
 
     def over() -> Any:
@@ -99,7 +99,7 @@ def mod(ctx: Backward) -> Any:
 
 @gradient("Min", "Max")
 def extreme(ctx: Backward) -> Any:
-    """To the inputs that are the extreme; equal ones share it."""
+    """dy goes to the inputs that equal the extremum, divided among equal ones."""
     y = ctx.outputs[0]
     hits = [(x == y).astype(y.dtype) for x in ctx.inputs]
     share = ctx.grad if len(hits) == 1 else ctx.grad / (ops.Sum(*hits) if len(hits) > 2 else hits[0] + hits[1])
@@ -108,7 +108,7 @@ def extreme(ctx: Backward) -> Any:
 
 @gradient("Where")
 def where_(ctx: Backward) -> Any:
-    """To the input that was taken."""
+    """dy goes to the selected input, 0 to the other."""
     condition = ctx.inputs[0]
     return (
         None,
@@ -119,7 +119,7 @@ def where_(ctx: Backward) -> Any:
 
 @gradient("Clip")
 def clip(ctx: Backward) -> Any:
-    """To x within the bounds (both included), to a bound where it cuts off."""
+    """dy goes to x within the bounds (inclusive), and to the bound elsewhere."""
     x = ctx.inputs[0]
     low: Any = ctx.input(1) if ctx.version >= 11 else ctx.attr("min")
     high: Any = ctx.input(2) if ctx.version >= 11 else ctx.attr("max")
@@ -141,7 +141,7 @@ def clip(ctx: Backward) -> Any:
 
 @gradient("Cast", "CastLike")
 def cast(ctx: Backward) -> Any:
-    """Back in the input's dtype."""
+    """dy cast to the input's dtype."""
     x = ctx.inputs[0]
     return (ctx.grad.astype(x.dtype) if is_float(x.dtype) else None, *[None] * (len(ctx.inputs) - 1))
 
@@ -154,12 +154,12 @@ def _unary(op_type: str, derivative: Factor) -> None:
         made: Tensor = ctx.grad * derivative(ctx.inputs[0], ctx.outputs[0])
         return made
 
-    rule.__doc__ = f"The derivative of {op_type}, times what comes."
+    rule.__doc__ = f"The derivative of {op_type}, times dy."
 
 
 @gradient("Neg")
 def neg(ctx: Backward) -> Any:
-    """With the other sign."""
+    """dx = -dy."""
     return -ctx.grad
 
 
@@ -201,7 +201,7 @@ _unary("Erf", lambda x, y: ops.Exp(-(x * x)) * (2.0 / math.sqrt(math.pi)))
 
 @gradient("CumSum")
 def cumsum(ctx: Backward) -> Any:
-    """The sum from the other end."""
+    """The cumulative sum of dy in the opposite direction."""
     flags = {k: int(ctx.attr(k, 0)) for k in ("exclusive", "reverse")}
     back = ops.CumSum(ctx.grad, ctx.inputs[1], exclusive=flags["exclusive"], reverse=1 - flags["reverse"])
     return back, None

@@ -7,19 +7,18 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import INT64
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.training.gradient_context import Backward, emit, filled, reshaped, where
 from xrt_core.training.registry import gradient
 
 _ADDS = 16
-"""The opset from which scattering adds; gradients of gathering need that, whatever the graph's own opset is."""
+"""The opset from which Scatter operators can add; gradients of gathering need it, regardless of the graph's opset."""
 
 
 @gradient("Gather")
 def gather(ctx: Backward) -> Any:
-    """Added up at the rows that were taken."""
+    """Scatter-add of dy at the gathered rows."""
     x, indices = ctx.inputs
     axis = int(ctx.attr("axis", 0)) % x.ndim
     g, count = ctx.grad, indices.ndim
@@ -41,7 +40,7 @@ def _int64(indices: Tensor) -> Tensor:
 
 @gradient("GatherElements")
 def gather_elements(ctx: Backward) -> Any:
-    """Added up where the elements were."""
+    """Scatter-add of dy at the gathered elements."""
     x, indices = ctx.inputs
     axis = int(ctx.attr("axis", 0))
     return emit("ScatterElements", [filled(x), indices, ctx.grad], opset=_ADDS, axis=axis, reduction="add"), None
@@ -49,7 +48,7 @@ def gather_elements(ctx: Backward) -> Any:
 
 @gradient("GatherND")
 def gather_nd(ctx: Backward) -> Any:
-    """Added up where the slices were; axes of the batch become parts of the index."""
+    """Scatter-add of dy at the gathered slices; batch axes become part of the index."""
     x, indices = ctx.inputs
     batch = int(ctx.attr("batch_dims", 0))
     if batch:
@@ -62,7 +61,7 @@ def gather_nd(ctx: Backward) -> Any:
 
 @gradient("ScatterElements", "Scatter")
 def scatter_elements(ctx: Backward) -> Any:
-    """The updates take theirs from where they went; the data lose it there, unless they were added to."""
+    """By the updates: dy gathered at their indices. By the data: dy, zero there unless the updates were added."""
     _, indices, updates = ctx.inputs
     axis = int(ctx.attr("axis", 0))
     how = _reduction(ctx)
@@ -91,7 +90,7 @@ def scatter_nd(ctx: Backward) -> Any:
 
 @gradient("TensorScatter")
 def tensor_scatter(ctx: Backward) -> Any:
-    """As for ScatterElements: each batch entry is written from its own position on, round the end if circular."""
+    """As for ScatterElements: each batch entry is written from its own position on, wrapping around if circular."""
     update, start = ctx.inputs[1], ctx.input(2)
     shape, size = ctx.shape(update), ctx.shape(ctx.grad)
     axis = int(ctx.attr("axis", -2)) % len(shape)
@@ -119,7 +118,7 @@ def _reduction(ctx: Backward) -> str:
 
 @gradient("OneHot")
 def one_hot(ctx: Backward) -> Any:
-    """By the pair of values [off, on]: the sums of what comes where each stands."""
+    """By the pair of values [off, on]: the sums of dy over the positions of each."""
     if not ctx.wants(2):
         return None, None, None
     hot = ops.OneHot(ctx.inputs[0], ctx.inputs[1], literal([0, 1], ctx.grad.dtype), axis=int(ctx.attr("axis", -1)))
@@ -130,7 +129,7 @@ def one_hot(ctx: Backward) -> Any:
 
 @gradient("Compress")
 def compress(ctx: Backward) -> Any:
-    """Back to where the condition took it from."""
+    """dy scattered to the selected positions."""
     x, condition = ctx.inputs
     axis = ctx.attr("axis")
     order = list(range(x.ndim)) if axis is None else [int(axis) % x.ndim]

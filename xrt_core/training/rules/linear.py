@@ -12,7 +12,7 @@ from xrt_core.training.registry import gradient
 
 @gradient("MatMul")
 def matmul(ctx: Backward) -> Any:
-    """dA = dY B', dB = A' dY, summed over axes that were broadcast; vectors are rows left, columns right."""
+    """dA = dY B', dB = A' dY, summed over broadcast axes; a vector is a row on the left, a column on the right."""
     a, b, dy = *ctx.inputs, ctx.grad
     left = a.unsqueeze(0) if a.ndim == 1 else a
     right = b.unsqueeze(1) if b.ndim == 1 else b
@@ -25,7 +25,7 @@ def matmul(ctx: Backward) -> Any:
         by_a = reshaped(reduced(dy @ right.mT, left, ctx.node), a)
     if ctx.wants(1):
         if right.ndim == 2 and left.ndim > 2 and all(isinstance(d, int) and d > 0 for d in right.shape):
-            k, n = right.shape  # one product over all rows, instead of one a matrix and their sum
+            k, n = right.shape  # one product over all rows, instead of one per matrix and their sum
             by_b = left.reshape(-1, k).T @ dy.reshape(-1, n)
         else:
             by_b = reduced(left.mT @ dy, right, ctx.node)
@@ -35,7 +35,7 @@ def matmul(ctx: Backward) -> Any:
 
 @gradient("Gemm")
 def gemm(ctx: Backward) -> Any:
-    """Of alpha A' B' + beta C."""
+    """Gradients of alpha A' B' + beta C by A, B and C."""
     a, b, dy = ctx.inputs[0], ctx.inputs[1], ctx.grad
     alpha, beta = float(ctx.attr("alpha", 1.0)), float(ctx.attr("beta", 1.0))
     trans_a, trans_b = bool(ctx.attr("transA", 0)), bool(ctx.attr("transB", 0))
@@ -54,7 +54,7 @@ def gemm(ctx: Backward) -> Any:
 
 @gradient("Einsum")
 def einsum(ctx: Backward) -> Any:
-    """Each operand's gradient is the sum of products of what comes and the other operands, over its indices."""
+    """Each operand's gradient is the einsum of dy and the other operands, with the operand's indices as output."""
     terms, out = _explicit(ctx)
     for t in terms:
         if len(set(t)) != len(t):
@@ -83,7 +83,7 @@ def einsum(ctx: Backward) -> Any:
 
 
 def _explicit(ctx: Forward) -> tuple[list[str], str]:
-    """The terms and the output of the equation, with letters for ellipses and for an output left out."""
+    """Return the terms and the output of the equation, with letters for ellipses, and an implicit output explicit."""
     equation = str(ctx.attr("equation")).replace(" ", "")
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
@@ -102,13 +102,13 @@ def _explicit(ctx: Forward) -> tuple[list[str], str]:
 
 @gradient("Det")
 def det(ctx: Backward) -> Any:
-    """dy times the matrix of cofactors, which singular matrices have as well."""
+    """dy times the matrix of cofactors, which is defined for singular matrices as well."""
     return dialect("Cofactors", ctx.inputs[0]) * ctx.grad.unsqueeze([ctx.grad.ndim, ctx.grad.ndim + 1])
 
 
 @gradient("Cofactors", domain="xrt")
 def cofactors(ctx: Backward) -> Any:
-    """From C = det(x) y' with y = inv(x): dC = tr(C' dx) y' - C dx' y'. Only where x is not singular."""
+    """From C = det(x) y' with y = inv(x): dC = tr(C' dx) y' - C dx' y'. Only for non-singular x."""
     x, c, g = ctx.inputs[0], ctx.outputs[0], ctx.grad
     y = (c / ops.Det(x).unsqueeze([x.ndim - 2, x.ndim - 1])).mT
     inner = (g * y.mT).sum((x.ndim - 2, x.ndim - 1), keepdims=True)

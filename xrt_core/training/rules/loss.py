@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.training.gradient_context import Backward, emit, sum_over, where
 from xrt_core.training.registry import gradient
 
 
 def _scaled(ctx: Backward, loss_grad: Tensor) -> tuple[Tensor, Tensor]:
-    """(the one-hot labels along axis 1, the gradient by each sample's likelihood, with axis 1 of size 1)."""
+    """Return (the one-hot labels along axis 1, the gradient by each sample's likelihood with axis 1 of size 1)."""
     scores, labels, weight = ctx.inputs[0], ctx.inputs[1], ctx.input(2)
     if ctx.wants(2):
         raise ctx.error("there is no gradient by the weights of classes")
@@ -48,7 +47,7 @@ def _scaled(ctx: Backward, loss_grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_of_count(labels: Tensor, scores: Tensor) -> Any:
-    """One over the number of samples: a number, or a tensor where it is symbolic."""
+    """Return 1 / number of samples: a number, or a tensor if it is symbolic."""
     if labels._value.is_static:
         return 1.0 / max(labels.size, 1)
     return ops.Reciprocal(ops.Size(labels).astype(scores.dtype))
@@ -56,14 +55,14 @@ def mean_of_count(labels: Tensor, scores: Tensor) -> Any:
 
 @gradient("NegativeLogLikelihoodLoss")
 def negative_log_likelihood(ctx: Backward) -> Any:
-    """Minus its weight at each label."""
+    """Minus the sample's weight at its label, 0 elsewhere."""
     hot, scale = _scaled(ctx, ctx.grad)
     return (-(hot * scale), *[None] * (len(ctx.inputs) - 1))
 
 
 @gradient("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(ctx: Backward) -> Any:
-    """The softmax less the one-hot labels, each sample by its weight; and what comes through log_prob."""
+    """(softmax - one-hot labels) times the sample's weight, plus the gradient through log_prob."""
     scores = ctx.inputs[0]
     by_loss, by_log = ctx.grads[0], ctx.grads[1] if len(ctx.grads) > 1 else None
     log_prob = ctx.outputs[1] if len(ctx.outputs) > 1 else None

@@ -1,4 +1,4 @@
-"""Gradients of operators that move elements: reshaping, joining, cutting, padding, repeating."""
+"""Gradients of operators that only move elements: reshape, concatenate, split, slice, pad, repeat."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 
 from xrt_core.errors import GradientError
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import INT64
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import current_tracer
 from xrt_core.training.gradient_context import Backward, Forward, filled, reduced, reshaped, sum_over
 from xrt_core.training.registry import gradient
@@ -19,13 +18,13 @@ from xrt_core.training.registry import gradient
 
 @gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(ctx: Backward) -> Any:
-    """Back into the input's shape."""
+    """dy in the input's shape."""
     return (reshaped(ctx.grad, ctx.inputs[0]), *[None] * (len(ctx.inputs) - 1))
 
 
 @gradient("Transpose")
 def transpose(ctx: Backward) -> Tensor:
-    """By the inverse permutation."""
+    """dy transposed by the inverse permutation."""
     rank = ctx.inputs[0].ndim
     order = ctx.attr("perm") or tuple(range(rank - 1, -1, -1))
     return ctx.grad.transpose([int(i) for i in np.argsort(order)]) if rank else ctx.grad
@@ -33,12 +32,12 @@ def transpose(ctx: Backward) -> Tensor:
 
 @gradient("Expand")
 def expand(ctx: Backward) -> Any:
-    """Summed over what was repeated."""
+    """dy summed over the broadcast axes."""
     return reduced(ctx.grad, ctx.inputs[0], ctx.node), None
 
 
 def split(x: Tensor, sizes: Sequence[int], axis: int) -> list[Tensor]:
-    """The parts of a tensor along an axis."""
+    """Return the parts of a tensor along an axis."""
     if len(sizes) == 1:
         return [x]
     made: Any
@@ -51,7 +50,7 @@ def split(x: Tensor, sizes: Sequence[int], axis: int) -> list[Tensor]:
 
 @gradient("Concat")
 def concat(ctx: Backward) -> Any:
-    """Each input its part."""
+    """Each input gets its part of dy."""
     axis = int(ctx.attr("axis", 0)) % ctx.grad.ndim
     sizes = [x.shape[axis] for x in ctx.inputs]
     if not all(isinstance(s, int) for s in sizes):
@@ -61,7 +60,7 @@ def concat(ctx: Backward) -> Any:
 
 @gradient("Split")
 def split_(ctx: Backward) -> Any:
-    """The parts joined, zeros for those that lead nowhere."""
+    """The output gradients concatenated, zeros for outputs on which the loss does not depend."""
     parts = [filled(y) if g is None else g for y, g in zip(_all_outputs(ctx), ctx.grads, strict=True)]
     axis = int(ctx.attr("axis", 0))
     joined = parts[0] if len(parts) == 1 else ops.Concat(*parts, axis=axis % parts[0].ndim)
@@ -75,7 +74,7 @@ def _all_outputs(ctx: Backward) -> list[Any]:
 
 
 def moved(x: Tensor, axis: int, index: np.ndarray) -> Tensor:
-    """`x` with `index[j]` naming which of its elements along `axis` stands at j; -1 for zero."""
+    """Return `x` rearranged along `axis`: position j has element `index[j]`, or zero if that is -1."""
     size = x.shape[axis]
     if np.array_equal(index, np.arange(int(size))):  # type: ignore[arg-type]
         return x
@@ -96,18 +95,18 @@ def moved(x: Tensor, axis: int, index: np.ndarray) -> Tensor:
 
 
 def literal_zeros(like: Tensor, shape: Sequence[Any]) -> Tensor:
-    """Zeros of a static shape in a tensor's dtype."""
+    """Return zeros of a static shape in the dtype of `like`."""
     made: Tensor = ops.Expand(literal(0, like.dtype), [int(d) for d in shape])
     return made
 
 
 def literal_index(index: np.ndarray) -> Tensor:
-    """Integers as a constant."""
+    """Return an integer array as a constant."""
     return literal(index.astype(np.int64), INT64)
 
 
 def pad(x: Tensor, around: Sequence[int]) -> Tensor:
-    """`x` with zeros around it (all begins, then all ends); negative numbers cut."""
+    """Pad `x` with zeros (all begins, then all ends); negative numbers crop."""
     if not any(around):
         return x
     made: Tensor
@@ -119,7 +118,7 @@ def pad(x: Tensor, around: Sequence[int]) -> Tensor:
 
 
 def _bounds(ctx: Forward) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Starts, ends, axes and steps of a Slice."""
+    """Return starts, ends, axes and steps of a Slice."""
     if ctx.version < 10:
         starts, ends = list(ctx.attr("starts")), list(ctx.attr("ends"))
         return starts, ends, list(ctx.attr("axes") or range(len(starts))), [1] * len(starts)
@@ -131,7 +130,7 @@ def _bounds(ctx: Forward) -> tuple[list[int], list[int], list[int], list[int]]:
 
 @gradient("Slice")
 def slice_(ctx: Backward) -> Any:
-    """Zeros around, and between where it went in steps."""
+    """dy zero-padded to the input's shape, with zeros between elements for steps other than 1."""
     x, g = ctx.inputs[0], ctx.grad
     for start, end, axis, step in zip(*_bounds(ctx), strict=True):
         axis %= x.ndim
@@ -147,7 +146,7 @@ def slice_(ctx: Backward) -> Any:
 
 @gradient("Pad")
 def pad_(ctx: Backward) -> Any:
-    """What lies inside; of reflections, edges and wraps the sum of all that an element became."""
+    """dy cropped to the input; in modes reflect, edge and wrap, the sum of dy over all copies of an element."""
     x = ctx.inputs[0]
     mode = str(ctx.attr("mode", "constant"))
     given = list(ctx.attr("pads")) if ctx.version < 11 else ctx.known(1, "pads").reshape(-1).tolist()
@@ -181,7 +180,7 @@ def _folded(ctx: Backward, x: Tensor, around: list[int], mode: str) -> Tensor:
         kept = np.arange(max(-before, 0), size - max(-after, 0))
         source = np.pad(kept, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
         table = np.zeros((len(source), size))
-        table[np.arange(len(source)), source] = 1  # each output is one input: a sum over outputs goes back
+        table[np.arange(len(source)), source] = 1  # each output copies one input: its gradient is a sum over outputs
         order = [i for i in range(rank) if i != axis]
         last = g.transpose([*order, axis]) @ literal(table, g.dtype)
         g = last.transpose([int(i) for i in np.argsort([*order, axis])])
@@ -190,7 +189,7 @@ def _folded(ctx: Backward, x: Tensor, around: list[int], mode: str) -> Tensor:
 
 @gradient("Tile")
 def tile(ctx: Backward) -> Any:
-    """Summed over the copies."""
+    """dy summed over the copies."""
     x = ctx.inputs[0]
     repeats = ctx.known(1, "repeats").reshape(-1).tolist()
     shape = ctx.shape(x)
@@ -202,7 +201,7 @@ def tile(ctx: Backward) -> Any:
 
 @gradient("DepthToSpace")
 def depth_to_space(ctx: Backward) -> Tensor:
-    """The blocks back into channels."""
+    """SpaceToDepth of dy."""
     block = int(ctx.attr("blocksize"))
     if str(ctx.attr("mode", "DCR")) == "DCR":
         made: Tensor = ops.SpaceToDepth(ctx.grad, blocksize=block)
@@ -214,14 +213,14 @@ def depth_to_space(ctx: Backward) -> Tensor:
 
 @gradient("SpaceToDepth")
 def space_to_depth(ctx: Backward) -> Tensor:
-    """The channels back into blocks."""
+    """DepthToSpace of dy."""
     made: Tensor = ops.DepthToSpace(ctx.grad, blocksize=int(ctx.attr("blocksize")))
     return made
 
 
 @gradient("Trilu")
 def trilu(ctx: Backward) -> Any:
-    """The same triangle."""
+    """The same triangle of dy."""
     given = [x for x in ctx.inputs[1:] if x is not None]
     return (ops.Trilu(ctx.grad, *given, upper=int(ctx.attr("upper", 1))), *[None] * (len(ctx.inputs) - 1))
 
@@ -235,5 +234,5 @@ def reverse_sequence(ctx: Backward) -> Any:
 
 @gradient("Barrier", domain="xrt")
 def barrier(ctx: Backward) -> Any:
-    """Each output's to its input; what is only waited for has none."""
+    """Each output's gradient goes to its input; inputs without an output get none."""
     return (*ctx.grads, *[None] * (len(ctx.inputs) - len(ctx.grads)))

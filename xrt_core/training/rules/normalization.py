@@ -31,19 +31,19 @@ def _inverse(variance: Tensor, epsilon: float) -> Tensor:
 
 
 def _standard(x: Tensor, axes: list[int], epsilon: float) -> tuple[Tensor, Tensor]:
-    """(x normalised over axes, one over its deviation)."""
+    """Return (x normalised over axes, 1 / its standard deviation)."""
     off = x - mean_over(x, axes)
     inverse = _inverse(mean_over(off * off, axes), epsilon)
     return off * inverse, inverse
 
 
 def _through(g: Tensor, normal: Tensor, inverse: Tensor, axes: list[int]) -> Tensor:
-    """The gradient by x, from the one by x normalised over axes."""
+    """Return the gradient by x, given the gradient by x normalised over axes."""
     return inverse * (g - mean_over(g, axes) - normal * mean_over(g * normal, axes))
 
 
 def _channels(parameter: Tensor, rank: int) -> Tensor:
-    """A parameter of one element per channel, broadcastable to (N, C, ...)."""
+    """Reshape a parameter with one element per channel to be broadcastable to (N, C, ...)."""
     return parameter.reshape([-1] + [1] * (rank - 2)) if rank > 2 else parameter
 
 
@@ -55,7 +55,7 @@ def _first_only(ctx: Backward) -> Tensor:
 
 @gradient("BatchNormalization")
 def batch_normalization(ctx: Backward) -> Any:
-    """In training through the batch's own statistics; else a scaling per channel."""
+    """In training mode also through the batch statistics; else a scaling per channel."""
     x, scale, bias, mean, variance = ctx.inputs
     dy, rank = _first_only(ctx), x.ndim
     if rank < 2:
@@ -87,7 +87,7 @@ def batch_normalization(ctx: Backward) -> Any:
 
 @composition("BatchNormGrad", domain="xrt")
 def batch_norm_grad(ctx: Forward) -> Any:
-    """As its kernel says: through the batch's own statistics."""
+    """The formula of its kernel: the gradient through the batch statistics, of differentiable operators."""
     dy, x, scale = ctx.inputs
     back, axes = wide(dy), [0, *range(2, x.ndim)]
     normal, inverse = _standard(wide(x), axes, _epsilon(ctx))
@@ -185,7 +185,7 @@ def mean_variance_normalization(ctx: Forward) -> Tensor:
 
 @composition("LpNormalization")
 def lp_normalization(ctx: Forward) -> Tensor:
-    """x over its norm, 0 where that is 0."""
+    """x / norm, 0 where the norm is 0."""
     x = ctx.inputs[0]
     full, axis = wide(x), [int(ctx.attr("axis", -1)) % x.ndim]
     one = int(ctx.attr("p", 2)) == 1

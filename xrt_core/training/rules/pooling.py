@@ -1,4 +1,4 @@
-"""Gradients of pooling, by windows and global."""
+"""Gradients of windowed and global pooling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _attributes(ctx: Forward, *more: str) -> dict[str, Any]:
 
 @gradient("MaxPool")
 def max_pool(ctx: Backward) -> Any:
-    """To the first maximum of each window."""
+    """dy goes to the first maximum of each window."""
     if len(ctx.grads) > 1 and ctx.grads[1] is not None:
         raise ctx.error("its Indices are no smooth function of its input")
     return dialect("MaxPoolGrad", ctx.grad, ctx.inputs[0], ctx.outputs[0], **_attributes(ctx))
@@ -27,7 +27,7 @@ def max_pool(ctx: Backward) -> Any:
 
 @gradient("MaxPoolGrad", domain="xrt")
 def max_pool_grad(ctx: Backward) -> Any:
-    """It is linear in dy: what comes, at the maxima. By x and y it does not vary."""
+    """The operator is linear in dy: by dy the gradient gathered at the maxima; by x and y zero."""
     if not ctx.wants(0):
         return None, None, None
     dy, x, _ = ctx.inputs
@@ -39,28 +39,28 @@ def max_pool_grad(ctx: Backward) -> Any:
 
 @gradient("AveragePool")
 def average_pool(ctx: Backward) -> Any:
-    """To all of each window, by its count."""
+    """dy divided by the window's count goes to every element of the window."""
     size = ctx.shape(ctx.inputs[0])[2:]
     return dialect("AveragePoolGrad", ctx.grad, size=size, **_attributes(ctx, "count_include_pad"))
 
 
 @gradient("AveragePoolGrad", domain="xrt")
 def average_pool_grad(ctx: Backward) -> Any:
-    """It is linear: its own gradient is the pooling."""
+    """The operator is linear: its gradient is AveragePool."""
     made: Tensor = ops.AveragePool(ctx.grad, **_attributes(ctx, "count_include_pad"))
     return made
 
 
 @gradient("GlobalAveragePool")
 def global_average_pool(ctx: Backward) -> Any:
-    """To every element, by their number."""
+    """dy divided by the number of elements goes to every element."""
     x = ctx.inputs[0]
     return expanded(ctx.grad / float(max(math.prod(ctx.shape(x)[2:]), 1)), x)
 
 
 @gradient("GlobalMaxPool")
 def global_max_pool(ctx: Backward) -> Any:
-    """To the maxima; equal ones share it."""
+    """dy goes to the maxima, divided among equal ones."""
     x = ctx.inputs[0]
     hit = (x == ctx.outputs[0]).astype(x.dtype)
     return hit * (ctx.grad / sum_over(hit, list(range(2, x.ndim))))
@@ -90,7 +90,7 @@ def lp_pool(ctx: Forward) -> Tensor:
 
 @gradient("MaxUnpool")
 def max_unpool(ctx: Backward) -> Any:
-    """From where the maxima were put. Raises GradientError with an output_shape, which moves them."""
+    """dy gathered at the positions of the maxima. Raises GradientError with an output_shape, which changes them."""
     x, indices = ctx.inputs[:2]
     if ctx.input(2) is not None:
         raise ctx.error("the rule covers nodes without output_shape")

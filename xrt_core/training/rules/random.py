@@ -13,7 +13,7 @@ from xrt_core.training.registry import composition, gradient
 
 
 def trains(ctx: Forward) -> bool:
-    """Whether a Dropout drops anything. Raises GradientError where that is not known."""
+    """Return whether a Dropout is in training mode. Raises GradientError if that is not known."""
     if ctx.version < 12 or ctx.input(2) is None:
         return False
     return bool(np.asarray(ctx.known(2, "training_mode")).reshape(-1)[0])
@@ -21,7 +21,7 @@ def trains(ctx: Forward) -> bool:
 
 @composition("Dropout")
 def with_mask(ctx: Forward) -> Any:
-    """The same Dropout with its mask named, which the way back needs."""
+    """The same Dropout with its mask output, which the backward pass reads."""
     if not trains(ctx) or (len(ctx.node.outputs) > 1 and ctx.node.outputs[1] is not None):
         return None
     attributes = {"seed": int(ctx.attr("seed"))} if ctx.attr("seed") is not None else {}
@@ -30,7 +30,7 @@ def with_mask(ctx: Forward) -> Any:
 
 @gradient("Dropout")
 def dropout(ctx: Backward) -> Any:
-    """What was kept, by the same scale."""
+    """dy at the kept elements, with the same scale."""
     rest = [None] * (len(ctx.inputs) - 1)
     if not trains(ctx):
         return (ctx.grad, *rest)

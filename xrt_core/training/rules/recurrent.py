@@ -1,4 +1,4 @@
-"""Compositions of the recurrent operators, RNN, GRU and LSTM: their steps written out, as many as the sequence has."""
+"""Compositions of the recurrent operators RNN, GRU and LSTM, unrolled over the sequence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _activations(ctx: Forward, defaults: Sequence[str], direction: int) -> list[
 
 
 def _unrolled(ctx: Forward, gates: int, states: int, cell_of: Callable[[int, Tensor, Any], Cell]) -> Any:
-    """Y and the last states of a recurrent operator. cell_of: (direction, R, bias of R or None) -> its cell."""
+    """Return Y and the last states of a recurrent operator. cell_of: (direction, R, bias of R or None) -> its cell."""
     x, w, r, bias, lengths = ctx.inputs[0], ctx.inputs[1], ctx.inputs[2], ctx.input(3), ctx.input(4)
     if ctx.attr("layout", 0):
         x = x.transpose([1, 0, 2])

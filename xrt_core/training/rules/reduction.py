@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal, with_axes
 from xrt_core.frontends.promotion import BOOL
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal, with_axes
 from xrt_core.training.gradient_context import Backward, Forward, emit, expanded, filled, sum_over, where
 from xrt_core.training.registry import composition, gradient
 
 
 def _axes(ctx: Backward) -> list[int]:
-    """The axes that the node reduces over."""
+    """Return the axes that the node reduces over."""
     rank = ctx.inputs[0].ndim
     given: Any = ctx.attr("axes")
     if given is None and ctx.input(1) is not None:
@@ -27,7 +26,7 @@ def _axes(ctx: Backward) -> list[int]:
 
 
 def _kept(ctx: Backward, x: Tensor, axes: list[int]) -> Tensor:
-    """A reduced tensor with its reduced axes as ones."""
+    """Return a reduced tensor with the reduced axes restored with size 1."""
     return x if ctx.attr("keepdims", 1) or not axes else x.unsqueeze(axes)
 
 
@@ -37,12 +36,12 @@ def _result(ctx: Backward, by_x: Any) -> Any:
 
 @gradient("ReduceSum")
 def reduce_sum(ctx: Backward) -> Any:
-    """To every element."""
+    """dy goes to every element."""
     return _result(ctx, expanded(_kept(ctx, ctx.grad, _axes(ctx)), ctx.inputs[0]))
 
 
 def _count(ctx: Backward, axes: list[int]) -> Any:
-    """How many elements go into one result: a number, or a tensor where dimensions are symbolic."""
+    """Return the number of elements per result: a number, or a tensor if dimensions are symbolic."""
     x = ctx.inputs[0]
     sizes = [x.shape[a] for a in axes]
     if all(isinstance(d, int) for d in sizes):
@@ -53,14 +52,14 @@ def _count(ctx: Backward, axes: list[int]) -> Any:
 
 @gradient("ReduceMean")
 def reduce_mean(ctx: Backward) -> Any:
-    """To every element, by their number."""
+    """dy divided by the number of elements goes to every element."""
     axes = _axes(ctx)
     return _result(ctx, expanded(_kept(ctx, ctx.grad, axes) / _count(ctx, axes), ctx.inputs[0]))
 
 
 @gradient("ReduceMax", "ReduceMin")
 def reduce_extreme(ctx: Backward) -> Any:
-    """To the extremes; equal ones share it."""
+    """dy goes to the extrema, divided among equal ones."""
     x, axes = ctx.inputs[0], _axes(ctx)
     hit = (x == _kept(ctx, ctx.outputs[0], axes)).astype(x.dtype)
     return _result(ctx, hit * (_kept(ctx, ctx.grad, axes) / sum_over(hit, axes)))
@@ -68,7 +67,7 @@ def reduce_extreme(ctx: Backward) -> Any:
 
 @gradient("ReduceProd")
 def reduce_prod(ctx: Backward) -> Any:
-    """The product of the others, where zeros are counted so that nothing is divided by one."""
+    """The product of the other elements; zeros are counted separately, so that there is no division by zero."""
     x, axes = ctx.inputs[0], _axes(ctx)
     if not axes:
         return _result(ctx, ctx.grad)
@@ -117,7 +116,7 @@ def reduce_log_sum_exp(ctx: Backward) -> Any:
 
 @gradient("TopK")
 def top_k(ctx: Backward) -> Any:
-    """To where the values came from."""
+    """dy scattered to the positions of the selected values."""
     x, indices = ctx.inputs[0], ctx.outputs[1]
     if indices is None:
         raise ctx.error("its output Indices is left out; name it")
@@ -127,7 +126,7 @@ def top_k(ctx: Backward) -> Any:
 
 @composition("CumProd")
 def cum_prod(ctx: Forward) -> Any:
-    """Products over the elements that count for each result: also where some of them are 0."""
+    """Products over the elements of each result, computed without division, so that zeros are allowed."""
     x = ctx.inputs[0]
     shape = ctx.shape(x)
     axis = int(ctx.known(1, "axis").reshape(())) % x.ndim

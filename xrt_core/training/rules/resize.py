@@ -1,4 +1,4 @@
-"""Gradients of Resize and Upsample: resampling is linear, axis by axis, and goes back by the transposed matrices."""
+"""Gradients of Resize and Upsample: resampling is linear per axis, its gradient the transposed matrix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends.numpy_semantics import literal
+from xrt_core.frontends.tensor import literal
 from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.resize import resample, resize_steps
 from xrt_core.training.gradient_context import Backward, filled
@@ -16,7 +16,7 @@ from xrt_core.training.registry import gradient
 
 @gradient("Resize", "Upsample")
 def resize(ctx: Backward) -> Any:
-    """What comes times the matrix of each axis, found by resampling the identity."""
+    """dy times the transposed resampling matrix of each axis, which is obtained by resampling the identity."""
     x, g, rest = ctx.inputs[0], ctx.grad, ctx.node.inputs[1:]
     shape = ctx.shape(x)
     nothing = [None] * len(rest)

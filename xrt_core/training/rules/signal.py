@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import INT64
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.training.gradient_context import Backward, Forward, emit, wide
 from xrt_core.training.registry import composition, gradient
 from xrt_core.training.rules.movement import pad
 
 
 def _dft(x: Tensor, length: int, axis: int, inverse: bool = False, onesided: bool = False) -> Tensor:
-    """The transform of x[..., 1 or 2], cut or filled up with zeros to `length`, along `axis`."""
+    """Return the transform of x[..., 1 or 2], cropped or zero-padded to `length`, along `axis`."""
     given = [x, literal(length, INT64), literal(axis, INT64)]
     made: Tensor = emit("DFT", given, opset=20, inverse=int(inverse), onesided=int(onesided))
     return made
@@ -24,10 +23,10 @@ def _dft(x: Tensor, length: int, axis: int, inverse: bool = False, onesided: boo
 
 @gradient("DFT")
 def dft(ctx: Backward) -> Any:
-    """The transform is linear: back goes its adjoint, which is the other one, times or over the length.
+    """The transform is linear; its gradient is the adjoint: the opposite transform, times or over the length.
 
-    A one-sided spectrum stands for the whole: forward, the bins that are left out give nothing back; inverse, all bins
-    but the first and the one of half the length count twice.
+    One-sided spectra: in the forward transform omitted bins contribute nothing; in the inverse, all bins except the
+    first and the one at half the length count twice.
     """
     x, g = ctx.inputs[0], wide(ctx.grad)
     axis = int(ctx.attr("axis", 1))
@@ -62,7 +61,7 @@ def dft(ctx: Backward) -> Any:
 
 @composition("STFT")
 def stft(ctx: Forward) -> Any:
-    """The frames, gathered and weighed by the window, and their transforms."""
+    """The frames, gathered and multiplied by the window, then transformed."""
     x, window = ctx.inputs[0], ctx.input(2)
     hop, total = int(ctx.known(1, "frame_step").reshape(())), ctx.shape(x)[1]
     size = total if window is None else ctx.shape(window)[0]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends import ops
-from xrt_core.frontends.numpy_semantics import literal
 from xrt_core.frontends.promotion import INT64
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.training.gradient_context import Backward, Forward, where, wide
 from xrt_core.training.registry import composition, gradient
 
@@ -61,7 +60,7 @@ def _reflected(at: Tensor, low: float, high: float) -> Tensor:
 
 @composition("GridSample")
 def grid_sample(ctx: Forward) -> Any:
-    """The pixels around each position, gathered and weighed; see the kernel for what happens at the borders."""
+    """The weighted sum of the pixels around each position, by gathers; see the kernel for the borders."""
     x, grid = ctx.inputs
     shape, lattice = ctx.shape(x), ctx.shape(grid)
     mode = str(ctx.attr("mode", "linear")).removeprefix("bi")
@@ -93,7 +92,7 @@ def grid_sample(ctx: Forward) -> Any:
 
 
 def _sampled(flat: Tensor, dims: tuple[int, ...], taps: list[Bounded]) -> Tensor:
-    """Of images (batch, channels, pixels) the sum over all combinations of a tap an axis: (batch, channels, points)."""
+    """Sum over all combinations of one tap per axis; flat: (batch, channels, pixels) -> (batch, channels, points)."""
     total: Any = None
     for combination in itertools.product(*taps):
         index: Any = None
@@ -115,7 +114,7 @@ def _sampled(flat: Tensor, dims: tuple[int, ...], taps: list[Bounded]) -> Tensor
 
 @composition("DeformConv")
 def deform_conv(ctx: Forward) -> Any:
-    """The moved samples, gathered, weighed and masked, and a product with the filter for each group."""
+    """The offset samples, gathered, weighted and masked, then a product with the filter per group."""
     x, w, offset, bias, mask = (ctx.input(i) for i in range(5))
     shape, filters, places = ctx.shape(x), ctx.shape(w), ctx.shape(offset)[2:]
     rank, dims, window = len(shape) - 2, shape[2:], filters[2:]
@@ -145,7 +144,7 @@ def deform_conv(ctx: Forward) -> Any:
 
 @composition("MaxRoiPool")
 def max_roi_pool(ctx: Forward) -> Any:
-    """The maxima of a region's rows, then of its columns; equal ones share a gradient. By the regions it is zero."""
+    """The maxima of a region's rows, then of its columns; equal maxima share the gradient; zero by the regions."""
     x, rois = ctx.inputs
     shape, regions, bins = ctx.shape(x), ctx.shape(rois)[0], tuple(map(int, ctx.attr("pooled_shape")))
     if not regions or 0 in shape:
@@ -171,7 +170,7 @@ def max_roi_pool(ctx: Forward) -> Any:
 
 @composition("RoiAlign")
 def roi_align(ctx: Forward) -> Any:
-    """Rows and columns of the regions' samples, gathered and weighed; None where their number depends on data."""
+    """Rows and columns of the regions' samples, gathered and weighted; None if their number depends on data."""
     x, rois, which = ctx.inputs
     count = int(ctx.attr("sampling_ratio", 0))
     shape, regions = ctx.shape(x), ctx.shape(rois)[0]
@@ -221,7 +220,7 @@ def roi_align(ctx: Forward) -> Any:
 
 @gradient("Col2Im")
 def col2im(ctx: Backward) -> Any:
-    """Each column's from the pixels that it was added to."""
+    """Each column gets the gradient of the pixels to which it was added."""
     x, dy = ctx.inputs[0], ctx.grad
     block = [int(d) for d in ctx.known(2, "block_shape").reshape(-1)]
     rank, shape, image = len(block), ctx.shape(x), ctx.shape(dy)

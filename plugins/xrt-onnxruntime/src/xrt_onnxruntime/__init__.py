@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from xrt_core import hookimpl
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.graph import Node
@@ -68,6 +69,12 @@ class OnnxRuntimeEngine(Engine):
         if _probe().available:
             importlib.import_module("xrt_onnxruntime.compiler")
             importlib.import_module("xrt_onnxruntime.support")
+
+
+@hookimpl
+def xrt_engines() -> list[type[Engine]]:
+    """The engine of this package."""
+    return [OnnxRuntimeEngine]
 
 
 @functools.cache

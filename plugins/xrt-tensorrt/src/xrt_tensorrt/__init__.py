@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
+from xrt_core import hookimpl
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.graph import Node
@@ -29,6 +30,7 @@ class TensorRTEngine(Engine):
     name = "tensorrt"
     devices = ("cuda",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 50, "inference": 100})
+    switch = "use_tensorrt"
     array_families = ("cupy", "torch", "jax", "other")
     asynchronous = True
 
@@ -101,6 +103,12 @@ class TensorRTEngine(Engine):
         if _probe().available:
             importlib.import_module("xrt_tensorrt.compiler")
             importlib.import_module("xrt_tensorrt.support")
+
+
+@hookimpl
+def xrt_engines() -> list[type[Engine]]:
+    """The engine of this package."""
+    return [TensorRTEngine]
 
 
 @functools.cache

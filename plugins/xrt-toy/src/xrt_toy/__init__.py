@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from xrt_core import hookimpl
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import EngineUnavailableError
@@ -26,6 +27,7 @@ class ToyEngine(Engine):
 
     name = "toy"
     devices = ("cuda",)
+    variables = ("NUMBA_ENABLE_CUDASIM",)
     array_families = ("cupy", "torch", "jax", "other")
     asynchronous = True
     automatic = False  # it is there to be read: it takes part where somebody asks for it by name
@@ -74,6 +76,12 @@ class ToyEngine(Engine):
         if _probe().available:
             _load_kernels()
             importlib.import_module("xrt_toy.compiler")
+
+
+@hookimpl
+def xrt_engines() -> list[type[Engine]]:
+    """The engine of this package."""
+    return [ToyEngine]
 
 
 @functools.cache

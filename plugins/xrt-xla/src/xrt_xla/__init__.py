@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from xrt_core import hookimpl
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import EngineUnavailableError
@@ -36,6 +37,8 @@ class XlaEngine(Engine):
     name = "xla"
     devices = ("cpu", "cuda", "tpu")
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 100, "inference": 50})
+    switch = "use_xla_jit"
+    variables = ("JAX_PLATFORMS", "XLA_FLAGS")
     array_families = ("jax",)
     asynchronous = True
 
@@ -75,6 +78,12 @@ class XlaEngine(Engine):
         if _probe().available:
             _load_kernels()
             importlib.import_module("xrt_xla.compiler")
+
+
+@hookimpl
+def xrt_engines() -> list[type[Engine]]:
+    """The engine of this package."""
+    return [XlaEngine]
 
 
 @functools.cache

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import serialize_executable as _serialize
 
+from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import EngineUnavailableError
 from xrt_xla.weights import aligned
@@ -25,6 +26,9 @@ from xrt_xla.weights import aligned
 __all__ = ["jax", "jnp", "lax", "pinned", "x64"]
 
 _config: Any = jax.config
+
+if os.environ.get(WORKER_VARIABLE) == "1":  # a worker process of the guard shares the GPU with its parent
+    os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
 
 x64: Any = jax.enable_x64
 """`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xrt_core.engine.contract import CompileOptions, Function, GraphCompiler, InputOutputAlias, Parameter
+from xrt_core.engine.onnx_bridge import to_onnx
 from xrt_core.errors import CompileError, OptionError
 
 from {{ cookiecutter.__module }} import _toolkit
@@ -33,8 +34,8 @@ class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
         """A session of the toolkit for `function`. Raises CompileError with the toolkit's own message."""
         try:
             # `to_onnx` gives a standalone model: names, types, constants, opsets. Weights are inside of it. A toolkit
-            # that takes weights as memory is spared that copy by `xrt_core.engine.onnx_bridge`.
-            model = function.to_onnx().SerializeToString()
+            # that takes weights as memory is spared that copy by `onnx_bridge.onnx_model`.
+            model = to_onnx(function).SerializeToString()
             session = _toolkit.Session(model, self._device)
         except Exception as e:
             nodes = ", ".join(dict.fromkeys(n.operator for n in function.body.nodes))

@@ -25,8 +25,17 @@ from xrt_core.events import process_events
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-GROUPS: Final = ("xrt.engines", "xrt.frontends", "xrt.passes", "xrt.converters")
-"""Entry-point groups that plugins may use."""
+GROUPS: Final = (
+    "xrt.engines",
+    "xrt.frontends",
+    "xrt.passes",
+    "xrt.converters",
+    "xrt.operators",
+    "xrt.devices",
+    "xrt.commands",
+    "xrt.observers",
+)
+"""Entry-point groups. A group says when a package is imported; the hooks that it implements say what it brings."""
 DISABLE_VARIABLE: Final = "XRT_DISABLE_PLUGINS"
 SLOW_IMPORT_SECONDS: Final = 1.0
 _CORE: Final = "xrt-core"
@@ -77,7 +86,7 @@ class _Outcome:
 class Discovery:
     """The plugins that are installed now, read once and kept until `refresh`. Safe to use from many threads.
 
-    core_version: the version that plugins' requirements are held against.
+    core_version: the version that plugins' requirements are checked against.
     path: folders to search instead of `sys.path`.
     """
 
@@ -101,6 +110,10 @@ class Discovery:
             if self._plugins is None:
                 self._plugins = _scan(self._distributions())
             return self._plugins[group]
+
+    def groups_of(self, name: str) -> tuple[str, ...]:
+        """The groups that have an entry point of this name. Imports nothing."""
+        return tuple(g for g in GROUPS if name in self.plugins(g))
 
     def problem(self, plugins: Sequence[Plugin]) -> tuple[str, str] | None:
         """Why the plugins of one name must not be imported, and the cure; None if nothing speaks against it."""
@@ -149,7 +162,9 @@ class Discovery:
             value: Any = importlib.import_module(module)
             for attribute in attributes.split(".") if attributes else ():
                 value = getattr(value, attribute)
-        except (Exception, SystemExit) as e:  # a plugin may do anything at all while it is imported
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # a plugin may do anything at all while it is imported
             seconds = time.perf_counter() - start
             process_events.emit("plugin.broken", seconds=seconds, plugin=plugin.name, error=repr(e))
             message = (
@@ -210,6 +225,11 @@ def _rows(text: str) -> Iterator[tuple[str, str]]:
             yield key.strip().lower(), value.strip()
 
 
+def requirement_name(text: str) -> str:
+    """The package that a requirement is about: "jax>=0.8; extra == 'x'" -> "jax"."""
+    return _normal(re.split(r"[^\w.-]", text.strip(), maxsplit=1)[0])
+
+
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -235,7 +255,7 @@ def _release(text: str) -> list[int]:
 
 def _unmet_requirement(plugin: Plugin, core_version: str) -> tuple[str, str] | None:
     for text in plugin.requirements:
-        if not _normal(re.split(r"[^\w.-]", text.strip(), maxsplit=1)[0]).startswith(_CORE):
+        if not requirement_name(text).startswith(_CORE):
             continue
         if _is_plainly_met(text, core_version):
             continue

@@ -1,0 +1,164 @@
+"""Operators that plugins define, in domains of their own: one record for each, with all that the core knows of it.
+
+A registry of the core asks here when it meets a domain that it does not have, and the package is imported then (hook
+`xrt_operators`): for schemas `ir/schema.py`, for kernels of the host `kernels/registry.py`, for those of engines
+`engine/op_kernels.py`, for bodies `frontends/onnx_functions.py`, for gradients `training/registry.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from xrt_core.ir.op_traits import Traits, register_traits, unregister_traits
+from xrt_core.plugins import plugins
+
+if TYPE_CHECKING:
+    from xrt_core.ir.graph import Graph, Node
+    from xrt_core.ir.schema import Schema
+
+CORE_DOMAINS: Final = frozenset(("", "ai.onnx", "xrt"))
+"""Domains that belong to the core; those of the `onnx` package are not open either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of a plugin.
+
+    schema: its name, inputs, outputs, attributes and type inference (`Schema.infer`).
+    kernel: the host's, `f(ctx, *inputs)`, as for `xrt_core.kernels.kernel`; static: indices of inputs whose values it
+        must know; dynamic: None, or why an engine of static shapes cannot run it (a sentence, or a function of the
+        node). None: the host runs the lowering.
+    lowering: from a node of known input types to a graph of ONNX operators whose inputs stand for the node's given ones
+        and whose outputs for the wanted ones, or None for a node that it leaves.
+    gradient: the rule, as for `xrt_core.training.registry.gradient`; without it gradients go through the lowering.
+        is_constant: gradients end here.
+    traits: names of `ir/op_traits.py` that hold for it.
+    engine_kernels: `xrt_core.engine.OpKernel`, of engines that compile node by node. An engine that took over the
+        portable kernels (`register_portable_kernels`) has `kernel` as well.
+    """
+
+    schema: Schema
+    kernel: Callable[..., Any] | None = None
+    static: tuple[int, ...] = ()
+    dynamic: str | Callable[[Node], str | None] | None = None
+    lowering: Callable[[Node], Graph | None] | None = None
+    gradient: Callable[[Any], Any] | None = None
+    is_constant: bool = False
+    traits: Collection[str] = ()
+    engine_kernels: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSet:
+    """The operators of a domain. version: the newest one of the domain."""
+
+    domain: str
+    version: int
+    operators: Sequence[Operator]
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A domain that is open. by_name: name -> its forms, the newest last."""
+
+    version: int = 0
+    by_name: Mapping[str, tuple[Operator, ...]] = field(default_factory=dict)
+
+
+_lock = threading.RLock()
+_domains: dict[str, _Accepted] = {}
+_with_traits: dict[str, list[str]] = {}  # domain -> operators whose traits are registered
+_generation = -1
+
+
+def find_operator(domain: str, op_type: str, version: int | None = None) -> Operator | None:
+    """The operator of a plugin as of `version` of its domain, the newest one where that is None; None for any other."""
+    if domain in CORE_DOMAINS:
+        return None
+    forms = _domain(domain).by_name.get(op_type, ())
+    return next((o for o in reversed(forms) if version is None or o.schema.since_version <= version), None)
+
+
+def newest_version(domain: str) -> int:
+    """The newest version of a plugin's domain, 0 for one that no plugin has."""
+    return 0 if domain in CORE_DOMAINS else _domain(domain).version
+
+
+def operator_versions(domain: str, op_type: str) -> list[int]:
+    """The `since_version` of every form of a plugin's operator."""
+    return [o.schema.since_version for o in _domain(domain).by_name.get(op_type, ())]
+
+
+def plugin_domains() -> tuple[str, ...]:
+    """The domains that installed packages say they have. Imports nothing."""
+    return plugins.names("xrt.operators")
+
+
+def _domain(domain: str) -> _Accepted:
+    global _generation
+    with _lock:
+        if _generation != plugins.generation:
+            _domains.clear()
+            while _with_traits:
+                unregister_traits(*_with_traits.popitem())
+        found = _domains.get(domain)
+        if found is None:
+            found = _domains[domain] = _accepted(domain) if domain in plugin_domains() else _Accepted()
+        _generation = plugins.generation
+        return found
+
+
+def _accepted(domain: str) -> _Accepted:
+    """The operators of a domain, checked; those of a set that is wrong are left out, with a problem."""
+    version, by_name, owner = 0, dict[str, tuple[Operator, ...]](), ""
+    for _, by, row in plugins.contributions("xrt_operators", "xrt.operators", name=domain):
+        if isinstance(row, OperatorSet) and row.domain != domain:
+            continue  # of another entry point
+        why = _why_not(row) or (f"the domain has operators of {owner} and of {by}" if owner not in ("", by) else "")
+        if why:
+            plugins.problem(f"operators of {domain}", by, why)
+            continue
+        owner, version = by, max(version, row.version)
+        rows = {o.schema.op_type: Traits(**dict.fromkeys(o.traits, True)) for o in row.operators if o.traits}
+        register_traits(domain, rows, by=by)
+        _with_traits.setdefault(domain, []).extend(rows)
+        for o in row.operators:
+            forms = (*by_name.get(o.schema.op_type, ()), o)
+            by_name[o.schema.op_type] = tuple(sorted(forms, key=lambda o: o.schema.since_version))
+    return _Accepted(version, MappingProxyType(by_name))
+
+
+def _why_not(row: Any) -> str:
+    """What is wrong with a row of the hook `xrt_operators`, or ""."""
+    import onnx
+
+    if not isinstance(row, OperatorSet):
+        return f"the hook xrt_operators gives {row!r}, which is no OperatorSet"
+    if row.domain in CORE_DOMAINS or row.domain in onnx.defs.C.schema_version_map():
+        return f"the domain {row.domain!r} belongs to ONNX"
+    seen: set[tuple[str, int]] = set()
+    for o in row.operators:
+        if not isinstance(o, Operator) or not hasattr(o.schema, "since_version"):
+            return f"{o!r} is no Operator with a Schema"
+        name, since = o.schema.op_type, o.schema.since_version
+        if o.schema.domain != row.domain:
+            return f"the schema of {name} is of domain {o.schema.domain!r}, the set of {row.domain!r}"
+        if not 1 <= since <= row.version:
+            return f"{name} came with version {since!r} of the domain, whose newest is {row.version!r}"
+        if (name, since) in seen:
+            return f"{name} of version {since} is defined twice"
+        seen.add((name, since))
+        unknown = sorted(set(o.traits) - {f.name for f in fields(Traits)})
+        if unknown:
+            return f"{name} has the trait {unknown[0]!r}; known: {', '.join(f.name for f in fields(Traits))}"
+        for what in ("kernel", "lowering", "gradient"):
+            given = getattr(o, what)
+            if given is not None and not callable(given):
+                return f"the {what} of {name} is {given!r}, which is no function"
+        if o.kernel is None and o.lowering is None:
+            return f"{name} has neither a kernel nor a lowering, so nothing could run it"
+    return ""
