@@ -181,8 +181,8 @@ DEFAULT_PASSES: Final = (
         "once per model: values that depend on constants alone are the same for every signature",
     ),
     RegisteredPass(
-        "mark_updates", lambda graph, context: context.mark_updates(graph), ("model", "signature"),
-        "before nodes are merged or folded: what writes variables must happen once; in parts of a graph at once",
+        "mark_updates", lambda graph, context: context.mark_updates(graph), ("signature",),
+        "before nodes are folded, merged or removed: an update of variables runs once",
     ),
     RegisteredPass(
         "specialise", _specialise, ("signature",),

@@ -96,12 +96,10 @@ class Pipeline:
         if precision is not None and not part:
             precision.check_names(graph)
         self._verify(graph, "captured")
-        # inputs of a loop's body are not the caller's to hand over; those of the whole graph wait for its signature
-        mark = self.mark_updates if part else lambda graph: graph
-        context = PassContext(self.options, rules=self.services.rules, part=part, mark_updates=mark)
+        context = PassContext(self.options, rules=self.services.rules, part=part)
         applied = self.services.passes["model"]
         graph = self._run_passes("model", graph, context, applied)
-        return Captured(graph, context.results.automatic if automatic is None else automatic, applied)
+        return Captured(graph, context.results.automatic if automatic is None else automatic, applied, part)
 
     def adopt(self, captured: Captured) -> Captured:
         """Run the passes of the stage "model" that the pipeline that captured the graph did not have."""
@@ -128,7 +126,8 @@ class Pipeline:
             known=known,
             engines=engines,
             lowering=self.services.precision,
-            mark_updates=self._support.mark_updates if engines else lambda graph: graph,
+            # inputs of a subgraph, such as the body of a loop, are not the caller's to hand over
+            mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,
         )
         graph = self._run_passes("signature", captured.graph, context, self.services.passes["signature"])
         return Optimised(graph, known, engines, captured.automatic, context.results.precision)
