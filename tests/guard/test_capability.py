@@ -27,10 +27,10 @@ from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.key import cache_key
 from xrt_core.cache.store import ExecutableStore
 from xrt_core.engine import engines
-from xrt_core.engine.contract import CompileOptions
+from xrt_core.engine.contract import CompileOptions, ask_support
 from xrt_core.events import Event, EventLog, FallbackEvent, subscribe
 from xrt_core.guard import capability
-from xrt_core.guard.capability import Answers, Capabilities, ask_support, crashing_engines
+from xrt_core.guard.capability import Answers, Capabilities, crashing_engines
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.timeouts import BackgroundTask, Cancelled, running
 from xrt_core.guard.verdict_cache import answers_key, forget_all, probe_key, read_json, write_json

@@ -14,6 +14,7 @@ from xrt_core.cache.store import ExecutableStore
 from xrt_core.compiler.passes import load_plugin_passes, lowering, passes, rules_of
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine
+from xrt_core.engine.converters import converters
 from xrt_core.engine.device_kinds import CPU, device_kind, is_host
 from xrt_core.errors import EngineError, OptionError
 from xrt_core.events import EventLog
@@ -40,7 +41,8 @@ class Services:
 
     xp: the host's array namespace. host_only: the pipeline has no engines, by option or because it is the baseline of
     another pipeline, so a mark that names an engine is not an error. passes: per stage, in order, as registered when
-    the module was created. precision: the mixed-precision pass, None if not enabled. guard: None if it is off.
+    the module was created. precision: the mixed-precision pass, None if not enabled. guard: None if it is off. auto:
+    whether the engine of each cluster is chosen by measurement.
     """
 
     options: Options
@@ -56,11 +58,7 @@ class Services:
     precision: LowerPrecision | None
     trace: Trace | None
     host_only: bool
-
-    @property
-    def auto(self) -> bool:
-        """Whether the engine of each cluster is chosen by measurement (`engine="auto"`)."""
-        return self.options.engine == (AUTO,)
+    auto: bool
 
     def why_absent(self, name: str) -> str:
         """Return why an engine that a mark names is not selected, and the remedy."""
@@ -109,6 +107,7 @@ def build_services(
         auto = options.engine == (AUTO,)
         guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted)
     plugins.load("xrt.observers")
+    converters.load_plugins()
     load_plugin_passes(events)
     registry = passes.snapshot() if registry is None else registry.with_plugins_of(passes)
     services = Services(
@@ -125,6 +124,7 @@ def build_services(
         precision=lowering(options),
         trace=Trace(options.trace, events) if options.trace else None,
         host_only=host_only or options.engine == (HOST,),
+        auto=options.engine == (AUTO,),
     )
     for rule in services.rules:
         if rule.engine not in (HOST, *(e.name for e, _ in engines)) and not services.host_only:

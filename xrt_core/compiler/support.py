@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from xrt_core.compiler.services import Services
-from xrt_core.engine.contract import Engine
+from xrt_core.engine.contract import Engine, ask_support
 from xrt_core.engine.model_updates import mark_updates
-from xrt_core.guard.capability import Answers, ask_support
-from xrt_core.guard.timeouts import check_cancelled
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.support import Support
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.dynamic_split import is_late
 from xrt_core.passes.partitioning import Candidate
+
+if TYPE_CHECKING:
+    from xrt_core.guard.capability import Answers
 
 
 class EngineSupport:
@@ -61,6 +63,8 @@ class EngineSupport:
         return mark_updates(graph, [e.name for e, _ in self._engines], aliases=aliases)
 
     def _asked(self, engine: Engine, device: str) -> Candidate:
+        from xrt_core.guard.timeouts import check_cancelled
+
         level = logging.WARNING
 
         def supports(node: Node) -> Support:
@@ -68,7 +72,8 @@ class EngineSupport:
             refused = why_on_host(node)
             if refused is not None:
                 return refused
-            check_cancelled()
+            if self._guard is not None:
+                check_cancelled()
             found, fault = ask_support(engine, node, device, self._phase)
             if fault:
                 self._events.emit("supports.failed", level=level, engine=engine.name, node=node.name, error=fault)

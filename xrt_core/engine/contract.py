@@ -272,3 +272,15 @@ class Engine(ABC):
 
     def __repr__(self) -> str:
         return f"<engine {self.name}>"
+
+
+def ask_support(engine: Engine, node: Node, device: str, phase: Phase) -> tuple[Support, str]:
+    """Whether an engine supports a node, asked in this process; and what it raised or returned instead of a Support."""
+    try:
+        found = engine.supports(node, device, phase)
+        if isinstance(found, Support):
+            return found, ""
+        fault = f"it returned {found!r} instead of a Support"
+    except Exception as e:  # a broken engine refuses, it does not break the model
+        fault = repr(e)
+    return Support.no(f"{engine.name} failed to say whether it takes the node: {fault}"), fault

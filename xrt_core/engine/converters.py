@@ -94,12 +94,16 @@ class Converters:
 
     def find(self, source: str, target: str) -> Converter | None:
         """The converter of a pair, or None."""
+        self.load_plugins()
+        return self._found.get((source, target))
+
+    def load_plugins(self) -> None:
+        """Register what installed packages bring, at the first time."""
         if self._load is not None:
             with self._lock:
                 load, self._load = self._load, None
                 if load is not None:
                     load(self)
-        return self._found.get((source, target))
 
     def known(self) -> str:
         """The pairs that have a converter, for messages."""

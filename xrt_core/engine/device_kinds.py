@@ -148,6 +148,7 @@ class DeviceKinds:
             hint="packages of engines bring kinds, and `xrt doctor` lists those that are here",
             missing=DeviceNotFoundError,
         )
+        self._by_name: dict[str, DeviceKind] = {}
         self._of_type: dict[type, DeviceKind] = {}
 
     def register(self, kind: DeviceKind, owner: str) -> None:
@@ -178,7 +179,8 @@ class DeviceKinds:
         self._index()
 
     def _index(self) -> None:
-        self._of_type = {k.arrays.type: k for k in list(self._kinds.values()) if k.arrays is not None}
+        self._by_name = dict(self._kinds)
+        self._of_type = {k.arrays.type: k for k in self._by_name.values() if k.arrays is not None}
 
     def names(self) -> tuple[str, ...]:
         """Names of all kinds, in the order of registration."""
@@ -190,15 +192,13 @@ class DeviceKinds:
         Raises DeviceNotFoundError, listing the kinds that there are, for any other.
         """
         name = device.partition(":")[0]
-        if name not in self._kinds:
-            self._load(name)
-        return self._kinds.find(name)
+        return self._by_name[name] if self.is_known(name) else self._kinds.find(name)
 
     def is_known(self, name: str) -> bool:
         """Whether there is a kind of this name, in this process or in a package."""
-        if name not in self._kinds:
+        if name not in self._by_name:
             self._load(name)
-        return name in self._kinds
+        return name in self._by_name
 
     def of_array(self, array_type: type) -> DeviceKind | None:
         """The kind whose arrays are of this class, or of one that it derives from; None for arrays of libraries."""

@@ -10,10 +10,10 @@ What a kernel is called with is between an engine and its kernels; XRT's convent
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator
 from xrt_core.ir.support import Support
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels.registry import PortableKernel, find_kernel, portable_kernels
+
+if TYPE_CHECKING:
+    from xrt_core.ir.schema import Schema
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,7 +124,11 @@ class OpKernelRegistry:
         be called with as many inputs as its operator has, or whose `static` or `mutable_variables` name an input that
         there is not.
         """
-        faults = [fault for entry in self.of_engine(engine).values() if (fault := _fault(entry))]
+        from xrt_core.ir.schema import latest_schemas
+
+        entries = self.of_engine(engine)
+        schemas, known = latest_schemas(entries), kinds.names()
+        faults = [fault for key, entry in entries.items() if (fault := _fault(entry, schemas[key], known))]
         if faults:
             raise RegistrationError("\n".join(faults))
 
@@ -246,22 +253,19 @@ def _check_signature(entry: OpKernel, where: str) -> None:
         ) from None
 
 
-def _fault(entry: OpKernel) -> str:
-    """What is wrong with a kernel once its operator is looked at, or ""."""
-    from xrt_core.ir.schema import domain_version, find_schema, normal_domain, why_unknown
-    from xrt_core.kernels.registry import find_kernel
-
-    domain = normal_domain(entry.domain)
-    newest = domain_version(domain)
-    schema = find_schema(entry.op_type, domain, newest)
+def _fault(entry: OpKernel, schema: Schema | None, known: Sequence[str]) -> str:
+    """What is wrong with a kernel, or "". schema: the newest of its operator. known: names of device kinds."""
     where = f"{_where(entry)}, by {_origin(entry.function)}"
-    unknown = [d for d in entry.devices if d not in kinds.names()]
+    unknown = [d for d in entry.devices if d not in known]
     if unknown:
-        return f"{where}: {miss('device kind', unknown[0], list(kinds.names()))}"
+        return f"{where}: {miss('device kind', unknown[0], list(known))}"
     if schema is None:
+        from xrt_core.ir.schema import domain_version, normal_domain, why_unknown
+
+        domain = normal_domain(entry.domain)
         if find_kernel(domain, entry.op_type) is not None:  # newer than the installed onnx package
             return ""
-        return f"{where}: {why_unknown(entry.op_type, domain, newest)}"
+        return f"{where}: {why_unknown(entry.op_type, domain, domain_version(domain))}"
     for what, indices in (("static", entry.static), ("mutable_variables", entry.mutable_variables)):
         for i in indices:
             if not 0 <= i < schema.max_inputs:

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from xrt_core.cache.disk import DiskCache
 from xrt_core.engine import engines as process_engines
-from xrt_core.engine.contract import Engine, Phase
+from xrt_core.engine.contract import Engine, Phase, ask_support
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard.ipc import describe_engine, new_folder, read_function, write_function
@@ -124,18 +124,6 @@ def crashing_engines(settings: GuardSettings, disk: DiskCache | None, events: Ev
                     write_json(key, f"probe of {name}", None, readable, {})
     check_cancelled()
     return found
-
-
-def ask_support(engine: Engine, node: Node, device: str, phase: Phase) -> tuple[Support, str]:
-    """Whether an engine supports a node, asked in this process; and what it raised or returned instead of a Support."""
-    try:
-        found = engine.supports(node, device, phase)
-        if isinstance(found, Support):
-            return found, ""
-        fault = f"it returned {found!r} instead of a Support"
-    except Exception as e:  # a broken engine refuses, it does not break the model
-        fault = repr(e)
-    return Support.no(f"{engine.name} failed to say whether it takes the node: {fault}"), fault
 
 
 def function_of(nodes: Sequence[Node], graph: Graph) -> Function:

@@ -6,7 +6,7 @@ operators expresses well. Types are written as ONNX schemas write them: 'tensor(
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -141,6 +141,12 @@ def latest_opset(domain: str = "") -> int:
         known = sorted({*domain_versions(), *plugin_domains()})
         raise GraphError(f"unknown operator domain {domain!r}; known: {', '.join(map(repr, known))}")
     return newest
+
+
+def latest_schemas(operators: Collection[tuple[str, str]]) -> dict[tuple[str, str], Schema | None]:
+    """The newest schema of each operator, given as (domain, name); None where there is none."""
+    newest = {domain: domain_version(normal_domain(domain)) for domain in {d for d, _ in operators}}
+    return {(d, op_type): find_schema(op_type, d, newest[d]) for d, op_type in operators}
 
 
 def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
