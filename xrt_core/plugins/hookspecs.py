@@ -73,8 +73,9 @@ class Specification:
 
         The result is the sets. Each operator has a schema, by which models are read, verified and typed; and may have a
         kernel for the host, a lowering to operators of ONNX, a gradient rule, traits, and kernels of engines. Without a
-        kernel it is replaced by its lowering. Sets of another domain than the entry point's name are left out. An exception, or a
-        set that breaks these rules, leaves the domain unknown; the error about a model that uses it says why.
+        kernel it is replaced by its lowering. Sets of another domain than the entry point's name are left out. An
+        exception, or a set that breaks these rules, leaves the domain unknown; the error about a model that uses it
+        says why.
         """
 
     @hookspec
