@@ -8,7 +8,7 @@ A registry of the core asks here when it meets a domain that it does not have, a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +35,7 @@ class Operator:
         and whose outputs for the wanted ones, or None for a node that it leaves.
     gradient: the rule, as for `xrt_core.training.registry.gradient`; without it gradients go through the lowering.
         is_constant: gradients end here.
-    traits: names of `ir/op_traits.py` that hold for it.
+    traits: its `Traits`, the row of `ir/op_traits.py`.
     engine_kernels: `xrt_core.engine.OpKernel`, of engines that compile node by node. An engine that took over the
         portable kernels (`register_portable_kernels`) has `kernel` as well.
     """
@@ -47,7 +47,7 @@ class Operator:
     lowering: Callable[[Node], Graph | None] | None = None
     gradient: Callable[[Any], Any] | None = None
     is_constant: bool = False
-    traits: Collection[str] = ()
+    traits: Any = None
     engine_kernels: Sequence[Any] = ()
 
 
@@ -120,8 +120,8 @@ def _accepted(domain: str) -> _Accepted:
             continue
         owner, version = by, max(version, row.version)
         for o in row.operators:
-            # TRAITS: the one place where a plugin's traits enter the table of ir/op_traits.py:
-            # register_traits(domain, o.schema.op_type, o.traits)
+            # TRAITS: the one place where a plugin's traits enter the table of ir/op_traits.py, once per package:
+            # register_traits(domain, {o.schema.op_type: o.traits}, by=by)
             forms = (*by_name.get(o.schema.op_type, ()), o)
             by_name[o.schema.op_type] = tuple(sorted(forms, key=lambda o: o.schema.since_version))
     return _Accepted(version, MappingProxyType(by_name))
