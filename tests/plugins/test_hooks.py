@@ -542,6 +542,25 @@ def test_a_command_in_a_fresh_process(installed: pathlib.Path) -> None:
     assert "plugin 'torn' of xrt-torn 1.0 cannot be imported: SystemExit: 5" in done.stderr
 
 
+# --- names that are taken ---
+
+
+def test_two_packages_of_one_domain(installed: pathlib.Path) -> None:
+    """Neither is taken, and both are named."""
+    add_plugin(installed, "xrt-acme", OPERATORS, {"xrt.operators": "com.acme"})
+    add_plugin(installed, "xrt-rival", OPERATORS, {"xrt.operators": "com.acme"})
+    with pytest.raises(ModelLoadError, match="named twice in xrt.operators: by xrt-acme 1.0 and xrt-rival 1.0"):
+        xrt.import_model(relu_model("com.acme", "Leaky", 2))
+
+
+def test_two_packages_of_one_section(installed: pathlib.Path) -> None:
+    """The first has it; the problem names both."""
+    add_plugin(installed, "xrt-deep", OPTIONS, {"xrt.frontends": "deep"})
+    add_plugin(installed, "xrt-rival", OPTIONS.replace('"depth"', '"width"'), {"xrt.commands": "deep"})
+    assert resolve({}, {}).section("deep") == {"depth": 3, "loud": False}
+    assert "option of deep (xrt-deep 1.0 and xrt-rival 1.0): the section has options of xrt-deep 1.0" in said()
+
+
 # --- everything that is wrong, in one listing ---
 
 

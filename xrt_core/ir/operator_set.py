@@ -8,8 +8,8 @@ A registry of the core asks here when it meets a domain that it does not have, a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +36,7 @@ class Operator:
         and whose outputs for the wanted ones, or None for a node that it leaves.
     gradient: the rule, as for `xrt_core.training.registry.gradient`; without it gradients go through the lowering.
         is_constant: gradients end here.
-    traits: names of `ir/op_traits.py` that hold for it.
+    traits: its `Traits`, the row of `ir/op_traits.py`.
     engine_kernels: `xrt_core.engine.OpKernel`, of engines that compile node by node. An engine that took over the
         portable kernels (`register_portable_kernels`) has `kernel` as well.
     """
@@ -48,7 +48,7 @@ class Operator:
     lowering: Callable[[Node], Graph | None] | None = None
     gradient: Callable[[Any], Any] | None = None
     is_constant: bool = False
-    traits: Collection[str] = ()
+    traits: Any = None
     engine_kernels: Sequence[Any] = ()
 
 
@@ -123,7 +123,7 @@ def _accepted(domain: str) -> _Accepted:
             plugins.problem(f"operators of {domain}", by, why)
             continue
         owner, version = by, max(version, row.version)
-        rows = {o.schema.op_type: Traits(**dict.fromkeys(o.traits, True)) for o in row.operators if o.traits}
+        rows = {o.schema.op_type: o.traits for o in row.operators if o.traits is not None}
         register_traits(domain, rows, by=by)
         _with_traits.setdefault(domain, []).extend(rows)
         for o in row.operators:
@@ -152,9 +152,8 @@ def _why_not(row: Any) -> str:
         if (name, since) in seen:
             return f"{name} of version {since} is defined twice"
         seen.add((name, since))
-        unknown = sorted(set(o.traits) - {f.name for f in fields(Traits)})
-        if unknown:
-            return f"{name} has the trait {unknown[0]!r}; known: {', '.join(f.name for f in fields(Traits))}"
+        if o.traits is not None and not isinstance(o.traits, Traits):
+            return f"the traits of {name} are {o.traits!r}, which is no Traits"
         for what in ("kernel", "lowering", "gradient"):
             given = getattr(o, what)
             if given is not None and not callable(given):

@@ -71,10 +71,11 @@ class Specification:
 
         Called once, when the first operator of the domain is met: in a model that is read, or by name.
 
-        Each operator of a set has a schema, by which models are read, verified and typed; and may have a kernel for the
-        host, a lowering to operators of ONNX, a gradient rule, traits, and kernels of engines. Without a kernel it is
-        replaced by its lowering. Sets of another domain than the entry point's name are left out. An exception, or a
-        set that breaks these rules, leaves the domain unknown; the error about a model that uses it says why.
+        The result is the sets. Each operator has a schema, by which models are read, verified and typed; and may have a
+        kernel for the host, a lowering to operators of ONNX, a gradient rule, traits, and kernels of engines. Without a
+        kernel it is replaced by its lowering. Sets of another domain than the entry point's name are left out. An
+        exception, or a set that breaks these rules, leaves the domain unknown; the error about a model that uses it
+        says why.
         """
 
     @hookspec
