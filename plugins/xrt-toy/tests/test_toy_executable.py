@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from xrt_toy import ToyEngine
 
 import xrt_core as xrt
 from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
+from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError
 from xrt_core.ir.annotations import NO_ANNOTATIONS, SourceLocation
 from xrt_core.ir.graph import Graph, Node, Value
@@ -421,3 +423,42 @@ def test_neither_gpu_nor_simulator(first: str, environment: dict[str, str], reas
     )
     assert done.returncode == 0, done.stderr
     assert reason in done.stdout
+
+
+@pytest.mark.parametrize("op_type", ["Assign", "Sub"])
+def test_a_kernel_that_declares_an_update_runs_in_a_cluster_of_updates(
+    engine: ToyEngine, op_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XRT hands over the state of a plain graph as the declaration says, and it holds the new value."""
+    from xrt_toy import _toolkit
+
+    engine.prepare()
+    if op_type == "Sub":  # an SGD-like kernel: w - g
+        declared = dataclasses.replace(
+            op_kernels.find("toy", "", "Sub"), mutable_variables=(0,), model_update=True  # type: ignore[type-var]
+        )
+        monkeypatch.setitem(op_kernels._kernels, ("toy", "", "Sub"), declared)
+    w, g, new = (value(n, np.float32, 4) for n in ("w", "g", "new"))
+    domain, version = ("xrt", 1) if op_type == "Assign" else ("", 14)
+    node = Node(op_type, [w, g], [new], domain=domain, version=version, name="update")
+    graph = Graph([w, g], [new], [node], opsets={"": 21, "xrt": 1}, name="step")
+    arrays = {"w": np.full(4, 5, np.float32), "g": np.ones(4, np.float32)}
+    with xrt.XRTModule(graph, engine="toy", phase="train") as module:
+        (launch,) = (n for n in module.partitioned(arrays).nodes if n.op_type == "Launch")
+        (cluster,) = module.explain(arrays).to_json()["clusters"]
+    assert cluster["model_update"]
+    function = launch.attributes["function"]
+    assert isinstance(function, Function)
+    assert function.aliases == (InputOutputAlias(0, 0),)
+
+    compiler = engine.compiler("cuda", CompileOptions(phase="train"))
+    executable = compiler.compile(function, function.params, function.returns, function.aliases)
+    executable.run([arrays["w"], arrays["g"]])  # the first run of a program is on copies
+    stream = _toolkit.stream_of(None)
+    state, step = (_toolkit.copied(arrays[n], stream) for n in ("w", "g"))
+    (made,) = executable.run([state, step])
+    assert made is state
+    assert np.asarray(state).tolist() == ([4.0] * 4 if op_type == "Sub" else [1.0] * 4)
+
+    with xrt.XRTModule(graph, engine="toy") as module:  # in inference nothing is updated
+        assert "it belongs to the phase 'train'" in str(module.explain(arrays))

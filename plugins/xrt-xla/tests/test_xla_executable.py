@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -22,7 +23,10 @@ from xrt_xla import XlaEngine, _toolkit
 from xrt_xla.blob import pack, unpack
 from xrt_xla.program import Program
 
+import xrt_core as xrt
+from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
+from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, ExecutionError
 from xrt_core.ir.annotations import NO_ANNOTATIONS, SourceLocation
 from xrt_core.ir.graph import Graph, Node, Value
@@ -441,3 +445,26 @@ def test_unblocked_runs_give_the_same(engine: XlaEngine) -> None:
     x = np.arange(1 << 16, dtype=np.float32)
     (y,) = add.run([x, x], block_until_done=False)
     np.testing.assert_array_equal(np.asarray(y), 2 * x)
+
+
+def test_a_kernel_that_declares_an_update_is_given_the_state_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An SGD-like kernel (w - g): the state that a module is called with is consumed, and the new value lies there."""
+    engines.get("xla").prepare()
+    plain = op_kernels.find("xla", "", "Sub")
+    assert plain is not None
+    declared = dataclasses.replace(plain, mutable_variables=(0,), model_update=True)
+    monkeypatch.setitem(op_kernels._kernels, ("xla", "", "Sub"), declared)
+    w, g, new, seen = (_value(n, np.float32, 1024) for n in ("w", "g", "new", "seen"))
+    nodes = [Node("Sub", [w, g], [new], version=14, name="update"), Node("Exp", [w], [seen], version=13, name="read")]
+    graph = Graph([w, g], [new, seen], nodes, opsets={"": 21}, name="step")
+    with xrt.XRTModule(graph, engine="xla", phase="train") as module:
+        for start in (5, 3):
+            state = jax.numpy.full(1024, start, np.float32)
+            where = state.unsafe_buffer_pointer()
+            made, read = module(state, jax.numpy.full(1024, 2, np.float32))
+            assert (np.asarray(made) == start - 2).all()
+            np.testing.assert_allclose(np.asarray(read), np.exp(np.float32(start)), rtol=1e-6)
+            assert made.unsafe_buffer_pointer() == where
+            assert state.is_deleted()
+        rows = module.explain().to_json()["clusters"]
+    assert sorted((c["operators"].popitem()[0], c["model_update"]) for c in rows) == [("Exp", False), ("Sub", True)]
