@@ -28,7 +28,7 @@ def replay(
         pathlib.Path | None, typer.Option("--onnx", help="Also write the function as an ONNX model.")
     ] = None,
 ) -> None:
-    """Compile and check what a bundle holds, in a child process. The exit code is 3 where it still fails."""
+    """Compile and check what a bundle holds, in a worker process. The exit code is 3 if it still fails."""
     from xrt_core.verify.repro import read_bundle
 
     found = read_bundle(bundle)

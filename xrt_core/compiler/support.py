@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 from xrt_core.compiler.passes import why_on_host
 from xrt_core.engine.contract import Engine
 from xrt_core.events import EventLog
-from xrt_core.guard.capability import Answers, ask_support
 from xrt_core.guard.timeouts import check_cancelled
 from xrt_core.ir.annotations import Phase
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.support import Support
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate
+from xrt_core.runtime.engine_compiler import ask_support
 
 if TYPE_CHECKING:
+    from xrt_core.guard.capability import Answers
     from xrt_core.guard.manager import GuardManager
 
 

@@ -28,7 +28,7 @@ from xrt_core.guard.worker_pool import WorkerFailure, process_pool
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.support import Support
-from xrt_core.runtime.engine_compiler import Compilation
+from xrt_core.runtime.engine_compiler import Compilation, ask_support
 
 _LIMIT: Final = 60.0  # seconds that one engine may take for one query
 
@@ -124,18 +124,6 @@ def crashing_engines(settings: GuardSettings, disk: DiskCache | None, events: Ev
                     write_json(key, f"probe of {name}", None, readable, {})
     check_cancelled()
     return found
-
-
-def ask_support(engine: Engine, node: Node, device: str, phase: Phase) -> tuple[Support, str]:
-    """Whether an engine supports a node, asked in this process; and what it raised or returned instead of a Support."""
-    try:
-        found = engine.supports(node, device, phase)
-        if isinstance(found, Support):
-            return found, ""
-        fault = f"it returned {found!r} instead of a Support"
-    except Exception as e:  # a broken engine refuses, it does not break the model
-        fault = repr(e)
-    return Support.no(f"{engine.name} failed to say whether it takes the node: {fault}"), fault
 
 
 def function_of(nodes: Sequence[Node], graph: Graph) -> Function:

@@ -14,7 +14,7 @@ from xrt_core.ir.support import Support
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.engine_compiler import Compilation
+from xrt_core.runtime.engine_compiler import Compilation, ask_support
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
 from xrt_core.verify.isolate import Candidate as EngineCandidate
@@ -137,10 +137,7 @@ class CompositeBuilder:
 
     def _support(self, engine: str, node: Node) -> Support:
         owner, device = self.compilation.engines[engine]
-        try:
-            return owner.supports(node, device, self.compilation.options.phase)
-        except Exception as e:  # a broken engine refuses
-            return Support.no(f"{engine} failed to say: {type(e).__name__}: {e}")
+        return ask_support(owner, node, device, self.compilation.options.phase)[0]
 
 
 def _to_host(executable: Executable) -> Call:

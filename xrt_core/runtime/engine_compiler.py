@@ -9,10 +9,12 @@ from dataclasses import replace
 
 from xrt_core.cache.key import CacheKey
 from xrt_core.cache.store import ExecutableStore
-from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function, GraphCompiler
+from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function, GraphCompiler, Phase
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, EngineError, RegistrationError
 from xrt_core.events import EventLog
+from xrt_core.ir.graph import Node
+from xrt_core.ir.support import Support
 from xrt_core.runtime.launch import operators_of
 
 
@@ -132,3 +134,15 @@ class Compilation:
         except RegistrationError as e:  # a kernel of no operator is never asked for: its package's bug, nobody's loss
             self.events.emit("kernels.invalid", level=logging.WARNING, engine=engine.name, error=str(e))
         return compiler
+
+
+def ask_support(engine: Engine, node: Node, device: str, phase: Phase) -> tuple[Support, str]:
+    """Whether an engine supports a node, asked in this process; and what it raised or returned instead of a Support."""
+    try:
+        found = engine.supports(node, device, phase)
+        if isinstance(found, Support):
+            return found, ""
+        fault = f"it returned {found!r} instead of a Support"
+    except Exception as e:  # a broken engine refuses, it does not break the model
+        fault = repr(e)
+    return Support.no(f"{engine.name} failed to say whether it takes the node: {fault}"), fault
