@@ -375,7 +375,9 @@ def test_losing_candidates_are_released() -> None:
             gc.collect()
             return {name for name, reference in made if reference() is not None}
 
-        assert eventually(lambda: held() == {"counted"})  # the thread of the verification may still be ending
+        assert {name for name, _ in made} == {"slow", "counted"}
+        # the thread of the verification may still be ending; what answers may have been loaded from the disk since
+        assert eventually(lambda: held() <= {"counted"})
 
 
 def test_clusters_that_share_the_cores_are_compiled_as_such() -> None:
