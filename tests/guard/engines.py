@@ -116,7 +116,7 @@ def _lower_wrongly(node: Node) -> Lowered:
 
 
 class CrashesOnSinh(Faulty):
-    """Its compiler takes the process with it where it meets a Sinh."""
+    """Its compiler aborts the process on a Sinh."""
 
     name = "crashes_on_sinh"
 
@@ -132,7 +132,7 @@ class CrashesOnSinh(Faulty):
 
 
 class HangsOnSinh(CrashesOnSinh):
-    """Its compiler does not come back where it meets a Sinh."""
+    """Its compiler hangs on a Sinh."""
 
     name = "hangs_on_sinh"
 

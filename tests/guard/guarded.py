@@ -37,6 +37,18 @@ def registered(*classes: type[Engine]) -> Iterator[None]:
             engines.unregister(c.name)
 
 
+@contextmanager
+def not_registered(*classes: type[Engine]) -> Iterator[None]:
+    """Take engines out of this process while the body runs."""
+    for c in classes:
+        engines.unregister(c.name)
+    try:
+        yield
+    finally:
+        for c in classes:
+            engines.register(c)
+
+
 def chain(rows: int = 4) -> tuple[Graph, np.ndarray, np.ndarray]:
     """A small graph, an input, and the host's result for it."""
     function, _ = functions.chain()

@@ -1,4 +1,4 @@
-"""The asynchronous guard before its clusters: the host answers, engines are asked beside the caller."""
+"""Background compilation: the host answers first, and the plan with engines is made after it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ALONE = {"guard_tune": False, "guard_sandbox": False}
 
 
 class Asked(tested.Plain):
-    """Notes who asks it what, and may be slow, broken or hanging about it."""
+    """Records which thread asks it about which operator, and may be slow or hang."""
 
     name = "asked"
     asked: ClassVar[list[tuple[str, str]]] = []
@@ -66,7 +66,7 @@ def _alone(own_cache: pathlib.Path) -> Iterator[None]:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Nothing begins beside callers until this is called."""
+    """No background compilation starts until this is called."""
     go = threading.Event()
     begin = background.BackgroundCompiler._submit
 
@@ -95,19 +95,20 @@ UNTOUCHED = """
     touched = {{n.partition(".")[0] for n in sys.modules}}
     touched &= {{"jax", "onnxruntime", "openvino", "xrt_xla", "xrt_onnxruntime", "xrt_openvino", "xrt_tensorrt"}}
     assert not touched, touched
-    assert "xrt_core.guard.manager" not in sys.modules
+    heavy = {{f"xrt_core.guard.{{n}}" for n in ("manager", "capability", "worker_pool", "ipc", "composite")}}
+    assert not heavy & sys.modules.keys()
     assert "not asked yet" in repr(m)
 """
 
 
 @pytest.mark.parametrize("engine", ["auto", None])
 def test_the_first_answer_touches_no_engine(engine: str | None) -> None:
-    """Neither making the module nor its first call imports or asks one, nor the guard's machinery."""
+    """Neither making the module nor its first call imports or queries one, nor imports the guard's machinery."""
     run_python(UNTOUCHED.format(engine=engine))
 
 
 def test_the_first_plan_is_the_hosts(held: Callable[[], None]) -> None:
-    """Step for step that of engine="host", and nobody has asked the engine, whose name was given."""
+    """Step for step that of engine="host", and the engine, although named, was not queried."""
     graph, x, want = chain()
     host = XRTModule(graph, engine="host")
     host(x)
@@ -130,7 +131,7 @@ def test_the_first_plan_is_the_hosts(held: Callable[[], None]) -> None:
 
 
 def test_calls_of_the_first_plan_count() -> None:
-    """The report has them as the cluster's calls that the host answered."""
+    """The report counts them as calls of the cluster that the host answered."""
     graph, x, _ = chain()
     go = threading.Event()
     Asked.before = staticmethod(lambda: go.wait(60))
@@ -162,10 +163,10 @@ def test_other_families_of_arrays_are_bound_anew() -> None:
 
 @pytest.mark.parametrize("ask", ["prepare", "explain", "partitioned", "save"])
 @pytest.mark.parametrize("called", [False, True])
-def test_who_needs_the_engines_has_them_at_once(
+def test_calls_that_need_the_engines_query_them_at_once(
     ask: str, called: bool, held: Callable[[], None], tmp_path: pathlib.Path
 ) -> None:
-    """Whatever waits beside the caller; and a call after it finds the plan with engines."""
+    """Whatever is pending in the background; and a later call uses the plan with engines."""
     graph, x, want = chain()
     m = module(graph, "asked", **ALONE)
     if called:
@@ -248,7 +249,7 @@ def test_an_engine_that_hangs_when_it_is_asked() -> None:
     go.set()
     assert eventually(lambda: not abandoned_threads())
     assert fallbacks(events) == [("plan", "hung")]
-    assert len(Asked.asked) == asked_by_then <= 1  # it comes back, and goes on for nobody
+    assert len(Asked.asked) == asked_by_then <= 1  # it was cancelled and does not go on
 
 
 def test_a_compilation_that_hangs_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +284,7 @@ def _is_within(frame: FrameType | None, call: Any) -> bool:
     return frame is not None
 
 
-def test_planning_that_fails_is_tried_again() -> None:
+def test_planning_that_fails_is_retried() -> None:
     """By a call after the wait; then the engine has it."""
     broken = True
 
@@ -348,7 +349,7 @@ def test_many_threads_plan_once() -> None:
 
 
 def test_a_signature_that_goes_while_it_waits(held: Callable[[], None]) -> None:
-    """It is not planned for nobody; when it comes back it is."""
+    """An evicted signature is not planned; when it is called again it is."""
     value, square = Value("v", TensorType(F32, (None,))), Value("w")
     graph = graph_of([value], [square], [node("Mul", [value, value], [square])], "square")
     with module(graph, "asked", cache_size=1, **ALONE) as m:
@@ -366,7 +367,7 @@ def test_a_signature_that_goes_while_it_waits(held: Callable[[], None]) -> None:
 
 
 def test_bodies_and_late_parts_are_planned_with_their_graph() -> None:
-    """After one call and a wait the clusters within an If, and behind a NonZero, are live: the call was rehearsed."""
+    """After one call and a wait the clusters within an If, and behind a NonZero, are live: from a warm-up run."""
 
     def build(v: Any) -> Any:
         picked = ops.Transpose(ops.NonZero(v))
@@ -389,7 +390,7 @@ def test_bodies_and_late_parts_are_planned_with_their_graph() -> None:
         assert [c["host_calls"] for c in after] == [1] * len(after)
         assert len(after) == len(before)
         assert len(m.events.recent("host_first")) == 1  # parts of the host's plan are the host's
-        np.testing.assert_array_equal(m(-v)[0], np.exp(-v) - v)  # a branch that was not rehearsed does as its graph did
+        np.testing.assert_array_equal(m(-v)[0], np.exp(-v) - v)  # the warm-up run did not take this branch
         assert len(m.events.recent("host_first")) == 2
         assert m.wait(60)
         np.testing.assert_array_equal(m(-v)[0], np.exp(-v) - v)
@@ -397,7 +398,7 @@ def test_bodies_and_late_parts_are_planned_with_their_graph() -> None:
         assert (late["state"], late["calls"], late["host_calls"]) == ("live", 2, 1)
 
 
-def test_inputs_of_the_call_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_the_call_reach_the_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is allowed: copies, so that the caller may go on with the array."""
     from xrt_core.guard.manager import GuardManager
 
@@ -437,7 +438,7 @@ class Waiting:
 
 
 def test_inputs_of_all_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many signatures that are new at once do not fill the memory."""
+    """Many new signatures at once do not exhaust the memory."""
     kept: Queue[tuple[background.CompilationRecord, Any]] = Queue()
     monkeypatch.setattr(background, "MAX_INPUT_BYTES", 100)
     monkeypatch.setattr(
@@ -474,7 +475,7 @@ def test_a_cluster_for_which_there_is_no_thread(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_closing_while_it_waits(held: Callable[[], None]) -> None:
-    """Nothing is planned after that, nobody waits, and calls go on."""
+    """Nothing is planned after that, `wait` returns, and the host answers."""
     graph, x, want = chain()
     m = module(graph, "asked", **ALONE)
     m(x)
@@ -491,7 +492,7 @@ def test_closing_while_it_waits(held: Callable[[], None]) -> None:
 
 
 def test_waiting_for_what_was_closed_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is under way when a module is closed keeps nobody waiting, however far it still comes."""
+    """`wait` returns although a job was running when the module was closed, however far it still gets."""
     entered, closed, cleared, go = (threading.Event() for _ in range(4))
 
     def outcome(self: ClusterBuilder, launch: GuardedLaunch, inputs: Any, slot: WorkerSlot) -> Any:
@@ -559,6 +560,6 @@ LEAVES = """
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a matter of how threads end")
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_leaving_the_interpreter_while_engines_are_asked(seconds: float) -> None:
+def test_shutdown_during_capability_queries(seconds: float) -> None:
     """It ends without an error, long before the compilation would."""
     assert run_python(LEAVES.format(seconds=seconds)) == ""

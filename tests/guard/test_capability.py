@@ -100,14 +100,19 @@ def test_answers_are_those_of_this_process() -> None:
     assert [s.ok for s in found["picky"].supports] == [True, False, True]
 
 
-def test_an_engine_that_crashes_the_worker_is_excluded() -> None:
-    """The others are answered for; the event has the log and the exit code."""
+def test_an_engine_that_crashes_the_worker_is_excluded(tmp_path: pathlib.Path) -> None:
+    """The others are answered for; the event has the log and the exit code; only answers are cached."""
     events: list[Event] = []
+    disk, graph = DiskCache(tmp_path, 1 << 20), chain()[0]
     with registered(STAGE_FAULTS["supports_crashes"], STAGE_FAULTS["supports_raises"]):
-        asked = capabilities("supports_crashes", "plain", "supports_raises")
+        asked = capabilities("supports_crashes", "plain", "supports_raises", disk=disk)
         undo = subscribe(events.append)
-        found = query(asked, chain()[0])
+        found = query(asked, graph)
         undo()
+        function = capability.function_of(graph.nodes, graph)
+        for name in ("supports_crashes", "plain"):
+            key = answers_key(asked.all_engines.key(function, name))
+            assert (read_json(key, function, disk) is None) == (name == "supports_crashes")
     (event,) = [e for e in events if isinstance(e, FallbackEvent)]
     assert (event.engine, event.stage, event.kind, event.fields["exit_code"]) == (
         "supports_crashes", "supports", "crashed", -6,
@@ -124,7 +129,7 @@ def test_an_engine_that_crashes_the_worker_is_excluded() -> None:
 def test_probes() -> None:
     """An engine that raises is safe, one that exits is not; an unknown name is left to whoever reports it."""
     with registered(STAGE_FAULTS["probe_exits"], STAGE_FAULTS["probe_raises"]):
-        assert probe("plain", "probe_exits", "probe_raises", "nobody") == ["probe_exits"]
+        assert probe("plain", "probe_exits", "probe_raises", "unknown") == ["probe_exits"]
 
 
 def test_no_worker_is_no_answer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,22 +249,21 @@ def test_a_module_without_the_engine_that_crashed() -> None:
 
 
 def test_answers_are_cached(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one engine, device and phase; what a crash left has no entry; damaged entries are asked again."""
+    """For one engine, device and phase; damaged entries are asked again."""
     disk = DiskCache(tmp_path, 1 << 20)
     graph = chain()[0]
-    with registered(STAGE_FAULTS["supports_crashes"]):
-        first = query(capabilities("picky", "supports_crashes", disk=disk), graph)
-        asked: list[str] = []
-        supports = capability._Requests.supports
+    asked: list[str] = []
+    supports = capability._Requests.supports
 
-        def spy(self: Any, engine: Any, *given: Any) -> Any:
-            asked.append(engine.name)
-            return supports(self, engine, *given)
+    def spy(self: Any, engine: Any, *given: Any) -> Any:
+        asked.append(engine.name)
+        return supports(self, engine, *given)
 
-        monkeypatch.setattr(capability._Requests, "supports", spy)
-        again = capabilities("picky", "supports_crashes", disk=disk)
-        assert query(again, graph) == first
-        assert asked == ["supports_crashes"]
+    monkeypatch.setattr(capability._Requests, "supports", spy)
+    first = query(capabilities("picky", disk=disk), graph)
+    assert asked == ["picky"]
+    assert query(capabilities("picky", disk=disk), graph) == first
+    assert asked == ["picky"]
     function = capability.function_of(graph.nodes, graph)
     key = cache_key(function, engines.get("picky"), "cpu", CompileOptions())
     for other in (cache_key(function, engines.get("memo"), "cpu", CompileOptions()),

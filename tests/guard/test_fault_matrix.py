@@ -1,4 +1,4 @@
-"""Every planted fault, at every stage, in every mode: the host's numbers, the right event, and nothing left behind."""
+"""Every injected fault, at every stage, in every mode: the host's numbers, the right event, no process or file left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import pathlib
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,7 +33,7 @@ ALL_CELLS = [
     for mode, threads in (("async", 4), ("sync", 1), ("async", 1), ("sync", 4))
     # a synchronous guard probes where its module is made, in the caller's process
     if (mode == "async" or not fault.startswith("probe"))
-    # what ends a child costs a second until there is the next one: one mode of each sort is enough for it
+    # a worker that ends costs a second until the next one has started: one mode of each is enough
     and (fault, mode, threads) not in QUICK_CELLS
     and ((mode, threads) == ("async", 4) or fault.rpartition("_")[2] not in ("exits", "memory", "hangs", "crashes"))
 ]
@@ -75,11 +74,11 @@ def test_all_faults(fault: str, mode: str, threads: int) -> None:
 
 
 def check(fault: str, mode: str, threads: int) -> None:
-    """Call a model on the faulty engine from so many threads, until the fault has had its way."""
+    """Call a model on the faulty engine from several threads, until its clusters are settled."""
     graph, x, want = chain()
     expected = MATRIX[fault]
     wrong: list[str] = []
-    limit = 1.5 if fault.endswith("hangs") and not fault.startswith("late") else 30.0
+    limit = 2.5 if fault.endswith("hangs") and not fault.startswith("late") else 30.0
     before = set(process_pool().pids())
     with registered(STAGE_FAULTS[fault]), captured_events() as events:
         m = module(
@@ -95,20 +94,17 @@ def check(fault: str, mode: str, threads: int) -> None:
                 m.wait(60)
 
         with m:
-            start = time.monotonic()
             workers = [threading.Thread(target=call, args=(k,)) for k in range(threads)]
             for t in workers:
                 t.start()
             for t in workers:
                 t.join(120)
                 assert not t.is_alive()
-            took = time.monotonic() - start
             report = m.report()
     assert not wrong
     assert [c["state"] for c in report.clusters] == ([] if expected.state == "none" else [expected.state]), str(report)
     found = set(fallbacks(events))
     assert found == ({expected.event} if expected.event else set()), report.as_text()
-    assert took < 60
     if ("compile", "crashed") in found or ("examine", "crashed") in found:
         assert "Fatal Python error: Aborted" in report.as_text() or "exit code 3" in report.as_text()
     assert gone(sorted(before - set(process_pool().pids())))

@@ -18,7 +18,7 @@ from xrt_core.ir.graph import Value
 from xrt_core.testing import functions
 
 
-def test_a_function_crosses_with_its_constants(tmp_path: pathlib.Path) -> None:
+def test_a_function_with_its_constants(tmp_path: pathlib.Path) -> None:
     """Same fingerprint on the other side; constants that lie in no file are written once."""
     function, _ = functions.chain()
     ipc.write_function(function, tmp_path)
@@ -27,7 +27,7 @@ def test_a_function_crosses_with_its_constants(tmp_path: pathlib.Path) -> None:
     assert back.as_text() == function.as_text()
 
 
-def test_types_and_annotations_cross(tmp_path: pathlib.Path) -> None:
+def test_types_and_annotations(tmp_path: pathlib.Path) -> None:
     """Engines say yes or no by the types of inner values, and folding by annotations."""
     function = functions.update(8)
     mark = Annotations(phase="train", model_update=True, aliases=((0, 0),), sbp=("broadcast",))
@@ -63,7 +63,7 @@ def test_mapped_weights_stay_where_they_are(tmp_path: pathlib.Path) -> None:
 
 
 def test_weights_of_a_file_that_has_changed_are_copied(tmp_path: pathlib.Path) -> None:
-    """What is mapped is what the caller computes with, so that is what crosses, and not what the file has become."""
+    """The caller computes with what is mapped, so that is sent, and not what the file has become."""
     weights = Value.constant(np.random.default_rng(0).standard_normal((64, 64), np.float32), "w")
     x, y = functions.value("x", 4, 64), functions.value("y", 4, 64)
     path = tmp_path / "m.onnx"
@@ -78,7 +78,7 @@ def test_weights_of_a_file_that_has_changed_are_copied(tmp_path: pathlib.Path) -
     assert ipc.read_function(job).fingerprint == function.fingerprint
 
 
-def test_arrays_cross(tmp_path: pathlib.Path) -> None:
+def test_arrays(tmp_path: pathlib.Path) -> None:
     """Every dtype, scalars, empty ones and views, bit for bit."""
     import ml_dtypes
 
@@ -92,7 +92,7 @@ def test_arrays_cross(tmp_path: pathlib.Path) -> None:
         assert a.tobytes() == b.tobytes()
 
 
-def test_what_was_cut_off_is_refused(tmp_path: pathlib.Path) -> None:
+def test_truncated_data_is_refused(tmp_path: pathlib.Path) -> None:
     """Data that is shorter than the model says is an error, not numbers."""
     weights = Value.constant(np.ones((64, 64), np.float32), "w")
     x, y = functions.value("x", 4, 64), functions.value("y", 4, 64)

@@ -1,4 +1,4 @@
-"""GuardedLaunch: who answers a call in each state, and what a failure at run time costs."""
+"""GuardedLaunch: what answers a call in each state, and what a failure at run time costs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_going_live_is_one_step_out_of_ready() -> None:
 
 
 def test_live_after_probation() -> None:
-    """Probation ends after so many good calls; results are the executable's own objects from the first on."""
+    """Probation ends after some good calls; results are the executable's own objects from the first one on."""
     launch = live(Does(right))
     for _ in range(SETTINGS.probation + 2):
         assert isinstance(launch([X, X])[0], Own)
@@ -218,7 +218,7 @@ def test_an_array_that_cannot_be_read_is_the_callers_fault() -> None:
 
 
 def test_a_run_that_hangs() -> None:
-    """With a limit for runs the host answers after it, the state is FAILED at once, and nobody waits again."""
+    """With a limit for runs the host answers after it, the state is FAILED at once, and no later call waits."""
     free = threading.Event()
     executable = Does(lambda i: (free.wait(30), right(i))[1])
     launch = live(executable, settings=_with(run_timeout=0.05))
@@ -285,7 +285,7 @@ def live(executable: Executable, *aliases: InputOutputAlias, settings: GuardSett
     """A launch that has just gone live."""
     launch = launch_of(Guard(settings), *aliases)
     launch.record.move(State.READY)
-    launch.go_live(executable, "examined")
+    launch.go_live(executable, "verified")
     return launch
 
 

@@ -28,7 +28,7 @@ def test_totals() -> None:
     one, two = record(), record("d", 1)
     one.host_seconds.extend([0.3, 0.2, 0.4])
     one.engine_seconds.extend([0.1, 0.1])
-    two.engine_seconds.append(0.1)  # the host never ran it here: what it took when it was examined counts
+    two.engine_seconds.append(0.1)  # the host never ran it here: its time in the verdict counts
     found = GuardReport.of([one, two], 60.0)
     assert (found.calls, found.host_calls, found.accelerated_share) == (20, 8, 0.6)
     assert found.saved_seconds == pytest.approx(6 * 0.2 + 6 * 0.4)

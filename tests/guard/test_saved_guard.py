@@ -1,4 +1,4 @@
-"""A guarded module in one file: what was decided comes along, pieces included, and nothing is examined again."""
+"""A guarded module in one file: its verdicts come with it, pieces included, and nothing is verified again."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_pieces_come_with_the_model(cache: bool, own_cache: pathlib.Path, tmp_pa
 
 
 @pytest.mark.usefixtures("suspect", "own_cache")
-def test_other_signatures_of_a_loaded_model_are_examined(tmp_path: pathlib.Path) -> None:
+def test_other_signatures_of_a_loaded_model_are_verified(tmp_path: pathlib.Path) -> None:
     function = deep(12)
     m = XRTModule(function.body, engine="suspect", cache=False)
     m(*synthesize_inputs(function))
-    m.save(tmp_path / "model.xrt")  # without a guard: nothing was examined
+    m.save(tmp_path / "model.xrt")  # without a guard: nothing was verified
     forget_all()
     loaded = XRTModule.load(tmp_path / "model.xrt", cache=False, **GUARD)
     loaded(*synthesize_inputs(function))

@@ -83,7 +83,7 @@ def test_it_answers_and_is_used_again(worker: Worker) -> None:
         (signal.SIGKILL, "memory", "when memory runs out"),
     ],
 )
-def test_a_signal_is_told_with_the_log(worker: Worker, number: signal.Signals, kind: str, match: str) -> None:
+def test_a_signal_is_diagnosed_with_the_log(worker: Worker, number: signal.Signals, kind: str, match: str) -> None:
     """Kind, signal and, of a crash, the Python stack that faulthandler left in the log."""
     os.kill(worker.pid, number)
     with pytest.raises(WorkerFailure, match=match) as e:
@@ -169,7 +169,7 @@ PARENT = """
 
 
 @pytest.mark.parametrize("end", ["return", "busy", "kill"])
-def test_no_child_outlives_its_parent(end: str, tmp_path: pathlib.Path) -> None:
+def test_no_worker_outlives_its_parent(end: str, tmp_path: pathlib.Path) -> None:
     """Whether the parent returns, returns while a job hangs, or is killed; and it never waits."""
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PARENT), end, str(tmp_path / "none")], stdout=subprocess.PIPE, text=True

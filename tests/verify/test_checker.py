@@ -121,7 +121,7 @@ def test_errors_beyond_the_range_are_found(
     dtype: Any, seed: int, depth: int, at: int, sign: float, beyond: float, below: float
 ) -> None:
     """One element that is off by more than what the docs say a check may let through is found, one that is off by less
-    than the bound beside the host's own error is not."""
+    than the bound less the host's own error is not."""
     f = layers(dtype, seed, depth)
     checker = ResultChecker(f, synthesize_inputs(f, seed=seed), seed)
     host = checker.expected()[0].astype(F64).ravel()
@@ -211,7 +211,7 @@ def test_ties_after_arithmetic_are_right() -> None:
 
 
 def test_random_numbers_are_not_compared() -> None:
-    """What random numbers decide is held to dtype and shape; what stands beside it is compared."""
+    """Results that depend on random numbers are checked for dtype and shape only; others are compared."""
     x, r, y = value("x", (50,)), value("r", (50,)), value("y", (50,))
     f = function([x], [node("RandomNormalLike", [x], [r]), node("Neg", [x], [y])], r, y)
     checker = ResultChecker(f, synthesize_inputs(f))

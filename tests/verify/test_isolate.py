@@ -135,7 +135,7 @@ def test_a_node_that_breaks_the_compiler() -> None:
 
 
 def test_wrong_only_together_is_cut() -> None:
-    """A fault of large functions alone evicts nobody: the function is cut until every piece is right."""
+    """A fault of large functions only evicts no node: the function is cut until every piece is right."""
     function = deep(64)
     planted = Planted(lambda n, k: n.op_type == "MatMul" and k > 20)
 
@@ -231,7 +231,7 @@ def test_pieces_cover_are_convex_and_compute_the_same(drawn: Any, data: st.DataO
 
 
 def test_the_fewest_pieces() -> None:
-    """One evicted node of a chain leaves two pieces; beside another strand it leaves no more than that."""
+    """One evicted node of a chain leaves two pieces; a parallel strand adds none."""
     function = deep(40)
     assert len(convex_partition(function.body, {20})[0]) == 2
     assert len(convex_partition(function.body, {20, 21})[0]) == 2  # one in each strand

@@ -139,7 +139,7 @@ def test_what_is_no_bundle(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_folder_of_bundles_is_bounded(tmp_path: pathlib.Path) -> None:
-    """The same failure has one file, and only so many are kept."""
+    """The same failure has one file, and the number of files is bounded."""
     for count in (3, 4, 4, 5, 6):
         save_bundle(bundle(deep(count)), tmp_path / "bundles", most=3)
     assert len(list((tmp_path / "bundles").iterdir())) == 3
@@ -163,7 +163,7 @@ def xrt(*arguments: object) -> Any:
 
 
 def test_the_commands_end_to_end(tmp_path: pathlib.Path, suspect: type[Suspect]) -> None:
-    """`xrt bisect` names every node at fault with its errors and leaves a bundle of each; `xrt replay` fails on it
+    """`xrt bisect` names every faulty node with its errors and leaves a bundle of each; `xrt replay` fails on it
     until the engine is mended."""
     function = deep(40)
     faulty = [i for i, n in enumerate(function.body.nodes) if n.op_type == "Erf"]
@@ -201,8 +201,8 @@ def test_bisect_takes_the_callers_inputs(tmp_path: pathlib.Path, suspect: type[S
 
 
 @pytest.mark.slow
-def test_replay_in_a_child(tmp_path: pathlib.Path) -> None:
-    """By default the engine works in another process; here a right one, and one that nobody has there."""
+def test_replay_in_another_process(tmp_path: pathlib.Path) -> None:
+    """By default the engine works in another process; here a right one, and one that cannot be imported there."""
     pytest.importorskip("onnxruntime")
     write_bundle(bundle(deep(8), engine="onnxruntime"), tmp_path / "b.xrtbundle")
     found = xrt("replay", tmp_path / "b.xrtbundle")

@@ -28,7 +28,7 @@ def replay(
         pathlib.Path | None, typer.Option("--onnx", help="Also write the function as an ONNX model.")
     ] = None,
 ) -> None:
-    """Compile and verify the function of a bundle in a child process. The exit code is 3 if it still fails."""
+    """Compile and verify the function of a bundle in a worker process. The exit code is 3 if it still fails."""
     from xrt_core.frontends.onnx_export import export_function
     from xrt_core.verify.repro import read_bundle
 

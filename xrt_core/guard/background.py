@@ -158,9 +158,7 @@ class BackgroundCompiler:
         record.state, record.reason = "failed", f"{kind}: {message}"
         if plan is not None and not self.closed and not is_shutting_down():
             plan.postpone(self.settings.retry)
-            self.events.fallback(
-                cluster=record.name, engine=self._engines, stage="plan", kind=kind, error=message
-            )
+            self.events.fallback(cluster=record.name, engine=self._engines, stage="plan", kind=kind, error=message)
         record.done.set()
 
 

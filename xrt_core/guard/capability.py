@@ -158,14 +158,22 @@ class _Requests:
     def __init__(self, settings: GuardSettings, task: BackgroundTask) -> None:
         self._settings = settings
         self._task = task
+        self._folder: pathlib.Path | None = None
         self._sent: Function | None = None
 
     def __enter__(self) -> Self:
-        self._folder = new_folder("job")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """The temporary folder, made when first needed."""
+        if self._folder is None:
+            self._folder = new_folder("job")
+        return self._folder
 
     def probe(self, name: str) -> bool:
         """Import and probe an engine. Returns False if there is no worker that can do it."""
@@ -176,14 +184,14 @@ class _Requests:
     def supports(self, engine: Engine, device: str, phase: Phase, function: Function) -> Answers | None:
         """What an engine says about each node; None if there is no worker that can ask it. Raises ExportError too."""
         if self._sent is not function:
-            write_function(function, self._folder)
+            write_function(function, self.folder)
             self._sent = function
         request = {"query": "supports", "engine": describe_engine(engine), "device": device, "phase": phase}
         return _answers(self._send(request), function)
 
     def _send(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         limit = min(self._settings.timeout, _LIMIT)
-        request = {**request, "folder": str(self._folder), "timeout": limit}
+        request = {**request, "folder": str(self.folder), "timeout": limit}
         try:
             found = process_pool().call(request, limit, self._settings.memory, self._task)
         except WorkerFailure as e:

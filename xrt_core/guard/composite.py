@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, ask_support
 from xrt_core.engine.device_kinds import is_host
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
@@ -138,10 +138,7 @@ class CompositeBuilder:
 
     def _support(self, engine: str, node: Node) -> Support:
         owner, device = self.compilation.engines[engine]
-        try:
-            return owner.supports(node, device, self.compilation.options.phase)
-        except Exception as e:  # a broken engine refuses
-            return Support.no(f"{engine} failed to say: {type(e).__name__}: {e}")
+        return ask_support(owner, node, device, self.compilation.options.phase)[0]
 
 
 def _to_host(executable: Executable) -> Call:

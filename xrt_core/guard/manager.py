@@ -65,9 +65,7 @@ class GuardManager:
         self.capabilities = Capabilities(settings, compilation, disk, events)
         self.closed = False
         self._exchange = ArtifactExchange(disk, events)
-        self._builder = ClusterBuilder(
-            settings, self.capabilities, self._exchange, self, events, auto, trusted or {}
-        )
+        self._builder = ClusterBuilder(settings, self.capabilities, self._exchange, self, events, auto, trusted or {})
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._launches: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()
@@ -290,9 +288,7 @@ class GuardManager:
         record.postpone(self.settings.retry)
         record.move(State.FAILED, f"{failure.kind}: {failure.message}")
 
-    def _write_bundle(
-        self, record: ClusterRecord, function: Function, failure: FailureRecord
-    ) -> pathlib.Path | None:
+    def _write_bundle(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> pathlib.Path | None:
         """Write a repro bundle of a failed build into the disk cache; its path, or None if none can be written."""
         is_of_build = failure.stage in ("compile", "examine") and failure.kind != "slower"
         disk = self._exchange.disk_cache() if is_of_build else None

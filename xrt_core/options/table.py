@@ -215,22 +215,22 @@ class Options:
     guard: bool | None = _option(
         None,
         FLAG,
-        "Safe to leave on (docs/guard.md): compiles beside the caller and in a child process, examines results and "
-        "speed against the host, and falls back. Not given: off, but on with `engine='auto'`.",
+        "Safe to leave on (docs/guard.md): compiles in the background and in a worker process, verifies results and "
+        "speed against the host, and falls back to it. Not given: off, but on with `engine='auto'`.",
         "XRT_GUARD",
     )
     guard_async: bool | None = _option(
         None,
         FLAG,
-        "Compile beside the caller; the host answers meanwhile. Not given, as for the next three: what `guard` says.",
+        "Compile in the background; the host answers meanwhile. Not given, as for the next three: what `guard` says.",
         "XRT_GUARD_ASYNC",
     )
     guard_sandbox: bool | None = _option(
-        None, FLAG, "Compile and examine in a child process, which may crash, hang or run out of memory.",
+        None, FLAG, "Compile and verify in a worker process, which may crash, hang or run out of memory.",
         "XRT_GUARD_SANDBOX",
     )  # fmt: skip
     guard_verify: bool | None = _option(
-        None, FLAG, "Hold an executable's results against a reference before it may answer.", "XRT_GUARD_VERIFY"
+        None, FLAG, "Check an executable's results against a reference before it may answer.", "XRT_GUARD_VERIFY"
     )
     guard_tune: bool | None = _option(
         None,
@@ -242,17 +242,17 @@ class Options:
     guard_timeout: float = _option(
         600.0,
         SOME_SECONDS,
-        "Longest time that compiling and examining one cluster may take.",
+        "Longest time that compiling and verifying one cluster may take.",
         "XRT_GUARD_TIMEOUT",
     )
     guard_memory: int | None = _option(
         None,
         BYTES,
-        "Memory that the child process may hold, weights mapped from files aside. Not given: half of the machine's.",
+        "Memory that a worker may hold, without mapped weights. Not given: half of the machine's.",
         "XRT_GUARD_MEMORY",
     )
     guard_failures: int = _option(
-        3, integer(1), "So many failures at run time give the cluster back to the host.", "XRT_GUARD_FAILURES"
+        3, integer(1), "Failed runs after which the host takes the cluster back.", "XRT_GUARD_FAILURES"
     )
     guard_retry: float = _option(
         60.0,
@@ -268,13 +268,13 @@ class Options:
         "XRT_GUARD_RUN_TIMEOUT",
     )
     guard_shadow: int = _option(
-        0, integer(0), "Every so many calls of a cluster the host runs it too and must agree. 0: never.",
+        0, integer(0), "Every how many calls of a cluster the host runs it too and must agree. 0: never.",
         "XRT_GUARD_SHADOW",
     )  # fmt: skip
     guard_real_inputs: bool = _option(
         False,
         FLAG,
-        "The inputs of a first call may be used to examine executables; they are written to a temporary file then.",
+        "The inputs of a first call may be used to verify executables; they are written to a temporary file then.",
         "XRT_GUARD_REAL_INPUTS",
     )
     verify: bool = _option(False, FLAG, "Check the graph against the IR's rules after every stage.", "XRT_VERIFY")

@@ -151,11 +151,8 @@ def tune(
             limit = max(MIN_SECONDS, HOST_RUNS * max(times[host if host in times else names[0]]))
             spent = 0.0
         bar = PRUNE_RATIO * min(statistics.median(times[name]) for name in active)
-        active = [
-            name
-            for name in active
-            if min(times[name]) <= bar or (k + 1 < MIN_ROUNDS and min(times[name]) < min(LONG_RUN, _EXCUSED_RATIO *
-            bar)) ]
+        excused = min(LONG_RUN, _EXCUSED_RATIO * bar) if k + 1 < MIN_ROUNDS else bar
+        active = [name for name in active if min(times[name]) <= max(bar, excused)]
         if len(active) == 1 or spent > limit or clock() > until:
             break
         if k + 1 >= MIN_ROUNDS and _is_clear(times, active, host):

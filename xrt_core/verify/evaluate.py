@@ -245,17 +245,15 @@ class _Evaluation:
 
     # --- parts of steps --------------------------------------------------------------------------------------------
 
-    def _run_of(self, accepted_one: _Accepted) -> Run:
+    def _run_of(self, chosen: _Accepted) -> Run:
         def run_of(executable: Executable | None) -> Run | None:
             return None if executable is None else lambda given: executable.run(given, _NO_DONATION)
 
-        if len(accepted_one.executables) == 1:
-            run = run_of(accepted_one.executables[0])
+        if len(chosen.executables) == 1:
+            run = run_of(chosen.executables[0])
             assert run is not None
             return lambda given: [to_numpy(r) for r in run(given)]
-        return run_pieces(
-            self.function, [p.nodes for p in accepted_one.pieces], [run_of(x) for x in accepted_one.executables]
-        )
+        return run_pieces(self.function, [p.nodes for p in chosen.pieces], [run_of(x) for x in chosen.executables])
 
     def _isolator(self, candidate: Candidate, budget: Budget) -> FaultIsolator:
         return FaultIsolator(self.function, candidate, [r.inputs for r in self.checkers], budget, self.settings.seed)
@@ -277,8 +275,8 @@ class _Evaluation:
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         return f"right for {found.kept} of {total} nodes, the host runs {shown or 'the others'}{cut}"
 
-    def _ready(self, accepted_one: _Accepted, reason: str) -> Outcome:
-        return Outcome("ready", accepted_one.pieces, reason, dict(self.timings), tuple(self.errors))
+    def _ready(self, chosen: _Accepted, reason: str) -> Outcome:
+        return Outcome("ready", chosen.pieces, reason, dict(self.timings), tuple(self.errors))
 
     def _on_host(self, verdict: Any, reason: str) -> Outcome:
         return Outcome(verdict, (Piece(HOST, self.whole),), reason, dict(self.timings), tuple(self.errors))

@@ -241,8 +241,9 @@ def _pow(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     if (power == 1).all():
         return [wanted]
     odd = (power % 2 == 1).any()
-    return [ValueConstraint(low=max(wanted.low, 0.0)) if wanted.low >= 0 and odd else
-    ValueConstraint(nonzero=wanted.nonzero)]
+    if wanted.low >= 0 and odd:
+        return [ValueConstraint(low=wanted.low)]
+    return [ValueConstraint(nonzero=wanted.nonzero)]
 
 
 def _neg(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
