@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"quantization", "guard", "compiler", "saved_model"}
     | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation"},
     "onnx_backend": GROUND | {"ir", "engine", "module"},
-    "testing": GROUND | {"ir", "kernels", "host", "frontends", "engine", "runtime", "module"},
+    "testing": GROUND | {"ir", "kernels", "host", "frontends", "engine", "runtime", "verify", "module"},
     "cli": GROUND
     | {"verify", "guard", "passes", "compiler", "ir", "frontends", "engine", "engines", "cache", "options", "reports"}
     | {"module", "host", "training"},

@@ -1,54 +1,40 @@
-"""The one table of tolerances, by dtype, and the comparison that every test of the kit uses."""
+"""Tolerances of single operators, by dtype, and the assertion that every test of the kit uses.
+
+The numbers are the section "operators" of `verify/tolerances.json`, the comparison is that of the guard.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
+from xrt_core.engine.contract import Tolerance
 from xrt_core.ir.types import dtype_name
+from xrt_core.kernels.namespace import float_like
+from xrt_core.verify.compare import EXACT, compare
+
+__all__ = ["EXACT", "TOLERANCES", "Tolerance", "assert_close", "is_floating", "tolerance_for"]
 
 
-class Tolerance(NamedTuple):
-    """How far a result may be off: `rtol` of the wanted element, plus `atol` of the largest wanted element."""
+def _operators() -> Mapping[str, Tolerance]:
+    text = files("xrt_core.verify").joinpath("tolerances.json").read_text(encoding="utf-8")
+    rows = json.loads(text)["operators"]
+    return MappingProxyType({name: Tolerance(r["absolute"], r["relative"]) for name, r in rows.items()})
 
-    rtol: float
-    atol: float
 
-
-TOLERANCES: Final[Mapping[str, Tolerance]] = MappingProxyType(
-    {
-        "float64": Tolerance(1e-9, 1e-11),
-        "complex128": Tolerance(1e-9, 1e-11),
-        "float32": Tolerance(1e-4, 1e-5),
-        "complex64": Tolerance(1e-4, 1e-5),
-        "float16": Tolerance(5e-3, 2e-3),
-        "bfloat16": Tolerance(3e-2, 1e-2),
-        "float8_e4m3fn": Tolerance(0.15, 0.05),
-        "float8_e4m3fnuz": Tolerance(0.15, 0.05),
-        "float8_e5m2": Tolerance(0.3, 0.1),
-        "float8_e5m2fnuz": Tolerance(0.3, 0.1),
-    }
-)
+TOLERANCES: Final = _operators()
 """By the name of the coarsest floating dtype in play. Every other dtype is exact."""
-
-EXACT: Final = Tolerance(0.0, 0.0)
 
 
 def is_floating(dtype: np.dtype) -> bool:
     """Whether elements are rounded: floating or complex, the narrow types of ml_dtypes included."""
-    if dtype.kind in "fc":
-        return True
-    if dtype.kind != "V":
-        return False
-    try:
-        ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    except ValueError:  # the narrow integers
-        return False
-    return True
+    return float_like(dtype) or dtype.kind == "c"
 
 
 def tolerance_for(result: np.dtype, others: Iterable[np.dtype] = ()) -> Tolerance:
@@ -60,7 +46,7 @@ def tolerance_for(result: np.dtype, others: Iterable[np.dtype] = ()) -> Toleranc
     if found is None:
         return EXACT
     rows = [found, *(t for d in others if (t := TOLERANCES.get(dtype_name(d))) is not None)]
-    return Tolerance(max(t.rtol for t in rows), max(t.atol for t in rows))
+    return Tolerance(max(t.absolute for t in rows), max(t.relative for t in rows))
 
 
 def assert_close(
@@ -83,33 +69,28 @@ def assert_close(
     assert got.dtype == dtype, f"{what}: dtype is {dtype_name(got.dtype)}, expected {dtype_name(dtype)}"
     assert got.shape == want.shape, f"{what}: shape is {list(got.shape)}, expected {list(want.shape)}"
     tolerance = tolerance_for(dtype, (x.dtype for x in inputs))
-    if tolerance == EXACT and not is_floating(dtype):
-        different = np.asarray(got != want.astype(dtype))
-        assert not different.any(), f"{what}: {_first(different, got, want)}"
-        return
-    wide = np.complex128 if dtype.kind == "c" else np.float64
+    if not is_floating(dtype):
+        found = compare(got, want.astype(dtype), tolerance)
+    else:
+        want = _representable(want, dtype)
+        largest = float(np.abs(want[np.isfinite(want)]).max(initial=0.0))
+        rounding = _rounding(dtype, inputs if sums else ())
+        scale = largest or rounding or 1.0  # a result of zeros has nothing else that the rounding is relative to
+        absolute = tolerance.absolute * largest / scale + rounding / scale
+        found = compare(got, want, Tolerance(absolute, tolerance.relative), scale=scale)
+    assert found.is_right, f"{what}: {found.reason}"
+
+
+def _representable(want: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The reference, where it is no number in `dtype` as what it is there: an infinity, or NaN where there is none."""
     with np.errstate(all="ignore"):
-        exact = want.astype(wide)
-        if want.dtype != dtype:  # what overflows or is rounded to zero in the narrow type is right when it does so
-            exact = np.where(np.isfinite(want.astype(dtype).astype(wide)), exact, want.astype(dtype).astype(wide))
-        wrong = _wrong(got.astype(wide), exact, tolerance, _floor(dtype, inputs if sums else ()))
-    assert not wrong.any(), (
-        f"{what}: {int(wrong.sum())} of {wrong.size} elements are off by more than rtol {tolerance.rtol:g} and atol "
-        f"{tolerance.atol:g} of the largest: {_first(wrong, got, exact)}"
-    )
+        wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+        exact, rounded = want.astype(wide), want.astype(dtype).astype(wide)
+    return np.where(np.isfinite(rounded), exact, rounded)
 
 
-def _wrong(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, floor: float) -> np.ndarray:
-    finite = np.isfinite(want)
-    largest = float(np.abs(want[finite]).max(initial=0.0))
-    allowed = tolerance.rtol * np.abs(np.where(finite, want, 0)) + tolerance.atol * largest + floor
-    near = np.abs(got - want) <= allowed
-    same = (got == want) | (np.isnan(got) & np.isnan(want))
-    return np.asarray(~np.where(finite, near & np.isfinite(got), same))
-
-
-def _floor(dtype: np.dtype, inputs: Sequence[np.ndarray]) -> float:
-    """The rounding of the largest of `inputs`, and the smallest normal number (engines may flush smaller ones)."""
+def _rounding(dtype: np.dtype, inputs: Sequence[np.ndarray]) -> float:
+    """The rounding of the largest of `inputs` in `dtype`."""
     info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     largest = 0.0
     for x in inputs:
@@ -117,9 +98,4 @@ def _floor(dtype: np.dtype, inputs: Sequence[np.ndarray]) -> float:
             size = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64))
             size = size[np.isfinite(size) & (size < 1e6)]  # a huge input must not excuse everything
             largest = max(largest, float(size.max(initial=0.0)))
-    return float(info.eps) * largest + float(info.smallest_normal)
-
-
-def _first(wrong: np.ndarray, got: np.ndarray, want: np.ndarray) -> str:
-    index = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return f"at {list(index)} it is {got[index]}, expected {want[index]}"
+    return float(info.eps) * largest
