@@ -18,6 +18,7 @@ for _name in [n for n in os.environ if n.startswith(("FLAGS_", "XRT_")) and n no
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--fast`: the tests of three minutes. `--shuffle SEED`: in another order, to find tests that depend on one."""
     parser.addoption("--fast", action="store_true", help="only the tests that are not marked slow, with few examples")
+    parser.addoption("--modules-run", action="store_true", help="fail where no function of a module of the core ran")
     parser.addoption("--shuffle", metavar="SEED", type=int, help="run files, and tests within a file, in random order")
 
 
@@ -27,6 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast"):
         config.option.markexpr = "not slow and not nightly"
         os.environ.setdefault("HYPOTHESIS_PROFILE", "fast")
+    if config.getoption("--modules-run"):
+        from tests.modules_run import ModulesRun
+
+        config.pluginmanager.register(ModulesRun(), "xrt-modules-run")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -33,7 +33,7 @@ def tests(session: nox.Session) -> None:
 def fast(session: nox.Session) -> None:
     """Run the tests of three minutes, which execute something of every module of the core."""
     install(session, "test")
-    session.run("python", "-m", "pytest", "--fast", *PARALLEL, *session.posargs)
+    session.run("python", "-m", "pytest", "--fast", "--modules-run", *PARALLEL, *session.posargs)
 
 
 @nox.session
