@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import random
@@ -15,8 +16,22 @@ for _name in [n for n in os.environ if n.startswith(("FLAGS_", "XRT_")) and n no
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--shuffle SEED`: tests in another order, to find those that depend on one."""
+    """`--fast`: the tests of three minutes. `--shuffle SEED`: in another order, to find tests that depend on one."""
+    parser.addoption("--fast", action="store_true", help="only the tests that are not marked slow, with few examples")
+    parser.addoption("--modules-run", action="store_true", help="fail where no function of a module of the core ran")
     parser.addoption("--shuffle", metavar="SEED", type=int, help="run files, and tests within a file, in random order")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """`--fast` chooses tests, and how many examples random ones try (tests/profiles.py)."""
+    if config.getoption("--fast"):
+        config.option.markexpr = "not slow and not nightly"
+        os.environ.setdefault("HYPOTHESIS_PROFILE", "fast")
+    if config.getoption("--modules-run"):
+        from tests.modules_run import ModulesRun
+
+        config.pluginmanager.register(ModulesRun(), "xrt-modules-run")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,14 +56,24 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XRT_CACHE_DIR"] = str(tmp_path_factory.mktemp("xrt-cache"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections() -> None:
+    """What was made before a file's tests is left out of garbage collections, which many tests ask for."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _same_process_state(_cache_folder: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """Registries, hooks, listeners, `xrt.config` and environment are restored after a test, and it fails if it left
-    anything there."""
+    anything there. The marker `tiny_clusters` is for it what `prune=False` is for a module."""
     from tests.isolation import isolated
 
-    with isolated() as leaks:
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("tiny_clusters"):
+            patch.setenv("XRT_PRUNE", "0")
+        with isolated() as leaks:
+            yield
     if leaks.found:
         pytest.fail(f"{request.node.nodeid} leaves the process changed: {'; '.join(leaks.found)}", pytrace=False)
 
@@ -59,10 +84,3 @@ def own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
     folder = tmp_path / "cache"
     monkeypatch.setenv("XRT_CACHE_DIR", str(folder))
     return folder
-
-
-@pytest.fixture
-def tiny_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clusters that would not pay go to their engine all the same (`prune=False`, in child processes too): for tests of
-    what engines do, whose tensors have a few elements."""
-    monkeypatch.setenv("XRT_PRUNE", "0")

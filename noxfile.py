@@ -19,11 +19,21 @@ def install(session: nox.Session, group: str = "") -> None:
     session.install(*editable, *(nox.project.dependency_groups(PROJECT, group) if group else ()))
 
 
+PARALLEL = ("-n", "2", "--dist", "worksteal")
+
+
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """Run the tests that take seconds at most, on each Python; arguments go to pytest."""
+    """Run the tests of `scripts/test` (15 minutes), on each Python; arguments go to pytest."""
     install(session, "test")
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "pytest", *PARALLEL, *session.posargs)
+
+
+@nox.session(default=False)
+def fast(session: nox.Session) -> None:
+    """Run the tests of three minutes, which execute something of every module of the core."""
+    install(session, "test")
+    session.run("python", "-m", "pytest", "--fast", "--modules-run", *PARALLEL, *session.posargs)
 
 
 @nox.session
@@ -42,9 +52,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def slow(session: nox.Session) -> None:
-    """Run every test, the slow ones included."""
+    """Run everything, hours long: nightly tests, all examples of random tests, every case of the conformance kit."""
     install(session, "test")
-    session.run("python", "-m", "pytest", "-m", "", *session.posargs)
+    session.env["HYPOTHESIS_PROFILE"] = "thorough"
+    session.run("python", "-m", "pytest", "-m", "", *PARALLEL, *session.posargs)
 
 
 @nox.session(default=False)

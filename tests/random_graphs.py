@@ -147,7 +147,7 @@ class _Builder:
         else:
             target = self.add("Mul", [self.add("Shape", [x.value]), ints(1)])
             target = self.add("Unsqueeze", [self.add("ReduceProd", [target], keepdims=0), ints(0)])
-        self.put(self.add("Reshape", [x.value, target]), (int(np.prod(x.shape)),), x)
+        self.put(self.add("Reshape", [x.value, target], allowzero=1), (int(np.prod(x.shape)),), x)
 
     def squeeze(self) -> None:
         x = self.pick()

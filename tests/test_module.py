@@ -244,6 +244,7 @@ VIEWS: list[tuple[str, list[Value], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.tiny_clusters
 @pytest.mark.parametrize("engine", ["host", "fake"])
 @pytest.mark.parametrize(("op", "more", "attributes"), VIEWS, ids=[f"{v[0]}{i}" for i, v in enumerate(VIEWS)])
 def test_results_never_alias(op: str, more: list[Value], attributes: dict[str, Any], engine: str) -> None:

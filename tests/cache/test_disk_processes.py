@@ -67,7 +67,7 @@ def test_killed_writers_leave_no_damage(tmp_path: pathlib.Path) -> None:
     check(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sixteen_processes_for_a_minute(tmp_path: pathlib.Path) -> None:
     """The same on a larger scale."""
     kills, hits, stores = hammered(tmp_path, 16, 60.0)

@@ -301,8 +301,7 @@ def test_a_module_uses_the_cache_of_its_options(tmp_path: pathlib.Path) -> None:
     from xrt_core.engine import engines
     from xrt_core.module import XRTModule
 
-    if "cache_counting" not in engines.names():
-        engines.register(type("CacheCounting", (CountingEngine,), {"name": "cache_counting"}))
+    engines.register(type("CacheCounting", (CountingEngine,), {"name": "cache_counting"}))
     counts = []
     for folder, on in (("a", True), ("a", True), ("b", False), ("b", False)):
         gc.collect()
@@ -314,6 +313,7 @@ def test_a_module_uses_the_cache_of_its_options(tmp_path: pathlib.Path) -> None:
         names = {e.name for e in module.events}
         counts.append(("compile" in names, "cache.hit" in names))
         del module
+    engines.unregister("cache_counting")
 
     assert counts == [(True, False), (False, True), (True, False), (True, False)]
     assert not (tmp_path / "b").exists()

@@ -21,6 +21,8 @@ from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.options import resolve
 
+pytestmark = pytest.mark.tiny_clusters  # the counts are of clusters
+
 
 def chain(*ops: str, shape: Any = (2,)) -> Graph:
     """x through unary operators."""

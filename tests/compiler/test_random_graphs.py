@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fake_engines import SecondEngine, chosen, fake_engine
 from tests.host_run import assert_same, run_graph
+from tests.profiles import examples
 from tests.random_graphs import RandomGraph, graphs
 from xrt_core.explanation import Explanation
 from xrt_core.module import XRTModule
+
+pytestmark = pytest.mark.tiny_clusters  # every partition is to be met
 
 
 def results_of(module: XRTModule, g: RandomGraph) -> tuple[Any, ...]:
@@ -26,7 +29,7 @@ def explanations(e: Explanation) -> list[Explanation]:
     return [e, *[x for parts in e.nested.values() for part in parts for x in explanations(part)]]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(graphs(symbolic=True))
 def test_the_host_alone(g: RandomGraph) -> None:
     """All of the pipeline without an engine."""
@@ -38,7 +41,7 @@ bounds = st.tuples(st.integers(1, 3), st.sampled_from([None, 0, 2])).map(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(graphs(symbolic=True, maximum=14), st.integers(0, 9), st.integers(1, 10), bounds, st.booleans(), st.booleans())
 def test_any_partition(g: RandomGraph, seed: int, share: int, size: dict[str, int], strict: bool, two: bool) -> None:
     """One or two engines that take random nodes: the host's results, bounds kept, the same twice, inputs untouched."""
@@ -68,7 +71,7 @@ def test_any_partition(g: RandomGraph, seed: int, share: int, size: dict[str, in
         assert all(h.reason for h in e.report.host_nodes)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(graphs(symbolic=True), st.integers(0, 9))
 def test_failing_engines_change_no_result(g: RandomGraph, seed: int) -> None:
     """Every other compilation and every third run fails: the caller does not notice."""
@@ -92,7 +95,7 @@ def test_failing_engines_change_no_result(g: RandomGraph, seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(graphs(symbolic=True, maximum=8))
 def test_xla(g: RandomGraph) -> None:
     """The XLA engine gives the host's results but for rounding."""
@@ -102,7 +105,7 @@ def test_xla(g: RandomGraph) -> None:
     assert not module.explain().errors
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(graphs(control=False))
 def test_an_engine_that_takes_all_gets_all(g: RandomGraph) -> None:
     """One Launch for a graph of static shapes, and no node on the host."""

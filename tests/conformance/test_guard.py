@@ -30,17 +30,22 @@ for _library in ("jax", "onnxruntime", "openvino"):
 AT_ONCE: Final[Mapping[str, Any]] = MappingProxyType(
     {"engine": "auto", "guard": True, "guard_async": False, "guard_sandbox": False, "cache": False}
 )
-_SLOW, _FAST = 10, 100  # one node test of so many is run; in the fast run
-_FAST_MODELS: Final = ("silero_vad", "silero_vad_sequence")
-_SLOW_MODELS: Final = ("ppocr_cls", "minilm_int8", "light_shufflenet")
+_NIGHTLY, _SLOW, _FAST = 10, 50, 400  # by night, one node test of ten; fewer by day
+_MODELS: Final = (
+    "silero_vad_sequence",
+    pytest.param("silero_vad", marks=pytest.mark.slow),
+    pytest.param("ppocr_cls", marks=pytest.mark.slow),
+    pytest.param("minilm_int8", marks=pytest.mark.nightly),
+    pytest.param("light_shufflenet", marks=pytest.mark.nightly),
+)
 
 
 def _node_cases() -> list[Any]:
     names = sorted(node_tests().keys() - expected_failures().keys())
     return [
-        pytest.param(n, marks=() if i % _FAST == 0 else pytest.mark.slow)
+        pytest.param(n, marks=pytest.mark.nightly if i % _SLOW else pytest.mark.slow if i % _FAST else ())
         for i, n in enumerate(names)
-        if i % _SLOW == 0
+        if i % _NIGHTLY == 0
     ]
 
 
@@ -69,7 +74,7 @@ def _check(name: str, results: Mapping[str, Any]) -> None:
         assert float(np.abs(got.astype(np.float64) - want).max()) <= tolerance * scale, label
 
 
-@pytest.mark.parametrize("name", [*_FAST_MODELS, *(pytest.param(n, marks=pytest.mark.slow) for n in _SLOW_MODELS)])
+@pytest.mark.parametrize("name", _MODELS)
 def test_a_model_is_right(name: str) -> None:
     """All engines are found right and timed, and the one that was chosen gives the host's results."""
     graph, inputs, _ = model_on_host(name)

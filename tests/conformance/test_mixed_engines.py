@@ -38,10 +38,8 @@ _DEALT: Final = (
         marks=pytest.mark.slow,
     ),
 )
-_FAST: Final = ("ppocr_cls", "silero_vad_sequence")
 _INEXACT: Final = ("basic_pitch", "minilm_int8")  # have nodes that OpenVINO computes otherwise than ONNX says
 _TIES: Final = ("light_squeezenet",)  # a Softmax over a thousand logits that differ by rounding alone
-_MODELS: Final = [pytest.param(n, marks=() if n in _FAST else pytest.mark.slow) for n in dev_models.names()]
 
 
 def _check(name: str, graph: Graph, engines: Sequence[str]) -> XRTModule:
@@ -59,8 +57,22 @@ def _check(name: str, graph: Graph, engines: Sequence[str]) -> XRTModule:
     return module
 
 
-@pytest.mark.parametrize("engines", _ORDERS, ids="-".join)
-@pytest.mark.parametrize("name", _MODELS)
+def _ordered() -> list[Any]:
+    """Every model with every order by night; by day all orders of two models, and one order of each other."""
+    return [
+        pytest.param(name, engines, id=f"{name}-{'-'.join(engines)}", marks=_by_day(name, k == i % len(_ORDERS)))
+        for i, name in enumerate(dev_models.names())
+        for k, engines in enumerate(_ORDERS)
+    ]
+
+
+def _by_day(name: str, chosen: bool) -> Any:
+    if name == "silero_vad_sequence":
+        return ()
+    return pytest.mark.slow if chosen or name == "ppocr_cls" else pytest.mark.nightly
+
+
+@pytest.mark.parametrize(("name", "engines"), _ordered())
 def test_in_every_order(name: str, engines: list[str]) -> None:
     """Whoever comes first takes what it can, the next what is left; the results are the host's."""
     module = _check(name, model_on_host(name)[0], engines)

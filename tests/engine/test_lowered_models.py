@@ -11,6 +11,8 @@ from tests.engine.test_opsets import lowered
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
 
+pytestmark = pytest.mark.tiny_clusters  # the engines are to take what they can
+
 BOUNDS = {"use_fp16": 2e-3, "use_bf16": 2e-2}
 """How far a probability may be off: some units in the last place of the dtype, after two products."""
 

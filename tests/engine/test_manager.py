@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from xrt_core import events
 from xrt_core.engine import CompileOptions, Engine, EngineStatus, GraphCompiler, Support, hookimpl
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import EngineNotFoundError, EngineUnavailableError, RegistrationError
@@ -153,8 +154,9 @@ def test_registering(manager: EngineManager) -> None:
     assert manager.get("stand").name == "stand"
 
 
-def test_hooks_of_an_engine_hear_events(tmp_path: pathlib.Path) -> None:
+def test_hooks_of_an_engine_hear_events(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that implements a hook is called, with only the arguments it asks for, until it is unregistered."""
+    monkeypatch.setattr(events, "_listeners", [])  # a manager listens for as long as its process lives
     heard: list[str] = []
 
     class Listening(Stand):

@@ -35,7 +35,7 @@ def test_digits_are_read(kind: str, share: float) -> None:
     assert right >= share
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_gpt_learns_characters() -> None:
     gpt = example("char_gpt")
     losses, held, model, corpus = gpt.run(gpt.STEPS, "xla")

@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 import onnx.reference
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.frontends.onnx_models import N, info, model, subgraph, tensor
 from tests.ir.random_graphs import MATRIX, graphs, node, renamed
+from tests.profiles import examples
 from xrt_core.errors import ExportError
 from xrt_core.frontends import onnx_export
 from xrt_core.frontends.onnx_export import export_function, export_model, fitting_opsets, save
@@ -36,7 +37,7 @@ def same(graph: Graph) -> Graph:
     return back
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(graphs())
 def test_random_graphs_survive(graph: Graph) -> None:
     """Export and import change nothing but names, through a proto, bytes and a second round."""
@@ -48,7 +49,7 @@ def test_random_graphs_survive(graph: Graph) -> None:
     assert graph_fingerprint(same(import_model(proto))) == fingerprint
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(graphs(mixed=False))
 def test_random_graphs_of_one_opset_are_valid_onnx(graph: Graph) -> None:
     """The checker of onnx accepts the export, with every name made anew too."""
@@ -239,7 +240,7 @@ def test_a_function_comes_back_with_its_aliases() -> None:
     np.testing.assert_array_equal(y, x - 2)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(graphs())
 def test_random_functions_survive(graph: Graph) -> None:
     """Export and import of Functions is lossless."""

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
 from onnx.external_data_helper import convert_model_to_external_data
 
 from tests.frontends.onnx_models import ATTR, N, function, info, model, subgraph, tensor
+from tests.profiles import examples
 from xrt_core.errors import ModelLoadError
 from xrt_core.frontends.onnx_file import map_file
 from xrt_core.frontends.onnx_import import import_model
@@ -223,7 +224,7 @@ def test_bad_files_are_refused(case: str, tmp_path: pathlib.Path) -> None:
         import_model(source)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_damaged_bytes_load_or_are_refused(data: st.DataObject) -> None:
     """Cut or overwritten anywhere, a model is either a model or a ModelLoadError, never anything else."""
@@ -239,7 +240,7 @@ def _small() -> bytes:
     return model([N("Relu", ["x"], ["h"]), N("LeakyRelu", ["h"], ["y"], alpha=0.5)]).SerializeToString()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.binary(max_size=3000))
 def test_random_bytes_never_crash(raw: bytes) -> None:
     """Random bytes are refused with the one error."""

@@ -10,10 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frontends.tracing_runs import traced_run
+from tests.profiles import examples
 from xrt_core import Graph, ops, trace
 from xrt_core.errors import TraceError
 from xrt_core.frontends import numpy_interop
@@ -223,7 +224,7 @@ _PARTS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150, derandomize=True)
 @given(st.lists(_PARTS, max_size=6).map(tuple))
 def test_any_mix_of_indices_is_numpys(key: Any) -> None:
     """Random keys: what NumPy gives, or an error where NumPy has one."""

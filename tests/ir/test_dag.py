@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ir.random_graphs import graphs, node
+from tests.profiles import examples
 from xrt_core.errors import GraphError
 from xrt_core.ir import dag
 from xrt_core.ir.graph import Graph, Node, Value
@@ -40,7 +41,7 @@ def test_a_late_producer_moves_before_its_consumer() -> None:
     assert not dag.is_sorted(DIAMOND.replace(nodes=DIAMOND.nodes[::-1]))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(graphs(), st.randoms())
 def test_any_shuffle_can_be_sorted(graph: Graph, random: object) -> None:
     """Shuffled nodes come out in a topological order, subgraphs' captures respected, nothing lost."""
@@ -100,7 +101,7 @@ def test_convexity() -> None:
     assert dag.leaving_nodes(DIAMOND, {0, 4}) == [1, 2, 3]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(graphs(minimum=3), st.data())
 def test_convexity_agrees_with_its_definition(graph: Graph, data: st.DataObject) -> None:
     """For random sets: convex exactly where no outside node lies between two inside ones."""

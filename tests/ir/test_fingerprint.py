@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.ir.random_graphs import graphs, node, renamed
+from tests.profiles import examples
 from xrt_core.errors import GraphError
 from xrt_core.ir import fingerprint
 from xrt_core.ir.annotations import Annotations, SourceLocation
@@ -124,7 +125,7 @@ def test_attribute_values_are_told_apart(one: Any, two: Any) -> None:
     assert of(one) == of(one)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(graphs())
 def test_random_graphs_are_equal_to_their_renamed_copies(graph: Graph) -> None:
     """Whatever the graph, names do not matter."""
@@ -152,7 +153,7 @@ def _edits(graph: Graph) -> list[Graph]:
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(graphs())
 def test_random_single_edits_change_it(graph: Graph) -> None:
     """Operator, version, attribute, arity, operand order, input type, outputs: each edit shows."""

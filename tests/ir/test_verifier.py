@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.ir.random_graphs import graphs, node
+from tests.profiles import examples
 from xrt_core.errors import GraphError
 from xrt_core.ir.function import Function, launch
 from xrt_core.ir.graph import Graph, Node, Value
@@ -131,7 +132,7 @@ def test_a_body_shared_by_two_nodes_is_fine() -> None:
     verify(Graph([X, FLAG], [n.outputs[0]], [n], opsets=OPSETS), "captured")  # type: ignore[list-item]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(graphs())
 def test_random_good_graphs_pass(graph: Graph) -> None:
     """Nothing is found in a valid graph."""

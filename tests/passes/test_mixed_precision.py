@@ -10,12 +10,13 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import xrt_core as xrt
 from tests.conformance import dev_models
 from tests.host_run import run_graph
+from tests.profiles import examples
 from tests.random_graphs import F32, I64, RandomGraph, graph_of, graphs, ints, node
 from xrt_core.compiler.passes import lowering
 from xrt_core.errors import OptionError
@@ -353,7 +354,7 @@ def test_nothing_to_lower() -> None:
     assert LowerPrecision("bfloat16")(graph) is graph
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_graphs(data: st.DataObject) -> None:
     """Any graph stays sound and typed, its results of the same types and shapes; and in float32 nothing is made up:
@@ -385,6 +386,7 @@ class Net(xrt.Graph):
         return ops.Softmax(ops.Relu(x @ self.w) @ self.w)
 
 
+@pytest.mark.tiny_clusters
 @pytest.mark.parametrize("engine", ["host", "xla", "onnxruntime"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_every_engine_takes_the_graph(engine: str, precision: str) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xrt_core as xrt
 from tests.fake_engines import FakeEngine, fake_engine
+from tests.profiles import examples
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.compiler import passes
 from xrt_core.errors import OptionError, PassError, RegistrationError
@@ -124,7 +125,7 @@ def test_passes_that_name_each_other_come_in_any_order() -> None:
     assert "'gone'" in failed["lost"]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=12))
 def test_any_order_that_is_accepted_holds(wishes: list[tuple[int, int, bool]]) -> None:
     """Whatever is asked for: each wish that was accepted is kept, the core's own order as well."""

@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fake_engines import FakeEngine, chosen, fake_engine
 from tests.host_run import assert_same, run_graph
 from tests.passes.partitioning.graphs import Recipe, engine, execute, recipes
 from tests.passes.partitioning.test_random_graphs import is_acyclic, partitions, unit_ancestors
+from tests.profiles import examples
 from tests.random_graphs import RandomGraph, graphs
 from xrt_core.ir.dag import ancestors, is_convex, is_sorted
 from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
 from xrt_core.passes.partitioning import UNLIMITED, Candidate, Clustering, Costs, Marks, cluster, mark, outline
 from xrt_core.passes.partitioning.cost_model import Rates
+
+pytestmark = pytest.mark.tiny_clusters  # every partition is to be met
 
 OPERATORS = "ABCDE"
 NOTHING = Rates(0.0, float("inf"), float("inf"))
@@ -115,7 +118,7 @@ def check(case: Case) -> None:
     assert execute(folded, [3, 7]) == execute(g, [3, 7])
 
 
-@settings(max_examples=300, deadline=None)
+@examples(1500)
 @given(cases())
 def test_every_partition_keeps_the_rules(case: Case) -> None:
     """Complete, jointly acyclic, of one kind each, within bounds, marks obeyed, with reasons, deterministic; the folded
@@ -123,15 +126,7 @@ def test_every_partition_keeps_the_rules(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
-@given(cases())
-def test_every_partition_keeps_the_rules_thousands(case: Case) -> None:
-    """The same, thousands of times."""
-    check(case)
-
-
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases())
 def test_strict_delays_no_node_that_no_engine_takes(case: Case) -> None:
     """With marks set aside, which are not strict: a node that every engine refuses waits for what it waited for."""
@@ -146,7 +141,7 @@ def test_strict_delays_no_node_that_no_engine_takes(case: Case) -> None:
             assert after[i] == ancestors(g, [i])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(recipes(max_nodes=8, ops="AAAH"))
 def test_a_region_has_as_few_parts_as_there_can_be(recipe: Recipe) -> None:
     """No other way to split it into parts that do not wait for each other has fewer: all are tried. Convex: one."""
@@ -206,22 +201,12 @@ def check_results(g: RandomGraph, seed: int, share: list[int], options: dict[str
 size = st.sampled_from([{}, {"minimum_nodes": 2}, {"maximum_nodes": 2}, {"strict": False}, {"prune": True}])
 
 
-@settings(max_examples=60, deadline=None)
-@given(graphs(symbolic=True, maximum=12), st.integers(0, 9), shares, size, st.lists(st.integers(0, 11), max_size=8))
+@examples(300)
+@given(graphs(symbolic=True, maximum=16), st.integers(0, 99), shares, size, st.lists(st.integers(0, 11), max_size=12))
 def test_results_are_the_hosts(
     g: RandomGraph, seed: int, share: list[int], options: dict[str, Any], picks: list[int]
 ) -> None:
     """Through XRTModule, with real operators."""
-    check_results(g, seed, share, options, picks)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(graphs(symbolic=True, maximum=16), st.integers(0, 99), shares, size, st.lists(st.integers(0, 11), max_size=12))
-def test_results_are_the_hosts_hundreds(
-    g: RandomGraph, seed: int, share: list[int], options: dict[str, Any], picks: list[int]
-) -> None:
-    """The same on larger graphs."""
     check_results(g, seed, share, options, picks)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.host_run import assert_same, run_graph
+from tests.profiles import examples
 from tests.random_graphs import RandomGraph, graphs
 from xrt_core.errors import InternalError
 from xrt_core.host.executor import run_node
@@ -41,7 +42,7 @@ def typed(g: RandomGraph, known: bool = False) -> Graph:
 
 
 @pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(g=graphs())
 def test_a_pass_keeps_results_and_is_idempotent(p: Pass, g: RandomGraph) -> None:
     """On the graph as it is and on the specialised one; the verifier agrees."""
@@ -53,7 +54,7 @@ def test_a_pass_keeps_results_and_is_idempotent(p: Pass, g: RandomGraph) -> None
         assert_same(run_graph(result, g.arrays), wanted)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(graphs(symbolic=True))
 def test_specialising_keeps_results(g: RandomGraph) -> None:
     """For the shapes alone, and for known values too: then a graph of small arrays folds away whole."""
@@ -66,7 +67,7 @@ def test_specialising_keeps_results(g: RandomGraph) -> None:
             assert not [n for n in graph.nodes if n.op_type != "Loop" and all(v.data is not None for v in n.uses())]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(graphs())
 def test_specialised_types_are_those_of_the_arrays(g: RandomGraph) -> None:
     """A static type that the walk states is the type of what the host computes for it."""
@@ -81,14 +82,14 @@ def test_specialised_types_are_those_of_the_arrays(g: RandomGraph) -> None:
         assert all(not isinstance(d, int) or d == n for d, n in zip(v.shape or (), a.shape, strict=False))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(graphs(control=False))
 def test_a_graph_without_data_dependence_is_typed_whole(g: RandomGraph) -> None:
     """Every value of such a graph is static once the inputs' shapes are known."""
     assert all(v.is_static for n in typed(g).nodes for v in n.outputs if v is not None)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(graphs())
 def test_all_passes_together_reach_a_fixed_point(g: RandomGraph) -> None:
     """The pipeline's order, twice: the second time changes nothing that a verifier or a result could tell."""
@@ -100,7 +101,7 @@ def test_all_passes_together_reach_a_fixed_point(g: RandomGraph) -> None:
     assert_same(run_graph(twice, g.arrays), run_graph(once, g.arrays))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(graphs())
 def test_folding_without_an_allowance_never_grows_a_model(g: RandomGraph) -> None:
     """With a limit of zero bytes, what is folded takes no more memory than what it replaces."""

@@ -126,19 +126,46 @@ def test_int8_is_close_to_float32(ranges: pathlib.Path) -> None:
     assert (want.argmax(1) == got.argmax(1)).sum() >= 15
 
 
-@pytest.mark.parametrize("engine", ["xla", "onnxruntime", "openvino"])
+def _has_vnni() -> bool:
+    """Whether the CPU sums int8 products in 32 bits. Without VNNI, OpenVINO sums pairs of them in 16 bits, which
+    saturate."""
+    cpu = pathlib.Path("/proc/cpuinfo")
+    return not cpu.exists() or "vnni" in cpu.read_text()
+
+
+def _off_the_host(ranges: pathlib.Path, engine: str, **options: Any) -> float:
+    """How far the int8 network is off the host's, relative to the largest result."""
+    if importlib.util.find_spec({"xla": "jax"}.get(engine, engine)) is None:  # importing openvino starts a process
+        pytest.skip(f"{engine}'s library is not installed")
+    x, int8 = images(7, 8), {"use_int8": True, "int8_calibration": str(ranges)}
+    host = xrt.XRTModule(network(), engine="host", **int8)(x)
+    m = xrt.XRTModule(network(), engine=engine, **int8, **options)
+    got = m(x)
+    assert m.explain({"x": x}).engine_node_count > 0
+    return float(np.abs(got - host).max() / np.abs(host).max())
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "xla",
+        "onnxruntime",
+        pytest.param("openvino", marks=pytest.mark.skipif(not _has_vnni(), reason="int8 sums saturate on this CPU")),
+    ],
+)
 def test_engines_agree(ranges: pathlib.Path, engine: str) -> None:
     """The same integers everywhere: an engine is off the host by a step of one tensor now and then, where a value lies
     on the edge between two integers; openvino's own int8 kernels round more."""
-    if importlib.util.find_spec({"xla": "jax"}.get(engine, engine)) is None:  # importing openvino starts a process
-        pytest.skip(f"{engine}'s library is not installed")
-    x = images(7, 8)
-    host = xrt.XRTModule(network(), engine="host", use_int8=True, int8_calibration=str(ranges))(x)
-    m = xrt.XRTModule(network(), engine=engine, use_int8=True, int8_calibration=str(ranges))
-    got = m(x)
+    assert _off_the_host(ranges, engine) < 0.02
 
-    assert m.explain({"x": x}).engine_node_count > 0
-    assert np.abs(got - host).max() < 0.02 * np.abs(host).max()
+
+@pytest.mark.xfail(
+    not _has_vnni(), strict=True, reason="verification takes sums that saturate (28 % off) for flips of rounding"
+)
+def test_the_guard_keeps_saturated_sums_out(ranges: pathlib.Path) -> None:
+    """OpenVINO under the guard gives what the host gives, also where its int8 sums saturate."""
+    at_once = {"guard": True, "guard_async": False, "guard_sandbox": False, "cache": False}
+    assert _off_the_host(ranges, "openvino", **at_once) < 0.02
 
 
 def test_the_quantised_graph(ranges: pathlib.Path) -> None:

@@ -36,5 +36,5 @@ def explained(host: frozenset[str], second: frozenset[str] = frozenset()) -> Exp
     with fake_engine() as one, fake_engine(SecondEngine) as two:
         one.takes = lambda n: n.op_type not in host | second
         two.takes = lambda n: n.op_type in second
-        m = XRTModule(graph(), engine=["fake", "second"], cache=False)
+        m = XRTModule(graph(), engine=["fake", "second"], prune=False, cache=False)
         return m.explain({"x": np.zeros((2, 3), np.float32)})

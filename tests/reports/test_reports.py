@@ -7,15 +7,18 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.reports.partitions import explained
 from xrt_core.errors import InputError
 from xrt_core.explanation import Explanation
 from xrt_core.reports import assert_offloaded, difference
 from xrt_core.reports.diagram import HOST, Box, Diagram, Edge, diagram, node_count, transfers
 from xrt_core.reports.layout import HEIGHT, place
+
+pytestmark = pytest.mark.tiny_clusters  # the pictures show clusters
 
 EXP_ON_HOST = frozenset(("Exp",))
 
@@ -84,7 +87,7 @@ def diagrams(draw: st.DrawFn) -> Diagram:
     return Diagram(boxes, tuple(edges))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(diagrams())
 def test_boxes_do_not_overlap_and_lines_lead_down(drawn: Diagram) -> None:
     placed = place(drawn)

@@ -15,6 +15,8 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.module import XRTModule
 
+pytestmark = pytest.mark.tiny_clusters  # bodies run on engines
+
 
 def f32(name: str, *shape: Any) -> Value:
     return Value(name, TensorType(F32, shape))

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fake_engines import fake_engine
+from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, ints, node
 from xrt_core.host import executor
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
@@ -220,7 +221,7 @@ def simulated(graph: Graph, order: Sequence[int]) -> list[int]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(dags())
 def test_orders_of_random_graphs(graph: Graph) -> None:
     """Bytes are those of a plain simulation; the order is topological, deterministic, and its peak is not above that
@@ -362,7 +363,7 @@ def test_an_array_with_another_reference_is_left_alone(every_size: None) -> None
     assert got.ctypes.data == where  # and this one is not
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(graphs(maximum=14))
 def test_random_graphs_are_the_same_bit_for_bit(g: RandomGraph) -> None:
     """With views, broadcasts, aliases, control flow: reuse changes no result, no input, and no second run."""

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fake_engines import SecondEngine, chosen, fake_engine
 from tests.host_run import assert_same
+from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
 from xrt_core.compiler.stages import Planned
 from xrt_core.errors import OptionError
@@ -34,6 +35,8 @@ from xrt_core.runtime import scheduler
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.scheduler import Span, Timeline, independent_lanes
+
+pytestmark = pytest.mark.tiny_clusters  # launches run beside each other
 
 X = np.array([1, -2], np.float32)
 WAIT = 60  # seconds after which a test that would hang fails
@@ -473,18 +476,10 @@ def same_as_sequential(g: RandomGraph, seed: int, share: int) -> bool:
         return planned(beside).side_by_side
 
 
-@settings(max_examples=60, deadline=None)
+@examples(1000)
 @given(graphs(minimum=6, maximum=16), st.integers(0, 9), st.integers(2, 6))
 def test_random_graphs(g: RandomGraph, seed: int, share: int) -> None:
     """The very same results, bit for bit."""
-    same_as_sequential(g, seed, share)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
-@given(graphs(minimum=6, maximum=16), st.integers(0, 9), st.integers(2, 6))
-def test_a_thousand_random_graphs(g: RandomGraph, seed: int, share: int) -> None:
-    """The same, more of them."""
     same_as_sequential(g, seed, share)
 
 
@@ -504,7 +499,7 @@ def lanes_of_dags(draw: st.DrawFn) -> tuple[Graph, dict[str, str]]:
     return graph_of([x], [pool[-1]], nodes), lanes
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(lanes_of_dags())
 def test_independent_lanes_of_random_graphs(case: tuple[Graph, dict[str, str]]) -> None:
     """Against every pair of launches and the ways between them."""

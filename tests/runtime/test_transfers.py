@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.fake_engines import FakeEngine, chosen, fake_engine
@@ -26,6 +26,7 @@ from tests.fake_gpu import (
     on_gpu,
 )
 from tests.host_run import assert_same, run_graph
+from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
 from xrt_core.engine.contract import EngineStatus, InputOutputAlias
 from xrt_core.errors import ExecutionError
@@ -35,6 +36,8 @@ from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.module import XRTModule
 from xrt_core.training.module import TrainModule
 from xrt_core.training.optimizer import SGD
+
+pytestmark = pytest.mark.tiny_clusters  # values cross between devices
 
 X = np.array([[1, -2], [3, 4]], np.float32)
 Y = np.array([[5, 6], [7, -8]], np.float32)
@@ -434,7 +437,7 @@ def _read(x: Any) -> np.ndarray:
     return x.get() if isinstance(x, DeviceArray) else np.asarray(x)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     graphs(maximum=10), st.integers(0, 9), st.integers(1, 10), st.sampled_from(["numpy", "cupy", "torch"]),
     st.sampled_from([0, 5]), st.booleans(),

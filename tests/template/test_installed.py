@@ -36,7 +36,11 @@ class Installed:
     load: float
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+# each takes a minute; its files are those of test_generated.py, which looks at all of them every time
+BY_DAY = [pytest.param(v, id=str(v), marks=[pytest.mark.nightly] if i else []) for i, v in enumerate(VARIANTS)]
+
+
+@pytest.fixture(scope="module", params=BY_DAY)
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """From the template to the end of the engine's own tests."""
     folder = tmp_path_factory.mktemp("installed")

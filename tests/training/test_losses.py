@@ -19,7 +19,8 @@ MODELS = {
     "transformer": functools.partial(peers.bert, layers=1, width=16, heads=2, tokens=8, count=4, vocabulary=32),
     "bert": functools.partial(peers.bert, layers=4, width=32, heads=4, tokens=16, count=4, vocabulary=64),
 }
-EVERY = [pytest.param(n, marks=[pytest.mark.slow] if n == "bert" else []) for n in MODELS]
+MARKS = {"cnn": [pytest.mark.slow], "transformer": [pytest.mark.slow], "bert": [pytest.mark.nightly]}
+EVERY = [pytest.param(n, marks=MARKS.get(n, [])) for n in MODELS]
 
 
 @functools.cache
@@ -106,7 +107,7 @@ def test_torch(name: str) -> None:
     agrees(name, peers.by_torch(model(name)))
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_recomputed_and_accumulated(name: str) -> None:
     """The same numbers with less memory, and with one micro-batch to an update."""
     pytest.importorskip("jax")

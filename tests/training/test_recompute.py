@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xrt_core as xrt
+from tests.profiles import examples
 from tests.training.peers import bert
 from xrt_core.errors import OptionError, TraceError
 from xrt_core.frontends import ops
@@ -184,7 +185,7 @@ def graphs(draw: st.DrawFn) -> tuple[Graph, list[str | None]]:
     return graph, marks
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(graphs())
 def test_any_regions_give_the_same_numbers(made: tuple[Graph, list[str | None]]) -> None:
     """Whatever is marked, also regions that interleave: a sound graph, the same outputs bit for bit, no node lost."""

@@ -44,7 +44,7 @@ def test_every_refusal_has_a_reason(engine: TensorRTEngine) -> None:
         assert said or node.op_type in said.reason, said.reason
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_in_the_docs(engine: TensorRTEngine) -> None:
     """Every node test: all that is taken is built, and as many of each operator as docs/tensorrt.md says."""
     page = PAGE.read_text(encoding="utf-8")

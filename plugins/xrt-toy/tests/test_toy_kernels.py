@@ -138,7 +138,7 @@ def test_a_kernel_of_each_kind_compiles_to_ptx() -> None:
     assert report["compiled"] >= len(OF_EACH_KIND)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_kernel_compiles_to_ptx() -> None:
     """Every kernel, with every dtype it claims, compiles for compute capabilities 8.0 and 9.0."""
     report = _ptx("80", "90")

@@ -36,7 +36,7 @@ CASES_LEFT = {"test_bernoulli": "draws new numbers", "test_bernoulli_double": "d
 RANDOM = {"test_bernoulli_seed"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/conformance runs the same cases through XRT and XLA
 @pytest.mark.parametrize("case", node_cases.all_cases(), ids=repr)
 def test_backend_case(engine: XlaEngine, case: Any) -> None:
     """The engine takes the case and gives its results, or refuses it for the reason listed here."""

@@ -6,10 +6,11 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.passes.partitioning.graphs import Recipe, engine, graph, names, recipes
+from tests.profiles import examples
 from xrt_core.errors import InternalError, OptionError
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph
@@ -270,7 +271,7 @@ def test_sets_that_differ_in_their_last_bit_are_told_apart() -> None:
     assert clusters(g) == ["toy: u", "toy: v p"]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(recipes(max_nodes=25, ops="AAAH"), st.integers(1, 30))
 def test_contracting_edges_makes_no_cycle(recipe: Recipe, maximum: int) -> None:
     """On graphs where levels have grouped nothing yet, so that every edge has to be searched."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.passes.partitioning.graphs import Recipe, engine, graph, names, recipes
+from tests.profiles import examples
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
@@ -71,7 +72,7 @@ def test_the_estimate_by_hand() -> None:
     assert told(Costs(NOTHING, NOTHING, 0, 1.0), 0)[1] == 2.0  # of the product alone h crosses
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(recipes(max_nodes=16), st.data())
 def test_all_clusters_are_estimated_as_one_by_one(recipe: Recipe, data: st.DataObject) -> None:
     """Against the formula, written out for one cluster after another; captures, constants and outputs included."""
@@ -232,7 +233,7 @@ def test_a_big_model_does_not_end_as_a_hundred_tiny_engines() -> None:
     assert all(c.estimate is not None and c.estimate.gain > 0 for c in left.clusters)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(recipes(max_nodes=20, ops="AABCH"))
 def test_pruning_leaves_only_what_pays(recipe: Recipe) -> None:
     """Whatever the graph: nothing is dissolved where the host has nothing, else every cluster saves something, and no

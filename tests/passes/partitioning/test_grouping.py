@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from xrt_core.passes.partitioning import grouping
 from xrt_core.passes.partitioning.contraction import Contraction
 from xrt_core.passes.partitioning.grouping import free_groups
@@ -42,7 +43,7 @@ def waiting(count: int, edges: Edges, closed: list[bool]) -> list[frozenset[int]
 
 
 @pytest.mark.parametrize("long", [0, 2, 512])
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(dags(), st.data())
 def test_free_groups_are_those_for_which_the_same_closed_units_wait(
     long: int, dag: tuple[int, Edges], data: st.DataObject
@@ -74,7 +75,7 @@ def test_sets_stay_short_where_one_path_joins_everything(monkeypatch: pytest.Mon
     assert max(lengths) <= grouping._LONG + 2
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(dags(), st.data())
 def test_merging_gives_the_quotient(dag: tuple[int, Edges], data: st.DataObject) -> None:
     """Labels of neighbours in a topological order: every edge between two groups once, ascending; sizes add up."""

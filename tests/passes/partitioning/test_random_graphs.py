@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.passes.partitioning.graphs import Recipe, engine, execute, recipes
+from tests.profiles import examples
 from xrt_core.ir.dag import ancestors, is_convex, is_sorted
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning import UNLIMITED, Clustering, Marks, cluster, mark, outline
@@ -70,7 +71,7 @@ def check(g: Graph, marks: Marks, found: Clustering, minimum: int, maximum: int)
         assert not any("minimum_nodes" in r for r in found.reasons.values())
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(recipes(annotated=True), st.sampled_from([1, 2]), bounds, st.booleans())
 def test_every_clustering_keeps_the_rules(recipe: Recipe, engines: int, size: tuple[int, int], strict: bool) -> None:
     """Complete, convex, jointly acyclic, of one kind each, within bounds, with a reason for the rest."""
@@ -80,7 +81,7 @@ def test_every_clustering_keeps_the_rules(recipe: Recipe, engines: int, size: tu
     check(g, marks, found, *size)
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(recipes(annotated=True), st.sampled_from([1, 2]), bounds)
 def test_strict_clusters_delay_no_host_node(recipe: Recipe, engines: int, size: tuple[int, int]) -> None:
     """What must run before a node of the host is the same before and after, updates that nothing reads aside."""
@@ -92,7 +93,7 @@ def test_strict_clusters_delay_no_host_node(recipe: Recipe, engines: int, size: 
             assert after[i] == ancestors(g, [i])
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(recipes(annotated=True), st.sampled_from([1, 2]), bounds, st.booleans())
 def test_folding_keeps_results(recipe: Recipe, engines: int, size: tuple[int, int], strict: bool) -> None:
     """The folded graph is sorted and computes what the graph did; constants inside are the same objects."""
@@ -111,7 +112,7 @@ def test_folding_keeps_results(recipe: Recipe, engines: int, size: tuple[int, in
         assert set(body.constants) <= set(g.constants)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(recipes(annotated=True), st.sampled_from([1, 2]), bounds, st.booleans())
 def test_clustering_is_deterministic_and_idempotent(
     recipe: Recipe, engines: int, size: tuple[int, int], strict: bool
@@ -127,7 +128,7 @@ def test_clustering_is_deterministic_and_idempotent(
     assert outline(folded, again) is folded
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(recipes(ops="AB"), st.booleans())
 def test_a_graph_that_an_engine_takes_whole_is_one_cluster(recipe: Recipe, strict: bool) -> None:
     """However it forks, joins and ends."""
@@ -147,7 +148,7 @@ def partitions(items: list[int]) -> list[list[list[int]]]:
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(recipes(max_nodes=7, ops="AAAH"))
 def test_strict_clusters_are_as_few_as_can_be(recipe: Recipe) -> None:
     """No other strict partition of the nodes that one engine takes has fewer clusters: all are tried."""
@@ -168,7 +169,7 @@ def test_strict_clusters_are_as_few_as_can_be(recipe: Recipe) -> None:
     assert len(found.clusters) == best
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(recipes(ops="AAAH"))
 def test_without_strict_no_edge_is_left_that_could_be_contracted(recipe: Recipe) -> None:
     """Joining two neighbouring clusters of the result would always make a cycle."""
@@ -187,7 +188,7 @@ def test_without_strict_no_edge_is_left_that_could_be_contracted(recipe: Recipe)
             assert not is_acyclic(g, Clustering((joined, *rest), found.reasons, len(g.nodes)))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(recipes(annotated=True), st.booleans())
 def test_one_engine_more_leaves_no_more_on_the_host(recipe: Recipe, strict: bool) -> None:
     """With a second engine behind the first the host has fewer nodes or as many, and the first keeps its own."""

@@ -10,12 +10,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.passes.partitioning.graphs import Recipe, engine, execute, graph, names, recipes
 from tests.passes.partitioning.test_cost_model import NOTHING, chain, clustered
 from tests.passes.partitioning.test_random_graphs import is_acyclic, unit_ancestors
+from tests.profiles import examples
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.dag import is_convex
@@ -134,7 +135,7 @@ def engines_in_order(draw: Callable[..., object]) -> list[Candidate]:
     return [engine(f"e{i}", *sorted(ops)) for i, ops in enumerate([*taken, set("ABC")])]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(recipes(max_nodes=18, annotated=True, ops="AABBCDH"), engines_in_order(), COSTS, st.booleans())
 def test_handing_over_adds_no_crossing_and_keeps_the_rules(
     recipe: Recipe, engines: list[Candidate], costs: Costs, strict: bool
@@ -174,7 +175,7 @@ def waits(g: Graph, owner: list[int], host: list[bool]) -> list[set[int]]:
     return [w for w, h, skipped in zip(found, host, idle, strict=True) if h and not skipped]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(recipes(max_nodes=18, ops="AABBC"), engines_in_order())
 def test_engines_that_take_the_whole_graph_cross_no_more_than_without(
     recipe: Recipe, engines: list[Candidate]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.profiles import examples
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.ir.function import Function, launch
 from xrt_core.ir.graph import Graph, Node, Value
@@ -179,7 +180,7 @@ def partitioned(draw: st.DrawFn) -> Graph:
     return graph_of(inputs, outputs, nodes)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(partitioned(), st.sets(st.sampled_from([(a, b) for a in "efg" for b in "efg" if a != b])))
 def test_every_read_is_in_its_own_space(g: Graph, direct: set[tuple[str, str]]) -> None:
     """In any graph: values are read where they are, each goes to a space once, no pair cancels; a second run of the
