@@ -15,6 +15,7 @@ from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
 from xrt_core.frontends.plugin_models import import_object
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
 from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.schema import domain_version
 from xrt_core.ir.types import TensorType
 
 if TYPE_CHECKING:
