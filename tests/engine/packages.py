@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _counter = itertools.count()
 
@@ -61,4 +61,18 @@ def add_package(
     )
     (info / "entry_points.txt").write_text(f"[{group}]\n{engine} = {target or module + ':TheEngine'}\n")
     (info / "RECORD").write_text("")
+    return module
+
+
+def add_plugin(
+    folder: pathlib.Path, package: str, source: str, entries: Mapping[str, str], *, version: str = "1.0"
+) -> str:
+    """Install a package whose module, holding `source`, is itself the plugin. Returns the module's name.
+
+    entries: group -> name of the entry point there.
+    """
+    group, name = next(iter(entries.items()))
+    module = add_package(folder, package, source, engine=name, group=group, version=version, target="replaced below")
+    text = "".join(f"[{group}]\n{name} = {module}\n" for group, name in entries.items())
+    (folder / f"{package.replace('-', '_')}-{version}.dist-info" / "entry_points.txt").write_text(text)
     return module

@@ -53,7 +53,10 @@ def test_the_package_is_described(baked: tuple[Variant, pathlib.Path]) -> None:
     assert made["name"] == variant.package
     assert made["authors"] == [{"name": variant.author}]
     assert made["license"] == ("LicenseRef-Proprietary" if variant.licence == "proprietary" else variant.licence)
-    assert made["entry-points"]["xrt.engines"] == {variant.engine: f"{variant.module}:{class_name}Engine"}
+    assert made["entry-points"]["xrt.engines"] == {variant.engine: variant.module}
+    source = (project / "src" / variant.module / "__init__.py").read_text(encoding="utf-8")
+    assert "@hookimpl\ndef xrt_engines() -> list[type[Engine]]:" in source
+    assert f"return [{class_name}Engine]" in source
     assert made["dependencies"][0] == toy["dependencies"][0]
     assert made["requires-python"] == toy["requires-python"]
     if variant.licence == "Apache-2.0":

@@ -42,7 +42,7 @@ class Problem(NamedTuple):
 
 @command
 def doctor(context: typer.Context) -> None:
-    """Show versions, the processor, engines and settings, then every problem with its cure; exit code 1 if any."""
+    """Show versions, processor, engines and settings, then every problem with its remedy; exit code 1 if any."""
     lines = engines.listing()
     say("versions")
     show_table(("  package", "version"), [(f"  {name}", version) for name, version in _versions()])
@@ -92,7 +92,7 @@ def _memory(total: int | None, free: int | None) -> str:
 
 
 def _plugins() -> Iterator[Plugin]:
-    """Every entry point of every plugin that is installed."""
+    """Yield every entry point of every installed plugin."""
     for group in GROUPS:
         for entries in plugins.discovery.plugins(group).values():
             yield from entries
@@ -171,7 +171,7 @@ def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator
 
 
 def _plugin_problems(commands: Collection[str]) -> list[PluginProblem]:
-    """What is wrong with plugins, all of which are loaded for this. commands: names that `xrt` has itself."""
+    """What is wrong with plugins, all of which are loaded and asked for this. commands: the names that are taken."""
     from xrt_core.engine import engines as manager
 
     for group in GROUPS:

@@ -9,7 +9,7 @@ import difflib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -34,11 +34,12 @@ def resolve(keywords: Mapping[str, Any] | None = None, environ: Mapping[str, str
     found: dict[str, Any] = {}
     switches: dict[str, bool] = {}
     sources: dict[str, str] = {}
-    for option, value, source in _given(keywords or {}, environ):
+    others = [v for v in environ if v.startswith(_OF_PLUGINS) and v not in _VARIABLES and environ[v].strip()]
+    for option, value, source in _given(keywords or {}, environ, others):
         (found if option.name in TABLE else switches)[option.name] = value
         sources[option.name] = source
     own = json.loads(found["engine_options"]) if found.get("engine_options") else {}
-    sections = _sections(own, environ, sources)
+    sections = _sections(own, environ, others, sources)
     if own:
         found["engine_options"] = TABLE["engine_options"].kind.accept(own)
     options = Options(
@@ -97,10 +98,10 @@ def _row(switch: declared.Switch) -> Option:
     return Option(switch.name, FLAG, None, switch.variable, help)
 
 
-def _of_environment(environ: Mapping[str, str]) -> Iterator[Option]:
-    """The options whose variables may be set: those of the table, and the switches that are."""
+def _of_environment(others: Sequence[str]) -> Iterator[Option]:
+    """The options whose variables may be set: those of the table, and the switches among other variables."""
     yield from TABLE.values()
-    for name in _set_switches(environ):
+    for name in _switches(others):
         switch = declared.find_switch(name)
         if switch is not None:
             yield _row(switch)
@@ -112,23 +113,29 @@ def _of_environment(environ: Mapping[str, str]) -> Iterator[Option]:
 
 def undeclared(environ: Mapping[str, str]) -> list[str]:
     """The variables that look like an engine's switch, and that no installed package declares."""
-    return [f"FLAGS_{name}" for name in _set_switches(environ) if declared.find_switch(name) is None]
+    others = [v for v in environ if v not in _VARIABLES and environ[v].strip()]
+    return [f"FLAGS_{name}" for name in _switches(others) if declared.find_switch(name) is None]
 
 
-def _set_switches(environ: Mapping[str, str]) -> list[str]:
-    """Names of the switches of which a variable is set; the core's own options that begin like one are none."""
-    prefix = f"FLAGS_{declared.PREFIX}"
-    found = [v for v in environ if v.startswith(prefix) and v not in _VARIABLES and environ[v].strip()]
-    return [v.removeprefix("FLAGS_") for v in found]
+def _switches(variables: Iterable[str]) -> list[str]:
+    """Names of the switches that variables set."""
+    return [v.removeprefix("FLAGS_") for v in variables if v.startswith(_OF_PLUGINS[0])]
 
 
+_OF_PLUGINS: Final = (f"FLAGS_{declared.PREFIX}", "XRT_")
+"""What the variables of options begin with that plugins declare: switches of engines, and sections."""
 _VARIABLES: Final = frozenset(o.env for o in TABLE.values() if o.env)
 _warned: Final[set[str]] = set()
 
 
-def _given(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[tuple[Option, Any, str]]:
-    """Every value that someone gave, clean, from the weakest source to the strongest."""
-    for option in _of_environment(environ):
+def _given(
+    keywords: Mapping[str, Any], environ: Mapping[str, str], others: Sequence[str]
+) -> Iterator[tuple[Option, Any, str]]:
+    """Every value that someone gave, clean, from the weakest source to the strongest.
+
+    others: the variables that are set and may be those of plugins.
+    """
+    for option in _of_environment(others):
         text = environ.get(option.env, "") if option.env else ""
         if text.strip():
             source = f"environment variable {option.env}"
@@ -143,17 +150,15 @@ def _given(keywords: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[
 
 
 def _sections(
-    own: dict[str, dict[str, Any]], environ: Mapping[str, str], sources: dict[str, str]
+    own: dict[str, dict[str, Any]], environ: Mapping[str, str], others: Sequence[str], sources: dict[str, str]
 ) -> dict[str, Mapping[str, Any]]:
     """The declared options of every plugin that `own` or the environment speaks of, with all their values.
 
     own: the option `engine_options`; values from the environment are added to it, all become clean.
     """
     names = {*own}
-    left = [v for v in environ if v.startswith("XRT_") and v not in _VARIABLES and environ[v].strip()]
-    if left:
-        installed = plugins.names()
-        names |= {n for n in installed for v in left if v.startswith(declared.prefix_of(n))}
+    if others:
+        names |= {n for n in plugins.names() for v in others if v.startswith(declared.prefix_of(n))}
     found: dict[str, Mapping[str, Any]] = {}
     for name in sorted(names):
         section = declared.find_section(name)

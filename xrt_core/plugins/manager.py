@@ -7,15 +7,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final, NamedTuple
-
-import pluggy
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from xrt_core import events
 from xrt_core.errors import PluginError, XRTError
 from xrt_core.plugins.discovery import DISABLE_VARIABLE, GROUPS, Discovery, Plugin
-from xrt_core.plugins.hookspecs import PROJECT, Specification
+
+if TYPE_CHECKING:
+    import pluggy
 
 _SHORT_FORMS: Final = {"xrt.engines": "xrt_engines", "xrt.passes": "xrt_passes"}
 """Groups whose entry points may name the thing itself in the place of a plugin, and the hook that would bring it."""
@@ -71,14 +71,22 @@ class PluginManager:
     def __init__(self, discovery: Discovery) -> None:
         self.discovery = discovery
         self.generation = 0  # grows with every change, for those who keep what they made of contributions
-        self._pluggy = pluggy.PluginManager(PROJECT)
-        self._pluggy.add_hookspecs(Specification)
         self._records: list[_Record] = []
         self._tried: set[Plugin] = set()
         self._broken: dict[Plugin, PluginError] = {}
         self._problems: dict[tuple[str, str], Problem] = {}
         self._unsubscribe: Callable[[], None] | None = None
         self._lock = threading.RLock()
+
+    @cached_property
+    def _pluggy(self) -> pluggy.PluginManager:
+        import pluggy  # with the first plugin, not with `import xrt_core.options`
+
+        from xrt_core.plugins.hookspecs import PROJECT, Specification
+
+        made = pluggy.PluginManager(PROJECT)
+        made.add_hookspecs(Specification)
+        return made
 
     # --- loading ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from xrt_core import hookimpl
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
 {%- if cookiecutter.array_library != "onnx" %}
 from xrt_core.engine.op_kernels import op_kernels
@@ -35,7 +36,8 @@ class {{ cookiecutter.__class }}Engine(Engine):
     # YOUR ENGINE: False keeps it to those who ask for it by name. Set it to True once it is faster than XRT's host.
     automatic = False
     # YOUR ENGINE: its place among the engines that are tried, high to low. XLA has 100 for training and 50 for
-    # inference, TensorRT 50 and 100. Stay below those that are faster on the same models.
+    # inference, TensorRT 50 and 100. Stay below those that are faster on the same models. With `switch = "use_..."`
+    # users turn the engine on or off by an option of that name.
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 10, "inference": 10})
 
     def probe(self) -> EngineStatus:
@@ -95,6 +97,14 @@ class {{ cookiecutter.__class }}Engine(Engine):
     def package(self) -> str:
         """The pip package that brings the engine, for messages."""
         return "{{ cookiecutter.package }}"
+
+
+# YOUR ENGINE: what else the package brings, each by its hook: options, passes, converters, commands, ... They are in
+# xrt_core/plugins/hookspecs.py.
+@hookimpl
+def xrt_engines() -> list[type[Engine]]:
+    """The engine of this package."""
+    return [{{ cookiecutter.__class }}Engine]
 
 {% if cookiecutter.array_library != "onnx" %}
 @functools.cache
