@@ -96,7 +96,7 @@ UNTOUCHED = """
     touched &= {{"jax", "onnxruntime", "openvino", "xrt_xla", "xrt_onnxruntime", "xrt_openvino", "xrt_tensorrt"}}
     assert not touched, touched
     assert "xrt_core.guard.manager" not in sys.modules
-    assert "not asked yet" in repr(m)
+    assert "not probed yet" in repr(m)
 """
 
 

@@ -37,7 +37,7 @@ class Problem(NamedTuple):
     """A problem of the installation or the configuration, and its remedy."""
 
     what: str
-    cure: str
+    remedy: str
 
 
 @command
@@ -62,7 +62,7 @@ def doctor(context: typer.Context) -> None:
         say("  none: see the problem below")
     say()
     for problem in problems:
-        say(f"problem: {problem.what}\n   cure: {problem.cure}")
+        say(f"problem: {problem.what}\n   remedy: {problem.remedy}")
     if problems:
         raise typer.Exit(PROBLEMS_FOUND)
     say("no problems found" + (f"; {NOTHING_INSTALLED}" if len(lines) == 1 else ""))
@@ -171,7 +171,7 @@ def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator
 
 
 def _plugin_problems(commands: Collection[str]) -> list[PluginProblem]:
-    """What is wrong with plugins, all of which are loaded and asked for this. commands: the names that are taken."""
+    """Load all plugins and yield their problems. commands: names of the core's commands."""
     from xrt_core.engine import engines as manager
 
     for group in GROUPS:
