@@ -77,7 +77,7 @@ def activations_of(ctx: OpContext, default: tuple[str, ...], directions: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """The weights that a step of one direction reads; the input projection [input, gates * hidden] is not here.
+    """The weights that a step of one direction reads; projection [input, gates * hidden] and bias are applied before.
 
     recurrence: R of shape [gates * hidden, hidden]; recurrent_bias: Rb if a step needs it separately, else None;
     peephole: P of shape [3 * hidden] or None; f: the activations.

@@ -110,7 +110,7 @@ def explicit_pads(ctx: OpContext, rank: int) -> tuple[tuple[int, ...], tuple[int
 def windows_of(ctx: OpContext, size: Sequence[int], kernel: Sequence[int]) -> Windows:
     """The windows of a Conv or pooling node over spatial axes of `size`.
 
-    With `ceil_mode`, windows that would start in the right padding are omitted, as in PyTorch and as ONNX requires since
+    With `ceil_mode`, windows that would start in the right padding are omitted, as in PyTorch and as ONNX requires from
     opset 22; earlier versions do not specify them.
     """
     size, kernel = tuple(map(int, size)), tuple(map(int, kernel))
