@@ -8,12 +8,8 @@ the same NumPy arrays and both ending in NumPy results, measured interleaved; th
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
+from rounds import interleaved
 
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
@@ -27,18 +23,6 @@ def graph_of(count: int) -> Graph:
     total, y = Value("total", t), Value("y", t)
     nodes = [Node("Sum", inputs, [total], version=13), Node("Neg", [total], [y], version=13)]
     return Graph(inputs, [y], nodes, opsets={"": 13}, name=f"sum{count}")
-
-
-def interleaved(functions: list[Callable[[], Any]], calls: int = 200, rounds: int = 50) -> list[float]:
-    """Median microseconds of a call of each function; the rounds alternate between them."""
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
-        for f, found in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            for _ in range(calls):
-                f()
-            found.append((time.perf_counter() - start) / calls * 1e6)
-    return [statistics.median(t) for t in times]
 
 
 def main() -> None:
@@ -61,7 +45,8 @@ def measure(count: int) -> list[float]:
     np.testing.assert_allclose(module(*arrays), -np.sum(arrays, axis=0), rtol=1e-4, atol=1e-5)
     assert module.explain().node_share == 1.0
     compiled = jax.jit(lambda *xs: -sum(xs[1:], xs[0])).lower(*arrays).compile()
-    return interleaved([lambda: module(*arrays), lambda: np.asarray(compiled(*arrays))])
+    both = [lambda: module(*arrays), lambda: np.asarray(compiled(*arrays))]
+    return [t.median * 1e6 for t in interleaved(both, rounds=50, calls=200)]
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 import exported
 import numpy as np
 import onnx
+from rounds import interleaved
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from tests.conformance import dev_models
@@ -76,33 +75,6 @@ def direct_openvino(file: str, inputs: dict[str, np.ndarray], threads: int) -> C
 DIRECT = {"onnxruntime": direct_onnxruntime, "openvino": direct_openvino}
 
 
-def interleaved(functions: list[Call], seconds: float) -> tuple[list[float], list[float]]:
-    """Median wall-clock and least processor microseconds of a call of each, in alternating rounds after a rest.
-
-    A round makes as many calls as take about 20 ms, one at least, after a quarter as many that are not measured.
-    """
-    counts = []
-    for f in functions:
-        f()
-        start = time.perf_counter()
-        f()
-        counts.append(max(1, min(500, int(20e-3 / (time.perf_counter() - start)))))
-    wall: list[list[float]] = [[] for _ in functions]
-    cpu: list[list[float]] = [[] for _ in functions]
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(wall[0]) < 7:
-        for i, f in enumerate(functions):
-            time.sleep(REST)
-            for _ in range(max(1, counts[i] // 4)):
-                f()
-            used, start = time.process_time(), time.perf_counter()
-            for _ in range(counts[i]):
-                f()
-            wall[i].append((time.perf_counter() - start) * 1e6 / counts[i])
-            cpu[i].append((time.process_time() - used) * 1e6 / counts[i])
-    return [statistics.median(t) for t in wall], [min(t) for t in cpu]
-
-
 def row(name: str, engine: str, threads: int, seconds: float) -> str | None:
     """The measurements of one model on one engine, as a row of the table; None where the model is not there."""
     found = model_of(name)
@@ -118,7 +90,9 @@ def row(name: str, engine: str, threads: int, seconds: float) -> str | None:
         direct()
     except Exception as error:  # OpenVINO's reader does not take every model
         return f"{start} {type(error).__name__} | | | | | |"
-    wall, cpu = interleaved([lambda: module.run(inputs), direct], seconds)
+    both: list[Call] = [lambda: module.run(inputs), direct]
+    times = interleaved(both, rounds=7, seconds=seconds, batch=20e-3, warm=0.25, rest=REST)
+    wall, cpu = ([of * 1e6 for of in found] for found in ([t.median for t in times], [min(t.cpu) for t in times]))
     over = wall[0] - wall[1]
     good = wall[0] <= FACTOR * wall[1] + MICROSECONDS
     return (

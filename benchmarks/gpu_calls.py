@@ -11,14 +11,13 @@ that.
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from call_overhead import graph_of
+from rounds import interleaved
 
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Function, RunOptions
@@ -51,19 +50,6 @@ def libraries() -> Iterator[tuple[str, Callable[[np.ndarray], Any], Callable[[],
             )  # fmt: skip
     except ImportError as e:
         print(f"no torch: {e}", file=sys.stderr)
-
-
-def interleaved(functions: list[Callable[[], Any]], settle: Callable[[], None]) -> list[float]:
-    """Median microseconds of a call of each function; the rounds alternate between them."""
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(ROUNDS):
-        for f, found in zip(functions, times, strict=True):
-            settle()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                f()
-            found.append((time.perf_counter() - start) / CALLS * 1e6)
-    return [statistics.median(t) for t in times]
 
 
 def bare(executable: Any, arrays: list[Any], stream: int | None) -> Callable[[], Any]:
@@ -107,7 +93,9 @@ def main(names: list[str]) -> None:
                 assert module.explain().node_share == 1.0, module.explain()
                 taken = [to_engine(family_of(type(a)), engine.array_families, CUDA, 0)(a) for a in arrays]
                 direct = bare(made, taken, stream())
-                ours, theirs = interleaved([lambda m=module, a=arrays: m(*a), direct], settle)
+                both = [lambda m=module, a=arrays: m(*a), direct]
+                times = interleaved(both, rounds=ROUNDS, calls=CALLS, settle=settle)
+                ours, theirs = (t.median * 1e6 for t in times)
                 print(f"| {name} | {library} | {count} | {ours:.1f} | {theirs:.1f} | {ours - theirs:.1f} |")
 
 

@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +23,7 @@ import exported
 import numpy as np
 from cpu_engines import model_of
 from gpu_calls import libraries
+from rounds import interleaved
 
 from xrt_core.errors import XRTError
 from xrt_core.module import XRTModule
@@ -44,23 +43,8 @@ def milliseconds(
     calls: Mapping[str, Callable[[], Any]], settle: Callable[[], None], seconds: float
 ) -> dict[str, float]:
     """Median milliseconds of one of many queued calls, by name; the rounds alternate."""
-    counts, times = {}, {name: [] for name in calls}
-    for name, call in calls.items():
-        call()
-        settle()
-        start = time.perf_counter()
-        call()
-        settle()
-        counts[name] = max(1, int(seconds / ROUNDS / max(time.perf_counter() - start, 1e-6)))
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            settle()
-            start = time.perf_counter()
-            for _ in range(counts[name]):
-                call()
-            settle()
-            times[name].append((time.perf_counter() - start) / counts[name] * 1e3)
-    return {name: statistics.median(t) for name, t in times.items()}
+    times = interleaved(list(calls.values()), rounds=ROUNDS, batch=seconds / ROUNDS, settle=settle)
+    return {name: t.median * 1e3 for name, t in zip(calls, times, strict=True)}
 
 
 def by_trtexec(file: str, inputs: Mapping[str, np.ndarray]) -> float | None:

@@ -18,14 +18,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from exported import NAMES, inputs_for, path
+from rounds import interleaved
 
-ROUNDS = 5
+MAX_ROUNDS = 5
 FIRST = """
 import json, sys, time
 sys.path.insert(0, {folder!r})
@@ -57,8 +58,12 @@ def overhead() -> None:
     from xrt_core.runtime.launch import Launch
     from xrt_core.testing.functions import binary
 
-    class Keeper:
-        settings = GuardSettings.of(resolve({"guard": True}))
+    settings = GuardSettings.of(resolve({"guard": True}))
+    assert settings is not None
+
+    class NoFailures:
+        def record_failure(self, *failure: Any) -> None:
+            raise AssertionError("nothing fails here")
 
     class Nothing(Executable):
         def __init__(self, results: list[np.ndarray]) -> None:
@@ -71,19 +76,14 @@ def overhead() -> None:
     x = np.ones((2, 3), np.float32)
     executable = Nothing([x])
     plain = Launch(function, "e", executable, lambda: list)
-    guarded = GuardedLaunch(function, "e", lambda: list, Keeper(), ClusterRecord("c", "e", 1, "Add"))
+    record = ClusterRecord("c", "e", 1, "Add")
+    guarded = GuardedLaunch(function, "e", lambda: list, record, settings, NoFailures(), lambda *call: None)
     guarded.record.move(State.READY)
     guarded.go_live(executable, "")
     calls: list[Callable[[Any], Any]] = [executable.run, plain, guarded]
-    times: list[list[float]] = [[] for _ in calls]
     arguments = [x, x]
-    for _ in range(60):
-        for call, found in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            for _ in range(10_000):
-                call(arguments)
-            found.append((time.perf_counter() - start) / 10_000 * 1e9)
-    bare, unguarded, live = (statistics.median(t) for t in times)
+    times = interleaved([partial(call, arguments) for call in calls], rounds=60, calls=10_000)
+    bare, unguarded, live = (t.median * 1e9 for t in times)
     print(f"a call over its executable: Launch {unguarded - bare:.0f} ns, live GuardedLaunch {live - bare:.0f} ns "
           "(accepted: 2000)")  # fmt: skip
 
@@ -98,7 +98,7 @@ def first(names: Sequence[str]) -> None:
     for name in names:
         host, guarded, second = [], [], []
         settled, examined = [], []
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             with tempfile.TemporaryDirectory() as cache:
                 host.append(_process(name, "host", False, cache)[0])
                 seconds, done, states, timings = _process(name, "xla", True, cache)
@@ -129,15 +129,8 @@ def auto(names: Sequence[str]) -> None:
             for m in modules.values():
                 m.run(inputs)
             modules["auto"].wait()
-            times: dict[str, list[float]] = {e: [] for e in modules}
-            for _ in range(20):
-                for e, m in modules.items():
-                    time.sleep(0.05)  # threads of the last one go on spinning for a while
-                    m.run(inputs)
-                    start = time.perf_counter()
-                    m.run(inputs)
-                    times[e].append((time.perf_counter() - start) * 1e3)
-            found = {e: statistics.median(t) for e, t in times.items()}
+            times = interleaved([partial(m.run, inputs) for m in modules.values()], rounds=20, warm=1, rest=0.05)
+            found = {e: t.median * 1e3 for e, t in zip(modules, times, strict=True)}
             chosen = ", ".join(dict.fromkeys(c["chosen"] for c in modules["auto"].report().clusters))
             modules["auto"].close()
         best = min(found[e] for e in ready)
@@ -158,10 +151,10 @@ def verify(names: Sequence[str]) -> None:
     from xrt_core.module import XRTModule
     from xrt_core.options import resolve
     from xrt_core.verify.autotune import settle
-    from xrt_core.verify.evaluate import ExamineSettings, examine
+    from xrt_core.verify.evaluate import EvaluationSettings, evaluate
     from xrt_core.verify.inputs import synthesize_inputs
     from xrt_core.verify.isolate import Candidate
-    from xrt_core.verify.reference import Host
+    from xrt_core.verify.reference import ReferenceExecutor
 
     print("| model | engine | clusters | host run (ms) | compile (ms) | candidate's runs | verification | verdicts |")
     print("|---|---|---|---|---|---|---|---|")
@@ -181,15 +174,11 @@ def verify(names: Sequence[str]) -> None:
             host = compiled = runs = verified = 0.0
             verdicts = []
             for f in functions:
-                inputs, timed, plan = synthesize_inputs(f), [], Host(f)
-                for _ in range(5):
-                    settle()
-                    start = time.perf_counter()
-                    plan.run(inputs)
-                    timed.append(time.perf_counter() - start)
-                settle()
-                outcome = examine(f, [Candidate(engine.name, compile, engine.tolerance)], ExamineSettings(tune=False))
-                host += statistics.median(timed)
+                inputs, plan = synthesize_inputs(f), ReferenceExecutor(f)
+                (timed,) = interleaved([partial(plan.run, inputs)], settle=settle)
+                candidate = Candidate(engine.name, compile, engine.tolerance)
+                outcome = evaluate(f, [candidate], EvaluationSettings(tune=False))
+                host += timed.median
                 compiled += outcome.timings.get("compile", 0.0)
                 runs += outcome.timings.get("checked runs", 0.0)
                 verified += outcome.timings.get("verify", 0.0)

@@ -5,14 +5,10 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import onnx
 from exported import inputs_for, path
+from rounds import median
 
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.ir import inference
@@ -51,25 +47,15 @@ class RemoveOne(Pass):
         return rebuild(graph, (*graph.nodes[:middle], *graph.nodes[middle + 1 :]), new)
 
 
-def median_seconds(f: Callable[[], Any], repeats: int = 5) -> float:
-    """Median wall time of `f`."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        f()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def main() -> None:
     """Print the table."""
     model = chain(COUNT)
     graph = import_model(model)
     rows = [
-        ("import 100 000 nodes from a ModelProto", median_seconds(lambda: import_model(model)), 1.0),
-        ("a pass that changes one of 100 000 nodes", median_seconds(lambda: RemoveOne()(graph)), 0.3),
-        ("dead-node pass over 100 000 nodes", median_seconds(lambda: DeadNodes()(graph)), None),
-        ("verify 100 000 nodes", median_seconds(lambda: verify(import_model(model), "bench")), None),
+        ("import 100 000 nodes from a ModelProto", median(lambda: import_model(model)), 1.0),
+        ("a pass that changes one of 100 000 nodes", median(lambda: RemoveOne()(graph)), 0.3),
+        ("dead-node pass over 100 000 nodes", median(lambda: DeadNodes()(graph)), None),
+        ("verify 100 000 nodes", median(lambda: verify(import_model(model), "bench")), None),
     ]
     bert = XRTModule(path("bert"), engine="xla")
     arrays = [np.asarray(a) for a in inputs_for("bert").values()]
@@ -80,7 +66,7 @@ def main() -> None:
         inference.forget()  # a new signature finds none of its types remembered
         caller.partition(arrays)
 
-    rows.append(("specialise and partition BERT-base", median_seconds(as_if_new), 0.15))
+    rows.append(("specialise and partition BERT-base", median(as_if_new), 0.15))
     print("| what | median (s) | target (s) |\n|---|---|---|")
     for what, seconds, target in rows:
         print(f"| {what} | {seconds:.3f} | {target or ''} |")

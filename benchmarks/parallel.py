@@ -13,13 +13,10 @@ import argparse
 import json
 import os
 import pathlib
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
+from rounds import interleaved
 
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
@@ -63,21 +60,6 @@ def two_branches(engines: tuple[str, str], branches: tuple[tuple[int, int], tupl
     return Graph(inputs, [y], nodes, opsets={"": 18}, name="two_branches")
 
 
-def interleaved(functions: list[Callable[[], Any]], seconds: float = 4.0) -> list[float]:
-    """Median milliseconds of a call of each function; they take turns."""
-    start = time.perf_counter()
-    for f in functions:
-        f()
-    once = time.perf_counter() - start
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(max(20, int(seconds / once))):
-        for f, found in zip(functions, times, strict=True):
-            begin = time.perf_counter()
-            f()
-            found.append((time.perf_counter() - begin) * 1e3)
-    return [statistics.median(t) for t in times]
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
@@ -104,7 +86,8 @@ def main() -> None:
             for _ in range(10):
                 np.testing.assert_array_equal(m(*arrays), wanted)
             assert len(m.explain().report.clusters) == 2
-        sequential, parallel = interleaved([partial(m, *arrays) for m in modules])
+        times = interleaved([partial(m, *arrays) for m in modules], rounds=20, seconds=4.0)
+        sequential, parallel = (t.median * 1e3 for t in times)
         inputs = dict(zip((v.name for v in graph.inputs), arrays, strict=True))
         _, timeline = modules[1].run_timed(inputs)
         print(

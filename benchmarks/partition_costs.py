@@ -8,11 +8,11 @@ the value that the module holds. The best of the repeats counts: other work on t
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from rounds import interleaved
 
 from xrt_core.host.executor import host_kernel
 from xrt_core.ir.graph import Graph, Node, Value
@@ -68,17 +68,7 @@ def case(op: str, shapes: Sequence[tuple[int, ...]], attributes: dict[str, Any])
 
 def best(call: Callable[[], Any], repeats: int, seconds: float = 0.02) -> float:
     """Seconds of one call: the best of `repeats` batches of about `seconds`."""
-    call()
-    start = time.perf_counter()
-    call()
-    count = max(1, int(seconds / max(time.perf_counter() - start, 1e-7)))
-    found = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        found = min(found, (time.perf_counter() - start) / count)
-    return found
+    return min(interleaved([call], rounds=repeats, batch=seconds)[0].wall)
 
 
 def on_host(node: Node, arrays: list[np.ndarray], repeats: int) -> float:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import statistics
 import sys
-import time
 from collections import Counter
+from functools import partial
 from itertools import permutations
 from typing import Any
+
+from rounds import interleaved
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))  # the development models are part of the tests
 
@@ -51,15 +52,11 @@ def main() -> None:
                 XRTModule(dev_models.path(name), engine=order, prune=prune, cache="off", **options)
                 for prune in (False, True)
             ]
-            times: list[list[float]] = [[], []]
-            for turn in range(ROUNDS + 20):  # "auto" has tried its ways after that
-                for m, found in zip(modules, times, strict=True):
-                    start = time.perf_counter()
-                    m.run(given)
-                    if turn >= 20:
-                        found.append((time.perf_counter() - start) * 1e3)
+            calls = [partial(m.run, given) for m in modules]
+            interleaved(calls, rounds=20)  # "auto" has tried its ways after that
+            times = interleaved(calls, rounds=ROUNDS)
             cells = [told(m, given) for m in modules]
-            ms = ", ".join(f"{statistics.median(t):.2f}" for t in times)
+            ms = ", ".join(f"{t.median * 1e3:.2f}" for t in times)
             print(f"| {name} | {', '.join(order)} | {cells[0]} | {cells[1]} | {ms} |", flush=True)
 
 

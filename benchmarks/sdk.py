@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import pathlib
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from rounds import median
 
 import xrt_core as xrt
 from xrt_core.engine import engines
@@ -20,17 +18,6 @@ from xrt_core.engine.manager import EngineManager
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.plugins.discovery import Discovery
-
-
-def milliseconds(f: Callable[[], Any], calls: int = 1, repeats: int = 7) -> float:
-    """Median milliseconds of a call."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            f()
-        times.append((time.perf_counter() - start) / calls * 1e3)
-    return statistics.median(times)
 
 
 def fifty_engines(folder: pathlib.Path) -> None:
@@ -51,22 +38,22 @@ def main() -> None:
             return len(EngineManager(Discovery(xrt.__version__, [name])).listing(probe=False))
 
         assert listing() == 50
-        rows = [("list 50 installed engines, importing none (ms)", milliseconds(listing), "50")]
+        rows = [("list 50 installed engines, importing none (ms)", median(listing, rounds=7) * 1e3, "50")]
 
     def build(x: Any) -> Any:
         for _ in range(500):
             x = xrt.ops.Relu(x) + 1
         return x
 
-    rows.append(("trace 1000 nodes (ms)", milliseconds(lambda: xrt.trace(build, "float32[2, 3]")), ""))
+    rows.append(("trace 1000 nodes (ms)", median(lambda: xrt.trace(build, "float32[2, 3]"), rounds=7) * 1e3, ""))
     t = TensorType(np.dtype(np.float32), (2, 3, 4))
     node = Node("Add", [Value("a", t), Value("b", t)], [Value("c", t)], version=14)
     for engine in ("xla", "onnxruntime", "openvino"):
         if engine in engines.names():
             found = engines.get(engine)
             found.supports(node, "cpu", "inference")
-            verdict = milliseconds(lambda e=found: e.supports(node, "cpu", "inference"), 1000)  # type: ignore[misc]
-            rows.append((f"verdict of {engine} on a node of a known kind (us)", verdict * 1e3, ""))
+            verdict = median(lambda e=found: e.supports(node, "cpu", "inference"), rounds=7, calls=1000)  # type: ignore[misc]
+            rows.append((f"verdict of {engine} on a node of a known kind (us)", verdict * 1e6, ""))
     print("| what | median | goal |\n|---|---|---|")
     for what, value, goal in rows:
         print(f"| {what} | {value:.2f} | {goal} |")

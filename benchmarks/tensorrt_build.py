@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import exported
+from rounds import interleaved
 from xrt_tensorrt import TensorRTEngine, _toolkit
 from xrt_tensorrt.settings import Settings
 
@@ -73,16 +74,13 @@ def main() -> None:
         function, partition = cluster_of(path, name, given.target)
         compiler = TensorRTEngine().targeting(given.target).compiler("cuda:0", CompileOptions())
         compile = lambda c=compiler, f=function: c.compile(f, f.params, f.returns, f.aliases)  # noqa: E731
-        own, ours = [], []
-        for i in range(given.repeat + 1):
-            a, b = timed(lambda p=path: own_build(p, given.target)), timed(compile)
-            if i:  # the first of each loads and warms
-                own.append(a[:2])
-                ours.append(b[:2])
+        both = [lambda p=path: own_build(p, given.target), compile]
+        interleaved(both, rounds=1)  # the first of each loads and warms
+        own, ours = interleaved(both, rounds=given.repeat)
         columns = []
-        for k in (0, 1):
-            left, right = (statistics.median(x[k] for x in side) for side in (own, ours))
-            ratio = statistics.median(o[k] / w[k] for o, w in zip(ours, own, strict=True))
+        for k, (theirs, mine) in enumerate(((own.cpu, ours.cpu), (own.wall, ours.wall))):
+            left, right = statistics.median(theirs), statistics.median(mine)
+            ratio = statistics.median(o / w for o, w in zip(mine, theirs, strict=True))
             columns.append(f"{left:{(9, 7)[k]}.2f} {right:{(9, 7)[k]}.2f} {ratio:6.2f}")
         print(f"{name:12} {' '.join(columns)} {partition:11.2f}")
 

@@ -18,14 +18,13 @@ from __future__ import annotations
 import argparse
 import gc
 import pathlib
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from rounds import interleaved, median
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -41,20 +40,12 @@ def bert() -> Model:
     return peers.bert(4, 256, 4, 64, 8, 8192)
 
 
-def interleaved(steps: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Median milliseconds of each step; the steps alternate until the time is used up (at least 5 rounds)."""
-    times: dict[str, list[float]] = {n: [] for n in steps}
-    for f in steps.values():
+def medians(steps: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Median milliseconds of each step, in rounds for so many seconds."""
+    for f in (*steps.values(), *steps.values()):  # what is compiled at a first or second call
         f()
-        f()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
-        for name, f in steps.items():
-            time.sleep(0.05)  # the threads of the one before come to rest
-            start = time.perf_counter()
-            f()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return {n: statistics.median(t) for n, t in times.items()}
+    times = interleaved(list(steps.values()), rounds=5, seconds=seconds, rest=0.05)
+    return {name: t.median * 1e3 for name, t in zip(steps, times, strict=True)}
 
 
 def makers(model: Model, inductor: bool) -> dict[str, Callable[[], Callable[[Batch], Any]]]:
@@ -78,7 +69,7 @@ def show_steps(name: str, model: Model, inductor: bool, seconds: float) -> None:
     """A table of the step's time in each library."""
     batch = model.batch(0)
     made = {n: make() for n, make in makers(model, inductor).items()}
-    found = interleaved({n: (lambda s=s: s(batch)) for n, s in made.items()}, seconds)
+    found = medians({n: (lambda s=s: s(batch)) for n, s in made.items()}, seconds)
     jax = found["JAX, jitted, donated"]
     print(f"\n{name}\n| | ms a step | to JAX |\n|---|---|---|")
     for n, t in found.items():
@@ -160,24 +151,14 @@ def show_compile() -> None:
     batch = base.batch(0)
     graph = xrt.trace(base.xrt(base.parameters), batch["x"], batch["labels"])
     weights = [v for v in graph.constants if v.data is not None and v.name.startswith("p.")]
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        made = gradients(graph, 0, weights)
-        times.append(time.perf_counter() - start)
-    print(f"\nbackward graph of BERT-base: {statistics.median(times):.2f} s, {len(made.nodes)} nodes (goal 2 s)")
-    del base, graph, weights, made
+    made = gradients(graph, 0, weights)
+    took = median(lambda: gradients(graph, 0, weights))
+    print(f"\nbackward graph of BERT-base: {took:.2f} s, {len(made.nodes)} nodes (goal 2 s)")
+    del base, made
     model = bert()
     batch = model.batch(0)
-    ours, theirs = [], []
-    for _ in range(3):
-        start = time.perf_counter()
-        peers.by_xrt(model, "xla", cache="off")[0](batch)
-        ours.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        peers.by_jax(model)(batch)
-        theirs.append(time.perf_counter() - start)
-    a, b = statistics.median(ours), statistics.median(theirs)
+    both = [lambda: peers.by_xrt(model, "xla", cache="off")[0](batch), lambda: peers.by_jax(model)(batch)]
+    a, b = (t.median for t in interleaved(both, rounds=3))
     print(f"first step of the 4-layer BERT: XRT {a:.2f} s, JAX {b:.2f} s, ratio {a / b:.2f} (goal {GOALS['compile']})")
 
 
@@ -206,7 +187,7 @@ def show_recompute(seconds: float) -> None:
             model.xrt(model.parameters), optimizer=AdamW(1e-4), engine="xla",
             recompute_budget=int(share * peak_bytes(plain.training_graph())),
         )  # fmt: skip
-    times = interleaved({n: (lambda t=t: t.step(**batch)) for n, t in made.items()}, seconds)
+    times = medians({n: (lambda t=t: t.step(**batch)) for n, t in made.items()}, seconds)
     print("\n| recomputed | ms a step | results alive, in order of the nodes | XLA's temporary memory |")
     print("|---|---|---|---|")
     for n, t in made.items():
@@ -264,7 +245,7 @@ def show_cuda(seconds: float) -> None:
         for by, make in runs.items():
             step = make()
             losses = [float(step(model.batch(k))) for k in range(100)]
-            found = interleaved({by: lambda s=step, m=model: s(m.batch(0))}, seconds / 4)[by]
+            found = medians({by: lambda s=step, m=model: s(m.batch(0))}, seconds / 4)[by]
             rate = count / found * 1e3
             slowest = rate if slowest is None else slowest
             print(f"| {count} | {by} | {rate:.1f} | {rate / slowest:.2f} | {losses[-1]:.4f} |")

@@ -9,7 +9,6 @@ weights as arguments. Ratios are medians of interleaved calls.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from exported import NAMES, inputs_for, path
+from rounds import interleaved
 
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value
@@ -27,22 +27,13 @@ TARGETS = {"mobilenetv2": 2.0, "resnet50": 1.7, "bert": 1.25, "gpt2": 1.25, "vit
 """Largest accepted ratio to ONNX Runtime."""
 
 
-def interleaved(functions: Sequence[Callable[[], Any]], seconds: float = 12.0) -> list[float]:
+def medians(functions: Sequence[Callable[[], Any]], seconds: float = 12.0) -> list[float]:
     """Median milliseconds of each function; calls alternate until the time is used up (at least 7 rounds).
 
     Each call is made twice and the second timed, after a pause: ONNX Runtime's threads go on spinning for a while after
     a call, and would take the processor from whoever comes next.
     """
-    times: list[list[float]] = [[] for _ in functions]
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < 7:
-        for f, found in zip(functions, times, strict=True):
-            time.sleep(0.05)
-            f()
-            start = time.perf_counter()
-            f()
-            found.append((time.perf_counter() - start) * 1e3)
-    return [statistics.median(t) for t in times]
+    return [t.median * 1e3 for t in interleaved(functions, rounds=7, seconds=seconds, warm=1, rest=0.05)]
 
 
 def hand_jitted(module: XRTModule, arrays: Sequence[np.ndarray]) -> list[Callable[[], Any]]:
@@ -136,7 +127,7 @@ def row(name: str, options: Any) -> str:
     want = session.run(None, inputs)[0]
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * float(np.abs(want).max()))
     calls = [lambda: module(*arrays), *hand_jitted(module, arrays), lambda: session.run(None, inputs)]
-    ours, constants, arguments, peer = interleaved(calls)
+    ours, constants, arguments, peer = medians(calls)
     theirs = min(constants, arguments)
     e = module.explain()
     return (

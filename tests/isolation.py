@@ -114,6 +114,11 @@ def _portable_kernel(key: Any, value: kernels.PortableKernel, installed: _Instal
     return installed.wrote(value.function)
 
 
+def _traits(key: Any, value: Any, installed: _Installed) -> bool:
+    by = op_traits._OWNERS.get(key)
+    return by is not None and any(owner.startswith(by) for owner in installed.owners)
+
+
 def _function(key: Any, value: Any, installed: _Installed) -> bool:
     return installed.wrote(value)
 
@@ -142,6 +147,8 @@ _TABLES = (
     _Table("kernel of an engine", lambda: op_kernels._kernels, _op_kernel),
     _Table("portable kernel", lambda: kernels._KERNELS, _portable_kernel),
     _Table("schema", lambda: schema._DIALECT),
+    _Table("traits of an operator", lambda: op_traits._ROWS, _traits),
+    _Table("owner of traits", lambda: op_traits._OWNERS, _traits),
     _Table("gradient rule", lambda: training._RULES, _function),
     _Table("composition", lambda: training._COMPOSITIONS, _function),
     _Table("constant gradient", lambda: training._CONSTANT, lambda k, v, i: str(v).startswith(_CORE)),

@@ -28,10 +28,10 @@ ALLOWED: dict[str, set[str]] = {
     "explanation": GROUND | {"ir", "passes", "reports"},
     "cache": GROUND | {"ir", "engine"},
     "runtime": GROUND | {"ir", "engine", "cache"},
-    "verify": GROUND | {"ir", "kernels", "frontends", "passes", "host", "engine", "runtime"},
+    "verify": GROUND | {"ir", "kernels", "frontends", "host", "engine", "runtime"},
     "guard": GROUND
     | {"verify"}
-    | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options"},
+    | {"ir", "frontends", "passes", "engine", "cache", "runtime", "options"},
     "compiler": GROUND
     | {"verify", "guard"}
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},

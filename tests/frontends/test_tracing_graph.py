@@ -294,6 +294,17 @@ def test_types_may_be_symbolic_and_given_as_text() -> None:
     assert graph.outputs[0].type == TensorType(np.dtype(F), ("batch", 8))
 
 
+def test_shapes_stay_integers_through_arithmetic() -> None:
+    """What specialisation follows, tracing follows as well: here a product over the largest sizes, turned round."""
+
+    def turned(x: Any) -> Any:
+        shape = ops.Shape(x)
+        largest = ops.ReduceMax(ops.Tile(ops.Transpose(ops.Reshape(shape, [2, 1])), [2, 1]), keepdims=0)
+        return ops.Expand(ops.ReduceMax(x, keepdims=0), ops.Unsqueeze(largest, [0]))
+
+    assert trace(turned, "float32[3, 5]").outputs[0].type == TensorType(np.dtype(F), (5,))
+
+
 def test_tracing_inside_tracing_and_in_many_threads() -> None:
     """A trace inside build is its own; threads that trace one graph at once do not see each other."""
     inner: list[Any] = []

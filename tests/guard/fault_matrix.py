@@ -1,4 +1,4 @@
-"""What becomes of every planted fault: the table that the tests go through and that docs/guard.md shows."""
+"""What each injected fault costs: the table that the tests run through and that docs/guard-internals.md shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Cell(NamedTuple):
     event: tuple[str, str] | None
 
 
-def _in_child(stage: str) -> dict[str, Cell]:
+def _in_worker(stage: str) -> dict[str, Cell]:
     seen = "examine" if stage == "run" else "compile"
     return {
         f"{stage}_raises": Cell("failed", (seen, "raised")),
@@ -40,13 +40,13 @@ WRONG = ("count", "shape", "dtype", "numbers")
 MATRIX: dict[str, Cell] = {
     **_asked("probe"),
     **_asked("supports"),
-    **_in_child("compiler"),
-    **_in_child("compile"),
-    **_in_child("load"),
+    **_in_worker("compiler"),
+    **_in_worker("compile"),
+    **_in_worker("load"),
     # a stored executable that its engine does not take is a miss like any other: what was compiled runs
     "load_raises": Cell("live", None),
     "load_refused": Cell("live", None),
-    **_in_child("run"),
+    **_in_worker("run"),
     **{f"run_wrong_{w}": Cell("rejected", ("examine", f"wrong {w}")) for w in WRONG},
     "late_run_raises": Cell("failed", ("run", "raised")),
     "late_run_refused": Cell("failed", ("run", "raised")),
@@ -78,15 +78,14 @@ _KINDS = {
 
 
 def as_markdown() -> str:
-    """The table of docs/guard.md; `python -m tests.guard.fault_matrix` prints it."""
-    lines = ["| the engine's | what it does | the cluster ends | event: stage, kind |", "|---|---|---|---|"]
+    """The table of docs/guard-internals.md; `python -m tests.guard.fault_matrix` prints it."""
+    lines = ["| the engine's | what it does | the cluster's state | event: stage, kind |", "|---|---|---|---|"]
     for stage, where in _STAGES.items():
         for kind, what in _KINDS.items():
             cell = MATRIX.get(f"{stage}_{kind}")
             if cell is not None:
                 event = "none" if cell.event is None else f"{cell.event[0]}, {cell.event[1]}"
-                state = "does not come to be" if cell.state == "none" else cell.state
-                lines.append(f"| {where} | {what} | {state} | {event} |")
+                lines.append(f"| {where} | {what} | {cell.state} | {event} |")
     return "\n".join(lines)
 
 

@@ -1,10 +1,11 @@
-"""Modules under guard for tests, and what watches that nothing is left behind."""
+"""Modules under guard for tests, conditions to wait for, and checks that no process or file is left behind."""
 
 from __future__ import annotations
 
 import pathlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,12 +22,12 @@ from xrt_core.module import XRTModule
 from xrt_core.testing import functions
 
 QUICK = {"guard_timeout": 20.0, "guard_retry": 0.0}
-"""Options under which a test ends soon, whatever goes wrong."""
+"""Options that bound the time of a test whatever fails."""
 
 
 @contextmanager
 def registered(*classes: type[Engine]) -> Iterator[None]:
-    """Engines of this process, for a while."""
+    """Register engines in this process while the body runs."""
     for c in classes:
         engines.register(c)
     try:
@@ -45,7 +46,7 @@ def chain(rows: int = 4) -> tuple[Graph, np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def heard() -> Iterator[list[Event]]:
+def captured_events() -> Iterator[list[Event]]:
     """The guard's events while the body runs."""
     found: list[Event] = []
     undo = subscribe(lambda e: found.append(e) if e.name.startswith("guard.") or isinstance(e, FallbackEvent) else None)
@@ -61,26 +62,40 @@ def fallbacks(events: list[Event]) -> list[tuple[str, str]]:
 
 
 def states(module: XRTModule) -> list[str]:
-    """The states that the module's first cluster went through."""
+    """The states that the module's first cluster has had."""
     return [m["state"] for m in module.report().clusters[0]["history"]]
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is no zombie."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
-    """Whether all these processes end within so many seconds."""
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> bool:
+    """Wait for a condition. Returns whether it came true within a limit that a slow machine does not exceed."""
     until = time.monotonic() + seconds
-    while any(map(is_running, pids)):
+    while not condition():
         if time.monotonic() > until:
             return False
-        time.sleep(0.02)
+        time.sleep(0.005)
     return True
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether all these processes end."""
+    return eventually(lambda: not any(map(is_running, pids)))
+
+
+@contextmanager
+def timed_calls_end() -> Iterator[None]:
+    """After the body, wait until the time-limited calls that it started have returned, abandoned ones included."""
+    before = set(threading.enumerate())
+    yield
+    new = "xrt-timed-call"
+    assert eventually(lambda: not [t for t in threading.enumerate() if t.name == new and t not in before])
 
 
 def leftovers() -> list[str]:
@@ -89,7 +104,7 @@ def leftovers() -> list[str]:
 
 
 def fresh() -> None:
-    """No worker and no verdict of an earlier test."""
+    """Drop the workers and the verdicts of earlier tests."""
     process_pool().close()
     forget_verdicts()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.guard.fault_matrix import MATRIX, as_markdown
-from tests.guard.guarded import chain, fallbacks, gone, heard, leftovers, module, registered
+from tests.guard.guarded import captured_events, chain, fallbacks, gone, leftovers, module, registered
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker_pool import process_pool
 from xrt_core.plugins import plugins
@@ -56,8 +56,8 @@ def test_the_matrix_is_whole() -> None:
 
 
 def test_the_page_shows_the_matrix() -> None:
-    """docs/guard.md holds the table as `python -m tests.guard.fault_matrix` prints it."""
-    page = pathlib.Path(__file__, "../../../docs/guard.md").resolve().read_text(encoding="utf-8")
+    """docs/guard-internals.md holds the table as `python -m tests.guard.fault_matrix` prints it."""
+    page = pathlib.Path(__file__, "../../../docs/guard-internals.md").resolve().read_text(encoding="utf-8")
     assert as_markdown() in page
 
 
@@ -81,7 +81,7 @@ def check(fault: str, mode: str, threads: int) -> None:
     wrong: list[str] = []
     limit = 1.5 if fault.endswith("hangs") and not fault.startswith("late") else 30.0
     before = set(process_pool().pids())
-    with registered(STAGE_FAULTS[fault]), heard() as events:
+    with registered(STAGE_FAULTS[fault]), captured_events() as events:
         m = module(
             graph, "auto" if fault.startswith("probe") else fault, guard_async=mode == "async", guard_tune=False,
             guard_timeout=limit, guard_memory=300 << 20, guard_run_timeout=0.5,

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.guard.planted import deep
+from tests.verify.planted import deep
 from tests.verify.test_repro import Suspect
 from xrt_core import XRTModule
 from xrt_core.engine import engines

@@ -14,7 +14,8 @@ from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
 from xrt_core.errors import InputError, InternalError
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.guard.policy import GuardSettings
-from xrt_core.guard.record import ClusterRecord, State
+from xrt_core.guard.record import ClusterRecord, FailureRecord, State
+from xrt_core.ir.function import Function
 from xrt_core.testing import functions
 
 SETTINGS = GuardSettings(
@@ -24,36 +25,28 @@ SETTINGS = GuardSettings(
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-class Keeper:
-    """Notes what the launch tells it; `live` is what `begin` brings up, in the state that it then has."""
+class Guard:
+    """Takes failures, and builds at once: `live` is the executable that goes live then."""
 
     def __init__(self, settings: GuardSettings = SETTINGS, live: Executable | None = None) -> None:
         self.settings = settings
         self.live = live
-        self.begun: list[Any] = []
-        self.fallen: list[tuple[str, str]] = []
+        self.built: list[bool] = []
+        self.failures: list[tuple[str, str]] = []
 
-    def knows(self, launch: GuardedLaunch) -> bool:
-        return False
-
-    def begin(self, launch: GuardedLaunch, arrays: Sequence[Any] | None, at_once: bool = False) -> None:
-        self.begun.append(arrays)
+    def build(self, launch: GuardedLaunch, arrays: Sequence[Any], before_answer: bool) -> None:
+        if before_answer is self.settings.asynchronous:
+            return
+        self.built.append(before_answer)
         if self.live is not None:
             if launch.record.state is State.FAILED:
                 launch.record.move(State.QUEUED)
             launch.record.move(State.READY)
             launch.go_live(self.live, "")
 
-    def fell_back(
-        self, launch: GuardedLaunch, stage: str, kind: str, message: str, log: str = "", exit_code: int | None = None
-    ) -> None:
-        launch.record.fault(stage, kind, message)  # type: ignore[arg-type]
-        self.fallen.append((stage, kind))
-
-    def compare(
-        self, launch: GuardedLaunch, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]
-    ) -> str:
-        return "" if np.allclose(results[0], expected[0]) else "it is off"
+    def record_failure(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> None:
+        record.add(failure)
+        self.failures.append((failure.stage, failure.kind))
 
 
 class Does(Executable):
@@ -77,42 +70,47 @@ class Own(np.ndarray):
     """An array that says that an engine made it."""
 
 
-def launch_of(keeper: Keeper, *aliases: InputOutputAlias, host: Callable[[], Any] | None = None) -> GuardedLaunch:
+def launch_of(
+    guard: Guard,
+    *aliases: InputOutputAlias,
+    host: Callable[[], Any] | None = None,
+    kind: type[GuardedLaunch] = GuardedLaunch,
+) -> GuardedLaunch:
     """A launch of y = a + b."""
     function = functions.binary("Add")
     if aliases:
         function = type(function)(function.name, function.params, function.returns, function.body, aliases)
     host = host or (lambda: lambda arrays: [arrays[0] + arrays[1]])
-    return GuardedLaunch(function, "e", host, keeper, ClusterRecord("c", "e", 1, "Add"))
+    record = ClusterRecord("c", "e", 1, "Add")
+    return kind(function, "e", host, record, guard.settings, guard, guard.build)
 
 
 def test_the_host_answers_first_and_the_work_begins_after_it() -> None:
     """In the asynchronous mode a call of a queued cluster is the host's, and only then is anything set going."""
     order: list[str] = []
-    keeper = Keeper()
-    keeper.begin = lambda launch, arrays, at_once=False: order.append("begin")  # type: ignore[method-assign]
+    guard = Guard()
+    guard.build = lambda launch, arrays, before: order.append("before" if before else "after")  # type: ignore
 
     def host(arrays: Sequence[Any]) -> Any:
         order.append("host")
         return [arrays[0] + arrays[1]]
 
-    launch = launch_of(keeper, host=lambda: host)
+    launch = launch_of(guard, host=lambda: host)
     np.testing.assert_array_equal(launch([X, X])[0], X + X)
-    assert order == ["host", "begin"]
+    assert order == ["before", "host", "after"]
     assert (launch.record.calls, launch.record.host_calls) == (1, 1)
 
 
 def test_synchronous_the_first_call_is_accelerated() -> None:
     """There the work is done before the first answer."""
-    keeper = Keeper(settings=_with(asynchronous=False), live=Does(right))
-    launch = launch_of(keeper)
+    launch = launch_of(Guard(settings=_with(asynchronous=False), live=Does(right)))
     assert isinstance(launch([X, X])[0], Own)
     assert (launch.record.calls, launch.record.host_calls) == (1, 0)
 
 
 def test_going_live_is_one_step_out_of_ready() -> None:
     """Another state is an error."""
-    launch = launch_of(Keeper())
+    launch = launch_of(Guard())
     with pytest.raises(InternalError, match="QUEUED cannot become LIVE"):
         launch.go_live(Does(right), "")
 
@@ -148,9 +146,8 @@ def test_failures_on_probation(kind: str) -> None:
     for i in range(3):
         np.testing.assert_array_equal(launch([X, X])[0], X + X)
         assert (launch.record.state is State.FAILED) == (i == 2)
-    keeper = launch._keeper
     expected = {"none": "wrong count", "a number": "wrong count"}.get(kind, kind)
-    assert keeper.fallen == [("run", expected)] * 3  # type: ignore[attr-defined]
+    assert failures_of(launch) == [("run", expected)] * 3
     assert executable.runs == 3
     launch([X, X])
     assert executable.runs == 3
@@ -168,7 +165,7 @@ def test_failures_of_a_live_cluster(kind: str) -> None:
         launch([X, X])
     bad = True
     np.testing.assert_array_equal(launch([X, X])[0], X + X)
-    assert launch._keeper.fallen == [("run", kind)]  # type: ignore[attr-defined]
+    assert failures_of(launch) == [("run", kind)]
     assert launch.record.state is State.LIVE
     bad = False
     assert isinstance(launch([X, X])[0], Own)
@@ -180,15 +177,15 @@ def test_it_is_tried_again_when_its_time_has_come() -> None:
     launch = live(executable)
     for _ in range(3):
         launch([X, X])
-    keeper = launch._keeper
-    assert isinstance(keeper, Keeper)
+    guard = launch._failures
+    assert isinstance(guard, Guard)
     launch.record.retry_at = time.monotonic() + 3600
     launch([X, X])
-    assert keeper.begun == []
+    assert guard.built == []
     launch.record.retry_at = 0
-    keeper.live = Does(right)
+    guard.live = Does(right)
     launch([X, X])
-    assert len(keeper.begun) == 1
+    assert guard.built == [False]
     assert isinstance(launch([X, X])[0], Own)
     assert launch.record.failures == 0
 
@@ -227,7 +224,7 @@ def test_a_run_that_hangs() -> None:
     launch = live(executable, settings=_with(run_timeout=0.05))
     np.testing.assert_array_equal(launch([X, X])[0], X + X)
     free.set()
-    assert launch._keeper.fallen == [("run", "hung")]  # type: ignore[attr-defined]
+    assert failures_of(launch) == [("run", "hung")]
     assert launch.record.state is State.FAILED
     launch([X, X])
     assert executable.runs == 1
@@ -252,7 +249,7 @@ def test_shadow_runs() -> None:
     wrong = True
     results = [launch([X, X])[0] for _ in range(3)]
     assert launch.record.state is State.REJECTED
-    assert launch.record.reason == "wrong: a shadow run disagreed: it is off"
+    assert launch.record.reason == "wrong: a shadow run disagreed: " + launch.record.faults[-1].message
     np.testing.assert_array_equal(results[-1], X + X)
     np.testing.assert_array_equal(launch([X, X])[0], X + X)
 
@@ -286,10 +283,16 @@ def test_many_threads_at_once() -> None:
 
 def live(executable: Executable, *aliases: InputOutputAlias, settings: GuardSettings = SETTINGS) -> GuardedLaunch:
     """A launch that has just gone live."""
-    launch = launch_of(Keeper(settings), *aliases)
+    launch = launch_of(Guard(settings), *aliases)
     launch.record.move(State.READY)
     launch.go_live(executable, "examined")
     return launch
+
+
+def failures_of(launch: GuardedLaunch) -> list[tuple[str, str]]:
+    """Stage and kind of the failures that the launch has recorded."""
+    assert isinstance(launch._failures, Guard)
+    return launch._failures.failures
 
 
 def _with(**changes: Any) -> GuardSettings:
@@ -300,34 +303,35 @@ def _with(**changes: Any) -> GuardSettings:
 
 def test_retired_while_its_probation_ends() -> None:
     """Whoever is first: an executable that was retired is never called again."""
-    keeper = Keeper(settings=_with(failures=1, probation=1))
-    launch = _Slow(functions.binary("Add"), "e", _adds, keeper, ClusterRecord("c", "e", 1, "Add"))
+    launch = launch_of(Guard(_with(failures=1, probation=1)), kind=_Slow)
     launch.record.move(State.READY)
     live = Does(right)
     launch.go_live(live, "")
     _Slow.ending.clear()
+    _Slow.go_on.clear()
     first = threading.Thread(target=launch, args=([X, X],))
     first.start()
     assert _Slow.ending.wait(10)
-    assert launch.retire(State.FAILED, "another thread's call failed")
-    first.join(10)
+    retiring = threading.Thread(target=launch.retire, args=(State.FAILED, "another thread's call failed"))
+    retiring.start()  # it waits for the lock that the end of the probation holds
+    _Slow.go_on.set()
+    for t in (first, retiring):
+        t.join(60)
+        assert not t.is_alive()
+    assert launch.record.state is State.FAILED
     launch.record.postpone(60.0)
     runs = live.runs
     assert not isinstance(launch([X, X])[0], Own)
     assert live.runs == runs
 
 
-def _adds() -> Callable[[Sequence[Any]], Any]:
-    return lambda arrays: [arrays[0] + arrays[1]]
-
-
 class _Slow(GuardedLaunch):
-    """Takes a moment to end its probation, and tells of it."""
+    """Stops in the middle of ending its probation."""
 
     __slots__ = ()
-    ending = threading.Event()
+    ending, go_on = threading.Event(), threading.Event()
 
     def _live(self, executable: Executable) -> Callable[[Sequence[Any]], Any]:
         self.ending.set()
-        time.sleep(0.2)
+        self.go_on.wait(60)
         return super()._live(executable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xrt_core.guard.record import ClusterRecord, State
+from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.guard.report import GuardReport
 from xrt_core.verify.verdict import Outcome, Piece
 
@@ -13,7 +13,7 @@ def record(name: str = "c", number: int = 0) -> ClusterRecord:
     """A cluster that is live after a failure."""
     found = ClusterRecord(name, "e", 3, "MatMul, Add")
     found.number = number
-    found.fault("compile", "crashed", "the child process ended (SIGABRT)", "line one\nline two", -6)
+    found.add(FailureRecord("compile", "crashed", "the worker process ended (SIGABRT)", "line one\nline two", -6))
     found.move(State.FAILED, "crashed")
     found.move(State.QUEUED, "tried again")
     found.move(State.READY, "fine")
@@ -48,8 +48,8 @@ def test_text() -> None:
     text = GuardReport.of([record()], 1.0).as_text()
     for part in (
         "1 clusters, 10 calls, 60.0% accelerated", "c: live, runs on e: fine", "3 nodes: MatMul, Add",
-        "calls: 10, of them 4 on the host", "compile 2 s, host 500 ms", "turned down: f: it is off",
-        "queued +0.00 s, failed", "failed at compile, crashed (exit code -6): the child process ended (SIGABRT)",
+        "calls: 10, of them 4 on the host", "compile 2 s, host 500 ms", "rejected: f: it is off",
+        "queued +0.00 s, failed", "failed at compile, crashed (exit code -6): the worker process ended (SIGABRT)",
         "    | line two",
     ):  # fmt: skip
         assert part in text, text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.guard.guarded import states
-from tests.guard.planted import deep
+from tests.verify.planted import deep
 from xrt_core import XRTModule
 from xrt_core.cache.store import forget_all
 from xrt_core.engine import engines

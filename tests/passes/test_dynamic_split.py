@@ -110,6 +110,15 @@ def test_a_shape_is_traced_to_the_inputs() -> None:
     assert by_value([x, shape], nodes) == ["shape"]
 
 
+def test_a_shape_is_traced_through_gather_nd() -> None:
+    """As through Gather: it moves elements; an operator of that name of another domain is unknown."""
+    x, shape, a, y = x_of(6), vector("shape"), Value("a"), Value("y")
+    reshape = node("Reshape", [x, a], [y])
+    rows = Value.constant(np.array([[1], [0]], np.int64))
+    assert by_value([x, shape], [node("GatherND", [shape, rows], [a]), reshape]) == ["shape"]
+    assert by_value([x, shape], [Node("Gather", [shape, rows], [a], domain="com.example", version=1), reshape]) == []
+
+
 def test_tracing_stops_at_what_is_no_arithmetic() -> None:
     """A shape that comes out of a reduction over data through NonZero is not an input's value."""
     x, i, y = x_of(6), Value("i"), Value("y")

@@ -9,10 +9,12 @@ import pytest
 
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.errors import ExecutionError
-from xrt_core.ir.graph import Value
+from xrt_core.host.executor import run_node
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.op_traits import is_deterministic
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.flops import flops, graph_flops
-from xrt_core.passes.simplify.constant_folding import evaluate, is_deterministic, last_uses
+from xrt_core.passes.simplify.constant_folding import evaluate, last_uses
 
 
 def of(*shape: Any) -> Value:
@@ -30,6 +32,8 @@ def of(*shape: Any) -> Value:
         ("ReduceSum", [of(2, 3)], of(2), {}, 6),
         ("Add", [of(3), of(2, 3)], of(2, 3), {}, 6),
         ("Transpose", [of(2, 3)], of(3, 2), {}, 0),
+        ("Trilu", [of(3, 3)], of(3, 3), {}, 0),
+        ("NonZero", [of(2, 3)], of(2, None), {}, 6),
         ("MatMul", [of("n", "k"), of("k", 4)], of("n", 4), {}, 0),
     ],
 )
@@ -52,6 +56,15 @@ def test_what_draws_is_not_deterministic() -> None:
     assert not is_deterministic(node("Dropout", [x, None, of()], [y]))
     body = graph_of([], [y], [node("Bernoulli", [x], [y])])
     assert not is_deterministic(node("If", [on], [Value()], then_branch=body, else_branch=body))
+
+
+def test_updates_of_variables_are_left() -> None:
+    """A variable is written in the run, not when the graph is compiled."""
+    x = Value.constant(np.ones(2, F32))
+    update = Node("Assign", [x, x], [Value("", x.type)], domain="xrt", version=1)
+
+    assert evaluate(update, [x.type], run_node) is None
+    assert evaluate(node("Add", [x, x], [Value("", x.type)]), [x.type], run_node) is not None
 
 
 def test_a_node_that_fails_is_left() -> None:

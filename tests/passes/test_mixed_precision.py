@@ -93,6 +93,16 @@ def test_a_chain_is_cast_twice() -> None:
     assert reasons(report) == {"Softmax": "Softmax is on the keep list"}
 
 
+def test_what_is_about_types_is_not_reported() -> None:
+    """Operators that read or make other types have nothing to lower; so has one that reads bits."""
+    x, bits, q = Value("x", TensorType(F32, (4,))), Value("bits"), [Value("q"), Value("s"), Value("z")]
+    nodes = [Node("BitCast", [x], [bits], {"to": 6}, version=26), node("DynamicQuantizeLinear", [x], q)]
+
+    _, report = lower(graph_of([x], [bits, *q], nodes))
+
+    assert reasons(report) == {}
+
+
 @pytest.mark.parametrize(("target", "bound"), [("bfloat16", 2e-2), ("float16", 2e-3)])
 def test_results_stay_close(target: str, bound: float) -> None:
     """A narrow float's rounding is all that changes: two to the minus eight, and minus eleven."""

@@ -29,6 +29,11 @@ class Variant:
     more: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def kinds(self) -> list[str]:
+        """The kinds of devices that the engine drives."""
+        return [self.more.get("device_kind", "npu")] if self.devices == "other" else self.devices.split(",")
+
+    @property
     def module(self) -> str:
         """The module that the package brings."""
         return self.package.lower().replace("-", "_").replace(".", "_")
@@ -47,6 +52,8 @@ VARIANTS = (
     Variant("kernels", "MIT", "cpu,cuda", author='Zoë "Q" O\'Neil \\ Söhne 🛠'),
     Variant("onnx", "BSD-3-Clause", "cuda"),
     Variant("kernels", "proprietary", "tpu", "a_chip_of_20_letters", "Chips.for_XRT-with_a_name_of_40_letters"),
+    Variant("namespace", devices="other"),
+    Variant("onnx", devices="other", more={"device_kind": "dsp_2"}),
 )
 """Every way to compute, every licence, and devices and names of every kind."""
 

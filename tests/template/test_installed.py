@@ -92,7 +92,7 @@ def test_it_is_listed(installed: Installed) -> None:
 
     assert mine["status"] == "ready", mine
     assert mine["package"] == re.sub(r"[-_.]+", "-", variant.package).lower()
-    assert {d.partition(":")[0] for d in mine["devices"]} == set(variant.devices.split(","))
+    assert {d.partition(":")[0] for d in mine["devices"]} == set(variant.kinds)
 
 
 LISTING = """
@@ -119,7 +119,7 @@ def test_every_device_runs(installed: Installed) -> None:
     done = run([installed.python, "-c", ON_EVERY_DEVICE.format(engine=installed.variant.engine)], installed.project)
 
     assert done.returncode == 0, done.stdout
-    assert done.stdout.split()[-1] == str(len(installed.variant.devices.split(",")))
+    assert done.stdout.split()[-1] == str(len(installed.variant.kinds))
 
 
 ON_EVERY_DEVICE = """

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.packages import add_package, engine_source
 from tests.template.baking import TEMPLATE, Variant, cookiecutter
 
-GOOD = {**Variant("namespace").answers(), "namespace": "numpy", "__module": "xrt_acme"}
+GOOD = {**Variant("namespace").answers(), "namespace": "numpy", "device_kind": "npu", "__module": "xrt_acme"}
 
 
 def hook(answers: dict[str, str]) -> dict[str, Any]:
@@ -87,6 +87,13 @@ def test_a_namespace_is_a_module(namespace: str) -> None:
     """What cannot be imported is refused, but only where it would be."""
     assert f"namespace {namespace!r} is not the name of a module" in fault(namespace=namespace)
     assert fault(namespace=namespace, array_library="onnx") == ""
+
+
+@pytest.mark.parametrize("kind", ["cuda", "NPU", "1st", "a b", "", "torch"])
+def test_a_device_kind_is_one_of_its_own(kind: str) -> None:
+    """What XRT has already, or cannot be a name, is refused, but only where the package brings a kind."""
+    assert f"device kind {kind!r} is not usable" in fault(devices="other", device_kind=kind)
+    assert fault(devices="cpu", device_kind=kind) == ""
 
 
 def test_a_refusal_writes_nothing(tmp_path: pathlib.Path) -> None:

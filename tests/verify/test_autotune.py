@@ -1,4 +1,4 @@
-"""The race between candidates and the host, on an injected clock."""
+"""Autotuning of candidates and the host, on an injected clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from xrt_core.verify import autotune
-from xrt_core.verify.autotune import ENOUGH, HOST_RUNS, LEAST_SECONDS, ROUNDS, Tuning, settle
+from xrt_core.verify.autotune import HOST_RUNS, MAX_ROUNDS, MIN_ROUNDS, MIN_SECONDS, Tuning, settle
 from xrt_core.verify.autotune import tune as tune_for_real
 
 
 class Track:
-    """A clock that runs only while a contestant does."""
+    """A clock that runs only while a candidate does."""
 
     def __init__(self, seconds: Mapping[str, float | Iterator[float]]) -> None:
         self.now = 0.0
@@ -54,7 +54,7 @@ def tune(*args: Any, **options: Any) -> Tuning:
         ({"host": 1.0}, "host"),
     ],
 )
-def test_who_wins(seconds: dict[str, float], winner: str) -> None:
+def test_the_winner(seconds: dict[str, float], winner: str) -> None:
     """The fastest wins; a later one by 1 %, the host by 10 %."""
     track = Track(seconds)
     found = tune(track.candidates, "host", clock=track.clock)
@@ -86,7 +86,7 @@ def test_a_busy_machine_decides_nothing() -> None:
         assert tune(track.candidates, "host", clock=track.clock).winner == "b"
 
 
-def test_a_hopeless_one_drops_out() -> None:
+def test_a_slow_candidate_is_pruned() -> None:
     """Who takes twice as long as another drops out: after one round where runs are long, else after some."""
     track = Track({"a": 0.2, "b": 0.21, "slow": 1.0, "host": 9.0})
     found = tune(track.candidates, "host", clock=track.clock)
@@ -96,7 +96,7 @@ def test_a_hopeless_one_drops_out() -> None:
 
     short = Track({"a": 0.03, "b": 0.031, "slow": 0.07, "host": 0.08})
     assert tune(short.candidates, "host", clock=short.clock).winner == "a"
-    assert short.runs["slow"] == short.runs["host"] == ENOUGH + 1
+    assert short.runs["slow"] == short.runs["host"] == MIN_ROUNDS + 1
 
 
 def test_what_is_known_is_not_run_again() -> None:
@@ -110,8 +110,8 @@ def test_what_is_known_is_not_run_again() -> None:
     assert found.seconds["host"] == 2.0
 
     for known, took in ((1.1, 0.2), (0.15, 0.02)):
-        racing = Track({"a": took * 1.5, "host": took})
-        assert tune(racing.candidates, "host", clock=racing.clock, known={"a": 0.3, "host": known}).winner == "host"
+        active = Track({"a": took * 1.5, "host": took})
+        assert tune(active.candidates, "host", clock=active.clock, known={"a": 0.3, "host": known}).winner == "host"
 
     alone = Track({"a": 0.3})
     assert tune(alone.candidates, clock=alone.clock, known={"a": 0.3}).rounds == 1
@@ -136,7 +136,7 @@ def test_a_stopwatch_counts_runs() -> None:
     assert (watch.seconds, watch.quickest) == (3.5, 1.0)
 
 
-def test_one_interrupted_run_costs_nobody_the_race() -> None:
+def test_one_interrupted_run_prunes_nothing() -> None:
     """A short run that was interrupted in the first round is no verdict."""
     track = Track({"a": 0.03, "b": itertools.chain([0.5, 0.09], itertools.repeat(0.02)), "host": 0.2})
     assert tune(track.candidates, "host", clock=track.clock).winner == "b"
@@ -146,8 +146,8 @@ def test_a_close_race_ends() -> None:
     """Equals run all rounds where runs are short, each time twice; long ones are stopped by the time limit."""
     track = Track({"a": 1e-4, "b": 1e-4, "host": 1e-4})
     assert tune(track.candidates, "host", clock=track.clock).winner == "a"
-    assert track.runs["a"] == 2 * ROUNDS + 1
-    assert track.now <= 3 * 3e-4 + LEAST_SECONDS
+    assert track.runs["a"] == 2 * MAX_ROUNDS + 1
+    assert track.now <= 3 * 3e-4 + MIN_SECONDS
 
     long = Track({"a": 1.0, "b": 1.0, "host": 1.0})
     tune(long.candidates, "host", clock=long.clock)
@@ -159,7 +159,7 @@ def test_a_clear_race_ends_early() -> None:
     """Ahead of the best of all others by more than a tenth, after some rounds, is enough."""
     track = Track({"a": 1e-4, "host": 1.5e-4})
     found = tune(track.candidates, "host", clock=track.clock)
-    assert (found.winner, found.rounds) == ("a", ENOUGH)
+    assert (found.winner, found.rounds) == ("a", MIN_ROUNDS)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_deadline_ends_it() -> None:
 
 
 def test_what_a_run_raises_is_raised() -> None:
-    """A contestant that fails is no loser, it is a failure."""
+    """A candidate that fails while it is timed is a failure."""
 
     def broken() -> None:
         raise RuntimeError("the device has fallen off the bus")

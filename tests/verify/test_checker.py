@@ -1,4 +1,4 @@
-"""The referee: right engines pass on hard functions, wrong ones don't; node tests and models on the real engines."""
+"""The checker: right engines pass on hard functions, wrong ones don't; node tests and models on the real engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conformance import dev_models
-from tests.guard.planted import Planted, deep, value
+from tests.verify.planted import Planted, deep, value
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, Function
 from xrt_core.errors import XRTError
@@ -20,14 +20,14 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.testing.functions import forms_of, node
 from xrt_core.testing.node_cases import all_cases
-from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.checker import ResultChecker, _traits
 from xrt_core.verify.compare import tolerance_for
-from xrt_core.verify.evaluate import ExamineSettings, examine
+from xrt_core.verify.evaluate import EvaluationSettings, evaluate
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.isolate import Candidate, bisect_function
 from xrt_core.verify.reference import run_host, wide_dtype
 
-CHECK = ExamineSettings(tune=False, max_compiles=0)
+CHECK = EvaluationSettings(tune=False, max_compiles=0)
 F32, F64 = np.float32, np.float64
 
 
@@ -61,23 +61,37 @@ def test_the_reference_is_wider() -> None:
     assert wide_dtype(Graph([half], [h], [node("Tanh", [half], [h])], opsets={"": 21})) == np.float32
 
 
-def test_cancellation_condemns_nobody() -> None:
+def test_what_rounds_and_what_jumps() -> None:
+    """A comparison of numbers that came in jumps nowhere; one of rounded ones may, a Range of floats included."""
+    x, flag, start, made = value("x", (64,)), value("flag", (64,), np.bool_), value("s", ()), value("made", (64,))
+    zero, count = Value.constant(np.zeros((), F32)), Value.constant(np.array(64, F32))
+    floor, step = value("floor", (64,)), Value.constant(np.array(1, F32))
+    plain = function([x], [node("Floor", [x], [floor]), node("Equal", [floor, zero], [flag])], flag)
+    rounded = function([x], [node("Exp", [x], [floor]), node("Equal", [floor, zero], [flag])], flag)
+    ranged = function(
+        [start], [node("Range", [start, count, step], [made]), node("Equal", [made, zero], [flag])], flag
+    )
+
+    assert [f.body.outputs[0] in _traits(f.body)[1] for f in (plain, rounded, ranged)] == [False, True, True]
+
+
+def test_cancellation_is_right() -> None:
     """(x + 1e4) - 1e4 in another order of additions: off by far more than the table allows, and right."""
     x, a, y = value("x", (256,)), value("a", (256,)), value("y", (256,))
     big = Value.constant(np.array(1e4, F32))
     f = function([x], [node("Add", [x, big], [a]), node("Sub", [a, big], [y])], y)
-    referee = ResultChecker(f, synthesize_inputs(f))
+    checker = ResultChecker(f, synthesize_inputs(f))
 
-    exact = referee.judge(Call(lambda x: [x.copy()]), {})  # a compiler that simplifies
-    as_host = referee.judge(Call(lambda x: [(x + F32(1e4)) - F32(1e4)]), {})
-    wrong = referee.judge(Call(lambda x: [x * F32(1.05)]), {})
+    exact = checker.check(Call(lambda x: [x.copy()]), {})  # a compiler that simplifies
+    as_host = checker.check(Call(lambda x: [(x + F32(1e4)) - F32(1e4)]), {})
+    wrong = checker.check(Call(lambda x: [x * F32(1.05)]), {})
 
-    assert referee.judge_results([referee.inputs[0].copy()], {}).is_right
-    assert not referee.judge_results([referee.inputs[0] * 2], {}).is_right
+    assert checker.check_results([checker.inputs[0].copy()], {}).is_right
+    assert not checker.check_results([checker.inputs[0] * 2], {}).is_right
     assert exact.is_right
     assert as_host.is_right, as_host.reason
     assert not wrong.is_right
-    assert referee.host_runs == 3  # in its own precision, off by a rounding, and in a wider precision
+    assert checker.host_runs == 3  # in its own precision, off by a rounding, and in a wider precision
 
 
 def layers(dtype: Any, seed: int, depth: int) -> Function:
@@ -109,11 +123,11 @@ def test_errors_beyond_the_range_are_found(
     """One element that is off by more than what the docs say a check may let through is found, one that is off by less
     than the bound beside the host's own error is not."""
     f = layers(dtype, seed, depth)
-    referee = ResultChecker(f, synthesize_inputs(f, seed=seed), seed)
-    host = referee.expected()[0].astype(F64).ravel()
-    exact = referee.wanted()[0].astype(F64).ravel()
-    spread = np.abs(referee._perturbed()[0].astype(F64).ravel() - host)
-    wider = np.abs(referee._perturbed()[0].astype(F64).ravel() - exact)
+    checker = ResultChecker(f, synthesize_inputs(f, seed=seed), seed)
+    host = checker.expected()[0].astype(F64).ravel()
+    exact = checker.widened()[0].astype(F64).ravel()
+    spread = np.abs(checker._perturbed()[0].astype(F64).ravel() - host)
+    wider = np.abs(checker._perturbed()[0].astype(F64).ravel() - exact)
     row = tolerance_for(np.dtype(dtype), [], {})
     largest = max(np.abs(exact).max(), np.abs(host).max())
     off = np.abs(host - exact)
@@ -128,8 +142,8 @@ def test_errors_beyond_the_range_are_found(
         return Call(lambda x: [results.reshape(4, 24).astype(dtype)])
 
     step = float(ml_dtypes.finfo(dtype).eps) * (abs(exact[at]) + most)
-    assert not referee.judge(call(most * beyond + step), {}).is_right
-    assert referee.judge(call(least * below - step), {}).is_right
+    assert not checker.check(call(most * beyond + step), {}).is_right
+    assert checker.check(call(least * below - step), {}).is_right
 
 
 def test_a_logistic_function_is_rounded_at_the_scale_of_its_range() -> None:
@@ -145,9 +159,9 @@ def test_a_logistic_function_is_rounded_at_the_scale_of_its_range() -> None:
         return function([x], [node(op_type, [x], [h]), node("Transpose", [h], [y], perm=[1, 0])], y)
 
     sigmoid = ResultChecker(made("Sigmoid"), inputs)
-    assert sigmoid.judge(Call(lambda x: [rounded(x)]), {}).is_right
-    assert not sigmoid.judge(Call(lambda x: [rounded(x) + F32(1e-5)]), {}).is_right
-    assert not ResultChecker(made("Exp"), inputs).judge(Call(lambda x: [rounded(x)]), {}).is_right
+    assert sigmoid.check(Call(lambda x: [rounded(x)]), {}).is_right
+    assert not sigmoid.check(Call(lambda x: [rounded(x) + F32(1e-5)]), {}).is_right
+    assert not ResultChecker(made("Exp"), inputs).check(Call(lambda x: [rounded(x)]), {}).is_right
 
 
 def test_a_long_sum_may_be_made_one_after_the_other() -> None:
@@ -161,49 +175,49 @@ def test_a_long_sum_may_be_made_one_after_the_other() -> None:
         exact = x.astype(F64).sum()
         return np.array([exact + times * (float(np.cumsum(x)[-1]) - exact)])
 
-    referee = ResultChecker(f, inputs)
+    checker = ResultChecker(f, inputs)
     off = abs(in_sequence(inputs[0])[0] / inputs[0].astype(F64).sum() - 1)
     assert off > 5e-5
-    assert referee.judge(Call(lambda x: [np.sqrt(in_sequence(x)).astype(F32)]), {}).is_right
-    assert not referee.judge(Call(lambda x: [np.sqrt(in_sequence(x, 10.0)).astype(F32)]), {}).is_right
+    assert checker.check(Call(lambda x: [np.sqrt(in_sequence(x)).astype(F32)]), {}).is_right
+    assert not checker.check(Call(lambda x: [np.sqrt(in_sequence(x, 10.0)).astype(F32)]), {}).is_right
 
     h, z = value("h", (40_000,)), value("z", (40_000,))
     short = function([x], [node("Sqrt", [x], [h]), node("Mul", [h, h], [z])], z)
-    assert not ResultChecker(short, inputs).judge(Call(lambda x: [x * F32(1 + off)]), {}).is_right
+    assert not ResultChecker(short, inputs).check(Call(lambda x: [x * F32(1 + off)]), {}).is_right
 
 
-def test_ties_behind_arithmetic_condemn_nobody() -> None:
+def test_ties_after_arithmetic_are_right() -> None:
     """ArgMax over sums that are equal but for rounding may take another of them; ArgMax of the inputs may not."""
     rng = np.random.default_rng(0)
     x, s, i = value("x", (400, 3)), value("s", (400, 3)), value("i", (400,), np.int64)
     w = Value.constant(np.repeat(rng.standard_normal((3, 1)), 3, axis=1).astype(F32))
     nodes = [node("MatMul", [x, w], [s]), node("ArgMax", [s], [i], axis=1, keepdims=0)]
     f = function([x], nodes, i)
-    referee = ResultChecker(f, synthesize_inputs(f))
+    checker = ResultChecker(f, synthesize_inputs(f))
 
     def flipped(x: np.ndarray) -> list[np.ndarray]:
         found = run_host(f, [x])[0][0].copy()
         found[7] = (found[7] + 1) % 3
         return [found]
 
-    assert referee.judge(Call(flipped), {}).is_right
+    assert checker.check(Call(flipped), {}).is_right
 
     direct = function([x], [node("ArgMax", [x], [i], axis=1, keepdims=0)], i)
 
     def last(x: np.ndarray) -> list[np.ndarray]:
         return [np.where(np.arange(400) == 7, (x.argmax(1) + 1) % 3, x.argmax(1))]
 
-    assert not ResultChecker(direct, synthesize_inputs(direct)).judge(Call(last), {}).is_right
+    assert not ResultChecker(direct, synthesize_inputs(direct)).check(Call(last), {}).is_right
 
 
 def test_random_numbers_are_not_compared() -> None:
     """What random numbers decide is held to dtype and shape; what stands beside it is compared."""
     x, r, y = value("x", (50,)), value("r", (50,)), value("y", (50,))
     f = function([x], [node("RandomNormalLike", [x], [r]), node("Neg", [x], [y])], r, y)
-    referee = ResultChecker(f, synthesize_inputs(f))
+    checker = ResultChecker(f, synthesize_inputs(f))
     rng = np.random.default_rng(1)
-    assert referee.judge(Call(lambda x: [rng.standard_normal(50).astype(F32), -x]), {}).is_right
-    assert not referee.judge(Call(lambda x: [rng.standard_normal(50).astype(F32), x.copy()]), {}).is_right
+    assert checker.check(Call(lambda x: [rng.standard_normal(50).astype(F32), -x]), {}).is_right
+    assert not checker.check(Call(lambda x: [rng.standard_normal(50).astype(F32), x.copy()]), {}).is_right
 
 
 def quantised() -> Function:
@@ -241,14 +255,14 @@ def test_quantised_networks_are_judged_node_by_node() -> None:
 
     assert right != 0
     chance = Chance()
-    assert examine(f, [chance.candidate], CHECK).verdict == "ready"
+    assert evaluate(f, [chance.candidate], CHECK).verdict == "ready"
     assert len(chance.compiled) == 2
     found = bisect_function(f, Chance().candidate)
     assert (found.is_right, found.compiles) == (True, 2)
     assert "each by itself" in found.summary
 
     wrong = Planted(lambda n, k: n.op_type == "Tanh", spoil=lambda rs: [r * F32(1.01) for r in rs])
-    outcome = examine(f, [wrong.candidate], ExamineSettings(tune=False))
+    outcome = evaluate(f, [wrong.candidate], EvaluationSettings(tune=False))
     host = {i for p in outcome.pieces if p.engine == "host" for i in p.nodes}
     assert host == {i for i, n in enumerate(f.body.nodes) if n.op_type == "Tanh"}
 
@@ -290,7 +304,7 @@ def test_node_tests_are_right(name: str, step: int) -> None:
         if not f.params or not static or _is_dynamic(n) or not engine.supports(n, "cpu", "inference"):
             continue
         count += 1
-        outcome = examine(f, [one], CHECK)
+        outcome = evaluate(f, [one], CHECK)
         if outcome.verdict != "ready":
             bad.append(f"{case.name}: {outcome.reason}")
     assert not bad, "\n".join(bad)
@@ -329,6 +343,6 @@ def test_models_are_right(name: str, engine: str) -> None:
     functions = [f for n in module.partitioned(given).nodes if isinstance(f := n.attributes.get("function"), Function)]
     assert functions
     for f in functions:
-        outcome = examine(f, [one], CHECK)
+        outcome = evaluate(f, [one], CHECK)
         assert outcome.verdict == "ready", outcome.reason
         assert len(outcome.pieces) == 1

@@ -33,7 +33,7 @@ def test_the_table_has_every_floating_dtype() -> None:
 
 def test_right_engines_are_near_the_host() -> None:
     """In the measurements that the table came from, engines are within the bounds of the host's own results: so a
-    right one passes at the first look. (ONNX Runtime is wrong in attention in float64, see docs/guard.md.)"""
+    right one passes at the first look. (ONNX Runtime is wrong in attention in float64, see docs/guard-internals.md.)"""
     data = json.loads(files("xrt_core.verify").joinpath("tolerances.json").read_text(encoding="utf-8"))
     measured = 0
     for row in data["rows"]:
@@ -187,8 +187,8 @@ def test_other_dtypes(dtype: type) -> None:
 
 
 def test_the_page_says_the_same() -> None:
-    """docs/guard.md shows the bounds that are applied."""
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
+    """docs/guard-internals.md shows the bounds that are applied."""
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "guard-internals.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\w+) \| ([\d.e-]+) \| ([\d.e-]+) \|$", page, re.MULTILINE)
     assert {name for name, *_ in rows} == {"float64", "float32", "float16", "bfloat16"}
     for name, relative, absolute in rows:

@@ -1,4 +1,4 @@
-"""The examination of a cluster from candidates to outcome."""
+"""Evaluation of a cluster, from candidates to outcome."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.guard.planted import Planted, deep, value
+from tests.verify.planted import Planted, deep, value
 from xrt_core.engine.contract import CompileOptions, Executable, Function, Tolerance
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.plan import Plan
 from xrt_core.testing.faults import FAULTS
 from xrt_core.testing.functions import node
 from xrt_core.verify import checker
-from xrt_core.verify.evaluate import ExamineSettings, examine
+from xrt_core.verify.evaluate import EvaluationSettings, evaluate
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.isolate import Candidate
-from xrt_core.verify.verdict import HOST, Faults, Outcome, Piece
+from xrt_core.verify.verdict import HOST, Outcome, Piece
 
-CHECK = ExamineSettings(tune=False)
+CHECK = EvaluationSettings(tune=False)
 
 
 class Clock:
-    """Seconds that pass only where a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,7 +33,7 @@ class Clock:
         return self.now
 
     def taking(self, planted: Planted, seconds: float) -> Candidate:
-        """The candidate, whose runs take so long."""
+        """The candidate, with runs of `seconds`."""
 
         def compile(function: Function, fused: bool) -> Executable:
             made = planted.compile(function, fused)
@@ -52,9 +52,9 @@ class Clock:
 def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The host's runs from now on: in the function's own precision, or a wider one."""
     runs: list[str] = []
-    own, wide = checker.Host.run, checker.run_host
+    own, wide = checker.ReferenceExecutor.run, checker.run_host
 
-    def count_own(self: checker.Host, inputs: Any) -> Any:
+    def count_own(self: checker.ReferenceExecutor, inputs: Any) -> Any:
         runs.append("own")
         return own(self, inputs)
 
@@ -62,7 +62,7 @@ def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         runs.append("wide")
         return wide(*args, **kwargs)
 
-    monkeypatch.setattr(checker.Host, "run", count_own)
+    monkeypatch.setattr(checker.ReferenceExecutor, "run", count_own)
     monkeypatch.setattr(checker, "run_host", count_wide)
     return runs
 
@@ -74,7 +74,7 @@ def nodes_of(outcome: Outcome, engine: str) -> set[int]:
 def test_a_right_engine_is_ready() -> None:
     """Compiled once, checked on two sets of inputs, whole."""
     planted = Planted()
-    outcome = examine(deep(30), [planted.candidate], CHECK)
+    outcome = evaluate(deep(30), [planted.candidate], CHECK)
 
     assert outcome.verdict == "ready"
     assert [(p.engine, p.nodes, p.fused) for p in outcome.pieces] == [("planted", tuple(range(30)), True)]
@@ -89,12 +89,12 @@ def test_the_host_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A right candidate costs two runs of the host, however many candidates there are."""
     runs = counted_runs(monkeypatch)
     some = [Planted(name=n).candidate for n in ("one", "two")]
-    assert examine(deep(30), some, ExamineSettings(tune=False)).verdict == "ready"
+    assert evaluate(deep(30), some, EvaluationSettings(tune=False)).verdict == "ready"
     assert runs == ["own", "own"]
 
 
 def test_verification_times_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who takes long, and was several times as slow as another when results were checked, is not run to be timed."""
+    """A candidate that takes long, and was several times as slow as another while it was checked, is not timed."""
     runs = counted_runs(monkeypatch)
     clock = Clock()
     original = Plan._run
@@ -104,7 +104,7 @@ def test_verification_times_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(self, arrays)
 
     monkeypatch.setattr(Plan, "_run", slow)
-    outcome = examine(deep(30), [clock.taking(Planted(), 1.0)], ExamineSettings(), clock=clock)
+    outcome = evaluate(deep(30), [clock.taking(Planted(), 1.0)], EvaluationSettings(), clock=clock)
 
     assert outcome.verdict == "ready"
     assert runs == ["own", "own"]
@@ -113,7 +113,7 @@ def test_verification_times_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.timings["checked runs"] == pytest.approx(4.0)
 
 
-def test_what_is_out_of_bounds_costs_the_referee(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_out_of_bounds_cost_another_run_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that the host's own rounding puts out of bounds takes another run of the host, and is right."""
     runs = counted_runs(monkeypatch)
     x, a, y = value("x", (256,)), value("a", (256,)), value("y", (256,))
@@ -126,11 +126,11 @@ def test_what_is_out_of_bounds_costs_the_referee(monkeypatch: pytest.MonkeyPatch
         def run(self, inputs: Any, run_options: Any = None, block_until_done: bool = True) -> Any:
             return [inputs[0].copy()]
 
-    assert examine(f, [Candidate("simplifies", lambda f, fused: Simplified())], CHECK).verdict == "ready"
+    assert evaluate(f, [Candidate("simplifies", lambda f, fused: Simplified())], CHECK).verdict == "ready"
     assert runs == ["own", "own", "wide"]  # no second set: the budget is used
 
 
-def test_sets_that_show_nothing_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninformative_sets_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A set on which the host has no numbers is a run of the host as well: the next one takes its place."""
     runs = counted_runs(monkeypatch)
     x, h, y = value("x", (64,)), value("h", (64,)), value("y", (64,))
@@ -138,11 +138,11 @@ def test_sets_that_show_nothing_count(monkeypatch: pytest.MonkeyPatch) -> None:
     f = Function.from_graph(
         Graph([x], [y], [node("Min", [x, below], [h]), node("Sqrt", [h], [y])], opsets={"": 21}, name="f")
     )
-    assert examine(f, [Planted().candidate], CHECK).verdict == "ready"
-    assert len(runs) == 3  # nothing can be shown on any of them, and the first one is taken
+    assert evaluate(f, [Planted().candidate], CHECK).verdict == "ready"
+    assert len(runs) == 3  # no set is informative, and the first one is used
     runs.clear()
     real = [np.full((4, 6), np.nan, np.float32)] * 2
-    outcome = examine(deep(2), [Planted().candidate], CHECK, real)
+    outcome = evaluate(deep(2), [Planted().candidate], CHECK, real)
     assert outcome.reason == "planted: right on 1 set of inputs"
     assert len(runs) == 2
 
@@ -154,59 +154,42 @@ def test_a_local_fault_costs_one_node() -> None:
     planted = Planted(lambda n, k: n.op_type == "Erf" and n.inputs[0] is not None)
     every = {i for i, n in enumerate(function.body.nodes) if n.op_type == "Erf"}
 
-    outcome = examine(function, [planted.candidate], CHECK)
+    outcome = evaluate(function, [planted.candidate], CHECK)
 
     assert outcome.verdict == "ready"
     assert nodes_of(outcome, HOST) == every
     assert nodes_of(outcome, "planted") == set(range(50)) - every
     assert any(f"(node {at})" in e for e in outcome.errors)
-    assert "the host keeps" in outcome.reason
+    assert "the host runs" in outcome.reason
 
-    both = examine(function, [planted.candidate, Planted(name="other").candidate], CHECK)
+    both = evaluate(function, [planted.candidate, Planted(name="other").candidate], CHECK)
     assert [p.engine for p in both.pieces] == ["other"]
     assert both.errors[0].startswith("planted: result")
 
 
-def test_what_is_known_of_a_candidate_is_not_tried() -> None:
-    """One that took its process along is compiled without the nodes that did it, and never as a whole."""
-    function = deep(50)
-    planted = Planted()
-    known = {"planted": Faults("crashed: it ended", {7: "crashed"}, (30,))}
-    outcome = examine(function, [planted.candidate], CHECK, faults=known)
-
-    assert outcome.verdict == "ready"
-    assert nodes_of(outcome, HOST) == {7}
-    assert all(max(p.nodes) < 30 or min(p.nodes) >= 30 for p in outcome.pieces)
-    assert 50 not in planted.compiled
-    assert outcome.errors[0] == "planted: crashed: it ended"
-
-    both = examine(function, [planted.candidate, Planted(name="other").candidate], CHECK, faults=known)
-    assert [p.engine for p in both.pieces] == ["other"]
-
-
-def test_another_way_to_share_a_function_out() -> None:
-    """A candidate that comes with its pieces is raced like any other; where it is wrong it is turned down, and not
+def test_a_candidate_with_pieces() -> None:
+    """A candidate that comes with its pieces is timed like any other; if it is wrong it is rejected, and not
     corrected."""
     function = deep(12)
     pieces = (Piece("slow", tuple(range(6))), Piece(HOST, tuple(range(6, 12))))
     clock = Clock()
     slow, alone = clock.taking(Planted(name="slow"), 2.0), clock.taking(Planted(name="slow alone"), 0.5)
-    outcome = examine(function, [slow, replace(alone, pieces=pieces)], ExamineSettings(), clock=clock)
+    outcome = evaluate(function, [slow, replace(alone, pieces=pieces)], EvaluationSettings(), clock=clock)
     assert outcome.timings["slow alone"] == pytest.approx(0.5)
 
     wrong = replace(Planted(lambda n, k: n.op_type == "Erf", name="slow alone").candidate, pieces=pieces)
-    outcome = examine(function, [wrong], CHECK)
+    outcome = evaluate(function, [wrong], CHECK)
     assert outcome.verdict == "failed"
     assert nodes_of(outcome, HOST) == set(range(12))
-    right = examine(function, [replace(Planted(name="slow alone").candidate, pieces=pieces)], CHECK)
+    right = evaluate(function, [replace(Planted(name="slow alone").candidate, pieces=pieces)], CHECK)
     assert right.pieces == pieces
     assert right.reason == "slow alone: right on 2 sets of inputs"
 
 
 @pytest.mark.parametrize("name", ["raises_at_compile", "no_executable"])
 def test_what_does_not_compile_fails(name: str) -> None:
-    """A compiler that takes nothing ends at the host, with its own words."""
-    outcome = examine(deep(12), [fault(name)], CHECK)
+    """If the compiler fails on everything the host runs the cluster, and the reason is the compiler's."""
+    outcome = evaluate(deep(12), [fault(name)], CHECK)
     assert outcome.verdict == "failed"
     assert nodes_of(outcome, HOST) == set(range(12))
     assert "lost its mind" in outcome.reason or "expected an Executable" in outcome.reason
@@ -222,15 +205,15 @@ def test_what_does_not_compile_fails(name: str) -> None:
     ],
 )  # fmt: skip
 def test_engines_of_the_kit_that_fail(name: str, says: str) -> None:
-    """What misbehaves everywhere keeps nothing, and the reason says how."""
-    outcome = examine(deep(12), [fault(name)], CHECK)
+    """An engine that is wrong everywhere keeps no node, and the reason says how."""
+    outcome = evaluate(deep(12), [fault(name)], CHECK)
     assert says in outcome.reason
     assert outcome.verdict == "wrong" or name == "writes_inputs"  # it has a use for nodes that read no input
 
 
 def test_one_rounding_more_is_right() -> None:
-    """Results that differ from run to run by a rounding condemn nobody."""
-    assert examine(deep(12), [fault("unsteady")], CHECK).verdict == "ready"
+    """Results that differ between runs by a rounding step are right."""
+    assert evaluate(deep(12), [fault("unsteady")], CHECK).verdict == "ready"
 
 
 def test_wrong_at_every_second_run() -> None:
@@ -243,7 +226,7 @@ def test_wrong_at_every_second_run() -> None:
         return state["runs"] % 2 == 0 and n.op_type == "Tanh"
 
     function = deep(1)
-    outcome = examine(function, [Planted(every_second).candidate], CHECK)
+    outcome = evaluate(function, [Planted(every_second).candidate], CHECK)
     assert outcome.verdict == "wrong"
     assert "in some runs only" in outcome.reason
 
@@ -254,7 +237,7 @@ def test_the_fastest_stays_and_the_host_may_win() -> None:
     clock = Clock()
     slow, fast = clock.taking(Planted(name="slow"), 2.0), clock.taking(Planted(name="fast"), 0.5)
 
-    outcome = examine(function, [slow, fast], ExamineSettings(), clock=clock)
+    outcome = evaluate(function, [slow, fast], EvaluationSettings(), clock=clock)
     assert outcome.verdict == "slower"  # the host takes no time at all on this clock
     assert outcome.timings["slow"] == pytest.approx(2.0)
     assert outcome.timings["fast"] == pytest.approx(0.5)
@@ -264,7 +247,7 @@ def test_the_fastest_stays_and_the_host_may_win() -> None:
         clock.now += 10.0  # whoever is timed takes ten seconds for that alone, the host too
         return clock.now
 
-    outcome = examine(function, [slow, fast], ExamineSettings(), clock=ticking)
+    outcome = evaluate(function, [slow, fast], EvaluationSettings(), clock=ticking)
     assert outcome.verdict == "ready"
     assert [p.engine for p in outcome.pieces] == ["fast"]
     assert {"compile", "verify", "host", "slow", "fast"} <= set(outcome.timings)
@@ -272,7 +255,7 @@ def test_the_fastest_stays_and_the_host_may_win() -> None:
 
 
 def test_real_inputs_come_first() -> None:
-    """What only goes wrong on the caller's own numbers is seen on them."""
+    """A fault that shows only on the caller's inputs is found on them."""
     function = deep(1)  # one Tanh
 
     class OnlySevens(Planted):
@@ -290,8 +273,8 @@ def test_real_inputs_come_first() -> None:
         ]
         return made
 
-    assert examine(function, [Candidate("sevens", compile)], CHECK).verdict == "ready"
-    assert examine(function, [Candidate("sevens", compile)], CHECK, real).verdict == "wrong"
+    assert evaluate(function, [Candidate("sevens", compile)], CHECK).verdict == "ready"
+    assert evaluate(function, [Candidate("sevens", compile)], CHECK, real).verdict == "wrong"
 
 
 def test_an_engine_may_declare_its_tolerance() -> None:
@@ -303,26 +286,26 @@ def test_an_engine_may_declare_its_tolerance() -> None:
         own = {"float32": Tolerance(1e-2, 1e-2, reason="it computes in bfloat16")}
         return Candidate("coarse", planted.compile, own)
 
-    outcome = examine(function, [coarse(0.005)], CHECK)
+    outcome = evaluate(function, [coarse(0.005)], CHECK)
     assert outcome.verdict == "ready"
     assert "it computes in bfloat16" in outcome.reason
-    assert examine(function, [coarse(0.05)], CHECK).verdict == "wrong"
+    assert evaluate(function, [coarse(0.05)], CHECK).verdict == "wrong"
 
 
 def test_a_deadline_that_has_passed() -> None:
-    """Without time nothing is compiled, and the host keeps the cluster."""
+    """Without time nothing is compiled, and the host runs the cluster."""
     clock = Clock()
     planted = Planted()
-    outcome = examine(deep(3), [planted.candidate], ExamineSettings(deadline_seconds=-1.0), clock=clock)
+    outcome = evaluate(deep(3), [planted.candidate], EvaluationSettings(deadline_seconds=-1.0), clock=clock)
     assert outcome.verdict == "failed"
     assert "no time" in outcome.reason
     assert planted.compiled == []
 
 
-def test_unchecked_where_that_is_asked_for() -> None:
+def test_without_verification() -> None:
     """Without `verify` what compiles is taken."""
     planted = Planted(lambda n, k: True)
-    outcome = examine(deep(3), [planted.candidate], ExamineSettings(verify=False, tune=False))
+    outcome = evaluate(deep(3), [planted.candidate], EvaluationSettings(verify=False, tune=False))
     assert outcome.verdict == "ready"
     assert "not checked" in outcome.reason
     assert planted.runs == 0
@@ -339,8 +322,8 @@ def fault(name: str) -> Candidate:
     return Candidate(name, compile)
 
 
-def test_stimuli_are_the_same_for_the_same_seed() -> None:
-    """An examination can be repeated."""
+def test_inputs_are_the_same_for_the_same_seed() -> None:
+    """Evaluation is reproducible."""
     for a, b in zip(synthesize_inputs(deep(3), seed=4), synthesize_inputs(deep(3), seed=4), strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(synthesize_inputs(deep(3), seed=4)[0], synthesize_inputs(deep(3), seed=5)[0])

@@ -1,4 +1,4 @@
-"""Made-up inputs meet what the graph needs."""
+"""Synthesized inputs meet the value constraints of the graph."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.guard.planted import value
 from tests.random_graphs import graphs
+from tests.verify.planted import value
 from tests.verify.test_isolate import static
 from xrt_core.engine.contract import Function
 from xrt_core.errors import InputError, XRTError
@@ -21,7 +21,7 @@ from xrt_core.testing.functions import forms_of, node
 from xrt_core.testing.node_cases import all_cases
 from xrt_core.verify.inputs import KINDS, synthesize_inputs
 from xrt_core.verify.reference import run_host
-from xrt_core.verify.value_ranges import ValueConstraint, needs_of_inputs
+from xrt_core.verify.value_ranges import ValueConstraint, infer_constraints
 
 I64, BOOL = np.int64, np.bool_
 
@@ -86,7 +86,7 @@ def test_indices_are_in_range_through_arithmetic(kind: Any) -> None:
     ]  # fmt: skip
     f = function([ids], nodes, out)
     made = synthesize_inputs(f, kind)[0]
-    assert needs_of_inputs(f.body)[ids] == ValueConstraint(3, 12, whole=True)
+    assert infer_constraints(f.body)[ids] == ValueConstraint(3, 12, whole=True)
     assert made.min() >= 3
     assert made.max() <= 12
     assert len(np.unique(made)) > 3
@@ -156,14 +156,14 @@ def test_kinds_differ_and_ties_tie() -> None:
     assert np.abs(arrays["large"]).max() > 2 * np.abs(arrays["normal"]).max()
     assert arrays["gentle"].min() >= 0.5
     assert arrays["gentle"].max() <= 1.5
-    with pytest.raises(InputError, match="no numbers"):
+    with pytest.raises(InputError, match="no values"):
         synthesize_inputs(Function.from_graph(Graph([s := value("s", (2,), object)], [s], [], opsets={"": 21})))
 
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(control=False, maximum=14), st.sampled_from(KINDS))
 def test_random_graphs_give_numbers(drawn: Any, kind: Any) -> None:
-    """On random graphs, whose operators all have results everywhere, made-up inputs give numbers only."""
+    """On random graphs, whose operators all have results everywhere, synthesized inputs give numbers only."""
     f = static(drawn)
     if f is None:
         return
@@ -175,7 +175,7 @@ def test_random_graphs_give_numbers(drawn: Any, kind: Any) -> None:
 
 @pytest.mark.slow
 def test_every_operator_of_the_standard() -> None:
-    """Wherever the standard's own example of a node gives numbers, the made-up inputs do so too, and run."""
+    """Wherever the standard's own example of a node gives numbers, the synthesized inputs do so too, and run."""
     bad = []
     count = 0
     for case in all_cases()[::5]:

@@ -1,4 +1,4 @@
-"""Gradual correction: planted faults are found and evicted, the rest stays accelerated, in few convex pieces."""
+"""Fault isolation: injected faults are found and evicted, the other nodes stay accelerated, in few convex pieces."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.guard.planted import Planted, deep, value
 from tests.random_graphs import graphs
+from tests.verify.planted import Planted, deep, value
 from xrt_core.engine.contract import Function, InputOutputAlias
 from xrt_core.errors import GraphError
 from xrt_core.host.executor import run_node
@@ -23,15 +23,15 @@ from xrt_core.passes.partitioning.contraction import Contraction
 from xrt_core.passes.shape_specialization import specialise
 from xrt_core.testing.functions import node, update
 from xrt_core.verify.inputs import synthesize_inputs
-from xrt_core.verify.isolate import Budget, Correction, Corrector, OutOfBudget
+from xrt_core.verify.isolate import Budget, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import run_host
-from xrt_core.verify.subgraph import convex_partition, in_order, run_pieces, side_by_side, subfunction
+from xrt_core.verify.subgraph import convex_partition, disjoint_union, run_pieces, subfunction, topological_order
 from xrt_core.verify.verdict import HOST
 
 
-def corrector(function: Function, planted: Planted, compiles: int = 100) -> Corrector:
-    made = Corrector(function, planted.candidate, [synthesize_inputs(function)], Budget(compiles))
-    made.known_wrong("it is wrong")
+def isolator(function: Function, planted: Planted, compiles: int = 100) -> FaultIsolator:
+    made = FaultIsolator(function, planted.candidate, [synthesize_inputs(function)], Budget(compiles))
+    made.reject_whole("it is wrong")
     return made
 
 
@@ -59,23 +59,23 @@ def only_one_wide_softmax() -> tuple[Function, int]:
     return Function.from_graph(body), 92
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_a_wrong_kernel_among_200_nodes(apart: bool) -> None:
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_wrong_kernel_among_200_nodes(compiles: bool) -> None:
     """One operator, wrong only for one shape: it alone goes to the host, and about log2(200) compilations find it."""
     function, at = only_one_wide_softmax()
     planted = Planted(lambda n, k: n.op_type == "Softmax" and (n.inputs[0].shape or ())[-1] == 7)  # type: ignore[union-attr]
 
-    found = corrector(function, planted).correct(apart=apart)
+    found = isolator(function, planted).isolate(compiles=compiles)
 
     assert len(function.body.nodes) == 200
     assert list(found.offenders) == [at]
     assert accelerated(found) == set(range(200)) - {at}
     assert all(p.fused for p in found.pieces)
-    assert len(planted.compiled) <= math.ceil(math.log2(200)) + (4 if not apart else -3)
+    assert len(planted.compiled) <= math.ceil(math.log2(200)) + (4 if not compiles else -3)
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_several_wrong_nodes_and_the_result(apart: bool) -> None:
+@pytest.mark.parametrize("compiles", [True, False])
+def test_several_wrong_nodes_and_the_result(compiles: bool) -> None:
     """Every node of a faulty kernel is evicted, whether they hide behind each other or not, and the pieces together
     give the host's numbers."""
     function = deep(60)
@@ -83,7 +83,7 @@ def test_several_wrong_nodes_and_the_result(apart: bool) -> None:
     wanted = {i for i, n in enumerate(function.body.nodes) if is_wide_softmax(n, 0)}
     assert len(wanted) > 2
 
-    found = corrector(function, planted, 200).correct(apart=apart)
+    found = isolator(function, planted, 200).isolate(compiles=compiles)
 
     assert set(found.offenders) == wanted
     assert accelerated(found) == set(range(60)) - wanted
@@ -113,7 +113,7 @@ def test_kinds_of_wrong_numbers(spoil: Callable[[list[np.ndarray]], list[np.ndar
     at = next(i for i, n in enumerate(function.body.nodes) if n.outputs[0] is not None and n.outputs[0].name == "n17")
 
     # side by side the names of values are others: only bisection can meet a fault that follows a name
-    found = corrector(function, planted).correct(apart=False)
+    found = isolator(function, planted).isolate(compiles=False)
 
     assert list(found.offenders) == [at]
     assert found.kept == 29
@@ -126,7 +126,7 @@ def test_a_node_that_breaks_the_compiler() -> None:
     only = function.body.nodes[at].outputs[0]
     planted = Planted(breaks=lambda n, k: n.op_type == "Erf" and n.outputs[0] is only)
 
-    found = corrector(function, planted).correct(apart=False)
+    found = isolator(function, planted).isolate(compiles=False)
 
     assert list(found.offenders) == [at]
     assert "CompileError" in found.offenders[at]
@@ -139,7 +139,7 @@ def test_wrong_only_together_is_cut() -> None:
     function = deep(64)
     planted = Planted(lambda n, k: n.op_type == "MatMul" and k > 20)
 
-    found = corrector(function, planted, 200).correct(apart=False)
+    found = isolator(function, planted, 200).isolate(compiles=False)
 
     assert not found.offenders
     assert found.kept == 64
@@ -153,7 +153,7 @@ def test_the_unfused_build_comes_first() -> None:
     function = deep(40)
     planted = Planted(lambda n, k: n.op_type == "Tanh", heals_unfused=True)
 
-    found = corrector(function, planted).correct(apart=True)
+    found = isolator(function, planted).isolate(compiles=True)
 
     assert [(p.engine, p.nodes, p.fused) for p in found.pieces] == [("planted", tuple(range(40)), False)]
     assert planted.compiled == [40]
@@ -162,18 +162,18 @@ def test_the_unfused_build_comes_first() -> None:
 def test_all_wrong_ends_at_the_host() -> None:
     """An engine that gets nothing right keeps nothing."""
     function = deep(20)
-    found = corrector(function, Planted(lambda n, k: True)).correct(apart=True)
+    found = isolator(function, Planted(lambda n, k: True)).isolate(compiles=True)
 
     assert found.kept == 0
     assert set(found.offenders) == set(range(20))
 
 
 def test_the_budget_is_kept() -> None:
-    """No compilation is made beyond the budget; what nobody looked at goes to the host."""
+    """No compilation is made beyond the budget; unchecked nodes go to the host."""
     function = deep(64)
     planted = Planted(lambda n, k: n.op_type == "Sigmoid" and k < 60)
-    found = corrector(function, Planted(breaks=lambda n, k: n.op_type == "Sigmoid"), 5).correct(apart=False)
-    made = corrector(function, planted, 0).correct(apart=True)
+    found = isolator(function, Planted(breaks=lambda n, k: n.op_type == "Sigmoid"), 5).isolate(compiles=False)
+    made = isolator(function, planted, 0).isolate(compiles=True)
 
     assert not found.complete
     assert not made.complete
@@ -219,7 +219,7 @@ def test_pieces_cover_are_convex_and_compute_the_same(drawn: Any, data: st.DataO
     pieces = [*stay, *leave]
     owner = {i: k for k, nodes in enumerate(pieces) for i in nodes}
     Contraction.of_graph(body).merge([owner[i] for i in range(len(body.nodes))])  # raises for a circle
-    assert sorted(in_order(body, pieces)) == list(range(len(pieces)))
+    assert sorted(topological_order(body, pieces)) == list(range(len(pieces)))
 
     def runs(nodes: Sequence[int]) -> Any:
         part = subfunction(function, nodes)
@@ -239,7 +239,7 @@ def test_the_fewest_pieces() -> None:
     assert convex_partition(function.body, ()) == ([tuple(range(40))], [])
 
 
-def test_parts_keep_aliases_where_nobody_else_reads() -> None:
+def test_subfunctions_keep_aliases() -> None:
     """An alias goes into the part that holds both its ends, unless another part still reads the param."""
     function = update(4)  # total = p + g, new = p - g takes the storage of p
     assert subfunction(function, [0, 1]) is function
@@ -254,16 +254,16 @@ def test_parts_keep_aliases_where_nobody_else_reads() -> None:
         subfunction(whole, [])
 
 
-def test_side_by_side_touches_nothing() -> None:
+def test_a_disjoint_union() -> None:
     """Every node gets params of its own; each gives what it gives in its place."""
     function = deep(30)
     inputs = synthesize_inputs(function)
     values = run_host(function, inputs, keep=True)[1]
 
-    apart, meant, places = side_by_side(function, range(30))
+    union, meant, places = disjoint_union(function, range(30))
 
-    results = run_host(apart, [values[v] for v in meant])[0]
-    assert all(not p for p in apart.body.predecessors)
+    results = run_host(union, [values[v] for v in meant])[0]
+    assert all(not p for p in union.body.predecessors)
     for i, returns in enumerate(places):
         outputs = [v for v in function.body.nodes[i].outputs if v is not None]
         for k, v in zip(returns, outputs, strict=True):

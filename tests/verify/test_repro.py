@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.guard.planted import deep, value
+from tests.verify.planted import deep, value
 from xrt_core.cli.app import app
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler
@@ -23,7 +23,7 @@ from xrt_core.ir.graph import Graph, Value
 from xrt_core.testing.functions import node
 from xrt_core.testing.host_engine import HostEngine
 from xrt_core.verify.inputs import synthesize_inputs
-from xrt_core.verify.repro import Bundle, bundle_of, leave_bundle, read_bundle, replay, write_bundle
+from xrt_core.verify.repro import Bundle, make_bundle, read_bundle, replay, save_bundle, write_bundle
 
 
 class Suspect(HostEngine):
@@ -71,7 +71,7 @@ def suspect() -> Iterator[type[Suspect]]:
 
 
 def bundle(function: Function, **changes: Any) -> Bundle:
-    found = bundle_of(function, Suspect(), "cpu", CompileOptions(fused=False, threads=2), "wrong", "it is wrong",
+    found = make_bundle(function, Suspect(), "cpu", CompileOptions(fused=False, threads=2), "wrong", "it is wrong",
                       synthesize_inputs(function), "said\nmuch")  # fmt: skip
     return Bundle(**({f: getattr(found, f) for f in found.__dataclass_fields__} | changes))
 
@@ -141,7 +141,7 @@ def test_what_is_no_bundle(tmp_path: pathlib.Path) -> None:
 def test_a_folder_of_bundles_is_bounded(tmp_path: pathlib.Path) -> None:
     """The same failure has one file, and only so many are kept."""
     for count in (3, 4, 4, 5, 6):
-        leave_bundle(bundle(deep(count)), tmp_path / "bundles", most=3)
+        save_bundle(bundle(deep(count)), tmp_path / "bundles", most=3)
     assert len(list((tmp_path / "bundles").iterdir())) == 3
 
 
@@ -172,7 +172,7 @@ def test_the_commands_end_to_end(tmp_path: pathlib.Path, suspect: type[Suspect])
     found = xrt("bisect", tmp_path / "model.onnx", "--engine", "suspect", "--bundle", tmp_path / "bundles")
 
     assert found.exit_code == 3, found.output
-    assert f"{len(faulty)} of 40 nodes at fault, found with " in found.output
+    assert f"{len(faulty)} of 40 nodes are faulty, found with " in found.output
     assert found.output.count(" Erf ") == len(faulty)
     assert " 0.5" in found.output  # the largest error, of Erf's largest value
     left = list((tmp_path / "bundles").iterdir())

@@ -36,7 +36,7 @@ def bisect(
     from xrt_core.engine.contract import Function
     from xrt_core.engine.device_executable import on_device
     from xrt_core.verify.isolate import Candidate, bisect_function, inputs_of_clusters
-    from xrt_core.verify.repro import Stage, bundle_of, leave_bundle
+    from xrt_core.verify.repro import Stage, make_bundle, save_bundle
     from xrt_core.verify.subgraph import subfunction
 
     module = arguments.load_module(model, [engine], option)
@@ -72,7 +72,7 @@ def bisect(
             assert bundle is not None
             part = subfunction(function, [x.index])
             stage: Stage = "compile" if "does not compile" in x.reason else "wrong"
-            path = leave_bundle(bundle_of(part, owner, device, options, stage, x.reason, x.inputs), bundle)
+            path = save_bundle(make_bundle(part, owner, device, options, stage, x.reason, x.inputs), bundle)
             say(f"  wrote {path}")
     if faulty:
         raise typer.Exit(FAULTY)

@@ -63,8 +63,8 @@ class PassContext:
     the signature. engines: whether the graph is compiled for engines. candidates: graph -> partitioning candidates.
     device: the device of the first engine. automatic: whether unmarked nodes are offered to engines. obey: whether
     marks for engines apply. absent: engine name -> why it is not selected (see `mark`). host_on_device: the host
-    computes on the engines' device. convert: inserts converters where values change space. results: results other
-    than the graph.
+    computes on the engines' device. mark_updates: annotates nodes whose kernels declare that they write variables.
+    convert: inserts converters where values change space. results: results other than the graph.
     """
 
     options: Options
@@ -80,6 +80,7 @@ class PassContext:
     obey: bool = True
     absent: Callable[[str], str] = lambda name: ""
     host_on_device: bool = False
+    mark_updates: Callable[[Graph], Graph] = lambda graph: graph
     convert: Callable[[Graph], Graph] = lambda graph: graph
     results: PassResults = field(default_factory=PassResults)
 
@@ -178,6 +179,10 @@ DEFAULT_PASSES: Final = (
     RegisteredPass(
         "constant_fold", _constant_fold, ("model",),
         "once per model: values that depend on constants alone are the same for every signature",
+    ),
+    RegisteredPass(
+        "mark_updates", lambda graph, context: context.mark_updates(graph), ("signature",),
+        "before nodes are folded, merged or removed: an update of variables runs once",
     ),
     RegisteredPass(
         "specialise", _specialise, ("signature",),

@@ -85,6 +85,11 @@ class Pipeline:
             )
         return planned
 
+    def mark_updates(self, graph: Graph) -> Graph:
+        """The graph with annotations of the nodes that engines' kernels declare to write variables, without aliases:
+        before gradients are built from it."""
+        return self._support.mark_updates(graph, aliases=False)
+
     def capture(self, graph: Graph, automatic: bool | None = None) -> Captured:
         """Run the passes of the stage "model". automatic: for a subgraph, the setting of the whole graph."""
         part, precision = automatic is not None, self.services.precision
@@ -94,7 +99,7 @@ class Pipeline:
         context = PassContext(self.options, rules=self.services.rules, part=part)
         applied = self.services.passes["model"]
         graph = self._run_passes("model", graph, context, applied)
-        return Captured(graph, context.results.automatic if automatic is None else automatic, applied)
+        return Captured(graph, context.results.automatic if automatic is None else automatic, applied, part)
 
     def adopt(self, captured: Captured) -> Captured:
         """Run the passes of the stage "model" that the pipeline that captured the graph did not have."""
@@ -116,7 +121,13 @@ class Pipeline:
         """Specialise the graph for one signature: run the passes of the stage "signature"."""
         engines = engines and bool(self.engines)
         context = PassContext(
-            self.options, types=types, known=known, engines=engines, lowering=self.services.precision
+            self.options,
+            types=types,
+            known=known,
+            engines=engines,
+            lowering=self.services.precision,
+            # inputs of a subgraph, such as the body of a loop, are not the caller's to hand over
+            mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,
         )
         graph = self._run_passes("signature", captured.graph, context, self.services.passes["signature"])
         return Optimised(graph, known, engines, captured.automatic, context.results.precision)

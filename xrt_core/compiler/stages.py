@@ -26,12 +26,13 @@ Engines = Mapping[str, tuple[Engine, str]]
 class Captured:
     """A graph from a frontend, after the passes of the stage "model" (`applied`).
 
-    automatic: whether unmarked nodes are offered to engines.
+    automatic: whether unmarked nodes are offered to engines. part: it is a subgraph that is planned separately.
     """
 
     graph: Graph
     automatic: bool = True
     applied: Sequence[RegisteredPass] = ()
+    part: bool = False
 
     def as_text(self) -> str:
         """The graph."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine
-from xrt_core.guard import background
-from xrt_core.guard.capability import Answers, asked
+from xrt_core.engine.model_updates import mark_updates
+from xrt_core.guard.capability import Answers, ask_support
+from xrt_core.guard.timeouts import check_cancelled
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.support import Support
 from xrt_core.ir.types import STRING, TensorType
@@ -30,13 +32,13 @@ class EngineSupport:
     def of(self, graph: Graph) -> list[Candidate]:
         """Return the candidates for this graph, by descending priority."""
         nodes = [n for n in graph.nodes if why_on_host(n) is None]
-        inquiry = None if self._guard is None else self._guard.inquiry
-        answers = {} if inquiry is None else inquiry.ask(graph, nodes, self._phase)
-        left_out = {} if inquiry is None else inquiry.left_out
+        capabilities = None if self._guard is None else self._guard.capabilities
+        answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
+        excluded = {} if capabilities is None else capabilities.excluded
         found = []
         for engine, device in self._engines:
-            if engine.name in left_out:
-                found.append(_refusing(engine.name, left_out[engine.name]))
+            if engine.name in excluded:
+                found.append(_refusing(engine.name, excluded[engine.name]))
             elif engine.name in answers:
                 found.append(self._answered(engine.name, nodes, answers[engine.name]))
             else:
@@ -46,6 +48,18 @@ class EngineSupport:
         pinned = {n.annotations.engine for n in graph.nodes}
         return [_any_of(found), *(c for c in found if c.name in pinned)]
 
+    def mark_updates(self, graph: Graph, aliases: bool = True) -> Graph:
+        """See `engine.model_updates.mark_updates`, with the kernels of the engines that take part.
+
+        Engines register their kernels when their library is loaded, which is now, as they are asked about the graph
+        next. Where they are asked in another process, only kernels that are known here count.
+        """
+        if self._guard is None or self._guard.capabilities is None:
+            for engine, _ in self._engines:
+                with contextlib.suppress(Exception):  # `supports` will say what is wrong
+                    engine.prepare()
+        return mark_updates(graph, [e.name for e, _ in self._engines], aliases=aliases)
+
     def _asked(self, engine: Engine, device: str) -> Candidate:
         level = logging.WARNING
 
@@ -54,8 +68,8 @@ class EngineSupport:
             refused = why_on_host(node)
             if refused is not None:
                 return refused
-            background.check()
-            found, fault = asked(engine, node, device, self._phase)
+            check_cancelled()
+            found, fault = ask_support(engine, node, device, self._phase)
             if fault:
                 self._events.emit("supports.failed", level=level, engine=engine.name, node=node.name, error=fault)
                 level = logging.DEBUG  # one warning for all nodes of a graph
@@ -96,7 +110,7 @@ def why_on_host(node: Node) -> Support | None:
 
 
 def _refusing(name: str, reason: str) -> Candidate:
-    return Candidate(name, lambda node: Support.no(f"{name} was left out: {reason}"))
+    return Candidate(name, lambda node: Support.no(f"{name} was excluded: {reason}"))
 
 
 def _any_of(candidates: Sequence[Candidate]) -> Candidate:

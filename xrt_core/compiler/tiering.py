@@ -19,9 +19,9 @@ from xrt_core.compiler.services import Chosen, Services, build_services
 from xrt_core.compiler.stages import Captured, Planned
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog
-from xrt_core.guard.background import MOST_INPUT_BYTES, BackgroundCompiler, in_background, later
-from xrt_core.guard.policy import GuardSettings
-from xrt_core.guard.timeouts import native_call
+from xrt_core.guard.background import BackgroundCompiler
+from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings, retry_time
+from xrt_core.guard.timeouts import in_background, native_call
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.options import AUTO, Options
@@ -60,7 +60,7 @@ def pipeline_for(
     host = build_services(options, (), events, host_only=True)
 
     def make() -> TieredPipeline:
-        engines = choose(background.harmful()) if chosen is None else chosen
+        engines = choose(background.crashing_engines()) if chosen is None else chosen
         return TieredPipeline(build_services(options, engines, events, registry=host.registry), background)
 
     pipeline = BaselinePipeline(host, background, make)
@@ -235,9 +235,9 @@ class BaselinePlan(Planned):
                 self._swap(job, made)
 
     def postpone(self, first: float) -> None:
-        """Schedule a retry by a later call: after `first` seconds, longer after each failure (`background.later`)."""
+        """Schedule a retry by a later call: after `first` seconds, longer after each failure (`retry_time`)."""
         self._attempts += 1
-        self._due = later(first, self._attempts)
+        self._due = retry_time(first, self._attempts)
         self._started.release()
 
     def _swap(self, job: TierUpJob, made: Planned | None) -> None:
@@ -333,9 +333,9 @@ def _copies(arrays: Sequence[Any]) -> list[Any] | None:
             return [copy(e) for e in x]
         array = to_numpy(x)
         held += array.nbytes
-        return np.array(array) if held <= MOST_INPUT_BYTES else None
+        return np.array(array) if held <= MAX_INPUT_BYTES else None
 
     with contextlib.suppress(MemoryError, XRTError):  # a call that has its results must not fail here
         found = [copy(a) for a in arrays]
-        return found if held <= MOST_INPUT_BYTES else None
+        return found if held <= MAX_INPUT_BYTES else None
     return None

@@ -38,7 +38,11 @@ class OpKernel:
     static: indices of inputs whose values must be known at compile time.
     dtypes: element dtypes its tensor inputs may have (None: what the engine as a whole takes).
     check: a further test of a node, giving a `Support`.
-    mutable_variables: indices of inputs that it updates in place; model_update: it is an optimiser's update.
+    mutable_variables: indices of inputs that are variables and that it writes: the k-th of them takes the k-th output
+        of a node with as many outputs, in its own storage where the caller hands that over (`InputOutputAlias`).
+    model_update: it is an optimiser's update. Its nodes run in training only (which implies `train`), in clusters of
+        updates. Nodes of a kernel that declares either are never merged, folded or computed again; see
+        `engine/model_updates.py`.
     """
 
     engine: str
@@ -143,7 +147,7 @@ class OpKernelRegistry:
         kind = device.partition(":")[0]
         if kind not in entry.devices:
             return Support.no(f"{engine}'s kernel for {node.operator} runs on {', '.join(entry.devices)}, not {kind}")
-        if phase == "train" and not entry.train:
+        if phase == "train" and not (entry.train or entry.model_update):
             return Support.no(f"{engine}'s kernel for {node.operator} is not for training")
         inputs = node.inputs
         for i in entry.static:

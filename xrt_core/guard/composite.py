@@ -1,9 +1,11 @@
-"""Executables as the guard wants them: of a Function on one engine, or of the pieces that an examination left."""
+"""CompositeBuilder: builds the executable of a Function that one engine, or several engines and the host, compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 from xrt_core.engine.device_kinds import is_host
@@ -15,17 +17,19 @@ from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
+from xrt_core.verify.evaluate import EvaluationSettings, evaluate
+from xrt_core.verify.isolate import Candidate as EngineCandidate
 from xrt_core.verify.reference import lower_host
 from xrt_core.verify.subgraph import convex_partition
-from xrt_core.verify.verdict import HOST, Piece
+from xrt_core.verify.verdict import HOST, Outcome, Piece
 
 Compile = Callable[[Function, str, bool, bool], Executable]
-"""(function, engine, fused, shared) -> executable, of a function that the engine takes whole; shared: see
+"""(function, engine, fused, shared) -> executable, of a function that the engine supports as a whole. shared: see
 `CompileOptions`."""
 
 
 class CompositeExecutable(Executable):
-    """A Function of which several engines and the host run pieces. Results are NumPy arrays of the caller's own."""
+    """Runs pieces of a Function on several engines and the host. Results are NumPy arrays that the caller owns."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -41,10 +45,10 @@ class CompositeExecutable(Executable):
         return self._plan.as_text()
 
 
-class Build:
-    """Makes executables with the engines of a `Compilation`.
+class CompositeBuilder:
+    """Builds executables with the engines of a `Compilation`.
 
-    compile: in place of `compilation.executable`, for who wants to look at what it makes.
+    compile: replaces `compilation.executable`, so that each single compilation can be observed.
     """
 
     def __init__(self, compilation: Compilation, compile: Compile | None = None) -> None:
@@ -52,36 +56,37 @@ class Build:
         self._compile: Compile = compilation.executable if compile is None else compile
 
     def candidates(self, function: Function, first: str | None) -> tuple[str, ...]:
-        """Engines that can have a function: `first`, then those of the others that take every node of it; without a
-        first all that take any node. One that is marked for an engine is that engine's, or the host's."""
+        """Engines to try a function on: `first`, then the others that support every node. Without a first, all that
+        support any node. Nodes that are marked for an engine leave only that one."""
         marked = {n.annotations.engine for n in function.body.nodes} & self.compilation.engines.keys()
         if marked:
             return tuple(e for e in self.compilation.engines if e in marked)
         if first is None:
-            return tuple(e for e in self.compilation.engines if any(self.takes(e, function)))
-        return (first, *(e for e in self.compilation.engines if e != first and all(self.takes(e, function))))
+            return tuple(e for e in self.compilation.engines if any(self.supports(e, function)))
+        return (first, *(e for e in self.compilation.engines if e != first and all(self.supports(e, function))))
 
-    def takes(self, engine: str, function: Function) -> list[bool]:
-        """For each node whether the engine takes it."""
+    def supports(self, engine: str, function: Function) -> list[bool]:
+        """For each node whether the engine supports it."""
         return [self._support(engine, n).ok for n in function.body.nodes]
 
     def executable(
         self, function: Function, engine: str, fused: bool = True, *, alone: bool = False, shared: bool = False
     ) -> Executable:
-        """A function on an engine; nodes that it doesn't take go to the other engines, in their order, and the host.
+        """A function on an engine; nodes that it does not support go to the other engines, in their order, and the
+        host.
 
-        alone: to the host at once. shared: other executables run on the same cores in each call. Raises CompileError,
-        or whatever an engine raises.
+        alone: they go to the host at once. shared: other executables use the same cores in each call. Raises
+        CompileError, or whatever an engine raises.
         """
-        if all(self.takes(engine, function)):
+        if all(self.supports(engine, function)):
             return self._compile(function, engine, fused, shared)
         body = _unpinned(function.body)
-        return self._folded(body, self._clustering(body, engine, alone), lambda k: fused)
+        return self._outlined(body, self._clustering(body, engine, alone), lambda k: fused)
 
     def alone(self, function: Function, engine: str) -> tuple[Piece, ...] | None:
-        """The pieces of a function that an engine and the host run without the other engines; None where none of them
-        takes a part in `executable`, or nothing is left of the engine's own."""
-        if all(self.takes(engine, function)):
+        """The pieces of a function on one engine and the host only; None if the engine would run no node, or if
+        `executable` uses no other engine either."""
+        if all(self.supports(engine, function)):
             return None
         body = _unpinned(function.body)
         mine = self._clustering(body, engine, True).clusters
@@ -94,13 +99,13 @@ class Build:
 
     def _clustering(self, body: Graph, engine: str, alone: bool) -> Clustering:
         names = [engine] if alone else [engine, *(e for e in self.compilation.engines if e != engine)]
-        askers = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
-        marks = mark(body, askers, device=self.compilation.engines[engine][1])
-        # alone it is the partition that a module with this engine has, which asks the cost model
+        candidates = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
+        marks = mark(body, candidates, device=self.compilation.engines[engine][1])
+        # alone it is the partition of a module with this engine, which uses the cost model
         return cluster(body, marks, costs=(lambda device: costs_for(is_host(device))) if alone else None)
 
     def pieces(self, function: Function, pieces: Sequence[Piece]) -> Executable:
-        """A function as an examination left it. Raises as `executable`, and InternalError for pieces that don't fit."""
+        """The executable of verified pieces. Raises as `executable`, and InternalError for pieces that don't fit."""
         if len(pieces) == 1 and pieces[0].engine != HOST:
             return self.executable(function, pieces[0].engine, pieces[0].fused)
         clusters = tuple(
@@ -108,13 +113,13 @@ class Build:
             for p in sorted(pieces, key=lambda p: p.nodes)
             if p.engine != HOST
         )
-        reasons = {i: "left to the host by the guard" for p in pieces if p.engine == HOST for i in p.nodes}
+        reasons = {i: "assigned to the host by the guard" for p in pieces if p.engine == HOST for i in p.nodes}
         fused = [p.fused for p in sorted(pieces, key=lambda p: p.nodes) if p.engine != HOST]
-        return self._folded(
+        return self._outlined(
             function.body, Clustering(clusters, reasons, len(function.body.nodes)), lambda k: fused[k]
         )
 
-    def _folded(self, body: Graph, clustering: Clustering, fused: Callable[[int], bool]) -> Executable:
+    def _outlined(self, body: Graph, clustering: Clustering, fused: Callable[[int], bool]) -> Executable:
         first = {c.nodes[0]: k for k, c in enumerate(clustering.clusters)}
         number = {body.nodes[i]: k for i, k in first.items()}
 
@@ -140,15 +145,53 @@ class Build:
 
 
 def _to_host(executable: Executable) -> Call:
-    """A piece as a step of the host: its results are arrays that every engine and the host can read."""
+    """An executable as a host step, whose results every engine and the host can read."""
     run = executable.run
     return lambda arrays: [to_numpy(r) for r in run(arrays)]
 
 
 def _unpinned(body: Graph) -> Graph:
-    """The graph without pins: they have been obeyed when the cluster was made."""
+    """The graph without marks for engines, which were obeyed when the cluster was formed."""
     if all(n.annotations.engine is None for n in body.nodes):
         return body
     from dataclasses import replace
 
     return body.replace(nodes=[n.replace(annotations=replace(n.annotations, engine=None)) for n in body.nodes])
+
+
+def evaluate_candidates(
+    function: Function,
+    compilation: Compilation,
+    engines: Sequence[str],
+    settings: EvaluationSettings,
+    inputs: Sequence[np.ndarray] | None,
+    on_compile: Callable[[str], None],
+    on_compiled: Callable[[], None],
+) -> Outcome:
+    """`evaluate` a function in this process on each of `engines`, and, where times are compared, on each with the host
+    alone. on_compile, on_compiled: called with the engine's name before, and after each compilation."""
+
+    def compile(f: Function, engine: str, fused: bool, shared: bool) -> Executable:
+        made = compilation.executable(f, engine, fused, shared)
+        made = compilation.stored(f, engine, fused, shared) or made  # what will run is what the disk gives back
+        on_compiled()
+        return made
+
+    builder = CompositeBuilder(compilation, compile)
+
+    def candidate(engine: str, pieces: tuple[Piece, ...] | None = None) -> EngineCandidate:
+        alone = pieces is not None
+
+        def build(f: Function, fused: bool) -> Executable:
+            on_compile(engine)
+            return builder.executable(f, engine, fused, alone=alone)
+
+        name = f"{engine} alone" if alone else engine
+        return EngineCandidate(name, build, compilation.engines[engine][0].tolerance, pieces)
+
+    candidates = []
+    for engine in engines:
+        candidates.append(candidate(engine))
+        if settings.tune and (pieces := builder.alone(function, engine)) is not None:
+            candidates.append(candidate(engine, pieces))
+    return evaluate(function, candidates, settings, inputs)

@@ -1,8 +1,6 @@
-"""A Function as files, on its way to another process: weights that lie in a file stay there, by path and offset.
+"""What the guard's processes exchange, as files in a private temporary folder: functions, arrays and executables.
 
-Crossing: the cache on disk as the guard uses it, through which executables come from the child.
-
-The temporary folder of this process's guard: jobs, logs, executables on their way. It goes with the process.
+Weights that are mapped from a model's file are referred to by path and offset instead of copied.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import StoredExecutable
 from xrt_core.cache.store import ExecutableStore
+from xrt_core.engine.contract import Engine
 from xrt_core.errors import ModelLoadError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.frontends.onnx_sidecar import describe_node, restore_types
@@ -39,13 +38,13 @@ if TYPE_CHECKING:
 _MODEL: Final = "function.onnx"
 _DATA: Final = "function.data"
 _TYPES: Final = "types.json"
-_LEAST: Final = 4096  # bytes; smaller constants travel in the model
+_SMALLEST_REFERENCE: Final = 4096  # bytes; smaller constants are stored in the model itself
 
 
 def write_function(function: Function, folder: pathlib.Path) -> None:
-    """Write a function into an empty folder, from which `read_function` of another process takes it.
+    """Write a function into an empty folder, for `read_function` in another process.
 
-    Constants mapped from a file that has not changed since are referred to; others are written, once each.
+    Constants that are mapped from an unchanged file are stored as references to it, others once each as data.
     Raises OSError, and ExportError for what ONNX cannot express.
     """
     from xrt_core.frontends.onnx_export import export_function
@@ -54,10 +53,10 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
     root = pathlib.Path(folder.resolve().anchor)
     current: dict[str, bool] = {}
     with open(folder / _DATA, "wb") as file:
-        beside = DataFile(file, (folder.resolve() / _DATA).relative_to(root).as_posix())
+        own = DataFile(file, (folder.resolve() / _DATA).relative_to(root).as_posix())
 
         def tensor(array: np.ndarray, name: str) -> TensorProto:
-            place = place_of(array) if array.nbytes >= _LEAST else None
+            place = place_of(array) if array.nbytes >= _SMALLEST_REFERENCE else None
             if place is not None:
                 state, offset = place
                 path = pathlib.Path(state.path)
@@ -65,7 +64,7 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
                     current[state.path] = path.is_relative_to(root) and state.is_current()
                 if current[state.path]:
                     return _reference(array, name, path.relative_to(root).as_posix(), offset)
-            return beside(array, name)
+            return own(array, name)
 
         model = export_function(function, tensor=tensor)
     (folder / _MODEL).write_bytes(serialised(model))
@@ -73,19 +72,19 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
 
 
 def read_function(folder: pathlib.Path) -> Function:
-    """The function that `write_function` left in `folder`. Raises ModelLoadError."""
+    """The function that `write_function` wrote into `folder`. Raises ModelLoadError."""
     from xrt_core.frontends.onnx_import import import_function
 
-    # the root as the folder of external data: what the writer referred to may lie anywhere
+    # external data is located relative to the root, as references may point anywhere
     function = import_function(folder / _MODEL, folder=folder.resolve().anchor)
     described = json.loads((folder / _TYPES).read_text(encoding="utf-8"))
     if len(described) != len(function.body.nodes):
-        raise ModelLoadError(f"{len(function.body.nodes)} nodes arrived, {len(described)} were sent")
+        raise ModelLoadError(f"{len(function.body.nodes)} nodes were received, {len(described)} were sent")
     return restore_types(function, described)
 
 
 def write_arrays(arrays: Sequence[np.ndarray], folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Write arrays into a folder, a file each; returns what `read_arrays` needs to know. Raises OSError."""
+    """Write arrays into a folder, a file each; returns their descriptions for `read_arrays`. Raises OSError."""
     rows = []
     for i, a in enumerate(arrays):
         np.ascontiguousarray(a).tofile(folder / f"input{i}.raw")
@@ -94,7 +93,7 @@ def write_arrays(arrays: Sequence[np.ndarray], folder: pathlib.Path) -> list[dic
 
 
 def read_arrays(folder: pathlib.Path, rows: Sequence[dict[str, Any]]) -> list[np.ndarray]:
-    """What `write_arrays` wrote. Raises OSError and ValueError."""
+    """The arrays that `write_arrays` wrote. Raises OSError and ValueError."""
     return [
         np.fromfile(folder / f"input{i}.raw", np.uint8).view(dtype_from_name(r["dtype"])).reshape(r["shape"])
         for i, r in enumerate(rows)
@@ -113,46 +112,52 @@ def _reference(array: np.ndarray, name: str, location: str, offset: int) -> Tens
     return t
 
 
+def describe_engine(engine: Engine | type[Engine]) -> dict[str, str]:
+    """Name and class of an engine, from which a worker imports it."""
+    owner = engine if isinstance(engine, type) else type(engine)
+    return {"name": engine.name, "module": owner.__module__, "class": owner.__qualname__}
+
+
 class ArtifactExchange:
-    """disk: the cache on disk, None where it is off."""
+    """Directory through which a worker hands compiled artifacts to its parent: the disk cache if it is writable, else a
+    private temporary one, which is deleted with this object. disk: the disk cache, None where it is off."""
 
     def __init__(self, disk: DiskCache | None, events: EventLog) -> None:
         self._disk = disk
         self._events = events
         self._lock = threading.Lock()
         self._store: ExecutableStore | None = None
-        self._between: DiskCache | None = None
+        self._shared: DiskCache | None = None
 
-    def usable(self) -> DiskCache | None:
-        """The cache on disk, where its folder may be used."""
+    def disk_cache(self) -> DiskCache | None:
+        """The disk cache, None where its folder must not be used."""
         with contextlib.suppress(XRTError):
             if self._disk is not None:
                 self._disk.prepare()
                 return self._disk
         return None
 
-    def between(self) -> DiskCache:
-        """The cache through which executables come from the child: the one on disk, or where that cannot be written, a
-        folder of its own, which goes with it."""
+    def shared_cache(self) -> DiskCache:
+        """The cache that the worker writes executables to and the parent reads them from."""
         with self._lock:
-            if self._between is None:
-                disk = self.usable()
+            if self._shared is None:
+                disk = self.disk_cache()
                 if disk is not None and disk.mode != "read" and disk.prepare():
-                    self._between = disk
+                    self._shared = disk
                 else:
                     folder = new_folder("cache")
-                    self._between = DiskCache(folder, 1 << 40)
+                    self._shared = DiskCache(folder, 1 << 40)
                     weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            return self._between
+            return self._shared
 
     @property
-    def is_the_cache(self) -> bool:
-        """Whether what the child makes lies where any process looks for it."""
-        return self.between() is self._disk and self._disk.mode == "readwrite"
+    def is_disk_cache(self) -> bool:
+        """Whether what the worker writes can be found by any process."""
+        return self.shared_cache() is self._disk and self._disk.mode == "readwrite"
 
     def store(self) -> ExecutableStore:
-        """The executables of `between`."""
-        disk = self.between()
+        """The executables in `shared_cache`."""
+        disk = self.shared_cache()
         with self._lock:
             if self._store is None:
                 reading = DiskCache(disk.folder, disk.limit) if disk.mode == "verify" else disk
@@ -160,7 +165,7 @@ class ArtifactExchange:
             return self._store
 
     def stored(self) -> list[StoredExecutable]:
-        """The executables in use that came through `store`, serialised."""
+        """The executables in use that were loaded through `store`, serialised."""
         with self._lock:
             store = self._store
         return [] if store is None else store.stored()
@@ -179,7 +184,7 @@ def new_folder(what: str) -> pathlib.Path:
 
 
 def process_folder() -> pathlib.Path:
-    """The folder that holds all others; made at first use, when those of processes that were killed are taken away."""
+    """The private temporary folder of this process. Made at first use, when those of killed processes are deleted."""
     global _folder, _owner
     with _lock:
         if _folder is None or _owner != os.getpid() or not _folder.is_dir():  # a forked process has its own
@@ -196,7 +201,7 @@ def _remove(folder: pathlib.Path, owner: int) -> None:
 
 
 def _sweep(parent: pathlib.Path) -> None:
-    """Take away what processes of this user left that are no more."""
+    """Delete the folders of this user's processes that no longer exist."""
     if not hasattr(os, "geteuid"):
         return
     with contextlib.suppress(OSError), os.scandir(parent) as found:

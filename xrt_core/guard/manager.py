@@ -1,4 +1,7 @@
-"""Guard: what one module's clusters go through, from the queue to being live, and back to the host at any trouble."""
+"""GuardManager: builds the clusters of one module in worker processes, and records their states and failures.
+
+("Guard" here is protection against engines; it has nothing to do with the guards of a tracing compiler.)
+"""
 
 from __future__ import annotations
 
@@ -16,36 +19,34 @@ import numpy as np
 
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
+from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
-from xrt_core.guard import timeouts
-from xrt_core.guard.background import MOST_INPUT_BYTES
-from xrt_core.guard.build_job import BuildJob, kind_of
-from xrt_core.guard.capability import Inquiry
+from xrt_core.guard.builder import ClusterBuilder, kind_of
+from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.ipc import ArtifactExchange
 from xrt_core.guard.launch import GuardedLaunch, HostRun
-from xrt_core.guard.policy import GuardSettings
-from xrt_core.guard.record import ClusterRecord, State
-from xrt_core.guard.timeouts import TooLong, call_with_timeout
+from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings
+from xrt_core.guard.record import ClusterRecord, FailureRecord, State
+from xrt_core.guard.timeouts import CallTimeout, Cancelled, call_with_timeout, in_background, is_shutting_down
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_pool
 from xrt_core.ir.function import Function
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.launch import Launch, operators_of
-from xrt_core.verify.checker import ResultChecker
-from xrt_core.verify.repro import Stage, bundle_of, leave_bundle
+from xrt_core.verify.repro import Stage, make_bundle, save_bundle
 from xrt_core.verify.verdict import Outcome
 
-_MOST_RECORDS: Final = 4096
-_MOMENT: Final = 10.0  # longest time that a call waits for an executable that was examined before
+_MAX_RECORDS: Final = 4096
+_LONGEST_LOAD: Final = 10.0  # seconds that a first call waits for an executable with a cached verdict
 
 
 class GuardManager:
-    """Guards the clusters of one module.
+    """Guards the clusters of one module. Thread-safe.
 
-    compilation: where executables come from. disk: the cache on disk, None where it is off: then executables cross
-    from the child through a folder of this process. auto: the launches' engine is a name for whichever engine is best.
-    trusted: outcomes that came with the model, by the fingerprints of their functions; they hold at once.
+    compilation: of all engines. disk: the disk cache, None where it is off. auto: the launches' engine is a name for
+    whichever engine is fastest. trusted: outcomes that came with a saved model, by fingerprint of the function; they
+    hold without verification. capabilities: answers queries about the engines.
     """
 
     def __init__(
@@ -61,55 +62,56 @@ class GuardManager:
         self.settings = settings
         self.events = events
         self.records: list[ClusterRecord] = []
-        self.inquiry = Inquiry(settings, compilation, disk, events)
+        self.capabilities = Capabilities(settings, compilation, disk, events)
         self.closed = False
-        self._crossing = ArtifactExchange(disk, events)
-        self._way = BuildJob(settings, self.inquiry, self._crossing, self, events, auto, trusted or {})
+        self._exchange = ArtifactExchange(disk, events)
+        self._builder = ClusterBuilder(
+            settings, self.capabilities, self._exchange, self, events, auto, trusted or {}
+        )
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._launches: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()
-        self._begun: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()  # a job is queued for them, or runs
+        self._building: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()  # those with a queued or running job
 
-    # --- for the pipeline -----------------------------------------------------------------------------------------
+    # --- used by the pipeline --------------------------------------------------------------------------------------
 
     def launch(
         self, function: Function, engine: str, host: Callable[[], HostRun], shared: bool = False
     ) -> GuardedLaunch:
-        """The launch of a cluster. Nothing is compiled yet: its first call, or `start`, sets that going. shared: see
-        `CompileOptions`."""
+        """The launch of a cluster. Its first call, or `start`, starts the build. shared: see `CompileOptions`."""
         record = ClusterRecord(function.name, engine, len(function.body.nodes), operators_of(function))
         record.number = next(self._numbers)
-        launch = GuardedLaunch(function, engine, host, self, record)
+        launch = GuardedLaunch(function, engine, host, record, self.settings, self, self._build)
         launch.shares_cores = shared
         with self._lock:
             self.records.append(record)
-            del self.records[:-_MOST_RECORDS]
+            del self.records[:-_MAX_RECORDS]
             self._launches.add(launch)
         return launch
 
     def start(self) -> None:
-        """Set going what has not been called yet."""
+        """Start the builds of all clusters that have not been called yet."""
         for launch in self._all():
             if launch.record.state is State.QUEUED:
                 self.begin(launch, None)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until every cluster that was set going is live, failed or rejected; False after `timeout` seconds."""
+        """Wait until every started build has ended: live, failed or rejected. Returns False after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for launch in self._all():
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            if launch in self._begun and not launch.record.settled.wait(left):
+            if launch in self._building and not launch.record.settled.wait(left):
                 return False
         return True
 
     def begin_all(self, launches: Sequence[Launch]) -> None:
-        """Set these launches going, as far as they are not."""
+        """Start the builds of these launches, unless they have been started."""
         for launch in launches:
             if isinstance(launch, GuardedLaunch):
                 self.begin(launch, None)
 
     def count(self, launches: Sequence[Launch], calls: int) -> None:
-        """Count so many calls that the host answered before the launches were there."""
+        """Add calls that the host answered before the launches existed."""
         for launch in launches:
             if isinstance(launch, GuardedLaunch):
                 launch.record.calls += calls
@@ -121,7 +123,7 @@ class GuardManager:
             return list(self.records)
 
     def outcomes(self) -> dict[str, Outcome]:
-        """What was decided about every cluster that is live or was turned down, by its function's fingerprint."""
+        """The outcomes of live and rejected clusters, by fingerprint of the function."""
         return {
             launch.function.fingerprint: outcome
             for launch in self._all()
@@ -129,22 +131,22 @@ class GuardManager:
         }
 
     def missing(self, file: ModelFile) -> list[str]:
-        """What the clusters need that is not in the file which the model was loaded from."""
+        """Why executables that the clusters need are not in the file that the model was loaded from."""
         found = []
         for launch in self._all():
             function = launch.function
-            if not self._way.trusts(function):
-                key = self._way.key(launch)
+            if not self._builder.trusts(function):
+                key = self._builder.key(launch)
                 if file.executable(key) is None:
                     found.append(file.why_missing(key, function.name))
         return found
 
     def stored(self) -> list[StoredExecutable]:
-        """The executables in use that crossed from a child through a folder of this process, serialised."""
-        return self._crossing.stored()
+        """The executables in use that a worker passed through a temporary folder, serialised."""
+        return self._exchange.stored()
 
     def close(self) -> None:
-        """Compile nothing any more. What is live stays so; nothing is waited for."""
+        """Cancel all builds, without waiting for them. Live clusters stay live."""
         if not self.closed:
             self.closed = True
             process_pool().cancel(self)
@@ -155,118 +157,93 @@ class GuardManager:
         with self._lock:
             return list(self._launches)
 
-    # --- for the launches ------------------------------------------------------------------------------------------
+    # --- builds ----------------------------------------------------------------------------------------------------
 
-    def knows(self, launch: GuardedLaunch) -> bool:
-        """See `launch.Keeper`."""
-        return self._way.knows(launch)
-
-    def begin(self, launch: GuardedLaunch, arrays: Sequence[Any] | None, at_once: bool = False) -> None:
-        """See `launch.Keeper`."""
+    def begin(self, launch: GuardedLaunch, arrays: Sequence[Any] | None, seconds: float | None = 0.0) -> None:
+        """Queue the build of a cluster that is queued or failed. arrays: inputs of a call. seconds: how long to wait
+        for it, None for no limit; a synchronous guard, and what came with the model, are always waited for."""
         record = launch.record
         with self._lock:
-            if self.closed or launch in self._begun or record.state not in (State.QUEUED, State.FAILED):
+            if self.closed or launch in self._building or record.state not in (State.QUEUED, State.FAILED):
                 return
-            self._begun.add(launch)
+            self._building.add(launch)
         if record.state is State.FAILED:
-            record.move(State.QUEUED, "tried again")
+            record.move(State.QUEUED, "retry")
         inputs = self._inputs(arrays)
-        reference = weakref.ref(launch)  # a plan that is forgotten meanwhile needs no executable
+        reference = weakref.ref(launch)  # a plan that is evicted meanwhile needs no executable
 
         def work(slot: WorkerSlot) -> None:
             found = reference()
             if found is not None:
-                self._bring_up(found, inputs, slot)
+                self._run_build(found, inputs, slot)
 
         job = Job(work, self)
         try:
             process_pool().submit(job)
         except WorkerFailure as e:
             with self._lock:
-                self._begun.discard(launch)
-            self._fail(launch, "compile", e.kind, str(e))
+                self._building.discard(launch)
+            self._fail(launch, FailureRecord("compile", e.kind, str(e)))
             return
-        if not self.settings.asynchronous or self._way.trusts(launch.function):
-            job.done.wait()
-        elif at_once:
-            job.done.wait(_MOMENT)
+        if not self.settings.asynchronous or self._builder.trusts(launch.function):
+            seconds = None
+        if seconds != 0.0:
+            job.done.wait(seconds)
 
-    def fell_back(
-        self, launch: GuardedLaunch, stage: str, kind: Kind, message: str, log: str = "", exit_code: int | None = None
-    ) -> None:
-        """See `launch.Keeper`: one structured event for every failure."""
-        launch.record.fault(stage, kind, message, log, exit_code)
-        more: dict[str, Any] = {} if exit_code is None else {"exit_code": exit_code}
-        if log:
-            more["log"] = log
-        if (left := self._leave_bundle(launch, stage, kind, message, log)) is not None:
-            more["bundle"] = str(left)
-        self.events.fallback(
-            cluster=launch.function.name, engine=launch.engine, stage=stage, kind=kind, error=message, **more
-        )
+    def _build(self, launch: GuardedLaunch, arrays: Sequence[Any], before_answer: bool) -> None:
+        """Start a build for a call. A synchronous guard does it before the answer; an asynchronous one after it, so
+        that the host's result is not delayed, unless a cached executable will answer sooner than the host."""
+        if not self.settings.asynchronous:
+            is_time = before_answer
+        elif before_answer:  # a warm-up run in the background waits for nothing
+            is_first = launch.record.calls == 0 and not in_background()
+            is_time = is_first and self._builder.is_worth_waiting_for(launch)
+        else:
+            is_time = True
+        if is_time:
+            self.begin(launch, arrays, _LONGEST_LOAD if before_answer else 0.0)
 
-    def compare(
-        self, launch: GuardedLaunch, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]
-    ) -> str:
-        """See `launch.Keeper`. Where the two differ, the host runs again to say whether it is rounding."""
-        engine = self.inquiry.compilation.engines.get(launch.record.chosen)
-        referee = ResultChecker(launch.function, inputs, results=[to_numpy(r) for r in expected])
-        check = referee.judge_results([to_numpy(r) for r in results], {} if engine is None else engine[0].tolerance)
-        return "" if check.is_doubtful else check.reason
-
-    # --- the way of a cluster ---------------------------------------------------------------------------------------
-
-    def _bring_up(self, launch: GuardedLaunch, inputs: list[np.ndarray] | None, slot: WorkerSlot) -> None:
-        """All the way to LIVE, REJECTED or FAILED, in a thread of the pool; nowhere if the guard is closed."""
+    def _run_build(self, launch: GuardedLaunch, inputs: list[np.ndarray] | None, slot: WorkerSlot) -> None:
+        """Build a cluster on a thread of the pool, up to LIVE, REJECTED or FAILED; nothing if the guard is closed."""
         record = launch.record
         start = time.perf_counter()
         try:
             if self.closed:
                 return
-            outcome, known = self._way.outcome(launch, inputs, slot)
+            outcome, cached = self._builder.outcome(launch, inputs, slot)
             record.outcome = outcome
             if outcome.verdict in ("wrong", "slower"):
-                self._turn_down(launch, outcome)
+                failure = FailureRecord("examine", kind_of(outcome), outcome.reason)
+                self.record_failure(record, launch.function, failure)
+                record.move(State.REJECTED, f"{outcome.verdict}: {outcome.reason}")
             elif outcome.verdict == "failed":
-                stage = "examine" if record.state is State.VERIFYING else "compile"
-                self._fail(launch, stage, kind_of(outcome), outcome.reason)
+                self._fail(launch, FailureRecord(_stage(record), kind_of(outcome), outcome.reason))
             else:
                 record.move(State.READY, outcome.reason)
-                executable = call_with_timeout(self.settings.timeout, self._way.realise, launch, outcome, known)
-                launch.go_live(executable, outcome.reason)
-                self._tell(record, start)
-        except timeouts.Leaving:
+                build = self._builder.executable
+                executable = call_with_timeout(self.settings.timeout, build, launch, outcome, cached)
+                self._go_live(launch, executable, start)
+        except Cancelled:
             pass
         except WorkerFailure as e:
             if not self.closed:
-                stage = "examine" if record.state is State.VERIFYING else "compile"
-                self._fail(launch, stage, e.kind, str(e), e.log, e.exit_code)
-        except TooLong as e:
-            self._fail(launch, "load" if record.state is State.READY else "compile", "hung", str(e))
+                self._fail(launch, FailureRecord(_stage(record), e.kind, str(e), e.log, e.exit_code))
+        except CallTimeout as e:
+            self._fail(launch, FailureRecord(_stage(record), "hung", str(e)))
         except BaseException as e:  # a library may raise SystemExit
-            memory = isinstance(e, MemoryError)
-            stage = "load" if record.state is State.READY else "compile"
-            self._fail(launch, stage, "memory" if memory else "raised", f"{type(e).__name__}: {e}")
+            kind: Kind = "memory" if isinstance(e, MemoryError) else "raised"
+            self._fail(launch, FailureRecord(_stage(record), kind, f"{type(e).__name__}: {e}"))
         finally:
-            record.settled.set()  # also where it was given up on the way
+            record.settled.set()  # also if it was cancelled
             with self._lock:
-                self._begun.discard(launch)
+                self._building.discard(launch)
 
-    def _turn_down(self, launch: GuardedLaunch, outcome: Outcome) -> None:
-        self.fell_back(launch, "examine", kind_of(outcome), outcome.reason)
-        launch.record.move(State.REJECTED, f"{outcome.verdict}: {outcome.reason}")
-
-    def _fail(
-        self, launch: GuardedLaunch, stage: str, kind: Kind, message: str, log: str = "", exit_code: int | None = None
-    ) -> None:
-        if timeouts.begun():  # what ends now ends because of that
-            return
-        record = launch.record
-        self.fell_back(launch, stage, kind, message, log, exit_code)
-        record.postpone(self.settings.retry)
-        record.move(State.FAILED, f"{kind}: {message}")
-
-    def _tell(self, record: ClusterRecord, start: float) -> None:
+    def _go_live(self, launch: GuardedLaunch, executable: Executable, start: float) -> None:
+        record, outcome = launch.record, launch.record.outcome
+        assert outcome is not None
+        engine = self.capabilities.compilation.engines.get(outcome.pieces[0].engine)
+        launch.tolerance = {} if engine is None or len(outcome.pieces) > 1 else engine[0].tolerance
+        launch.go_live(executable, outcome.reason)
         self.events.emit(
             "guard.live",
             level=logging.INFO,
@@ -276,33 +253,65 @@ class GuardManager:
             reason=record.reason,
         )
 
-    # --- what is kept -----------------------------------------------------------------------------------------------
-
-    def _leave_bundle(
-        self, launch: GuardedLaunch, stage: str, kind: Kind, message: str, log: str
-    ) -> pathlib.Path | None:
-        """Leave a reproducer of a failure before the cluster was live; its path, or None where none can be written."""
-        disk = self._crossing.usable() if stage in ("compile", "examine") and kind != "slower" else None
-        engines = self.inquiry.every.engines
-        name = launch.engine if launch.engine in engines else next(iter(engines))
-        if disk is None or disk.mode != "readwrite":
-            return None
-        engine, device = engines[name]
-        options = self.inquiry.every.options_for(name)
-        what: Stage = "compile" if stage == "compile" else "wrong"
-        try:
-            bundle = bundle_of(launch.function, engine, device, options, what, f"{kind}: {message}", log=log)
-            return leave_bundle(bundle, disk.folder / "bundles")
-        except Exception as e:  # a reproducer is a courtesy
-            self.events.emit("guard.no_bundle", cluster=launch.function.name, reason=f"{type(e).__name__}: {e}")
-            return None
-
     def _inputs(self, arrays: Sequence[Any] | None) -> list[np.ndarray] | None:
-        """Copies of a call's inputs to examine with, where that is allowed and they are not too many bytes."""
+        """Copies of a call's inputs to verify on; None if that is off, or they are too large."""
         if arrays is None or not self.settings.real_inputs:
             return None
         with contextlib.suppress(XRTError):
             found = [to_numpy(a) for a in arrays]
-            if sum(a.nbytes for a in found) <= MOST_INPUT_BYTES:
+            if sum(a.nbytes for a in found) <= MAX_INPUT_BYTES:
                 return [a.copy() for a in found]
         return None
+
+    # --- failures --------------------------------------------------------------------------------------------------
+
+    def record_failure(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> None:
+        """See `FailureSink`."""
+        record.add(failure)
+        more: dict[str, Any] = {} if failure.exit_code is None else {"exit_code": failure.exit_code}
+        if failure.log:
+            more["log"] = failure.log
+        if (bundle := self._write_bundle(record, function, failure)) is not None:
+            more["bundle"] = str(bundle)
+        self.events.fallback(
+            cluster=function.name,
+            engine=record.engine,
+            stage=failure.stage,
+            kind=failure.kind,
+            error=failure.message,
+            **more,
+        )
+
+    def _fail(self, launch: GuardedLaunch, failure: FailureRecord) -> None:
+        if is_shutting_down():  # which is why it failed
+            return
+        record = launch.record
+        self.record_failure(record, launch.function, failure)
+        record.postpone(self.settings.retry)
+        record.move(State.FAILED, f"{failure.kind}: {failure.message}")
+
+    def _write_bundle(
+        self, record: ClusterRecord, function: Function, failure: FailureRecord
+    ) -> pathlib.Path | None:
+        """Write a repro bundle of a failed build into the disk cache; its path, or None if none can be written."""
+        is_of_build = failure.stage in ("compile", "examine") and failure.kind != "slower"
+        disk = self._exchange.disk_cache() if is_of_build else None
+        if disk is None or disk.mode != "readwrite":
+            return None
+        compilation = self.capabilities.all_engines
+        name = record.engine if record.engine in compilation.engines else next(iter(compilation.engines))
+        engine, device = compilation.engines[name]
+        stage: Stage = "compile" if failure.stage == "compile" else "wrong"
+        error = f"{failure.kind}: {failure.message}"
+        try:
+            options = compilation.options_for(name)
+            bundle = make_bundle(function, engine, device, options, stage, error, log=failure.log)
+            return save_bundle(bundle, disk.folder / "bundles")
+        except Exception as e:  # a bundle is optional
+            self.events.emit("guard.no_bundle", cluster=function.name, reason=f"{type(e).__name__}: {e}")
+            return None
+
+
+def _stage(record: ClusterRecord) -> str:
+    """The stage of the build that a record's state stands for."""
+    return {State.READY: "load", State.VERIFYING: "examine"}.get(record.state, "compile")

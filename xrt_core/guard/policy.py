@@ -1,24 +1,31 @@
-"""GuardSettings: what the options say about the guard, resolved."""
+"""GuardSettings: the options of the guard, resolved, and its rule for retries."""
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
+from typing import Final
 
 from xrt_core.options import AUTO, Options
+
+MAX_INPUT_BYTES: Final = 1 << 28
+"""Copies of a call's inputs are kept for verification or a warm-up run up to this size in all."""
+
+_LONGEST_RETRY: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
     """How clusters are guarded.
 
-    asynchronous: compile beside the caller, the host answers meanwhile. sandbox: compile in a child process.
-    verify, tune: examine results, and speed. timeout: seconds that one cluster's compilation and examination may take.
-    memory: bytes that the child may hold. failures: so many at run time retire an executable. retry: seconds until a
-    failure is tried again the first time, later ones wait longer (0: never). run_timeout: seconds that one execution
-    may take (0: no limit). shadow: every so many calls the host's results are compared (0: never). real_inputs:
-    whether the inputs of a call may be used to examine. probation: so many first calls keep copies of donated inputs
-    and have every result looked at.
+    asynchronous: compile in the background while the host answers. sandbox: compile in a worker process. verify: check
+    results against the host. tune: time the candidates against each other and the host. timeout: seconds that
+    compilation and verification of one cluster may take. memory: bytes that the worker may hold. failures: failed runs
+    after which an executable is dropped. retry: seconds until the first retry of a failed cluster; later waits grow (0:
+    never). run_timeout: seconds that one run may take (0: no limit). shadow: every how many calls the host runs too and
+    results are compared (0: never). real_inputs: verify on the inputs of a call. probation: first calls of an
+    executable for which donated inputs are copied and every result is checked.
     """
 
     asynchronous: bool
@@ -36,10 +43,10 @@ class GuardSettings:
 
     @classmethod
     def of(cls, options: Options) -> GuardSettings | None:
-        """The settings that options mean; None where nothing of the guard is on.
+        """The settings that the options ask for; None if no part of the guard is on.
 
-        A part that is not given is on where `guard` is; `engine="auto"` turns the whole guard on, unless `guard` is
-        given as False: then its candidates are only timed against each other.
+        A part that is not given follows `guard`. `engine="auto"` turns the whole guard on; with `guard=False` its
+        candidates are only timed against each other.
         """
         auto = options.engine == (AUTO,)
         whole = options.guard if options.guard is not None else auto
@@ -71,3 +78,9 @@ def physical_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 8 << 30
+
+
+def retry_time(first: float, attempts: int) -> float:
+    """When a failure is retried, in `time.monotonic` seconds: after `first` seconds, four times longer after each
+    attempt, at most an hour; infinity where `first` is 0."""
+    return time.monotonic() + (min(first * 4.0 ** (attempts - 1), _LONGEST_RETRY) if first > 0 else float("inf"))

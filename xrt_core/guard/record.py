@@ -1,4 +1,4 @@
-"""The states of a cluster under guard, as a table, and the record of one cluster: what happened to it and when."""
+"""ClusterRecord: the state, history and statistics of one guarded cluster, and the sink that its failures go to."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from xrt_core.errors import InternalError
 from xrt_core.events import Kind
-from xrt_core.guard.background import later
+from xrt_core.guard.policy import retry_time
+from xrt_core.ir.function import Function
 from xrt_core.verify.verdict import Outcome
 
 
 class State(enum.Enum):
-    """Where a cluster stands, for one signature."""
+    """State of a guarded cluster of one signature."""
 
     QUEUED = "queued"
     COMPILING = "compiling"
@@ -42,18 +43,18 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
         S.REJECTED: frozenset(),
     }
 )
-"""Which state may follow which.
+"""State -> its successors.
 
-QUEUED goes straight to READY or REJECTED where the verdict is known from an earlier examination, COMPILING straight to
-READY where nothing is to be examined. LIVE is left for REJECTED when a shadow run finds wrong numbers.
+QUEUED is followed by READY or REJECTED if a verdict is cached, COMPILING by READY if nothing is verified or timed, and
+LIVE by REJECTED if a shadow run finds wrong numbers.
 """
 
 _HISTORY: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A line of a cluster's history. time: seconds since the epoch, on entering `state`."""
+class Transition:
+    """An entry of a cluster's history. time: seconds since the epoch, on entering `state`."""
 
     time: float
     state: State
@@ -62,24 +63,24 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """One failure. stage: "compile", "examine", "load", "run" or "shadow". log: the tail of the child's log."""
+    """One failure. stage: "compile", "examine", "load", "run" or "shadow". log: the tail of the worker's log.
+    exit_code: of a worker that ended. time: seconds since the epoch."""
 
-    time: float
     stage: str
     kind: Kind
     message: str
     log: str = ""
     exit_code: int | None = None
+    time: float = field(default_factory=time.time)
 
 
 class ClusterRecord:
-    """What is known of one cluster and signature; lives as long as its module, also after its plan is gone.
+    """State and statistics of one cluster and signature. Kept as long as its module, also after its plan was evicted.
 
-    name, engine: of the Launch. number: of the record in its module. nodes: how many. operators: of them, for people.
-    state, reason: where it stands and why. retry_at: `time.monotonic` seconds from which a failed one is tried again.
-    outcome: of the last examination. calls, host_calls: how often it ran, and how often on the host. Counters are
-    bumped without a lock: CPython switches threads between statements of that size, not within, and a count that is
-    off by one would harm nobody.
+    name, engine: of the Launch. number: of the record in its module. nodes: their number. operators: of them, for
+    messages. state, reason: where it stands, and why. retry_at: `time.monotonic` seconds from which a failed cluster is
+    retried. outcome: of the last verification. calls, host_calls: all calls, and those that the host answered. Counters
+    are updated without a lock; they are statistics and may lose increments.
     """
 
     def __init__(self, name: str, engine: str, nodes: int, operators: str) -> None:
@@ -98,7 +99,7 @@ class ClusterRecord:
         self.shadow_runs = 0
         self.host_seconds: deque[float] = deque(maxlen=16)
         self.engine_seconds: deque[float] = deque(maxlen=16)
-        self.history: deque[Moment] = deque([Moment(time.time(), State.QUEUED, "")], maxlen=_HISTORY)
+        self.history: deque[Transition] = deque([Transition(time.time(), State.QUEUED, "")], maxlen=_HISTORY)
         self.faults: deque[FailureRecord] = deque(maxlen=_HISTORY)
         self.fault_counts: Counter[tuple[str, str]] = Counter()
         self.attempts = 0
@@ -106,14 +107,14 @@ class ClusterRecord:
         self._lock = threading.Lock()
 
     def move(self, state: State, reason: str = "") -> None:
-        """Enter a state. Raises InternalError where the table has no such way."""
+        """Enter a state. Raises InternalError unless `TRANSITIONS` allows it."""
         with self._lock:
             if state not in TRANSITIONS[self.state]:
                 raise InternalError(f"cluster {self.name}: {self.state.name} cannot become {state.name} ({reason})")
             self._enter(state, reason)
 
     def move_from(self, expected: State, state: State, reason: str = "") -> bool:
-        """Enter a state if the present one is `expected`; whether it was. For where several threads may be first."""
+        """Compare and swap: enter a state if the present one is `expected`. Returns whether it was."""
         with self._lock:
             if self.state is not expected:
                 return False
@@ -124,27 +125,25 @@ class ClusterRecord:
 
     def _enter(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason
-        self.history.append(Moment(time.time(), state, reason))
+        self.history.append(Transition(time.time(), state, reason))
         if state in (State.LIVE, State.FAILED, State.REJECTED):
             self.settled.set()
         else:
             self.settled.clear()
 
     def postpone(self, first: float) -> None:
-        """Set when a failure is tried again: after `first` seconds, four times longer each time, at most an hour."""
+        """Schedule the next retry: after `first` seconds, four times later after each attempt, at most an hour."""
         self.attempts += 1
-        self.retry_at = later(first, self.attempts)
+        self.retry_at = retry_time(first, self.attempts)
 
-    def fault(self, stage: str, kind: Kind, message: str, log: str = "", exit_code: int | None = None) -> FailureRecord:
-        """Note a failure."""
-        found = FailureRecord(time.time(), stage, kind, message, log, exit_code)
-        self.faults.append(found)
-        self.fault_counts[stage, kind] += 1
-        return found
+    def add(self, failure: FailureRecord) -> None:
+        """Append a failure and count it."""
+        self.faults.append(failure)
+        self.fault_counts[failure.stage, failure.kind] += 1
 
     @property
     def chosen(self) -> str:
-        """Who runs it now, for people: engines in the order of their pieces, or "host"."""
+        """What runs the cluster now: the engines of its pieces, joined by " + ", or "host"."""
         if self.state is not State.LIVE or self.outcome is None:
             return "host"
         parts = {p.engine if p.fused else f"{p.engine} (unfused)": None for p in self.outcome.pieces}
@@ -179,3 +178,10 @@ class ClusterRecord:
                 for f in tuple(self.faults)
             ],
         }  # fmt: skip
+
+
+class FailureSink(Protocol):
+    """Takes the failures of guarded clusters."""
+
+    def record_failure(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> None:
+        """Add a failure to the cluster's record, emit a `FallbackEvent`, and write a repro bundle where that helps."""

@@ -1,4 +1,4 @@
-"""GuardReport: what became of a module's clusters under guard, as data, as text and as Prometheus counters."""
+"""GuardReport: the clusters of a guarded module as plain data, text and Prometheus counters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from xrt_core.guard.record import ClusterRecord, State
 
 @dataclass(frozen=True, slots=True)
 class GuardReport:
-    """Clusters as `ClusterRecord.to_json` gives them, and totals.
+    """State of a guarded module.
 
-    planning: graphs that are compiled in the background, as `CompilationRecord.to_json` gives them: those
-    under way, and those where it failed.
-    calls: of all clusters together. host_calls: those that the host answered. saved_seconds: estimated, from how long
-    the host and the executable took for the same cluster. seconds: since the module was made.
+    clusters: as `ClusterRecord.to_json` gives them. planning: pending and failed background compilations, as
+    `CompilationRecord.to_json` gives them. calls: of all clusters. host_calls: those that the host answered.
+    saved_seconds: estimated from times of the host and of the executables. seconds: since the module was made.
     """
 
     clusters: tuple[Mapping[str, Any], ...]
@@ -60,7 +59,7 @@ class GuardReport:
         }
 
     def as_text(self) -> str:
-        """Readable: totals, then each cluster with its state, timings, history and failures."""
+        """Human-readable: totals, then each cluster with its state, timings, history and failures."""
         lines = [_planning(p) for p in self.planning]
         if not self.clusters:
             return "\n".join(lines) or "no cluster is under guard (guard=True turns it on; clusters come with calls)"
@@ -78,7 +77,7 @@ class GuardReport:
                 times = ", ".join(f"{k} {_duration(v)}" for k, v in outcome["timings"].items())
                 if times:
                     lines.append(f"  timings: {times}")
-                lines += [f"  turned down: {e}" for e in outcome["errors"]]
+                lines += [f"  rejected: {e}" for e in outcome["errors"]]
             begun = c["history"][0]["time"]
             way = ", ".join(f"{m['state']} +{m['time'] - begun:.2f} s" for m in c["history"])
             lines.append(f"  history: since {time.strftime('%H:%M:%S', time.localtime(begun))}: {way}")
@@ -128,13 +127,13 @@ class GuardReport:
 def _planning(p: Mapping[str, Any]) -> str:
     since = f"since {time.strftime('%H:%M:%S', time.localtime(p['since']))}"
     if p["state"] == "failed":
-        return f"{p['graph']}: the host has it, as planning it with engines failed ({p['reason']})"
+        return f"{p['graph']}: the host runs it, as planning it with engines failed ({p['reason']})"
     return f"{p['graph']}: the host answers, {p['state']} for engines {since}"
 
 
 def _saved(r: ClusterRecord) -> float:
     host, engine = tuple(r.host_seconds), tuple(r.engine_seconds)
-    if not host and r.outcome is not None and "host" in r.outcome.timings:  # it was examined before, and never ran here
+    if not host and r.outcome is not None and "host" in r.outcome.timings:  # known from a cached verdict
         host = (r.outcome.timings["host"],)
     if not host or not engine:
         return 0.0

@@ -1,10 +1,9 @@
-"""Calls with a time limit inside this process: what does not come back in time is left to a daemon thread.
+"""Time limits, cancellation and interpreter shutdown for threads that run native code of engines.
 
-The interpreter's end while a thread of the guard is within an engine's library.
-
-A daemon thread that comes back from C++ when the interpreter is gone is ended by unwinding its stack, which C++ answers
-by aborting the process. So the end waits until such a thread is out of the library, some seconds at most, and none goes
-in any more. Importing a library, asking about nodes and loading executables is over that soon; who hangs is left.
+Python can neither stop a thread that is inside native code nor finish while one is: when such a daemon thread returns
+after finalization, the interpreter unwinds its stack, which C++ answers with abort(). Hence a call that exceeds its
+limit is abandoned on its daemon thread, cancelled work ends at the next `check_cancelled`, and shutdown waits up to
+five seconds until no thread is inside a `native_call`, while no new one may begin.
 """
 
 from __future__ import annotations
@@ -14,154 +13,245 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
+_SHUTDOWN_SECONDS: Final = 5.0
+_SHORTEST_WAIT: Final = 0.01  # seconds; while a limit is suspended its waiter looks no more often than this
 
-class TooLong(Exception):
-    """A call did not come back within its limit. It goes on in its thread; nobody waits for it any more."""
+
+class CallTimeout(Exception):
+    """A call exceeded its time limit. It goes on in its thread, and its result is dropped."""
 
 
-class Watched(Generic[T]):
-    """Runs calls in daemon threads of its own and waits for each at most `seconds`. Safe from many threads.
+class Cancelled(Exception):
+    """The interpreter is shutting down, or the task was cancelled."""
 
-    A thread that came back is used again; one that hangs is left. Costs about 20 us a call.
+
+@dataclass(frozen=True, slots=True)
+class BackgroundTask:
+    """Work that no caller waits for. owner: of the worker jobs that it submits. is_wanted: False once it is
+    cancelled."""
+
+    owner: object
+    is_wanted: Callable[[], bool]
+
+
+class _ThreadState(threading.local):
+    limit: _TimeLimit | None = None
+    task: BackgroundTask | None = None
+    native_depth = 0
+
+
+_state = _ThreadState()
+
+
+# --- time limits ------------------------------------------------------------------------------------------------------
+
+
+class _TimeLimit:
+    """The time that is left of one call. It stands still while the call is suspended (see `suspended`)."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._since: float | None = time.monotonic()
+        self._lock = threading.Lock()
+
+    def left(self) -> float:
+        with self._lock:
+            return self._left - (0.0 if self._since is None else time.monotonic() - self._since)
+
+    def pause(self) -> None:
+        with self._lock:
+            if self._since is not None:
+                self._left -= time.monotonic() - self._since
+                self._since = None
+
+    def resume(self) -> None:
+        with self._lock:
+            self._since = time.monotonic()
+
+
+class TimedCaller(Generic[T]):
+    """Runs calls on daemon threads of its own, each with a time limit of `seconds`. Thread-safe.
+
+    A thread whose call came back is used again; one whose call exceeded the limit is abandoned. Costs about 20 us a
+    call.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._idle: queue.SimpleQueue[_Runner] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[_CallThread] = queue.SimpleQueue()
 
     def __call__(self, call: Callable[..., T], *args: Any) -> T:
-        """What `call` returns or raises. Raises TooLong."""
+        """What `call` returns or raises. Raises CallTimeout."""
         try:
-            runner = self._idle.get_nowait()
+            thread = self._idle.get_nowait()
         except queue.Empty:
-            runner = _Runner()
-        runner.jobs.put((call, args))
-        try:
-            result, error = runner.results.get(timeout=self.seconds)
-        except queue.Empty:
-            runner.jobs.put(None)  # should it come back after all, it ends
-            raise TooLong(f"it did not come back within {self.seconds:g} s") from None
-        self._idle.put(runner)
+            thread = _CallThread()
+        limit = _TimeLimit(self.seconds)
+        thread.calls.put((call, args, limit))
+        while True:
+            try:
+                result, error = thread.results.get(timeout=max(limit.left(), _SHORTEST_WAIT))
+                break
+            except queue.Empty:
+                if limit.left() <= 0:
+                    thread.calls.put(None)  # it ends if the call returns after all
+                    raise CallTimeout(f"it did not return within {self.seconds:g} s") from None
+        self._idle.put(thread)
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Let the idle threads end."""
-        while True:
-            try:
-                self._idle.get_nowait().jobs.put(None)
-            except queue.Empty:
-                return
+        """End the idle threads."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().calls.put(None)
 
 
-class _Runner:
+class _CallThread:
     def __init__(self) -> None:
-        self.jobs: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], _TimeLimit] | None]
+        self.calls = queue.SimpleQueue()
         self.results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="xrt-watched", daemon=True).start()
+        threading.Thread(target=self._serve, name="xrt-timed-call", daemon=True).start()
 
     def _serve(self) -> None:
-        while (job := self.jobs.get()) is not None:
-            call, args = job
+        while (item := self.calls.get()) is not None:
+            call, args, _state.limit = item
             try:
                 self.results.put((call(*args), None))
             except BaseException as e:
                 self.results.put((None, e))
-            del job, call, args
+            del item, call, args
 
 
 def call_with_timeout(seconds: float, call: Callable[..., T], *args: Any) -> T:
-    """What `call` returns or raises; TooLong after `seconds`."""
-    watched: Watched[T] = Watched(seconds)
+    """Call with a time limit. On expiry raises CallTimeout, and the call is abandoned on its daemon thread."""
+    caller: TimedCaller[T] = TimedCaller(seconds)
     try:
-        return watched(call, *args)
+        return caller(call, *args)
     finally:
-        watched.close()
+        caller.close()
 
 
-_LIMIT: Final = 5.0  # seconds that the interpreter's end waits at most
-_condition = threading.Condition()
-_here = threading.local()
-_inside = 0
-_begun = False
+# --- cancellation -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(task: BackgroundTask) -> Iterator[None]:
+    """Mark what this thread does as a background task."""
+    _state.task = task
+    try:
+        yield
+    finally:
+        _state.task = None
+
+
+def current_task() -> BackgroundTask | None:
+    """The background task of this thread; None where a caller waits for what it does."""
+    return _state.task
+
+
+def in_background() -> bool:
+    """Whether this thread runs a background task."""
+    return _state.task is not None
+
+
+def check_cancelled() -> None:
+    """Raises Cancelled if this thread runs a background task that is no longer wanted, or the interpreter shuts down
+    meanwhile. Does nothing in a thread that a caller waits for."""
+    task = _state.task
+    if task is not None:
+        _check_shutdown()
+        if not task.is_wanted():
+            raise Cancelled("the task was cancelled")
+
+
+# --- interpreter shutdown ---------------------------------------------------------------------------------------------
+
+_no_native_call = threading.Condition()
+_native_calls = 0
+_shutdown = False
 _registered = False
 
 
-class Leaving(Exception):
-    """The interpreter is ending."""
+def begin_shutdown() -> None:
+    """Say that the interpreter is shutting down."""
+    global _shutdown
+    _shutdown = True
 
 
-def begin() -> None:
-    """Say that the interpreter is ending."""
-    global _begun
-    _begun = True
-
-
-def begun() -> bool:
-    """Whether the interpreter is ending: its main thread is through, and so are all others that are no daemons."""
+def is_shutting_down() -> bool:
+    """Whether the interpreter is shutting down: its main thread has ended, and so have all non-daemon threads."""
     main = threading.main_thread()
-    return _begun or not (main.is_alive() or any(t is not main and not t.daemon for t in threading.enumerate()))
+    return _shutdown or not (main.is_alive() or any(t is not main and not t.daemon for t in threading.enumerate()))
 
 
-def check() -> None:
-    """Raises Leaving where the interpreter is ending."""
-    if begun():
-        raise Leaving("the interpreter is ending")
+def _check_shutdown() -> None:
+    if is_shutting_down():
+        raise Cancelled("the interpreter is shutting down")
 
 
 @contextlib.contextmanager
 def native_call() -> Iterator[None]:
-    """While this lasts the interpreter does not end. Raises Leaving where it has begun to."""
-    global _inside, _registered
-    with _condition:
-        check()
-        _inside += 1
-        _here.depth = getattr(_here, "depth", 0) + 1
+    """Keep the interpreter from finishing while the body runs. Raises Cancelled if shutdown has begun."""
+    global _native_calls, _registered
+    with _no_native_call:
+        _check_shutdown()
+        _native_calls += 1
+        _state.native_depth += 1
         if not _registered:
             _registered = True
-            atexit.register(_leave)
+            atexit.register(_wait_for_native_calls)
     try:
         yield
     finally:
-        with _condition:
-            _inside -= 1
-            _here.depth -= 1
-            _condition.notify_all()
+        with _no_native_call:
+            _native_calls -= 1
+            _state.native_depth -= 1
+            _no_native_call.notify_all()
 
 
 @contextlib.contextmanager
-def outside_library() -> Iterator[None]:
-    """For while a thread that is `native_call` waits for something else. Raises Leaving where the end has begun."""
-    global _inside
-    inside = getattr(_here, "depth", 0)
-    with _condition:
-        _inside -= inside
-        _condition.notify_all()
+def suspended() -> Iterator[None]:
+    """While this thread only waits for another one: it counts as outside of native code, and its time limit stands
+    still. Raises Cancelled at the end if shutdown has begun."""
+    global _native_calls
+    depth, limit = _state.native_depth, _state.limit
+    with _no_native_call:
+        _native_calls -= depth
+        _no_native_call.notify_all()
+    if limit is not None:
+        limit.pause()
     try:
         yield
     finally:
-        with _condition:
-            _inside += inside
-    check()
+        if limit is not None:
+            limit.resume()
+        with _no_native_call:
+            _native_calls += depth
+    if depth:
+        _check_shutdown()
 
 
-def _leave() -> None:
-    with _condition:
-        begin()
-        _condition.wait_for(lambda: not _inside, _LIMIT)
+def _wait_for_native_calls() -> None:
+    with _no_native_call:
+        begin_shutdown()
+        _no_native_call.wait_for(lambda: not _native_calls, _SHUTDOWN_SECONDS)
 
 
-def _forked() -> None:
-    """A forked process has none of the parent's threads."""
-    global _condition, _inside
-    _condition, _inside = threading.Condition(), 0
+def _after_fork() -> None:
+    """The threads of the parent do not exist in a forked process."""
+    global _no_native_call, _native_calls
+    _no_native_call, _native_calls = threading.Condition(), 0
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,6 +1,7 @@
-"""The parent's side of the child processes: a few workers, started late, used again, killed at any trouble.
+"""WorkerPool: threads that run jobs, each with a worker process that may crash, hang or run out of memory.
 
-Desk: lets another thread have jobs done by the child process of a thread of the pool.
+Workers are started when a job first needs one, used again, and killed at any failure. A worker belongs to one thread of
+the pool for its whole life, as the system ends it together with the thread that started it (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -18,24 +19,32 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.errors import XRTError
 from xrt_core.events import Kind, logger
 from xrt_core.guard import timeouts
 from xrt_core.guard.ipc import new_folder
-from xrt_core.guard.timeouts import TooLong, outside_library
+from xrt_core.guard.timeouts import BackgroundTask
 
 LOG_BYTES: Final = 8192
-"""So much of the end of a worker's log is kept with a failure."""
-_POLL: Final = 0.05  # seconds between looks at a child's memory
-_START_SECONDS: Final = 60.0  # a child that has not said that it is ready by then is given up
+"""Bytes of the end of a worker's log that are kept with a failure."""
+_POLL: Final = 0.05  # seconds between measurements of a worker's memory
+_START_SECONDS: Final = 60.0  # time limit for a worker's start
+_CANCEL_POLL: Final = 0.5  # seconds between checks whether the answer to a queued request is still wanted
 _CHILD: Final = {WORKER_VARIABLE: "1"}
+
+Request = Mapping[str, Any]
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+def _ignore(message: Mapping[str, Any]) -> None:
+    """For callers that need no progress."""
 
 
 class WorkerFailure(XRTError):
-    """A child did not bring its job to an end. kind: how; log: the tail of what it printed; exit_code: of a child that
+    """A worker did not finish its job. kind: how it failed. log: the tail of its output. exit_code: of a process that
     ended by itself, negative for a signal."""
 
     def __init__(self, kind: Kind, message: str, log: str = "", exit_code: int | None = None) -> None:
@@ -46,7 +55,7 @@ class WorkerFailure(XRTError):
 
 
 class Worker:
-    """One child process. For one thread at a time, but `kill` may come from any."""
+    """One worker process. Used by one thread at a time; `kill` may be called from any."""
 
     def __init__(self) -> None:
         if not sys.executable:
@@ -61,26 +70,24 @@ class Worker:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", "from xrt_core.guard.worker import main; main()"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
-                    start_new_session=True,  # Ctrl-C is for the parent, and what an engine starts dies with its group
+                    start_new_session=True,  # Ctrl-C is for the parent; an engine's processes die with the group
                 )  # fmt: skip
         except OSError as e:
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise WorkerFailure("unusable", f"no child process can be started: {e}") from e
+            raise WorkerFailure("unusable", f"no worker process can be started: {e}") from e
         self.pid = self._process.pid
         try:
             _start(self._read, "xrt-worker-reader")
-            self._wait(time.monotonic() + _START_SECONDS, 0, 0, lambda stage: None)
+            self._wait(time.monotonic() + _START_SECONDS, 0, 0, _ignore)
         except WorkerFailure:
             self.kill()
             raise
 
-    def run(
-        self, request: Mapping[str, Any], timeout: float, memory: int, stage: Callable[[str], None]
-    ) -> dict[str, Any]:
-        """The child's answer to a request. `stage` hears how far it is.
+    def run(self, request: Request, timeout: float, memory: int, progress: Progress) -> dict[str, Any]:
+        """Send a request and return the answer. `progress` is called with every message before it.
 
-        Raises WorkerFailure where it crashes, takes more than `timeout` seconds or holds more than `memory` bytes of
-        its own; the worker is dead then.
+        Raises WorkerFailure if the worker crashes, exceeds `timeout` seconds, or holds more than `memory` bytes of its
+        own; it is killed then.
         """
         begun = self._log_path.stat().st_size
         try:
@@ -88,20 +95,20 @@ class Worker:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            pass  # it has ended: waiting finds out how
+            pass  # it has ended: `_wait` finds out how
         try:
-            return self._wait(time.monotonic() + timeout, memory, begun, stage)
+            return self._wait(time.monotonic() + timeout, memory, begun, progress)
         except WorkerFailure:
             self.kill()
             raise
 
-    def _wait(self, deadline: float, memory: int, begun: int, stage: Callable[[str], None]) -> dict[str, Any]:
+    def _wait(self, deadline: float, memory: int, begun: int, progress: Progress) -> dict[str, Any]:
         while True:
             try:
                 answer = self._answers.get(timeout=_POLL)
             except queue.Empty:
                 if time.monotonic() > deadline:
-                    raise WorkerFailure("hung", "it did not end within its time limit", self.log(begun)) from None
+                    raise WorkerFailure("hung", "it did not finish within its time limit", self.log(begun)) from None
                 held = own_memory(self.pid)
                 if memory and held > memory:
                     message = f"it held {held >> 20} MiB, its limit is {memory >> 20} MiB"
@@ -110,7 +117,7 @@ class Worker:
             if answer is None:
                 raise self._ended(begun)
             if "stage" in answer:
-                stage(answer["stage"])
+                progress(answer)
             else:
                 return answer
 
@@ -118,18 +125,18 @@ class Worker:
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
-            return WorkerFailure("crashed", "the child closed its pipe", self.log(begun))
+            return WorkerFailure("crashed", "the worker closed its pipe", self.log(begun))
         if code == -getattr(signal, "SIGKILL", 9):
-            message = "the child was killed (SIGKILL), which is what the system does when memory runs out"
+            message = "the worker was killed (SIGKILL), as the system does when memory runs out"
             return WorkerFailure("memory", message, self.log(begun), code)
         how = f"exit code {code}"
         if code < 0:
             with contextlib.suppress(ValueError):
                 how = signal.Signals(-code).name
-        return WorkerFailure("crashed", f"the child process ended ({how})", self.log(begun), code)
+        return WorkerFailure("crashed", f"the worker process ended ({how})", self.log(begun), code)
 
     def log(self, begun: int = 0) -> str:
-        """The last of what the child printed since its log had `begun` bytes."""
+        """The tail of what the worker printed since its log had `begun` bytes."""
         with contextlib.suppress(OSError), open(self._log_path, "rb") as f:
             size = f.seek(0, os.SEEK_END)
             f.seek(max(begun, size - LOG_BYTES))
@@ -142,7 +149,7 @@ class Worker:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End the process and what it started, at once, and take its files away."""
+        """Kill the process and its process group at once, and delete its files."""
         with contextlib.suppress(OSError, AttributeError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -164,68 +171,71 @@ class Worker:
 
 
 class Job:
-    """Something for a thread of the pool to do: `work(slot)`. done: set at its end, also when it was cancelled."""
+    """Something for a thread of the pool to run: `work(slot)`. owner: who may cancel it. done: set at its end."""
 
     def __init__(self, work: Callable[[WorkerSlot], None], owner: object) -> None:
         self.work = work
         self.owner = owner
+        self.cancelled = False
         self.done = threading.Event()
 
 
 class WorkerSlot:
-    """A thread of the pool, and the worker that it has, if it has one. The system that kills a child with the thread
-    that started it (see `worker`) does no harm here, for this thread lasts."""
+    """The worker process of one thread of the pool."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self._worker: Worker | None = None
 
-    def run(
-        self, request: Mapping[str, Any], timeout: float, memory: int, stage: Callable[[str], None]
-    ) -> dict[str, Any]:
-        """Have the worker of this thread do a job; it is started where there is none. Raises WorkerFailure."""
-        worker = self._worker
+    def run(self, request: Request, timeout: float, memory: int, progress: Progress) -> dict[str, Any]:
+        """See `Worker.run`; the worker is started if there is none. Raises WorkerFailure."""
+        job, worker = self.job, self._worker
+        if job is not None and job.cancelled:
+            raise WorkerFailure("closed", "the job was cancelled")
         if worker is None or not worker.alive:
             if worker is not None:
                 worker.kill()
-            if timeouts.begun():  # whose children have just been ended
-                raise WorkerFailure("closed", "the interpreter is ending")
+            if timeouts.is_shutting_down():  # and the pool has been closed
+                raise WorkerFailure("closed", "the interpreter is shutting down")
             worker = self._worker = Worker()
         try:
-            answer = worker.run(request, timeout, memory, stage)
-        except WorkerFailure:
+            answer = worker.run(request, timeout, memory, progress)
+        except WorkerFailure as e:
             self._drop(worker)
+            if job is not None and job.cancelled:
+                raise WorkerFailure("closed", "the job was cancelled") from e
             raise
-        if memory and own_memory(worker.pid) > memory // 2:  # what this job left must not count against the next
+        if memory and own_memory(worker.pid) > memory // 2:  # what this job leaked must not count against the next
             self._drop(worker)
             worker.kill()
         return answer
 
     def _drop(self, worker: Worker) -> None:
-        if self._worker is worker:  # and not the next one, where a thread that was given up comes back late
+        if self._worker is worker:  # and not a later one
             self._worker = None
 
     def kill(self) -> None:
-        """End the worker, and so its job."""
+        """Kill the worker, and so fail its job."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()
 
 
-class Pool:
-    """Threads that work off jobs, each with a child process where the job asks for one. Nothing starts before the
-    first job; nothing here keeps the interpreter from leaving."""
+class WorkerPool:
+    """Daemon threads that run jobs in order of submission, each with a worker process if its job asks for one.
+
+    Nothing is started before the first job, and nothing here delays the interpreter's shutdown.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._slots: list[WorkerSlot] = []
-        self._open = 0  # jobs that are not at their end
+        self._open = 0  # jobs that have not ended
         self._lock = threading.Lock()
 
     def submit(self, job: Job) -> None:
-        """Have a job done, after those before it. Raises WorkerFailure where that takes a thread, and none can be
-        started."""
+        """Queue a job. Raises WorkerFailure if that takes a new thread, and none can be started."""
         with self._lock:
             if len(self._slots) <= self._open and len(self._slots) < self.size:
                 slot = WorkerSlot()
@@ -234,19 +244,47 @@ class Pool:
             self._open += 1
         self._jobs.put(job)
 
+    def call(self, request: Request, timeout: float, memory: int, task: BackgroundTask) -> dict[str, Any]:
+        """Queue a request for a worker and wait for its answer, as a job of `task.owner`.
+
+        Raises OSError, and WorkerFailure as `Worker.run`; of kind "closed" if the task is cancelled meanwhile.
+        """
+        answers: list[dict[str, Any]] = []
+        failures: list[OSError | WorkerFailure] = []
+        closed = WorkerFailure("closed", "the result is no longer wanted")
+
+        def work(slot: WorkerSlot) -> None:
+            try:
+                if not task.is_wanted():
+                    raise closed
+                answers.append(slot.run(request, timeout, memory, _ignore))
+            except (OSError, WorkerFailure) as e:
+                failures.append(e)
+
+        job = Job(work, task.owner)
+        self.submit(job)
+        with timeouts.suspended():
+            while not job.done.wait(_CANCEL_POLL):
+                if not task.is_wanted():
+                    raise closed
+        if not answers:
+            raise failures[0] if failures and task.is_wanted() else closed
+        return answers[0]
+
     def cancel(self, owner: object) -> None:
-        """Give up the running jobs of an owner, without waiting for them. Queued ones have to see for themselves."""
+        """Kill the workers of an owner's running jobs, without waiting. Queued jobs check for themselves."""
         for slot in tuple(self._slots):
             job = slot.job
             if job is not None and job.owner is owner:
+                job.cancelled = True
                 slot.kill()
 
     def pids(self) -> list[int]:
-        """The child processes that there are."""
+        """The worker processes that are alive."""
         return [s._worker.pid for s in tuple(self._slots) if s._worker is not None and s._worker.alive]
 
     def close(self) -> None:
-        """Kill every child, without waiting for a job. The pool can be used again."""
+        """Kill every worker, without waiting for jobs. The pool can be used again."""
         for slot in tuple(self._slots):
             slot.kill()
 
@@ -256,7 +294,7 @@ class Pool:
             slot.job = job
             try:
                 job.work(slot)
-            except BaseException:  # SystemExit too: the thread is there for the next job
+            except BaseException:  # SystemExit too: the thread serves the next job
                 logger.exception("a job of the guard failed")
             finally:
                 slot.job = None
@@ -269,12 +307,12 @@ class Pool:
 def _start(work: Callable[[], None], name: str) -> None:
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
-    except RuntimeError as e:  # no more threads, or the interpreter is leaving
+    except RuntimeError as e:  # no more threads, or the interpreter is shutting down
         raise WorkerFailure("unusable", f"no thread can be started: {e}") from e
 
 
 def own_memory(pid: int) -> int:
-    """Bytes that a process holds for itself: files mapped into it (weights) do not count. 0 where nobody can say."""
+    """Bytes of private memory of a process, without mapped files such as weights. 0 where there is no /proc."""
     try:
         with open(f"/proc/{pid}/statm") as f:
             _, resident, shared = f.read().split()[:3]
@@ -283,106 +321,42 @@ def own_memory(pid: int) -> int:
         return 0
 
 
-_pool: Pool | None = None
-_pool_lock = threading.Lock()
+_workers: WorkerPool | None = None
+_planner: WorkerPool | None = None
+_pools_lock = threading.Lock()
 
 
-def process_pool() -> Pool:
+def process_pool() -> WorkerPool:
     """The pool that all modules of this process share: a worker for every four processors, at least one."""
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = Pool(max(1, (os.cpu_count() or 1) // 4))
-            atexit.register(_leave)
-        return _pool
+    global _workers
+    with _pools_lock:
+        if _workers is None:
+            _workers = WorkerPool(max(1, (os.cpu_count() or 1) // 4))
+            atexit.register(_close_at_exit)
+        return _workers
 
 
-def _leave() -> None:
-    timeouts.begin()
-    if _pool is not None:
-        _pool.close()
+def planning_pool() -> WorkerPool:
+    """The one thread on which the background compilations of all modules run in order. Its jobs need no worker of their
+    own, but may wait for `process_pool`."""
+    global _planner
+    with _pools_lock:
+        if _planner is None:
+            _planner = WorkerPool(1)
+        return _planner
 
 
-def _forked() -> None:
-    """In a forked process there are none of the parent's threads, and its children are not ours."""
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
+def _close_at_exit() -> None:
+    timeouts.begin_shutdown()
+    if _workers is not None:
+        _workers.close()
+
+
+def _after_fork() -> None:
+    """A forked process has none of its parent's threads, and the workers are not its children."""
+    global _workers, _planner, _pools_lock
+    _workers, _planner, _pools_lock = None, None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-_LOOK: Final = 1.0  # seconds between looks at whether anybody serves any more
-
-
-class _Request(NamedTuple):
-    arguments: tuple[Any, ...]
-    reply: queue.SimpleQueue[tuple[dict[str, Any] | None, WorkerFailure | None]]
-
-
-class _Done(NamedTuple):
-    error: BaseException | None
-
-
-class WorkerProxy:
-    """The thread of the pool serves; the one that it watches asks. A child is started by the former alone, since the
-    system ends a child with the thread that started it (see `worker`)."""
-
-    def __init__(self, slot: WorkerSlot) -> None:
-        self._slot = slot
-        self._inbox: queue.SimpleQueue[_Request | _Done] = queue.SimpleQueue()
-        self._closed = False
-
-    def run(
-        self, request: Mapping[str, Any], timeout: float, memory: int, stage: Callable[[str], None]
-    ) -> dict[str, Any]:
-        """See `WorkerSlot.run`, for the served thread. Raises WorkerFailure, also where nobody serves any more."""
-        reply: queue.SimpleQueue[tuple[dict[str, Any] | None, WorkerFailure | None]] = queue.SimpleQueue()
-        self._inbox.put(_Request((request, timeout, memory, stage), reply))
-        with outside_library():
-            while True:
-                try:
-                    answer, failure = reply.get(timeout=_LOOK)
-                    break
-                except queue.Empty:
-                    if self._closed:
-                        raise WorkerFailure("closed", "it was given up") from None
-        if failure is not None:
-            raise failure
-        assert answer is not None
-        return answer
-
-    def serve(self, seconds: float, call: Callable[[], None]) -> None:
-        """Run `call` in a thread of its own and serve it until it ends; raises what it raises.
-
-        Raises TooLong after `seconds` of which it did not wait for the child; the thread is left then.
-        """
-
-        def watched() -> None:
-            try:
-                call()
-                self._inbox.put(_Done(None))
-            except BaseException as e:
-                self._inbox.put(_Done(e))
-
-        threading.Thread(target=watched, name="xrt-planning", daemon=True).start()
-        left = seconds
-        try:
-            while True:
-                start = time.monotonic()
-                try:
-                    item = self._inbox.get(timeout=max(left, 0.0))
-                except queue.Empty:
-                    raise TooLong(f"it did not come back within {seconds:g} s") from None
-                left -= time.monotonic() - start
-                if isinstance(item, _Done):
-                    if item.error is not None:
-                        raise item.error
-                    return
-                try:
-                    item.reply.put((self._slot.run(*item.arguments), None))
-                except WorkerFailure as e:
-                    item.reply.put((None, e))
-        finally:
-            self._closed = True
+    os.register_at_fork(after_in_child=_after_fork)

@@ -48,7 +48,7 @@ class Traits:
     comparison: inputs are compared by their order or equality.
     boolean_result: every result is of dtype bool.
     commutative: exchanging the two inputs of a node with two gives the same result.
-    zero_preserving: where all numbers that come in are zero, so are all results (shapes, axes and indices aside).
+    zero_preserving: zeros give zeros, where any come in (inputs that are shapes, axes or indices aside).
     cast: the element type is changed, or its bits are read as another.
     quantizes: numbers are mapped to or from integers of a scale.
     shape_arithmetic: used to compute shapes from shapes; followed when they are traced or specialised.
@@ -250,7 +250,7 @@ _ONNX: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
         "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul", "Or", "Sum",
         "Xor",
     }),
-    "zero_preserving": (_MOVES | _STEPS | _EXTREMES | _SUMS | {"Cast", "CastLike", "ReduceProd"})
+    "zero_preserving": (_MOVES | _STEPS | _EXTREMES | _SUMS | _CLASSES | _CASTS | {"Greater", "Less", "ReduceProd"})
     - {"ReduceLogSum", "ReduceLogSumExp"} | {
         "Abs", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Elu", "Erf", "Gelu", "HardSwish", "LeakyRelu", "Mish", "Neg",
         "PRelu", "Relu", "Selu", "Shrink", "Sin", "Sinh", "Softsign", "Sqrt", "Swish", "Tan", "Tanh",

@@ -330,8 +330,8 @@ TABLE: Final[Mapping[str, Option]] = MappingProxyType(
 
 def unknown(name: str) -> OptionError:
     """The error for a name that is no option."""
-    if str(name).startswith(PREFIX):
-        return OptionError(f"unknown option {name!r} (keyword): {why_undeclared(name)}")
     close = difflib.get_close_matches(str(name), TABLE, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
+    if str(name).startswith(PREFIX):
+        return OptionError(f"unknown option {name!r} (keyword): {hint}{why_undeclared(name)}")
     return OptionError(f"unknown option {name!r} (keyword): {hint}options are {', '.join(TABLE)}")

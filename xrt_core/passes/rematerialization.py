@@ -193,7 +193,7 @@ def _closure(
 
 
 def _may_repeat(node: Node) -> bool:
-    return is_deterministic(node) and not traits_of(node).stateful
+    return is_deterministic(node) and not (traits_of(node).stateful or node.annotations.model_update)
 
 
 def _barrier(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,6 @@ from xrt_core.errors import EngineError, ExecutionError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.runtime.arrays import to_numpy
 
-_MAX_FAILURES = 3
 _SHOWN = 5
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
@@ -23,19 +23,30 @@ launch_mode: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar("xrt_how", 
 """Launch mode of this call, for launches on a GPU: (RunOptions, whether to block until each is done)."""
 
 
+@dataclass(frozen=True, slots=True)
+class FailurePolicy:
+    """When a launch gives its executable up: after `limit` failed runs, in a row if `consecutive`, else in all."""
+
+    limit: int = 3
+    consecutive: bool = True
+
+
+_THREE_IN_A_ROW: Final = FailurePolicy()
+
+
 class Launch:
     """Runs one Function on its engine; if the engine fails, on the host.
 
     function, engine: the cluster and the engine's name. executable: None if compilation failed; `error` has the cause.
     host: creates the function that runs the same nodes on the host (called at the first failure).
-    After three consecutive failures the executable is dropped and the host runs the cluster. error: the last failure.
+    policy: after which failures the executable is dropped and the host runs the cluster. error: the last failure.
     enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
     events: the log that receives fallback events.
     """
 
     __slots__ = (
-        "_events", "_host", "_host_run", "_lock", "_proven", "engine", "enter", "error", "executable", "failures",
-        "function",
+        "_events", "_host", "_host_run", "_lock", "_policy", "_proven", "engine", "enter", "error", "executable",
+        "failures", "function",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +57,7 @@ class Launch:
         host: Callable[[], HostRun],
         error: EngineError | None = None,
         events: EventLog = process_events,
+        policy: FailurePolicy = _THREE_IN_A_ROW,
     ) -> None:
         self.function = function
         self.engine = engine
@@ -55,6 +67,7 @@ class Launch:
         self.enter: HostRun | None = None
         self._proven = False  # the last run succeeded, and its results were checked
         self._events = events
+        self._policy = policy
         self._host = host
         self._host_run: HostRun | None = None
         self._lock = threading.Lock()
@@ -99,24 +112,30 @@ class Launch:
             )
         with self._lock:
             if waited or not self.failures:
-                self.failures, self._proven = 0, True
+                self._proven = True
+                if self._policy.consecutive:
+                    self.failures = 0
 
-    def failed(self, error: Exception) -> None:
-        """Record a failure of the executable; the third consecutive one drops it."""
+    def count_failure(self, error: Exception) -> bool:
+        """Note a failed run of the executable. Returns whether the policy gives it up."""
         with self._lock:
             self.error = error
             self.failures += 1
             self._proven = False
-            if self.failures >= _MAX_FAILURES:
-                self.executable = None
-            failures, given_up = self.failures, self.executable is None
+            return self.failures >= self._policy.limit
+
+    def failed(self, error: Exception) -> None:
+        """Note a failed run, emit its event, and drop the executable if the policy says so."""
+        given_up = self.count_failure(error)
+        if given_up:
+            self.executable = None
         self._events.fallback(
             cluster=self.function.name,
             engine=self.engine,
             stage="run",
             kind=error.kind if isinstance(error, WrongResults) else "raised",
             error=f"{error}{'; the cluster stays on the host' if given_up else ''}",
-            failures=failures,
+            failures=self.failures,
         )
 
     def on_host(self, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -228,7 +228,7 @@ class TrainModule(GuardedModule):
         assert recipe is not None
         known = {i: batch[n] for i, n in enumerate(names) if n in self._source.by_value}
         declared = [types[n] for n in names] + [v.type for v in recipe.variables]
-        whole = specialise(forward, declared, known, run_node, expand=expand)
+        whole = specialise(self._pipeline.mark_updates(forward), declared, known, run_node, expand=expand)
         report = None
         if self._lowering is not None:
             self._lowering.check_names(forward)

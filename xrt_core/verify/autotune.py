@@ -1,4 +1,4 @@
-"""Which of several ways to compute the same is the fastest: timed in turns, compared by their better runs."""
+"""Autotuning: times candidates for the same computation in interleaved rounds and picks the fastest."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from typing import Any, Final
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 
 MARGIN: Final = 1.01
-"""A later contestant takes the place of an earlier one when it is this many times as fast."""
+"""A later candidate replaces an earlier one if it is this many times as fast."""
 
 HOST_MARGIN: Final = 1.10
-"""The host takes the place of an engine when it is this many times as fast: engines leave it free for other work, and
-what was compiled for good reasons is not given up over noise."""
+"""The host replaces an engine if it is this many times as fast: engines leave the host's cores free for other work, and
+noise should not undo a compilation."""
 
 HOST_RUNS: Final = 10.0
-"""A tuning takes at most the time of so many runs of the slowest of host and first contestant, beside the first round
-and `LEAST_SECONDS`."""
+"""Time budget of a tuning, in runs of the slower of the host and the first candidate. The first round, and
+`MIN_SECONDS`, are always available."""
 
-LEAST_SECONDS: Final = 0.3
-"""Seconds of running that a tuning may take however fast the contestants are."""
+MIN_SECONDS: Final = 0.3
+"""Seconds of running that a tuning may take however fast the candidates are."""
 
 PRUNE_RATIO: Final = 2.0
-"""A contestant whose best run takes so many times as long as another's middle one drops out: at once where its runs are
-long, after `ENOUGH` rounds where they are short, for one of those may just have been interrupted."""
+"""A candidate is pruned when its minimum exceeds this times the best median; after `MIN_ROUNDS` if its runs are short,
+whose samples are noisy."""
 
-KNOWN_HOPELESS: Final = 4.0
-"""The same for one whose time is known from other runs, the first among them."""
+KNOWN_PRUNE_RATIO: Final = 4.0
+"""The same for a candidate whose time is known from single runs, the first run among them."""
 
 NOTHING_KNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 
-ROUNDS: Final = 25
-ENOUGH: Final = 5  # rounds after which a clear lead ends it
-LONG: Final = 0.2  # seconds of a run that an interruption makes no more than twice as long
-_EXCUSED: Final = 8.0  # so many times the bar may a short run take and still be called interrupted
-_WARM: Final = 0.02  # seconds of a run before which the caches and threads need no other run
-_REST, _STEP = 0.05, 2e-3  # seconds: the longest rest, and between two looks at the threads
-_QUIET: Final = 0.2  # share of one processor that a process at rest may use
+MAX_ROUNDS: Final = 25
+MIN_ROUNDS: Final = 5  # rounds after which a clear lead ends the tuning
+LONG_RUN: Final = 0.2  # seconds of a run that an interruption at most doubles
+_EXCUSED_RATIO: Final = 8.0  # a short run up to this times the bar counts as interrupted, not as slow
+_WARM: Final = 0.02  # seconds of a run from which on caches and threads need no warm-up run
+_LONGEST_SETTLE, _STEP = 0.05, 2e-3  # seconds: the longest wait for idle threads, and between two measurements
+_QUIET: Final = 0.2  # share of one processor that an idle process may use
 
 
 def settle() -> None:
-    """Wait until the threads of this process have nothing to do, 50 ms at the longest.
+    """Wait until the threads of this process are idle, at most 50 ms.
 
-    Threads of some engines go on spinning for some ten milliseconds after a run, and would take the
-    processor from whoever is timed next. The one that is chosen will not have that neighbour.
+    Threads of some engines spin for tens of milliseconds after a run, and would take the processor from the candidate
+    that is timed next.
     """
-    end, quiet = time.perf_counter() + _REST, 0
+    end, quiet = time.perf_counter() + _LONGEST_SETTLE, 0
     while quiet < 2 and time.perf_counter() < end:
         used, start = time.process_time(), time.perf_counter()
         time.sleep(_STEP)
@@ -60,7 +60,8 @@ def settle() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """winner: a contestant's name. seconds: what a run of each takes. rounds: how often the winner was timed."""
+    """Result of a tuning. winner: the name of a candidate. seconds: of a run of each. rounds: timed runs of the
+    winner."""
 
     winner: str
     seconds: Mapping[str, float]
@@ -68,7 +69,7 @@ class Tuning:
 
 
 class Stopwatch:
-    """Times the runs of executables by `clock`. seconds: of all of them; quickest: of the quickest one."""
+    """Times the runs of executables by `clock`. seconds: of all runs. quickest: of the fastest one."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = 0.0
@@ -76,11 +77,11 @@ class Stopwatch:
         self._clock = clock
 
     def on(self, executable: Executable) -> Executable:
-        """The executable, whose runs count."""
+        """The executable, with its runs timed."""
         return _Timed(executable, self)
 
     def run(self, call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Time one run. Raises what it raises; then it does not count as a quick one."""
+        """Time one run. Raises what it raises; then it does not count for `quickest`."""
         start = self._clock()
         try:
             results = call()
@@ -109,17 +110,15 @@ def tune(
     rest: Callable[[], None] = settle,
     known: Mapping[str, float] = NOTHING_KNOWN,
 ) -> Tuning:
-    """Time the contestants and say who stays.
+    """Time the candidates and pick one.
 
-    contestants: name -> one run that has finished when it returns, in the order in which they are preferred.
-    host: the name of the one that only wins clearly (`HOST_MARGIN`). until: a moment of `clock` after which no other
-    round begins. rest: what is waited for before a contestant's turn. known: seconds that the quickest run took of
-    those who have run before: they need no warming up, and one whose run was long, and `KNOWN_HOPELESS` times as long
-    as another's, has no turn at all.
+    candidates: name -> a function that runs it once and returns when it has finished, in order of preference. host: the
+    name of the one that must win by `HOST_MARGIN`. until: `clock` time after which no round begins. rest: called before
+    each turn. known: seconds of the fastest of earlier runs: these candidates need no warm-up run, and one whose runs
+    are long and `KNOWN_PRUNE_RATIO` times as long as another's is not timed.
 
-    The others run once for warming up; then rounds in changing order, in which everybody has a turn, until the time is
-    up, `ROUNDS` are over, or one is clearly ahead. A turn is a rest, a run that is not timed where runs are short (as
-    a caller in a loop has it), and one that is. Raises what a run raises.
+    Rounds follow one another in rotating order until the time is up, `MAX_ROUNDS` are over, or one candidate clearly
+    leads. A turn is a rest, an untimed run where runs are short, and a timed run. Raises what a run raises.
     """
     names = list(candidates)
     last: dict[str, float] = {}
@@ -137,42 +136,42 @@ def tune(
     best = min(last.values())
     times: dict[str, list[float]] = {}
     for name in names:
-        is_hopeless = name in known and last[name] > max(LONG, KNOWN_HOPELESS * best)
-        times[name] = [known[name]] if is_hopeless else []
-    racing = [name for name in names if not times[name]]
+        is_pruned = name in known and last[name] > max(LONG_RUN, KNOWN_PRUNE_RATIO * best)
+        times[name] = [known[name]] if is_pruned else []
+    active = [name for name in names if not times[name]]
     spent, limit = 0.0, 0.0
-    for k in range(ROUNDS):
-        for name in racing[k % len(racing) :] + racing[: k % len(racing)]:
+    for k in range(MAX_ROUNDS):
+        for name in active[k % len(active) :] + active[: k % len(active)]:
             rest()
             if last[name] < _WARM:
                 spent += run(name)
             times[name].append(run(name))
             spent += last[name]
         if k == 0:
-            limit = max(LEAST_SECONDS, HOST_RUNS * max(times[host if host in times else names[0]]))
+            limit = max(MIN_SECONDS, HOST_RUNS * max(times[host if host in times else names[0]]))
             spent = 0.0
-        bar = PRUNE_RATIO * min(statistics.median(times[name]) for name in racing)
-        racing = [
+        bar = PRUNE_RATIO * min(statistics.median(times[name]) for name in active)
+        active = [
             name
-            for name in racing
-            if min(times[name]) <= bar or (k + 1 < ENOUGH and min(times[name]) < min(LONG, _EXCUSED * bar))
-        ]
-        if len(racing) == 1 or spent > limit or clock() > until:
+            for name in active
+            if min(times[name]) <= bar or (k + 1 < MIN_ROUNDS and min(times[name]) < min(LONG_RUN, _EXCUSED_RATIO *
+            bar)) ]
+        if len(active) == 1 or spent > limit or clock() > until:
             break
-        if k + 1 >= ENOUGH and _is_clear(times, racing, host):
+        if k + 1 >= MIN_ROUNDS and _is_clear(times, active, host):
             break
     winner = _winner(times, names, host)
     return Tuning(winner, {name: typical(times[name]) for name in names}, len(times[winner]))
 
 
 def typical(times: Sequence[float]) -> float:
-    """What an eighth of the runs stay under: other processes make runs longer and never shorter, so the better ones
-    tell more, and of many the best one may be an accident. On a machine that does nothing else they are all alike."""
+    """The lower octile: other processes make runs longer and never shorter, so the fast runs are representative, while
+    the minimum of many may be an outlier."""
     return sorted(times)[len(times) // 8]
 
 
 def _ratio(times: Mapping[str, Sequence[float]], one: str, other: str) -> float:
-    """How many times as long as `other` one takes, over the rounds that both ran in."""
+    """The time of `one` divided by that of `other`, over the rounds in which both ran."""
     rounds = min(len(times[one]), len(times[other]))
     a, b = typical(times[one][:rounds]), typical(times[other][:rounds])
     return a / b if b > 0 else (float("inf") if a > 0 else 1.0)
@@ -191,8 +190,8 @@ def _winner(times: Mapping[str, Sequence[float]], names: Sequence[str], host: st
     return winner
 
 
-def _is_clear(times: Mapping[str, Sequence[float]], racing: Sequence[str], host: str | None) -> bool:
-    """Whether the middle run of the winner so far is ahead of everybody's best one by the host's margin."""
-    first = _winner(times, racing, host if host in racing else None)
+def _is_clear(times: Mapping[str, Sequence[float]], active: Sequence[str], host: str | None) -> bool:
+    """Whether the median of the leader is below the minimum of every other candidate by the host's margin."""
+    first = _winner(times, active, host if host in active else None)
     middle = statistics.median(times[first])
-    return all(middle * HOST_MARGIN <= min(times[name]) for name in racing if name != first)
+    return all(middle * HOST_MARGIN <= min(times[name]) for name in active if name != first)

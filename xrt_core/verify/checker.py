@@ -1,14 +1,13 @@
-"""Whether a compiled Function computes what the host computes: runs, comparisons, and what they found.
+"""ResultChecker: runs an executable and compares its results with the host's.
 
-A result is right when it is within the bounds of `tolerance` of what the host has, which is what the caller would have
-without the engine: one run of the host. Only where it is out of bounds does the host run again, on inputs that are off
-by a rounding: what the function itself makes of rounding then widens the bounds, so that sums that cancel, ties of
-ArgMax or TopK, and values on the edge between two integers condemn nobody. What is out of those as well is held against
-the host in a wider precision (`reference.run_host`) in the same two steps, for the host may be further off than the
-candidate.
+A result is right if it is within the bounds of `compare` of the host's result in the function's own precision, which
+takes one run of the host. Only if it is out of bounds does the host run again, on inputs that are off by a few rounding
+steps: what the function makes of rounding then widens the bounds, so that cancelling sums, ties of ArgMax or TopK, and
+values on the edge between two integers do not count as wrong. What is still out of bounds is compared with the host in
+a wider precision (`reference.run_host`), in the same two steps, for the host may be further off than the candidate.
 
-What the first step lets through is off by at most the bound and the host's own error together. The last one allows
-the bound and `NOISE` times the host's error, so the short way is no more lenient than the long one.
+The first step allows the bound and the host's own error together, the last one the bound and `NOISE` times the host's
+error, so that the short path is no more lenient than the long one.
 """
 
 from __future__ import annotations
@@ -31,34 +30,34 @@ from xrt_core.ir.types import dtype_name
 from xrt_core.kernels.namespace import float_like
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.compare import ROUNDED, Difference, compare, float_dtypes, table, tolerance_for
-from xrt_core.verify.reference import Host, run_host, wide_dtype
+from xrt_core.verify.reference import ReferenceExecutor, run_host, wide_dtype
 
 RUNS: Final = 2
-"""Runs of a candidate on each set of inputs: one that gives something else the second time is seen."""
+"""Runs of a candidate on each set of inputs, so that results that differ between runs are found."""
 
 FLIP_SHARE: Final = 1e-3
-"""The part of the elements behind a rounding to integers that may come out on its other side."""
+"""Share of the elements behind a rounding to integers that may be rounded the other way."""
 
 _NO_DONATION: Final = RunOptions(donate=False)
-_PERTURBATION: Final = 4.0  # rounding steps by which the inputs of the host's second run are off
+_PERTURBATION: Final = 4.0  # rounding steps, of the inputs of the host's second run
 
 _UNIT: Final = frozenset(("Sigmoid", "HardSigmoid"))
-"""Operators whose results libraries round at the scale of their range, which is 1, also where all of them are tiny:
-one library's logistic function is 1/2 plus a polynomial."""
+"""Operators whose results libraries round at the scale of their range, 1, also where all are tiny: one library's
+logistic function is 1/2 plus a polynomial."""
 
 _OF_A_SUM: Final = 1 / 16
-"""Rounding steps for each term of a sum: some libraries add one after the other, which on means over 6480 products of
-few different values was off by 1/27 of a step a term; the host adds pairwise."""
+"""Rounding steps allowed for each term of a sum. Some libraries add sequentially, which was off by 1/27 of a step a
+term on means of 6480 products of few distinct values; the host adds pairwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the runs of one executable showed.
+    """Result of checking one executable.
 
-    reason: "" where all is right. differences: for each return of the function the worst of the runs; empty where
-    nothing could be compared. tolerance: the reason that the engine gives for a tolerance of its own, if it was used.
-    is_doubtful: what is out of bounds are only floats behind a rounding to integers, and no further than such a
-    rounding can throw them: where every node is right by itself, so is the whole.
+    reason: "" if all results are right. differences: for each return of the function the worst of the runs; empty if
+    nothing could be compared. tolerance: the engine's reason for a tolerance of its own, if that was used. is_doubtful:
+    only floats behind a rounding to integers are out of bounds, by no more than such a rounding explains: then the
+    function is right if each of its nodes is right by itself.
     """
 
     reason: str
@@ -73,9 +72,9 @@ class Check:
 
 
 class ResultChecker:
-    """One Function and one set of inputs: the host's results, computed when first needed and kept, and the judgement.
+    """Checks executables of one Function on one set of inputs. The host's results are computed when first needed.
 
-    host: the function on the host, where the caller has it. results: those of the host on these inputs, where the
+    host: the reference executor of the function, if the caller has one. results: the host's on these inputs, if the
     caller has them. host_runs: how often the host has run the function so far.
     """
 
@@ -85,14 +84,14 @@ class ResultChecker:
         inputs: Sequence[np.ndarray],
         seed: int = 0,
         *,
-        host: Host | None = None,
+        host: ReferenceExecutor | None = None,
         results: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.function = function
         self.inputs = tuple(_read_only(x) for x in inputs)
         self.host_runs = 0
         self._seed = seed
-        self._host = host or Host(function)
+        self._host = host or ReferenceExecutor(function)
         self._own = None if results is None else [np.asarray(r) for r in results]
         self._wide: list[np.ndarray] | None = None
         self._off: list[np.ndarray] | None = None
@@ -101,8 +100,8 @@ class ResultChecker:
         self._unit = _unit_scaled(function.body)
         self._terms = _terms(function.body)
 
-    def on(self, inputs: Sequence[np.ndarray]) -> ResultChecker:
-        """The same for other inputs; what is known of the function is shared."""
+    def for_inputs(self, inputs: Sequence[np.ndarray]) -> ResultChecker:
+        """A checker for other inputs of the same function; the analysis of the function is shared."""
         other = copy.copy(self)
         other.inputs = tuple(_read_only(x) for x in inputs)
         other.host_runs = 0
@@ -116,7 +115,7 @@ class ResultChecker:
             self._own = self._host.run(self.inputs)
         return self._own
 
-    def wanted(self) -> list[np.ndarray]:
+    def widened(self) -> list[np.ndarray]:
         """The results of the host in a wider precision, where there is one. Raises XRTError where the host fails."""
         if self._wide is None:
             width = wide_dtype(self.function.body).itemsize
@@ -127,15 +126,15 @@ class ResultChecker:
         return self._wide
 
     @property
-    def is_telling(self) -> bool:
-        """Whether at least half of the host's floats are numbers; NaN everywhere shows nothing."""
+    def is_informative(self) -> bool:
+        """Whether at least half of the host's floating results are finite; a set of NaN shows nothing."""
         floats = [x for x in self.expected() if float_like(x.dtype) and x.size]
         return not floats or sum(int(np.isfinite(x).sum()) for x in floats) * 2 >= sum(x.size for x in floats)
 
-    def judge(self, executable: Executable, own: Mapping[str, Tolerance]) -> Check:
-        """Run the executable `RUNS` times and hold what it returns against the host's results.
+    def check(self, executable: Executable, own: Mapping[str, Tolerance]) -> Check:
+        """Run the executable `RUNS` times and compare its results with the host's.
 
-        own: tolerances that the engine declares. Raises XRTError only where the host fails.
+        own: tolerances that the engine declares. Raises XRTError only if the host fails.
         """
         self.expected()
         runs: list[list[np.ndarray]] = []
@@ -146,21 +145,20 @@ class ResultChecker:
                 raw = executable.run(given, _NO_DONATION)
                 reason = _misfit(raw, self.function.returns)
                 results = [] if reason else [np.asarray(to_numpy(r)) for r in raw]
-            except Exception as e:  # whatever an engine raises is a fault of the candidate
+            except Exception as e:  # whatever an engine raises is a finding
                 return Check(f"it raised {type(e).__name__}: {e}")
             reason = reason or self._misused(given, results)
             if reason:
                 return Check(reason)
             runs.append(results)
-            copies.append([r.copy() for r in results] if k + 1 < RUNS else results)  # the next run may write over them
+            copies.append([r.copy() for r in results] if k + 1 < RUNS else results)  # the next run may overwrite them
         for p, first, second in zip(self.function.returns, runs[0], runs[1], strict=True):
             if first.size and np.may_share_memory(first, second):
-                return Check(f"result {p.name!r} of one run lies in the memory of an earlier run's results")
+                return Check(f"result {p.name!r} of one run shares the memory of an earlier run's results")
         return self._compare(copies, own)
 
-    def judge_results(self, results: Sequence[np.ndarray], own: Mapping[str, Tolerance]) -> Check:
-        """Hold results that somebody computed from the inputs against the host's. Raises XRTError where the host
-        fails."""
+    def check_results(self, results: Sequence[np.ndarray], own: Mapping[str, Tolerance]) -> Check:
+        """Compare given results for the inputs with the host's. Raises XRTError if the host fails."""
         return self._compare([results], own)
 
     def _misused(self, given: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> str:
@@ -171,7 +169,7 @@ class ResultChecker:
             if r.dtype != p.dtype or r.shape != p.shape:
                 return f"result {p.name!r} is {dtype_name(r.dtype)}{list(r.shape)}, expected {p.type}"
             if r.size and any(np.may_share_memory(r, x) for x in given if x.size):
-                return f"result {p.name!r} lies in the memory of an input"
+                return f"result {p.name!r} shares the memory of an input"
         return ""
 
     def _compare(self, runs: Sequence[Sequence[np.ndarray]], own: Mapping[str, Tolerance]) -> Check:
@@ -183,7 +181,7 @@ class ResultChecker:
             if v in self._random:
                 worst.append(Difference(0.0, 0.0, 0, size, size))
                 continue
-            tolerance = _with_sums(tolerance_for(p.dtype, self._dtypes, own), p.dtype, self._terms.get(v, 0))
+            tolerance = _widened_for_sum(tolerance_for(p.dtype, self._dtypes, own), p.dtype, self._terms.get(v, 0))
             if tolerance.reason:
                 reasons[tolerance.reason] = None
             spare = math.floor(FLIP_SHARE * size + 0.9) if v in self._flipped else 0
@@ -196,12 +194,12 @@ class ResultChecker:
                     failed += ", in some runs only"
             if bad:
                 lenient = table()[ROUNDED]
-                doubtful &= v in self._flipped and all(compare(r[k], self.wanted()[k], lenient).is_right for r in runs)
+                doubtful &= v in self._flipped and all(compare(r[k], self.widened()[k], lenient).is_right for r in runs)
         return Check(failed, tuple(worst), "; ".join(reasons), bool(failed) and doubtful)
 
     def _difference(self, got: np.ndarray, k: int, tolerance: Tolerance, spare: int) -> Difference:
         scale = 1.0 if self.function.body.outputs[k] in self._unit else 0.0
-        for reference in (self.expected, self.wanted):
+        for reference in (self.expected, self.widened):
             found = compare(got, reference()[k], tolerance, spare=spare, scale=scale)
             if not found.is_right:
                 found = compare(got, reference()[k], tolerance, host=self._perturbed()[k], spare=spare, scale=scale)
@@ -210,13 +208,13 @@ class ResultChecker:
         return found
 
     def _perturbed(self) -> list[np.ndarray]:
-        """The host's results for inputs that are off by some rounding steps."""
+        """The host's results for perturbed inputs."""
         if self._off is None:
             self.host_runs += 1
             rng = np.random.default_rng(self._seed)
             try:
                 self._off = self._host.run([_perturbed(x, rng) for x in self.inputs])
-            except XRTError:  # an operator that takes no other values than the ones it had
+            except XRTError:  # an operator that accepts only the original values
                 self._off = self.expected()
         return self._off
 
@@ -245,7 +243,7 @@ def _misfit(raw: Any, returns: Sequence[Parameter]) -> str:
 
 
 def _traits(body: Graph) -> tuple[set[Value], set[Value]]:
-    """The values that random numbers decide, and those that rounding may throw over an edge, with all behind them."""
+    """The values that depend on random numbers, and those that depend on a discontinuous function of rounded values."""
     random: set[Value] = set()
     rounded: set[Value] = set()
     flipped: set[Value] = set()
@@ -259,13 +257,13 @@ def _traits(body: Graph) -> tuple[set[Value], set[Value]]:
             flipped.update(outputs)
         if is_rounded or (not is_exact(node) and any(_is_float(v) for v in (*given, *outputs))):
             rounded.update(outputs)
-        if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):  # it divides, which rounds, before it rounds
+        if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):  # its division rounds first
             flipped.update(outputs)
     return random, flipped
 
 
 def _unit_scaled(body: Graph) -> set[Value]:
-    """The values that `_UNIT` operators make, also where other operators have moved them elsewhere."""
+    """The values that `_UNIT` operators produce, also after operators that only move elements."""
     found: set[Value] = set()
     for node in body.nodes:
         if node.op_type in _UNIT or (is_exact(node) and any(v in found for v in node.inputs if v is not None)):
@@ -274,7 +272,7 @@ def _unit_scaled(body: Graph) -> set[Value]:
 
 
 def _terms(body: Graph) -> dict[Value, int]:
-    """For each value behind a sum how many terms the longest sum before it has."""
+    """For each value that depends on a sum, the number of terms of the longest one."""
     found: dict[Value, int] = {}
     for node in body.nodes:
         given = [v for v in node.inputs if v is not None]
@@ -294,8 +292,8 @@ def _size(value: Value) -> int:
     return math.prod(shape) if shape is not None and value.is_static else 1
 
 
-def _with_sums(tolerance: Tolerance, dtype: np.dtype, terms: int) -> Tolerance:
-    """The tolerance with what a sum of so many terms may be off beside it. Narrow floats are summed in float32."""
+def _widened_for_sum(tolerance: Tolerance, dtype: np.dtype, terms: int) -> Tolerance:
+    """The tolerance, widened for a sum of `terms` terms. Narrow floats are summed in float32."""
     if not terms or not float_like(dtype):
         return tolerance
     step = float(np.finfo(np.float64 if dtype == np.float64 else np.float32).eps)
@@ -313,7 +311,7 @@ def _read_only(x: np.ndarray) -> np.ndarray:
 
 
 def _perturbed(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """`x` off by some rounding steps; whole numbers stay, they may stand for indices or masks."""
+    """`x` off by a few rounding steps; whole numbers stay, as they may be indices or masks."""
     if not float_like(x.dtype):
         return x
     finfo: Any = ml_dtypes.finfo

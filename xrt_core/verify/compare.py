@@ -1,7 +1,7 @@
-"""How far results may be off: bounds per dtype from measured errors, and the comparison that applies them.
+"""Comparison of results with a reference, by tolerances for each dtype that come from measured errors.
 
-The numbers lie in `tolerances.json` beside this module, with the versions they were measured with;
-`scripts/measure_tolerances.py` writes it.
+`tolerances.json` in this folder has them, with the measurements and versions; `scripts/measure_tolerances.py` writes
+it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ EXACT: Final = Tolerance(0.0, 0.0)
 """Integers and booleans."""
 
 ROUNDED: Final = "rounded"
-"""The row for floats behind a rounding to integers (quantised networks), which falls to either side by chance."""
+"""The row for floats behind a rounding to integers (quantised networks), which may go either way."""
 
 NOISE: Final = 8.0
-"""An element may be off by this many times what the host itself is off there when it computes in the dtype at hand."""
+"""An element may be off by this many times the error of the host in the same dtype."""
 
 FLIPS: Final = 4.0
-"""This many times as many elements may be out of bounds as the host itself has beyond its own noise."""
+"""As many elements may be out of bounds as this times the number that the host has beyond its own noise."""
 
 
 _BLOCK: Final = 1 << 14  # elements
-_LEAST: Final = float(np.finfo(np.float64).smallest_subnormal)  # in place of a zero that divides a zero
+_LEAST: Final = float(np.finfo(np.float64).smallest_subnormal)  # divisor in place of zero
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a result compares with the reference.
+    """Difference of a result from the reference.
 
-    absolute: the largest error, in units of the largest wanted element. relative: the largest error relative to its
-    element, of the elements that are at least a tenth of the largest. outside: elements out of bounds, of `size`.
-    allowed: how many of them are excused. reason: "" where the result is right; else what is wrong, for people.
+    absolute: the largest error, relative to the largest element of the reference. relative: the largest error relative
+    to its element, of elements of at least a tenth of the largest. outside: elements out of bounds, of `size`. allowed:
+    how many may be. reason: "" if the result is right, else what is wrong.
     """
 
     absolute: float
@@ -57,22 +57,23 @@ class Difference:
 
     @property
     def is_right(self) -> bool:
-        """Whether the result passes."""
+        """Whether the result is right."""
         return not self.reason
 
 
 @functools.cache
 def table() -> Mapping[str, Tolerance]:
-    """Tolerances by the name of a dtype, as measured."""
+    """The measured tolerances by name of the dtype."""
     text = files("xrt_core.verify").joinpath("tolerances.json").read_text(encoding="utf-8")
     rows = json.loads(text)["bounds"]
     return MappingProxyType({name: Tolerance(r["absolute"], r["relative"], r["share"]) for name, r in rows.items()})
 
 
 def tolerance_for(dtype: np.dtype, others: Iterable[np.dtype], own: Mapping[str, Tolerance]) -> Tolerance:
-    """What a result of `dtype` may be off, computed through values of dtypes `others`: the coarsest floats count.
+    """The tolerance of a result of `dtype` that was computed through values of dtypes `others`: the coarsest float
+    counts.
 
-    own: what the engine declares for itself, which replaces the row of its dtype.
+    own: tolerances that the engine declares, which replace the rows of their dtypes.
     """
     if not float_like(dtype) and dtype.kind != "c":
         return own.get(dtype_name(dtype), EXACT)
@@ -85,7 +86,7 @@ def tolerance_for(dtype: np.dtype, others: Iterable[np.dtype], own: Mapping[str,
 
 
 def float_dtypes(body: Graph) -> set[np.dtype]:
-    """The floating dtypes that values of a graph have, constants and inputs included."""
+    """The floating dtypes of all values of a graph."""
     values = (v for n in body.nodes for v in (*n.inputs, *n.outputs) if v is not None)
     return {d for v in values if (d := v.dtype) is not None and (float_like(d) or d.kind == "c")}
 
@@ -99,15 +100,15 @@ def compare(
     spare: int = 0,
     scale: float = 0.0,
 ) -> Difference:
-    """Hold a result against the reference.
+    """Compare a result with the reference.
 
-    got: in the dtype that was asked for. want: the reference, perhaps in a wider dtype. host: the same result by the
-    host in the dtype that was asked for, from inputs that are off by a rounding: where it strays from `want`, the
-    function magnifies rounding, and `got` may stray as well (`NOISE`, `FLIPS`). spare: elements that may be out of
-    bounds in any case (integers that were rounded from floats). scale: what the largest element counts for at least.
+    got: in the requested dtype. want: the reference, perhaps in a wider dtype. host: the host's result in the requested
+    dtype for perturbed inputs: where it differs from `want`, the function amplifies rounding, and `got` may differ as
+    well (`NOISE`, `FLIPS`). spare: elements that may be out of bounds in any case (integers rounded from floats).
+    scale: a lower bound of the largest element that `absolute` refers to.
 
-    Elements that overflow or vanish in got's dtype must do so; NaN and infinities must stand where the reference has
-    them, unless the host in that dtype has something else there.
+    Elements that overflow or underflow in got's dtype must do so, and NaN and infinities must be where the reference
+    has them, unless the host in that dtype differs there.
     """
     if got.shape != want.shape:
         reason = f"shape is {list(got.shape)}, not {list(want.shape)}"
@@ -136,13 +137,13 @@ def compare(
             bound = bound + NOISE * noise
             excused += FLIPS * np.count_nonzero(known & (spread > bound))
             inside |= known & (error <= bound + NOISE * np.where(known, spread, 0.0))
-            inside |= ~finite & ~_same(theirs, exact)  # not even the host agrees with itself here
+            inside |= ~finite & ~_same(theirs, exact)  # the host disagrees with itself here
             inside |= finite & ~np.isfinite(theirs)
         big = finite & np.isfinite(result) & (np.abs(exact) >= 0.1 * largest) & (exact != 0)
         relative = float((error[big] / np.abs(exact[big])).max(initial=0.0))
         absolute = float(error[finite].max(initial=0.0)) / (largest or 1.0)
     outside = int(np.count_nonzero(~inside))
-    # infinities and NaN in place of numbers are never a matter of rounding
+    # infinities and NaN in place of numbers are no rounding errors
     broken = int(np.count_nonzero(~inside & (np.isfinite(result) != finite)))
     allowed = int(excused)
     reason = ""
@@ -159,13 +160,13 @@ def compare(
 def _clearly_inside(
     got: np.ndarray, want: np.ndarray, tolerance: Tolerance, spare: int, scale: float
 ) -> Difference | None:
-    """What `compare` finds where all elements are numbers and within bounds, else None: by blocks that stay in the
-    processor's cache, which for large results takes a small part of the time."""
+    """The result of `compare` if all elements are finite and within bounds, else None. Works by blocks that fit the
+    processor's cache, which is much faster for large results."""
     if got.dtype.kind != "f":
         return None
     ours, theirs = np.ravel(got), np.ravel(want)
     parts = [slice(k, k + _BLOCK) for k in range(0, ours.size, _BLOCK)]
-    largest = max(scale, *(float(np.abs(theirs[p]).max()) for p in parts))  # a NaN hides here, and shows below
+    largest = max(scale, *(float(np.abs(theirs[p]).max()) for p in parts))  # NaN is found below
     if not np.isfinite(largest):
         return None
     absolute = relative = 0.0
@@ -178,7 +179,7 @@ def _clearly_inside(
             if not bool((error <= tolerance.relative * exact + bound).all()):
                 return None
             absolute = max(absolute, float(error.max()))
-            if largest and relative * 0.1 * largest < error.max():  # else no element here can be the worst
+            if largest and relative * 0.1 * largest < error.max():  # else no element of the block can be the worst
                 error *= exact >= 0.1 * largest
                 relative = max(relative, float((error / np.maximum(exact, _LEAST)).max()))
     return Difference(absolute / (largest or 1.0), relative, 0, got.size, int(tolerance.share * got.size + spare))
@@ -210,7 +211,7 @@ def _compare_exact(
 
 
 def _component(name: str) -> str:
-    """The row of a complex dtype is that of its parts."""
+    """The row of a dtype; that of its parts for a complex one."""
     return {"complex64": "float32", "complex128": "float64"}.get(name, name)
 
 
@@ -228,6 +229,6 @@ def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _smallest(dtype: np.dtype) -> float:
-    """The smallest normal number: engines may flush smaller ones to zero."""
+    """The smallest normal number; engines may flush subnormals to zero."""
     finfo: Any = ml_dtypes.finfo
     return float(finfo(dtype).smallest_normal)

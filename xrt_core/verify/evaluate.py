@@ -1,16 +1,15 @@
-"""The examination of one cluster: every candidate is compiled, checked, corrected where it is wrong, and timed.
+"""Evaluation of one cluster: every candidate is compiled and checked, faulty nodes are isolated, and the rest is timed.
 
-It knows no process, thread or cache: whoever calls it decides where it runs.
+Knows no process, thread or cache: its caller decides where it runs.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -22,27 +21,26 @@ from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
 from xrt_core.verify.inputs import SEQUENCE, synthesize_inputs
-from xrt_core.verify.isolate import Budget, Candidate, Correction, Corrector, OutOfBudget
-from xrt_core.verify.reference import Host
+from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
+from xrt_core.verify.reference import ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces
-from xrt_core.verify.value_ranges import needs_of_inputs
-from xrt_core.verify.verdict import HOST, Faults, Outcome, Piece
+from xrt_core.verify.value_ranges import infer_constraints
+from xrt_core.verify.verdict import HOST, Outcome, Piece
 
-__all__ = ["Candidate", "ExamineSettings", "examine"]
+__all__ = ["Candidate", "EvaluationSettings", "evaluate"]
 
 _NO_DONATION: Final = RunOptions(donate=False)
 _SHOWN: Final = 5
-NO_FAULTS: Final[Mapping[str, Faults]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class ExamineSettings:
-    """What an examination does and may cost. All fields are plain data.
+class EvaluationSettings:
+    """What an evaluation does and may cost; plain data.
 
-    verify: check results, and correct what is wrong. tune: time what is right against the host and each other.
-    seed: of the made-up inputs. deadline_seconds: after which no compilation, check or round of timing begins.
-    max_compiles: compilations that the correction of one candidate may take. stimuli: sets of inputs that results are
-    checked on, and runs of the host that this may cost; a result of the last set that is out of bounds costs two more.
+    verify: check results, and isolate faults. tune: time what is right against the host and each other. seed: of the
+    synthesized inputs. deadline_seconds: after which no compilation, check or round of timing begins. max_compiles:
+    compilations that isolating the faults of one candidate may take. input_sets: sets of inputs that results are
+    checked on, and host runs that this may cost; a result of the last set that is out of bounds costs two more.
     """
 
     verify: bool = True
@@ -50,13 +48,13 @@ class ExamineSettings:
     seed: int = 0
     deadline_seconds: float = float("inf")
     max_compiles: int = 64
-    stimuli: int = 2
+    input_sets: int = 2
 
 
 @dataclass(frozen=True)
-class _Contestant:
-    """What is left of a candidate and right: its pieces, with executables for those that are not the host's, or one for
-    all of them together. quickest: seconds of the quickest run when it was checked."""
+class _Accepted:
+    """A candidate whose results are right: its pieces, with an executable for each that is not the host's, or one for
+    all of them together. quickest: seconds of the fastest run while it was checked."""
 
     candidate: Candidate
     pieces: tuple[Piece, ...]
@@ -71,80 +69,73 @@ class _Contestant:
         return f"{self.candidate.engine} {'unfused' if len(self.pieces) == 1 else 'in pieces'}"
 
 
-def examine(
+def evaluate(
     function: Function,
     candidates: Sequence[Candidate],
-    settings: ExamineSettings,
+    settings: EvaluationSettings,
     inputs: Sequence[np.ndarray] | None = None,
     *,
-    faults: Mapping[str, Faults] = NO_FAULTS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Outcome:
-    """What to do with a cluster.
+    """Decide what runs a cluster.
 
-    candidates: engines that may take it, in the order in which they are preferred. inputs: those of a real call; they
-    are the first set that results are checked on, and those that are timed. Without them both are made up. faults: of
-    candidates that are known to be at fault as a whole, by engine.
+    candidates: in order of preference. inputs: of a real call; the first set that results are checked on, and the one
+    that is timed. Without them all sets are synthesized.
 
-    Without `tune` the first candidate that is right wins. Only where none is right as a whole are they corrected, in
-    order, until something is left of one. Raises nothing for whatever an engine does; XRTError where even the host
+    Without `tune` the first candidate that is right wins. Only if none is right as a whole are their faults isolated,
+    in order, until a part of one is left. Whatever an engine raises is a finding; raises XRTError only if the host
     cannot run the function.
     """
-    return _Examination(function, settings, inputs, faults, clock).outcome(candidates)
+    return _Evaluation(function, settings, inputs, clock).outcome(candidates)
 
 
-class _Examination:
+class _Evaluation:
     def __init__(
         self,
         function: Function,
-        settings: ExamineSettings,
+        settings: EvaluationSettings,
         inputs: Sequence[np.ndarray] | None,
-        faults: Mapping[str, Faults],
         clock: Callable[[], float],
     ) -> None:
-        self.function, self.settings, self.faults, self.clock = function, settings, faults, clock
+        self.function, self.settings, self.clock = function, settings, clock
         self.until = clock() + settings.deadline_seconds
         self.whole = tuple(range(len(function.body.nodes)))
         self.errors: list[str] = []
         self.timings: dict[str, float] = {}
-        self.referees: list[ResultChecker] = []
-        self.host = Host(function, clock)
-        self.judge: ResultChecker | None = None  # knows the function; each set has one of its own
-        self.quickest: dict[str, float] = {}  # seconds of one run of each candidate as it was checked
-        self._wasted = 0  # runs of the host on sets that showed nothing
+        self.checkers: list[ResultChecker] = []
+        self.host = ReferenceExecutor(function, clock)
+        self.first: ResultChecker | None = None  # the checkers of other sets share its analysis of the function
+        self.quickest: dict[str, float] = {}  # seconds of the fastest run of each candidate while it was checked
+        self._wasted = 0  # host runs on uninformative sets
         self._sources = _sources(function, settings.seed, inputs)
 
     def outcome(self, candidates: Sequence[Candidate]) -> Outcome:
-        contestants: list[_Contestant] = []
-        turned_down: list[tuple[Candidate, str, bool]] = []
+        accepted: list[_Accepted] = []
+        rejected: list[tuple[Candidate, str, bool]] = []
         for candidate in candidates:
-            if (known := self.faults.get(candidate.engine)) is not None:
-                turned_down.append((candidate, known.reason, False))
-                self.errors.append(f"{candidate.engine}: {known.reason}")
-                continue
             executable, reason = self._compiled(candidate)
             check = None if executable is None or not self.settings.verify else self._check(candidate, executable)
             if executable is not None and (check is None or check.is_right):
                 pieces = candidate.pieces or (Piece(candidate.engine, self.whole),)
                 quickest = self.quickest.get(candidate.engine, math.inf)
-                contestants.append(_Contestant(candidate, pieces, (executable,), self._note(check), quickest))
+                accepted.append(_Accepted(candidate, pieces, (executable,), self._note(check), quickest))
                 if not self.settings.tune:
                     break
             else:
                 reason = reason or (check.reason if check is not None else "")
                 self.errors.append(f"{candidate.engine}: {reason}")
                 if candidate.pieces is None:
-                    turned_down.append((candidate, reason, executable is not None))
-        if not contestants:
-            for candidate, reason, compiles in turned_down:
-                corrected = self._corrected(candidate, reason, compiles)
+                    rejected.append((candidate, reason, executable is not None))
+        if not accepted:
+            for candidate, reason, compiles in rejected:
+                corrected = self._isolated(candidate, reason, compiles)
                 if corrected is not None:
-                    contestants.append(corrected)
+                    accepted.append(corrected)
                     break
-        if not contestants:
-            any_compiles = any(compiles for _, _, compiles in turned_down)
+        if not accepted:
+            any_compiles = any(compiles for _, _, compiles in rejected)
             return self._on_host("wrong" if any_compiles else "failed", "; ".join(self.errors) or "no candidates")
-        return self._tuned(contestants)
+        return self._tuned(accepted)
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
@@ -160,137 +151,134 @@ class _Examination:
 
     def _check(self, candidate: Candidate, executable: Executable) -> Check:
         found = Check("")
-        runs, apart = Stopwatch(self.clock), Stopwatch(self.clock)
+        runs, isolated = Stopwatch(self.clock), Stopwatch(self.clock)
         budget = Budget(1, self.until, self.clock)
         with self._timed("verify"):
-            for k in range(self.settings.stimuli):
-                referee = self._referee(k)
-                if referee is None:
+            for k in range(self.settings.input_sets):
+                checker = self._checker(k)
+                if checker is None:
                     break
-                found = referee.judge(runs.on(executable), candidate.tolerance)
+                found = checker.check(runs.on(executable), candidate.tolerance)
                 if not found.is_right:
                     break
             if found.is_doubtful:
                 timed = Candidate(
-                    candidate.engine, lambda f, fused: apart.on(candidate.build(f, fused)), candidate.tolerance
+                    candidate.engine, lambda f, fused: isolated.on(candidate.build(f, fused)), candidate.tolerance
                 )
-                if self._corrector(timed, budget).are_right_apart():
+                if self._isolator(timed, budget).are_right_in_isolation():
                     found = Check("", found.differences, found.tolerance)
         self._move("verify", "compile", budget.seconds)
-        self._move("verify", "checked runs", runs.seconds + apart.seconds)
+        self._move("verify", "checked runs", runs.seconds + isolated.seconds)
         self.quickest[candidate.engine] = runs.quickest
         return found
 
-    def _referee(self, k: int) -> ResultChecker | None:
-        """The judge over set number `k` of inputs; None where the budget of host runs is used up."""
-        if k < len(self.referees):
-            return self.referees[k]
+    def _checker(self, k: int) -> ResultChecker | None:
+        """The checker of set `k` of inputs; None if the budget of host runs is used up."""
+        if k < len(self.checkers):
+            return self.checkers[k]
         error: XRTError | None = None
-        dull: ResultChecker | None = None
-        while not k or (self._host_runs < self.settings.stimuli and self.clock() <= self.until):
+        uninformative: ResultChecker | None = None
+        while not k or (self._host_runs < self.settings.input_sets and self.clock() <= self.until):
             arrays = next(self._sources, None)
             if arrays is None:
                 break
-            if self.judge is None:
-                self.judge = ResultChecker(self.function, arrays, self.settings.seed, host=self.host)
-            referee = self.judge.on(arrays)
+            if self.first is None:
+                self.first = ResultChecker(self.function, arrays, self.settings.seed, host=self.host)
+            checker = self.first.for_inputs(arrays)
             try:
-                if referee.is_telling:
-                    self.referees.append(referee)
-                    return referee
-                dull = dull or referee
-            except XRTError as e:  # made-up inputs that the operators refuse
+                if checker.is_informative:
+                    self.checkers.append(checker)
+                    return checker
+                uninformative = uninformative or checker
+            except XRTError as e:  # synthesized inputs that an operator rejects
                 error = e
             self._wasted += 1
         if k:
             return None
-        if dull is None:
-            raise error or InputError(f"no inputs could be made for {self.function.name!r}")
-        self.referees.append(dull)
-        return dull
+        if uninformative is None:
+            raise error or InputError(f"no inputs could be synthesized for {self.function.name!r}")
+        self.checkers.append(uninformative)
+        return uninformative
 
     @property
     def _host_runs(self) -> int:
-        return self._wasted + sum(r.host_runs for r in self.referees)
+        return self._wasted + sum(r.host_runs for r in self.checkers)
 
-    def _corrected(self, candidate: Candidate, reason: str, compiles: bool) -> _Contestant | None:
-        self._referee(0)
+    def _isolated(self, candidate: Candidate, reason: str, compiles: bool) -> _Accepted | None:
+        self._checker(0)
         with self._timed("correct"):
-            corrector = self._corrector(candidate, Budget(self.settings.max_compiles, self.until, self.clock))
-            if (known := self.faults.get(candidate.engine)) is not None:
-                corrector.known_faults(known)
-            else:
-                corrector.known_wrong(reason)
-            found = corrector.correct(apart=compiles)
+            isolator = self._isolator(candidate, Budget(self.settings.max_compiles, self.until, self.clock))
+            isolator.reject_whole(reason)
+            found = isolator.isolate(compiles=compiles)
         for i, why in found.offenders.items():
             self.errors.append(f"{candidate.engine}: {label(self.function, i)}: {why}")
         if not found.kept:
             return None
-        return _Contestant(candidate, found.pieces, found.executables, self._left(found, reason))
+        return _Accepted(candidate, found.pieces, found.executables, self._summary(found, reason))
 
-    def _tuned(self, contestants: Sequence[_Contestant]) -> Outcome:
-        first = contestants[0]
+    def _tuned(self, accepted: Sequence[_Accepted]) -> Outcome:
+        first = accepted[0]
         if not self.settings.tune:
             return self._ready(first, f"{first.label}: {first.note}")
-        referee = self._referee(0)
-        assert referee is not None
-        arrays = [x.copy() for x in referee.inputs]
+        checker = self._checker(0)
+        assert checker is not None
+        arrays = [x.copy() for x in checker.inputs]
         runs: dict[str, Callable[[], object]] = {}
-        for c in contestants:
+        for c in accepted:
             runs.setdefault(c.label, _repeat(self._run_of(c), arrays))
         runs[HOST] = _repeat(self.host.run, arrays)
-        known = {HOST: self.host.seconds} | {c.label: c.quickest for c in contestants}
+        known = {HOST: self.host.seconds} | {c.label: c.quickest for c in accepted}
         try:
             tuning = tune(runs, HOST, clock=self.clock, until=self.until, known=known)
-        except Exception as e:  # it ran when it was checked
+        except Exception as e:  # although it ran when it was checked
             self.errors.append(f"it failed while it was timed: {type(e).__name__}: {e}")
             return self._on_host("failed", self.errors[-1])
         self.timings.update(tuning.seconds)
         if tuning.winner == HOST:
             times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in tuning.seconds.items())
             return self._on_host("slower", f"the host is faster: {times}")
-        chosen = next(c for c in contestants if c.label == tuning.winner)
+        chosen = next(c for c in accepted if c.label == tuning.winner)
         ratio = tuning.seconds[HOST] / max(tuning.seconds[tuning.winner], 1e-9)
-        rivals = [name for name in tuning.seconds if name not in (HOST, tuning.winner)]
-        over = f", faster than {', '.join(rivals)}" if rivals else ""
+        others = [name for name in tuning.seconds if name not in (HOST, tuning.winner)]
+        over = f", faster than {', '.join(others)}" if others else ""
         return self._ready(chosen, f"{chosen.label}: {chosen.note}, {ratio:.3g}x as fast as the host{over}")
 
     # --- parts of steps --------------------------------------------------------------------------------------------
 
-    def _run_of(self, contestant: _Contestant) -> Run:
+    def _run_of(self, accepted_one: _Accepted) -> Run:
         def run_of(executable: Executable | None) -> Run | None:
             return None if executable is None else lambda given: executable.run(given, _NO_DONATION)
 
-        if len(contestant.executables) == 1:
-            run = run_of(contestant.executables[0])
+        if len(accepted_one.executables) == 1:
+            run = run_of(accepted_one.executables[0])
             assert run is not None
             return lambda given: [to_numpy(r) for r in run(given)]
         return run_pieces(
-            self.function, [p.nodes for p in contestant.pieces], [run_of(x) for x in contestant.executables]
+            self.function, [p.nodes for p in accepted_one.pieces], [run_of(x) for x in accepted_one.executables]
         )
 
-    def _corrector(self, candidate: Candidate, budget: Budget) -> Corrector:
-        return Corrector(self.function, candidate, [r.inputs for r in self.referees], budget, self.settings.seed)
+    def _isolator(self, candidate: Candidate, budget: Budget) -> FaultIsolator:
+        return FaultIsolator(self.function, candidate, [r.inputs for r in self.checkers], budget, self.settings.seed)
 
     def _note(self, check: Check | None) -> str:
         if check is None:
             return "results were not checked"
         own = f", within its own tolerance ({check.tolerance})" if check.tolerance else ""
-        count = len(self.referees)
+        count = len(self.checkers)
         return f"right on {count} set{'s' if count != 1 else ''} of inputs{own}"
 
-    def _left(self, found: Correction, reason: str) -> str:
+    def _summary(self, found: Correction, reason: str) -> str:
         total = len(self.whole)
-        cut = "" if found.complete else ", the rest was not looked at"
+        cut = "" if found.complete else ", the others were not checked"
         if not found.offenders and found.complete:
             how = "unfused" if len(found.pieces) == 1 else f"cut into {len(found.pieces)} pieces"
             return f"right {how}, after the fused build of the whole: {reason}"
         names = [label(self.function, i) for i in found.offenders]
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-        return f"right for {found.kept} of {total} nodes, the host keeps {shown or 'the others'}{cut}"
+        return f"right for {found.kept} of {total} nodes, the host runs {shown or 'the others'}{cut}"
 
-    def _ready(self, contestant: _Contestant, reason: str) -> Outcome:
-        return Outcome("ready", contestant.pieces, reason, dict(self.timings), tuple(self.errors))
+    def _ready(self, accepted_one: _Accepted, reason: str) -> Outcome:
+        return Outcome("ready", accepted_one.pieces, reason, dict(self.timings), tuple(self.errors))
 
     def _on_host(self, verdict: Any, reason: str) -> Outcome:
         return Outcome(verdict, (Piece(HOST, self.whole),), reason, dict(self.timings), tuple(self.errors))
@@ -309,18 +297,18 @@ class _Examination:
 
 
 def label(function: Function, index: int) -> str:
-    """A node for people: its operator, name and number."""
+    """A node for messages: its operator, name and index."""
     node = function.body.nodes[index]
     return f"{node.operator} {node.name!r} (node {index})" if node.name else f"{node.operator} (node {index})"
 
 
 def _sources(function: Function, seed: int, inputs: Sequence[np.ndarray] | None) -> Iterator[Sequence[np.ndarray]]:
-    """Sets of inputs, the most telling first; each is made when it is asked for."""
+    """Sets of inputs, the most informative first, synthesized lazily."""
     if inputs is not None:
         yield inputs
-    needs = needs_of_inputs(function.body)
+    constraints = infer_constraints(function.body)
     for kind in SEQUENCE:
-        yield synthesize_inputs(function, kind, seed, needs)
+        yield synthesize_inputs(function, kind, seed, constraints)
 
 
 def _repeat(run: Run, arrays: Sequence[np.ndarray]) -> Callable[[], object]:

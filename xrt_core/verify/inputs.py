@@ -1,4 +1,4 @@
-"""Inputs for a Function that respect what its graph needs: index ranges, divisors, domains, masks, moderate sizes."""
+"""Input synthesis: arrays for the params of a Function that meet the value constraints of its graph."""
 
 from __future__ import annotations
 
@@ -14,81 +14,80 @@ from xrt_core.errors import InputError
 from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Value
 from xrt_core.kernels.namespace import float_like
-from xrt_core.verify.value_ranges import FREE, ValueConstraint, is_static_number, needs_of_inputs
+from xrt_core.verify.value_ranges import FREE, ValueConstraint, infer_constraints, is_synthesizable
 
 Kind = Literal["normal", "ties", "large", "gentle"]
-"""normal: floats around zero. ties: few different numbers, zeros among them. large: eight times as large.
-gentle: floats from 0.5 to 1.5, where even a graph that nothing is known about rarely leaves the numbers."""
+"""normal: normally distributed floats. ties: few distinct values, zero among them. large: normal, eight times as large.
+gentle: floats from 0.5 to 1.5, for which even unknown graphs rarely give NaN or infinity."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 SEQUENCE: Final[tuple[Kind, ...]] = ("normal", "ties", "gentle")
-"""The order in which the guard tries them."""
+"""The order in which they are used for verification."""
 
 _LEVELS: Final = (-1.5, -0.7, 0.0, 0.0, 0.3, 0.7, 1.5)
-_WIDE: Final = 4.0  # an open interval is this long, unless the kind says otherwise
+_WIDE: Final = 4.0  # length of an interval that is open on one side
 
 
 def synthesize_inputs(
-    function: Function, kind: Kind = "normal", seed: int = 0, needs: Mapping[Value, ValueConstraint] | None = None
+    function: Function, kind: Kind = "normal", seed: int = 0, constraints: Mapping[Value, ValueConstraint] | None = None
 ) -> list[np.ndarray]:
-    """An array for each param of `function`, of its dtype and shape; the same for the same arguments.
+    """An array for each param of `function`, of its dtype and shape; deterministic for the same arguments.
 
-    needs: those of its inputs, where the caller knows them. Values lie where the operators that they reach want them,
-    as far as `needs.needs_of_inputs` can tell.
-    Raises InputError for a param that no numbers can be made for.
+    constraints: of its inputs, if the caller has them from `infer_constraints`. Raises InputError for a param that is
+    no numeric tensor of static shape.
     """
-    needs = needs_of_inputs(function.body) if needs is None else needs
+    constraints = infer_constraints(function.body) if constraints is None else constraints
     made = []
     for i, (p, v) in enumerate(zip(function.params, function.body.inputs, strict=True)):
-        if not is_static_number(v):
-            raise InputError(f"param {p.name!r} of {function.name!r} is {p.type}: no numbers can be made for it")
+        if not is_synthesizable(v):
+            raise InputError(f"param {p.name!r} of {function.name!r} is {p.type}: no values can be synthesized for it")
         rng = np.random.default_rng([seed, i, zlib.crc32(kind.encode())])
-        made.append(make_array(p, needs.get(v, FREE), kind, rng))
+        made.append(make_array(p, constraints.get(v, FREE), kind, rng))
     return made
 
 
-def make_array(p: Parameter, need: ValueConstraint, kind: Kind, rng: np.random.Generator) -> np.ndarray:
-    """One array that meets a need."""
+def make_array(p: Parameter, constraint: ValueConstraint, kind: Kind, rng: np.random.Generator) -> np.ndarray:
+    """One array that meets a constraint."""
     if p.dtype.kind == "b":
         return _truths(p.shape, rng)
-    if need.sizes:
-        return _rows(p, need, rng)
-    if need.distinct:
-        return _distinct(p, need, rng)
-    if float_like(p.dtype) and not need.whole:
-        return _floats(p.shape, need, kind, rng, p.dtype)
+    if constraint.sizes:
+        return _rows(p, constraint, rng)
+    if constraint.distinct:
+        return _distinct(p, constraint, rng)
+    if float_like(p.dtype) and not constraint.whole:
+        return _floats(p.shape, constraint, kind, rng, p.dtype)
     if p.dtype.kind == "c":
         parts: Any = rng.standard_normal(p.shape) + 1j * rng.standard_normal(p.shape)
         return np.asarray(parts).astype(p.dtype)
-    if need.truth:
+    if constraint.truth:
         return _truths(p.shape, rng).astype(p.dtype)
-    low, high = _integer_range(p.dtype, need, kind)
+    low, high = _integer_range(p.dtype, constraint, kind)
     numbers = rng.integers(low, high + 1, p.shape)
-    if need.nonzero and low <= 0 <= high:
+    if constraint.nonzero and low <= 0 <= high:
         numbers = np.where(numbers == 0, 1 if high >= 1 else -1, numbers)
-    if (low, high) == (0, 1) and need.is_free:  # perhaps a mask
+    if (low, high) == (0, 1) and constraint.is_free:  # possibly a mask
         return _truths(p.shape, rng).astype(p.dtype)
     return np.asarray(numbers).astype(p.dtype)
 
 
 def _floats(
-    shape: Sequence[int], need: ValueConstraint, kind: Kind, rng: np.random.Generator, dtype: np.dtype
+    shape: Sequence[int], constraint: ValueConstraint, kind: Kind, rng: np.random.Generator, dtype: np.dtype
 ) -> np.ndarray:
-    low, high = need.low, need.high
+    low, high = constraint.low, constraint.high
     values: Any
     if low > -math.inf or high < math.inf:
         a = low if low > -math.inf else high - _WIDE
         b = high if high < math.inf else low + _WIDE
         if kind == "gentle" and a <= 0.5 and b > 0.5:
             a, b = 0.5, min(b, 1.5)
-        elif a == -b and b > 2.0:  # bounded far out: numbers as usual, and the bounds only as bounds
+        elif a == -b and b > 2.0:  # wide bounds: the usual range
             a, b = (-2.0, 2.0) if kind != "large" else (a, b)
         values = a + (b - a) * rng.random(shape)
-        if kind == "ties":  # few different numbers
+        if kind == "ties":  # few distinct values
             values = a + (b - a) * np.rint((values - a) / ((b - a) or 1.0) * 4.0) / 4.0
         values = np.clip(values, a, b)
-        # rounding to the dtype must not leave the interval
+        # rounding to the dtype must stay in the interval
         edge = np.asarray(values).astype(dtype).astype(np.float64)
         values = np.where((edge < a) | (edge > b), (a + b) / 2.0, values)
     elif kind == "gentle":
@@ -98,10 +97,10 @@ def _floats(
     else:
         values = rng.standard_normal(shape) * (8.0 if kind == "large" else 1.0)
     values = np.asarray(values)
-    if need.nonzero:
+    if constraint.nonzero:
         away = np.where(values < 0, -0.25, 0.25)
-        if need.high < 0.25:
-            away = np.full_like(values, need.high if need.high < 0 else need.low or 0.25)
+        if constraint.high < 0.25:
+            away = np.full_like(values, constraint.high if constraint.high < 0 else constraint.low or 0.25)
         values = np.where(np.abs(values) < 0.25, away, values)
         values = np.clip(values, low, high)
     info: Any = ml_dtypes.finfo
@@ -111,24 +110,24 @@ def _floats(
     return np.asarray(np.clip(values, -largest, largest)).astype(dtype)
 
 
-def _integer_range(dtype: np.dtype, need: ValueConstraint, kind: Kind) -> tuple[int, int]:
+def _integer_range(dtype: np.dtype, constraint: ValueConstraint, kind: Kind) -> tuple[int, int]:
     if float_like(dtype):
         least, most = -(1 << 20), 1 << 20
     else:
         info: Any = np.iinfo if dtype.kind in "iu" else ml_dtypes.iinfo
         least, most = int(info(dtype).min), int(info(dtype).max)
-    if need.low == -math.inf and need.high == math.inf:
-        if dtype.itemsize == 1:  # quantised numbers take the whole of their type
+    if constraint.low == -math.inf and constraint.high == math.inf:
+        if dtype.itemsize == 1:  # quantised values use the whole range of their dtype
             return least, most
-        return (max(least, 1), 3) if need.nonzero else (0, 7 if kind == "large" else 1)
-    low = math.ceil(need.low) if need.low > -math.inf else math.floor(need.high) - 7
-    high = math.floor(need.high) if need.high < math.inf else low + 7
+        return (max(least, 1), 3) if constraint.nonzero else (0, 7 if kind == "large" else 1)
+    low = math.ceil(constraint.low) if constraint.low > -math.inf else math.floor(constraint.high) - 7
+    high = math.floor(constraint.high) if constraint.high < math.inf else low + 7
     low, high = min(max(low, least), most), min(max(high, least), most)
     return low, max(low, high)
 
 
 def _truths(shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
-    """Random booleans with both kinds in every row of the last axis, as far as there is room."""
+    """Random booleans, both True and False in every row of the last axis that has two elements."""
     made = np.asarray(rng.random(tuple(shape)) < 0.7)
     if made.ndim and made.shape[-1] > 1:
         places = np.argsort(rng.random(made.shape), axis=-1)
@@ -139,12 +138,12 @@ def _truths(shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
     return made
 
 
-def _rows(p: Parameter, need: ValueConstraint, rng: np.random.Generator) -> np.ndarray:
-    """Rows of indices, each column below its size; no row twice where that is asked for and there is room."""
+def _rows(p: Parameter, constraint: ValueConstraint, rng: np.random.Generator) -> np.ndarray:
+    """Rows of indices, each column below its size; distinct rows if required and possible."""
     columns = p.shape[-1] if p.shape else 1
-    sizes = [max(s, 1) for s in (*need.sizes[:columns], *[1] * (columns - len(need.sizes)))]
+    sizes = [max(s, 1) for s in (*constraint.sizes[:columns], *[1] * (columns - len(constraint.sizes)))]
     total, count = math.prod(sizes), math.prod(p.shape[:-1])
-    if need.distinct and count <= total <= 1 << 24:
+    if constraint.distinct and count <= total <= 1 << 24:
         flat = rng.permutation(total)[:count]
     else:
         flat = rng.integers(0, total, count)
@@ -152,11 +151,11 @@ def _rows(p: Parameter, need: ValueConstraint, rng: np.random.Generator) -> np.n
     return np.stack(parts, axis=-1).reshape(p.shape).astype(p.dtype)
 
 
-def _distinct(p: Parameter, need: ValueConstraint, rng: np.random.Generator) -> np.ndarray:
-    """Integers of which none comes twice along the axis, where there is room."""
-    low, high = _integer_range(p.dtype, need, "normal")
+def _distinct(p: Parameter, constraint: ValueConstraint, rng: np.random.Generator) -> np.ndarray:
+    """Integers that are distinct along the axis, if the range allows it."""
+    low, high = _integer_range(p.dtype, constraint, "normal")
     choices = high - low + 1
-    axis = need.axis
+    axis = constraint.axis
     if axis is None or not p.shape:
         shape: tuple[int, ...] = (1, math.prod(p.shape))
     else:

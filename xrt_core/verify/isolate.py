@@ -1,15 +1,14 @@
-"""Gradual correction: from a build that is wrong or does not compile to the largest part of it that is right.
+"""Fault isolation: from a build that is wrong, or that fails to compile, to the largest part of it that is right.
 
-fused -> the engine's unfused build -> the nodes at fault go to the host, and the rest stays in as few convex pieces as
-possible -> the host. Faults are looked for in two ways:
+The fused build, then the engine's unfused build, then the faulty nodes go to the host and the others stay in as few
+convex pieces as possible, then the host. Faulty nodes are found in two ways:
 
-- *Apart*: one compilation of all nodes side by side, each with inputs of its own from a run of the host. Every node
-  that is wrong by itself shows, however many there are, and none hides behind another.
-- *Bisection*: where that shows nothing (the compiler fails, or nodes are only wrong together), the first half of the
-  nodes, on the host's values for what enters it, then the half that must hold the fault, and so on: about log2(n)
-  compilations to one node. Where both halves are right by themselves, cutting there is the cure, and nobody is evicted.
-
-The nodes of a Function that an engine gets wrong, with the errors of each, for people who want to know.
+- *In isolation*: one compilation of the disjoint union of all nodes, each with inputs of its own from a run of the
+host. It shows every node that is wrong by itself, however many there are.
+- *By bisection*, if that shows nothing (the compiler fails, or nodes are only wrong together): the first half of the
+nodes, on the host's values for its inputs, then the half that must have the fault, and so on: about log2(n)
+compilations to one node (delta debugging). If both halves are right by themselves the function is cut there, and no
+node is evicted.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.verify.checker import ResultChecker
 from xrt_core.verify.inputs import SEQUENCE, synthesize_inputs
-from xrt_core.verify.reference import Host, Values, run_host
-from xrt_core.verify.subgraph import Nodes, convex_partition, side_by_side, subfunction
-from xrt_core.verify.verdict import HOST, Faults, Piece
+from xrt_core.verify.reference import ReferenceExecutor, Values, run_host
+from xrt_core.verify.subgraph import Nodes, convex_partition, disjoint_union, subfunction
+from xrt_core.verify.verdict import HOST, Piece
 
 NO_TOLERANCES: Final[Mapping[str, Tolerance]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine that a Function is tried on.
+    """An engine to try a Function on.
 
-    compile: (function, fused) -> executable; raises whatever the engine raises. tolerance: what the engine declares
-    about its own precision (`Engine.tolerance`). pieces: of the function that is examined, where this is no candidate
-    of its own but another way to share the function out: it is not corrected.
+    compile: (function, fused) -> executable; raises whatever the engine raises. tolerance: that the engine declares
+    (`Engine.tolerance`). pieces: of the evaluated function, for a candidate that is another way to divide it; its
+    faults are not isolated.
     """
 
     engine: str
@@ -51,7 +50,7 @@ class Candidate:
     pieces: tuple[Piece, ...] | None = None
 
     def build(self, function: Function, fused: bool) -> Executable:
-        """The executable. Raises CompileError where it is none, and whatever the engine raises."""
+        """The executable. Raises CompileError if it is none, and whatever the engine raises."""
         made = self.compile(function, fused)
         if not isinstance(made, Executable):
             raise CompileError(f"engine {self.engine!r} returned a {type(made).__name__}, expected an Executable")
@@ -59,12 +58,13 @@ class Candidate:
 
 
 class OutOfBudget(Exception):
-    """No more compilations may be made."""
+    """The budget of compilations or time is used up."""
 
 
 @dataclass
 class Budget:
-    """What an examination may cost: compilations, and a moment of `clock` (seconds) after which no other begins."""
+    """Budget of an evaluation: compilations, and the `clock` time after which none begins. made, seconds: used so
+    far."""
 
     compiles: int
     until: float = float("inf")
@@ -73,7 +73,7 @@ class Budget:
     made: int = field(default=0, init=False)
 
     def build(self, candidate: Candidate, function: Function, fused: bool) -> Executable:
-        """Compile, and count it. Raises OutOfBudget, and whatever the engine raises."""
+        """Compile within the budget. Raises OutOfBudget, and whatever the engine raises."""
         if self.made >= self.compiles or self.clock() > self.until:
             raise OutOfBudget
         self.made += 1
@@ -86,11 +86,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What correction left.
+    """Result of fault isolation.
 
-    pieces: cover all nodes. executables: for each piece of an engine, in the order of `pieces` (None for the host's).
-    offenders: node -> what it does wrong. complete: False where the budget ended first, and nodes that nobody looked
-    at went to the host.
+    pieces: cover all nodes. executables: for each piece of an engine, in the order of `pieces`; None for the host's.
+    offenders: faulty node -> what is wrong with it. complete: False if the budget was used up first, and unchecked
+    nodes went to the host.
     """
 
     pieces: tuple[Piece, ...]
@@ -100,15 +100,15 @@ class Correction:
 
     @property
     def kept(self) -> int:
-        """How many nodes the engine keeps."""
+        """The number of nodes that the engine keeps."""
         return sum(len(p.nodes) for p in self.pieces if p.engine != HOST)
 
 
 class FaultBisector:
-    """Looks for nodes at fault by bisection, until every convex piece without them is good.
+    """Finds faulty nodes by bisection, until every convex piece of the others is good.
 
-    reason: of nodes, what is wrong with them; "" for nothing. is_good: whether they can stay as they are; where it is
-    left out, they can where nothing is wrong with them. offenders, cuts: what is known, and after `run` what was found.
+    reason: of nodes, what is wrong with them, "" for nothing. is_good: whether nodes can stay as they are; by default,
+    if nothing is wrong with them. offenders, cuts: the faulty nodes, and the indices at which pieces are cut.
     """
 
     def __init__(
@@ -121,19 +121,19 @@ class FaultBisector:
         self._is_good = is_good or (lambda nodes: not reason(nodes))
 
     def run(self) -> None:
-        """FaultBisector. Raises what the callables raise; what was found until then stays."""
+        """Run the bisection. Raises what the callables raise; earlier findings are kept."""
         while (bad := self._first_bad()) is not None:
             self._bisect(bad)
 
     def pieces(self) -> tuple[list[Nodes], list[Nodes]]:
-        """The nodes that stay and the offenders, as convex pieces."""
+        """The good and the faulty nodes, as convex pieces."""
         return convex_partition(self._body, self.offenders, self.cuts)
 
     def _first_bad(self) -> Nodes | None:
         return next((nodes for nodes in self.pieces()[0] if not self._is_good(nodes)), None)
 
     def _bisect(self, nodes: Nodes) -> None:
-        """Evict one node of a bad piece, or cut it where both sides are right."""
+        """Evict one node of a bad piece, or cut the piece if both sides are right by themselves."""
         cut: int | None = None
         while len(nodes) > 1:
             left, right = nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]
@@ -148,10 +148,10 @@ class FaultBisector:
             self.cuts.add(cut)
 
 
-class Corrector:
-    """Finds the parts of a Function that an engine gets right. Every compilation is taken from `budget`.
+class FaultIsolator:
+    """Finds the parts of a Function that an engine computes correctly, within a budget of compilations.
 
-    cases: inputs of the function, at least one of them such that the engine was wrong.
+    cases: inputs of the function, at least one of which the engine was wrong on.
     """
 
     def __init__(
@@ -170,52 +170,45 @@ class Corrector:
         self._values: list[Values] = []
         self._known: dict[tuple[Nodes, bool], tuple[str, Executable | None]] = {}
         self._all: Nodes = tuple(range(len(function.body.nodes)))
-        self._nodes_are_right = False  # each by itself, but for the offenders
+        self._nodes_are_right = False  # each by itself, without the offenders
         self._search = FaultBisector(function.body, self.reason, lambda nodes: self._right(nodes) is not None)
 
-    def known_wrong(self, reason: str) -> None:
-        """Say that the fused build of the whole is wrong, so that it is not tried again."""
+    def reject_whole(self, reason: str) -> None:
+        """Note that the fused build of the whole is wrong, so that it is not tried again."""
         self._known[self._all, True] = reason, None
 
-    def known_faults(self, faults: Faults) -> None:
-        """Say what was found before: the whole is not tried at all."""
-        for fused in (True, False):
-            self._known[self._all, fused] = faults.reason, None
-        self._search.offenders.update(faults.offenders)
-        self._search.cuts.update(faults.cuts)
-
-    def correct(self, *, apart: bool) -> Correction:
-        """The pieces that are right. apart: look for nodes that are wrong by themselves first (there is no use in it
-        where the function does not even compile)."""
+    def isolate(self, *, compiles: bool) -> Correction:
+        """The pieces that are right. compiles: whether the function compiles at all; only then faulty nodes are first
+        looked for in isolation."""
         complete = True
         try:
             if self._right(self._all) is None:
-                if apart:
-                    self._search.offenders.update(self.find_apart() or {})
+                if compiles:
+                    self._search.offenders.update(self.find_faulty_nodes() or {})
                 self._search.run()
         except OutOfBudget:
             complete = False
         return self._result(complete)
 
-    def find_apart(self) -> dict[int, str] | None:
-        """The nodes that are wrong by themselves, found by one compilation, each with what is wrong; None where they
-        do not compile or run side by side. Raises OutOfBudget."""
+    def find_faulty_nodes(self) -> dict[int, str] | None:
+        """Faulty node -> what is wrong with it, by one compilation of all nodes in isolation; None if that does not
+        compile or run. Raises OutOfBudget."""
         nodes = [i for i in self._all if not self.function.body.nodes[i].subgraphs]
         if len(nodes) < 2:
             return None
-        function, meant, places = side_by_side(self.function, nodes)
+        function, meant, places = disjoint_union(self.function, nodes)
         try:
             executable = self.budget.build(self.candidate, function, True)
         except OutOfBudget:
             raise
-        except Exception:  # then bisection finds the node that breaks the compiler
+        except Exception:  # bisection finds the node on which the compiler fails
             return None
         found: dict[int, str] = {}
         for values in self._cases_values():
             own = [values[v] for i in nodes for v in self.function.body.nodes[i].outputs if v is not None]
-            referee = ResultChecker(function, [values[v] for v in meant], self._seed, results=own)
-            differences = referee.judge(executable, self.candidate.tolerance).differences
-            if not differences:  # it raised, or gave something else than the results
+            checker = ResultChecker(function, [values[v] for v in meant], self._seed, results=own)
+            differences = checker.check(executable, self.candidate.tolerance).differences
+            if not differences:  # it raised, or returned no results
                 return None
             for i, returns in zip(nodes, places, strict=True):
                 reason = next((differences[k].reason for k in returns if differences[k].reason), "")
@@ -224,15 +217,15 @@ class Corrector:
         self._nodes_are_right = len(nodes) == len(self._all)
         return found
 
-    def are_right_apart(self) -> bool:
-        """Whether every node is right by itself; False where that cannot be found out."""
+    def are_right_in_isolation(self) -> bool:
+        """Whether every node is right by itself; False if that cannot be found out."""
         try:
-            return self.find_apart() == {}
+            return self.find_faulty_nodes() == {}
         except OutOfBudget:
             return False
 
     def reason(self, nodes: Sequence[int], fused: bool = True) -> str:
-        """What is wrong with a part of the function, on the host's values for what enters it; "" for nothing.
+        """What is wrong with a part of the function, on the host's values for its inputs; "" for nothing.
 
         Raises OutOfBudget.
         """
@@ -251,7 +244,7 @@ class Corrector:
             return f"it does not compile: {type(e).__name__}: {e}", None
         for values in self._cases_values():
             given, own = ([values[v] for v in ends] for ends in (part.body.inputs, part.body.outputs))
-            check = ResultChecker(part, given, self._seed, results=own).judge(executable, self.candidate.tolerance)
+            check = ResultChecker(part, given, self._seed, results=own).check(executable, self.candidate.tolerance)
             if not check.is_right and not (check.is_doubtful and self._nodes_are_right):
                 return check.reason, None
         return "", executable
@@ -261,7 +254,7 @@ class Corrector:
         return next((fused for fused in (True, False) if not self.reason(nodes, fused)), None)
 
     def _cases_values(self) -> Sequence[Values]:
-        """For each case every value on the way, by the host in the function's own precision."""
+        """For each case every intermediate value, by the host in the function's own precision."""
         while len(self._values) < len(self._cases):
             self._values.append(run_host(self.function, self._cases[len(self._values)], keep=True)[1])
         return self._values
@@ -281,9 +274,9 @@ class Corrector:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One node at fault. index: in the function. absolute, relative: its largest errors, as text; "" where it did not
-    run. inputs: of the node, on which it is wrong."""
+class NodeFault:
+    """A faulty node. index: in the function. absolute, relative: its largest errors, as text; "" if it did not run.
+    inputs: of the node, on which it is wrong."""
 
     index: int
     operator: str
@@ -296,11 +289,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What was found out about a function on an engine. compiles: compilations that it took."""
+    """Faulty nodes of a function on an engine. compiles: compilations that finding them took."""
 
     summary: str
     is_right: bool
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
     compiles: int = 1
 
 
@@ -311,15 +304,15 @@ def bisect_function(
     seed: int = 0,
     compiles: int = 200,
 ) -> Bisection:
-    """Compile and check a function; where that fails, find the nodes at fault (see `correction`).
+    """Compile and check a function, and find its faulty nodes if it is wrong.
 
-    inputs: to check on, before the made-up ones. Raises XRTError where the host cannot run the function.
+    inputs: to check on before the synthesized ones. Raises XRTError if the host cannot run the function.
     """
     total = len(function.body.nodes)
     cases: list[Sequence[np.ndarray]] = [] if inputs is None else [inputs]
     cases += [synthesize_inputs(function, kind, seed) for kind in SEQUENCE[:2]]
-    budget, host = Budget(compiles), Host(function)
-    corrector = Corrector(function, candidate, cases, budget, seed)
+    budget, host = Budget(compiles), ReferenceExecutor(function)
+    isolator = FaultIsolator(function, candidate, cases, budget, seed)
     reason, runs = "", False
     try:
         executable = budget.build(candidate, function, True)
@@ -328,36 +321,36 @@ def bisect_function(
         reason = f"it does not compile: {type(e).__name__}: {e}"
     else:
         for case in cases:
-            check = ResultChecker(function, case, seed, host=host).judge(executable, candidate.tolerance)
+            check = ResultChecker(function, case, seed, host=host).check(executable, candidate.tolerance)
             if not check.is_right:
-                if check.is_doubtful and corrector.are_right_apart():
-                    why = f"right ({total} nodes, each by itself; as a whole off by what rounding to integers explains)"
+                if check.is_doubtful and isolator.are_right_in_isolation():
+                    why = f"right ({total} nodes, each by itself; as a whole within what rounding to integers explains)"
                     return Bisection(why, True, compiles=budget.made)
                 reason = check.reason
                 break
     if not reason:
         return Bisection(f"right ({total} nodes)", True)
-    corrector.known_wrong(reason)
-    found = corrector.correct(apart=runs)
+    isolator.reject_whole(reason)
+    found = isolator.isolate(compiles=runs)
     faults = tuple(_fault(function, candidate, i, why, cases, seed) for i, why in found.offenders.items())
     kept, took = found.kept, f"{budget.made} compilations"
     if faults:
-        summary = f"{len(faults)} of {total} nodes at fault, found with {took}; {candidate.engine} can keep {kept}"
+        summary = f"{len(faults)} of {total} nodes are faulty, found with {took}; {candidate.engine} can keep {kept}"
     elif kept == total and len(found.pieces) == 1:
         summary = f"wrong with fusions, right without: {reason}"
     elif kept == total:
         summary = f"wrong as a whole, right in {len(found.pieces)} pieces: {reason}"
     else:
-        summary = f"wrong, and no node was found ({took}): {reason}"
+        summary = f"wrong, and no faulty node was found ({took}): {reason}"
     if not found.complete:
-        summary += "; not all was looked at, allow more compilations"
+        summary += "; some nodes were not checked, allow more compilations"
     return Bisection(summary, False, faults, budget.made)
 
 
 def inputs_of_clusters(graph: Graph, arrays: Mapping[str, Any]) -> dict[str, list[np.ndarray]]:
-    """For the clusters of a partitioned graph their inputs, by name, computed by the host from the inputs of the graph.
+    """The inputs of the clusters of a partitioned graph, by name, computed by the host from the inputs of the graph.
 
-    Clusters behind control flow, or behind a node that the host does not run on these inputs, are left out.
+    Clusters that depend on control flow, or on a node that the host cannot run on these inputs, are left out.
     """
     env: dict[Value, Any] = {v: np.asarray(arrays[v.name]) for v in graph.inputs if v.name in arrays}
     env |= {v: x for v, x in graph.defaults.items() if v not in env}
@@ -381,7 +374,7 @@ def inputs_of_clusters(graph: Graph, arrays: Mapping[str, Any]) -> dict[str, lis
 
 def _fault(
     function: Function, candidate: Candidate, index: int, reason: str, cases: Sequence[Sequence[np.ndarray]], seed: int
-) -> Fault:
+) -> NodeFault:
     node = function.body.nodes[index]
     part = subfunction(function, [index])
     absolute = relative = ""
@@ -390,14 +383,14 @@ def _fault(
         values = run_host(function, case, keep=True)[1]
         given = tuple(values[v] for v in part.body.inputs)
         try:
-            check = ResultChecker(part, given, seed).judge(candidate.build(part, True), candidate.tolerance)
+            check = ResultChecker(part, given, seed).check(candidate.build(part, True), candidate.tolerance)
         except XRTError:
             break
-        except Exception:  # it does not compile: there are no errors to show
+        except Exception:  # it does not compile: there are no errors to measure
             break
         if check.differences:
             absolute = f"{max(d.absolute for d in check.differences):.3g}"
             relative = f"{max(d.relative for d in check.differences):.3g}"
         if not check.is_right:
             break
-    return Fault(index, node.operator, node.name, absolute, relative, reason, given)
+    return NodeFault(index, node.operator, node.name, absolute, relative, reason, given)

@@ -1,4 +1,4 @@
-"""The host as judge: a Function on the host, in its own precision as a plan, or node by node in a wider one."""
+"""Reference results: a Function executed by the host, in its own precision or, node by node, in a wider one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Values = Mapping[Value, np.ndarray]
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
-class Host:
-    """A Function on the host in its own precision, by the plan that a module without engines runs.
+class ReferenceExecutor:
+    """Runs a Function on the host in its own precision, by the plan of a module without engines, made at the first run.
 
-    The plan is made at the first run. seconds: what the quickest run so far took by `clock`, infinite before the first.
+    seconds: of the fastest run so far by `clock`, infinity before the first.
     """
 
     def __init__(self, function: Function, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -38,7 +38,7 @@ class Host:
         self._plan: Plan | None = None
 
     def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
-        """The results for NumPy arrays. Raises XRTError where the host fails."""
+        """The results for NumPy arrays. Raises XRTError if the host fails."""
         if self._plan is None:
             self._plan = _plan(self._body)
         start = self._clock()
@@ -50,28 +50,26 @@ class Host:
 def run_host(
     function: Function, inputs: Sequence[np.ndarray], *, wide: bool = False, keep: bool = False
 ) -> tuple[list[np.ndarray], Values]:
-    """The results of one run on the host; with `keep`, in the function's own precision, also every value on the way
-    (else none).
+    """The results of one run on the host, and with `keep` every intermediate value in the function's own precision.
 
-    wide: floats in a wider dtype: float64, or float32 where the widest float of the function has 16 bits. Operators
-    that are about dtypes, and those that the host has in their own dtype only, run in that.
-    Raises XRTError where the host fails.
+    wide: floats in a wider dtype: float64, or float32 if the widest float of the function has 16 bits. Operators that
+    convert dtypes, and those that the host has in their own dtype only, keep it. Raises XRTError if the host fails.
     """
     if wide:
         return _run_wide(function.body, inputs), {}
     body = function.body
-    asked = list(body.outputs)
+    outputs = list(body.outputs)
     if keep:
-        asked = list(dict.fromkeys((*asked, *(v for n in body.nodes for v in n.outputs if v is not None))))
-    results = list(_plan(body.replace(outputs=asked) if keep else body).run(list(inputs)))
+        outputs = list(dict.fromkeys((*outputs, *(v for n in body.nodes for v in n.outputs if v is not None))))
+    results = list(_plan(body.replace(outputs=outputs) if keep else body).run(list(inputs)))
     if not keep:
         return results, {}
-    values = dict(zip(body.inputs, inputs, strict=True)) | dict(zip(asked, results, strict=True))
+    values = dict(zip(body.inputs, inputs, strict=True)) | dict(zip(outputs, results, strict=True))
     return [values[v] for v in body.outputs], values
 
 
 def lower_host(node: Node) -> Lowered:
-    """A node as a step of the host in NumPy, which may write over what dies there."""
+    """A node as a host step in NumPy, which may reuse the memory of dead values."""
     return Lowered(
         host_kernel(node),
         HOST,
@@ -111,14 +109,14 @@ def _run(node: Node, arrays: Sequence[Any], to: np.dtype) -> Sequence[Any]:
     if not (traits.cast or traits.quantizes) and any(float_like(a.dtype) for a in arrays if a is not None):
         try:
             return run_node(_retyped(node, to), arrays)
-        except XRTError:  # onnx.reference, and a few kernels, have it in the declared dtypes only
+        except XRTError:  # onnx.reference and a few kernels accept the declared dtypes only
             pass
     declared = [a if v is None else _lower(a, v.dtype) for v, a in zip(node.inputs, arrays, strict=True)]
     return run_node(node, declared)
 
 
 def _retyped(node: Node, to: np.dtype) -> Node:
-    """The node with float tensors of dtype `to`, for kernels that ask for the types of their arguments."""
+    """The node with float tensors of dtype `to`, for kernels that read the types of their arguments."""
 
     def lift(v: Value | None) -> Value | None:
         if v is None or not isinstance(v.type, TensorType) or v.type.dtype is None or not float_like(v.type.dtype):
@@ -149,7 +147,7 @@ def _lower(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
 
 
 def _last_uses(body: Graph) -> dict[int, list[Value]]:
-    """Node index -> the values that nobody reads after it."""
+    """Node index -> the values that are dead after it."""
     kept = set(body.outputs)
     found: dict[int, list[Value]] = {}
     for v, users in body.consumers.items():

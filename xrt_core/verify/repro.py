@@ -1,8 +1,8 @@
-"""Bundles: what a failed compilation or a wrong result leaves behind, in one file that reproduces it elsewhere.
+"""Repro bundles: one file that reproduces a failed compilation or a wrong result elsewhere.
 
-A zip of `manifest.json` (engine, versions, options, error, types), `function.onnx`, the inputs and the log's tail.
-Large constants are not carried along: they are made again at random, from a seed, with the mean and spread that they
-had, since what breaks a compiler is rarely in their values. Nothing in a bundle is code.
+A zip of `manifest.json` (engine, versions, options, error, types), `function.onnx`, the inputs and the tail of the log.
+Large constants are replaced by random ones of the same mean and deviation, as what breaks a compiler is rarely in their
+values. Nothing in a bundle is code.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from xrt_core.verify.isolate import Candidate
 FORMAT: Final = 1
 SUFFIX: Final = ".xrtbundle"
 LARGE: Final = 1 << 16
-"""Bytes from which a constant is made again at random."""
+"""Bytes from which a constant is replaced by a random one."""
 
-MOST: Final = 32
-"""Bundles that `leave_bundle` lets lie in a folder; the oldest go."""
+MAX_BUNDLES: Final = 32
+"""Bundles that `save_bundle` keeps in a folder; it deletes the oldest."""
 
 _LOG: Final = 1 << 16  # bytes of a log that are kept
 _BOUND: Final = 1 << 31  # bytes that one member may unpack to
@@ -48,11 +48,10 @@ Stage = Literal["compile", "wrong"]
 
 @dataclass(frozen=True)
 class Bundle:
-    """A reproducer.
+    """A failure of a function on an engine and device, with options.
 
-    function: what was compiled. engine, device, options: on what, and how. stage: "compile", or "wrong" where it did
-    compile. error: what was seen. inputs: on which it was seen (made up where there are none). versions: of what took
-    part. log: the tail of what the engine's library said.
+    stage: "compile", or "wrong" if it did compile. error: its message. inputs: on which it was seen, None for
+    synthesized ones. versions: of the packages involved. log: the tail of what the engine's library printed.
     """
 
     function: Function
@@ -68,13 +67,13 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of a bundle here and now. fails: it still does. text: what happened, for people."""
+    """Result of a replay. fails: whether the failure was reproduced. text: what happened, human-readable."""
 
     fails: bool
     text: str
 
 
-def bundle_of(
+def make_bundle(
     function: Function,
     engine: Engine,
     device: str,
@@ -84,7 +83,7 @@ def bundle_of(
     inputs: Sequence[np.ndarray] | None = None,
     log: str = "",
 ) -> Bundle:
-    """The bundle of a failure that just happened."""
+    """The bundle of a failure in this process."""
     versions = {"xrt-core": __version__, "python": platform.python_version(), "numpy": np.__version__}
     versions[engine.name] = engine.fingerprint(device)
     given = None if inputs is None else tuple(inputs)
@@ -92,13 +91,13 @@ def bundle_of(
 
 
 def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None:
-    """Write a bundle, whole or not at all. large: bytes from which constants are left out.
+    """Write a bundle atomically. large: bytes from which constants are replaced.
 
     Raises OSError, and ExportError for a function that ONNX cannot express.
     """
     from xrt_core.frontends.onnx_export import export_function
 
-    slim, weights = _slim(bundle.function, large)
+    small, weights = _without_large(bundle.function, large)
     options = {f.name: getattr(bundle.options, f.name) for f in fields(bundle.options)}
     manifest = {
         "format": FORMAT,
@@ -110,21 +109,21 @@ def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None
         "versions": dict(bundle.versions),
         "fingerprint": bundle.function.fingerprint,
         "weights": weights,
-        "types": [describe_node(n) for n in slim.body.nodes],
+        "types": [describe_node(n) for n in small.body.nodes],
         "inputs": None
         if bundle.inputs is None
         else [{"dtype": dtype_name(x.dtype), "shape": list(x.shape)} for x in bundle.inputs],
     }
     with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.json", json.dumps(manifest, indent=1, default=str))
-        archive.writestr("function.onnx", export_function(slim).SerializeToString())
+        archive.writestr("function.onnx", export_function(small).SerializeToString())
         archive.writestr("log.txt", bundle.log)
         for i, x in enumerate(bundle.inputs or ()):
             archive.writestr(f"input{i}.raw", np.ascontiguousarray(x).tobytes())
 
 
 def read_bundle(path: pathlib.Path) -> Bundle:
-    """The bundle of a file, its large constants made again. Raises ModelLoadError, saying why, for what is none."""
+    """Read a bundle, with random large constants. Raises ModelLoadError for a file that is none."""
     from xrt_core.frontends.onnx_import import import_function
 
     try:
@@ -133,7 +132,7 @@ def read_bundle(path: pathlib.Path) -> Bundle:
         manifest = json.loads(members["manifest.json"])
         if manifest["format"] != FORMAT:
             raise ModelLoadError(f"{path}: a bundle of format {manifest['format']}; this XRT reads {FORMAT}")
-        function = _filled(
+        function = _with_large(
             restore_types(import_function(members["function.onnx"]), manifest["types"]), manifest["weights"]
         )
         inputs = manifest["inputs"] and tuple(
@@ -159,10 +158,10 @@ def read_bundle(path: pathlib.Path) -> Bundle:
         raise ModelLoadError(f"{path} is not a bundle of XRT: {type(e).__name__}: {e}") from e
 
 
-def leave_bundle(bundle: Bundle, folder: pathlib.Path, most: int = MOST) -> pathlib.Path:
-    """Write a bundle into a folder, under a name that says what it is about, and let the oldest go.
+def save_bundle(bundle: Bundle, folder: pathlib.Path, most: int = MAX_BUNDLES) -> pathlib.Path:
+    """Write a bundle into a folder, named after engine, stage and function, and delete the oldest ones.
 
-    The same failure of the same function has one file. Raises as `write_bundle`.
+    The same failure of the same function overwrites its file. Raises as `write_bundle`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{bundle.engine}-{bundle.stage}-{bundle.function.fingerprint[:12]}{SUFFIX}"
@@ -174,7 +173,7 @@ def leave_bundle(bundle: Bundle, folder: pathlib.Path, most: int = MOST) -> path
 
 
 def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int = 0) -> Replay:
-    """Compile and check the function of a bundle again, on `engine`. Raises XRTError where the host cannot run it."""
+    """Compile and check the function of a bundle on `engine`. Raises XRTError if the host cannot run it."""
 
     def compile(function: Function, fused: bool) -> Any:
         here = device or bundle.device
@@ -187,14 +186,14 @@ def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int 
     except Exception as e:  # whatever an engine raises
         return Replay(True, f"it does not compile: {type(e).__name__}: {e}")
     inputs = bundle.inputs or synthesize_inputs(bundle.function, "normal", seed)
-    check = ResultChecker(bundle.function, inputs, seed).judge(executable, candidate.tolerance)
+    check = ResultChecker(bundle.function, inputs, seed).check(executable, candidate.tolerance)
     if check.is_right:
         return Replay(False, "it compiles, and its results are right")
     return Replay(True, f"it compiles, and is wrong: {check.reason}")
 
 
-def _slim(function: Function, large: int) -> tuple[Function, list[dict[str, Any]]]:
-    """The function with its large constants as params after its own, and how to make each again."""
+def _without_large(function: Function, large: int) -> tuple[Function, list[dict[str, Any]]]:
+    """The function with its large constants as additional params, and the statistics of each."""
     body = function.body
     chosen = [
         v
@@ -205,11 +204,11 @@ def _slim(function: Function, large: int) -> tuple[Function, list[dict[str, Any]
         return function, []
     new = {v: Value(f"weight{k}", TensorType(v.data.dtype, v.data.shape)) for k, v in enumerate(chosen)}  # type: ignore[union-attr]
     graph = body.replace(inputs=[*body.inputs, *new.values()], nodes=[substitute(n, new) for n in body.nodes])
-    rows = [_spread(v.data, k) for k, v in enumerate(chosen) if v.data is not None]
+    rows = [_statistics(v.data, k) for k, v in enumerate(chosen) if v.data is not None]
     return Function.from_graph(graph, name=function.name, aliases=function.aliases), rows
 
 
-def _spread(array: np.ndarray, seed: int) -> dict[str, Any]:
+def _statistics(array: np.ndarray, seed: int) -> dict[str, Any]:
     wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
     finite = np.abs(wide[np.isfinite(wide)]) if array.dtype.kind == "c" else wide[np.isfinite(wide)]
     ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
@@ -217,7 +216,7 @@ def _spread(array: np.ndarray, seed: int) -> dict[str, Any]:
     return {"seed": seed, "low": ends[0], "high": ends[1], "mean": mean, "std": std}
 
 
-def _made(type_: TensorType, row: Mapping[str, Any]) -> np.ndarray:
+def _sample(type_: TensorType, row: Mapping[str, Any]) -> np.ndarray:
     assert type_.dtype is not None
     assert type_.shape is not None
     rng = np.random.default_rng(int(row["seed"]))
@@ -229,14 +228,14 @@ def _made(type_: TensorType, row: Mapping[str, Any]) -> np.ndarray:
     return np.asarray(values).astype(type_.dtype)
 
 
-def _filled(function: Function, rows: Sequence[Mapping[str, Any]]) -> Function:
+def _with_large(function: Function, rows: Sequence[Mapping[str, Any]]) -> Function:
     body = function.body
     own = len(body.inputs) - len(rows)
     new = {}
     for v, row in zip(body.inputs[own:], rows, strict=True):
         if not isinstance(v.type, TensorType):
             raise ValueError(f"weight {v.name!r} has no type")
-        new[v] = Value.constant(_made(v.type, row), v.name)
+        new[v] = Value.constant(_sample(v.type, row), v.name)
     if not new:
         return function
     graph = body.replace(inputs=body.inputs[:own], nodes=[substitute(n, new) for n in body.nodes])

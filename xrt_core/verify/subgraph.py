@@ -1,4 +1,4 @@
-"""Parts of a Function as Functions of their own, and the fewest convex parts that leave given nodes out."""
+"""Subgraph extraction: nodes of a Function as Functions, convex partitions, and runs piece by piece."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Nodes = tuple[int, ...]
 
 
 def subfunction(function: Function, nodes: Sequence[int], name: str = "") -> Function:
-    """The nodes of these indices as a Function: its params are the values read from outside, in order of first use,
-    its returns those that are read outside or returned, in order of production.
+    """Nodes of a function as a Function. Its params are the values read from outside, in order of first use; its
+    returns those that are read outside or returned, in order of production.
 
-    An alias stays where both its ends are at the new boundary and nobody else reads the param. The whole Function is
-    returned as it is. Raises GraphError for an empty choice.
+    An alias is kept if both its ends are at the new boundary and nothing else reads the param. All nodes give the
+    function itself. Raises GraphError for no nodes.
     """
     body = function.body
     inside = set(nodes)
@@ -52,12 +52,12 @@ def subfunction(function: Function, nodes: Sequence[int], name: str = "") -> Fun
     return Function.from_graph(Graph(entry, exit_, chosen, opsets=body.opsets, name=label), name=label, aliases=aliases)
 
 
-def side_by_side(function: Function, nodes: Iterable[int]) -> tuple[Function, list[Value], list[Nodes]]:
-    """A Function in which each of the nodes stands by itself, with params of its own and all its outputs returned.
+def disjoint_union(function: Function, nodes: Iterable[int]) -> tuple[Function, list[Value], list[Nodes]]:
+    """The disjoint union of nodes: a Function in which each has params of its own and returns all its outputs.
 
-    Returns it, for each of its params the value of `function` that it stands for, and for each node (in the order
-    given) the indices of its returns. No two nodes touch, so a compiler can neither fuse nor merge them, and one
-    compilation tests every node.
+    Returns it, for each of its params the value of `function` that it stands for, and for each node, in the given
+    order, the indices of its returns. As no two nodes are connected, a compiler can neither fuse nor merge them, and
+    one compilation tests every node.
     """
     entry: list[Value] = []
     meant: list[Value] = []
@@ -77,7 +77,7 @@ def side_by_side(function: Function, nodes: Iterable[int]) -> tuple[Function, li
         first = len(exit_)
         exit_ += [v for v in outputs if v is not None]
         places.append(tuple(range(first, len(exit_))))
-    name = f"{function.name}.apart"
+    name = f"{function.name}.nodes"
     graph = Graph(entry, exit_, made, opsets=function.body.opsets, name=name)
     return Function.from_graph(graph, name=name), meant, places
 
@@ -85,37 +85,34 @@ def side_by_side(function: Function, nodes: Iterable[int]) -> tuple[Function, li
 def convex_partition(
     graph: Graph, evicted: Collection[int], cuts: Iterable[int] = ()
 ) -> tuple[list[Nodes], list[Nodes]]:
-    """The nodes that stay and the evicted ones, each as the fewest convex pieces, none of which waits for another
-    that waits for it.
+    """Partition nodes into the minimum number of convex sets such that the quotient graph is acyclic, `evicted` nodes
+    kept apart. Returns the sets of other nodes, and those of evicted ones.
 
-    cuts: indices at which pieces are cut as well: no piece holds nodes on both sides of one.
-    A piece of stayers is the nodes with the same number of stays before an eviction on the longest way to them:
-    a way between two of them over an evicted node would raise the number, so each is convex, and a way that needs
-    that many pieces exists, so there are no fewer. Linear in nodes and edges.
+    cuts: indices at which sets are cut as well: none has nodes on both sides of one. A set has the nodes with the same
+    largest number of transitions into evicted nodes on a path to them: a path between two of them through an evicted
+    node would raise the number, so each set is convex, and the longest path needs that many sets, so there are no
+    fewer. Linear in nodes and edges.
     """
-    gone = set(evicted)
+    apart = set(evicted)
     level = [0] * len(graph.nodes)
     for i, preds in enumerate(graph.predecessors):
-        if i in gone:
+        if i in apart:
             level[i] = max((level[p] for p in preds), default=-1)
         else:
-            level[i] = max((level[p] + (p in gone) for p in preds), default=0)
+            level[i] = max((level[p] + (p in apart) for p in preds), default=0)
     marks = sorted(set(cuts))
     stay: dict[tuple[int, int], list[int]] = {}
     leave: dict[int, list[int]] = {}
     for i, k in enumerate(level):
-        if i in gone:
+        if i in apart:
             leave.setdefault(k, []).append(i)
         else:
             stay.setdefault((k, sum(m <= i for m in marks)), []).append(i)
     return [tuple(x) for _, x in sorted(stay.items())], [tuple(x) for _, x in sorted(leave.items())]
 
 
-def in_order(graph: Graph, pieces: Sequence[Sequence[int]]) -> list[int]:
-    """Numbers of the pieces in an order in which each follows those it reads from.
-
-    pieces: cover all nodes. Raises GraphError where two wait for each other.
-    """
+def topological_order(graph: Graph, pieces: Sequence[Sequence[int]]) -> list[int]:
+    """Indices of the pieces in topological order. pieces: cover all nodes. Raises GraphError for a cycle."""
     owner = {i: k for k, nodes in enumerate(pieces) for i in nodes}
     before = [sorted({owner[p] for i in nodes for p in graph.predecessors[i]} - {k}) for k, nodes in enumerate(pieces)]
     return sort_indices(before, lambda k: f"piece {k} ({len(pieces[k])} nodes)")
@@ -124,13 +121,11 @@ def in_order(graph: Graph, pieces: Sequence[Sequence[int]]) -> list[int]:
 def run_pieces(
     function: Function, pieces: Sequence[Sequence[int]], runs: Sequence[Run | None]
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """A function from the inputs of `function` to its results that computes it piece by piece.
-
-    runs: for each piece what takes the params of its `subfunction` to the returns; None for the host.
-    """
+    """A callable that computes `function` piece by piece. runs: computes the `subfunction` of each piece, None for the
+    host."""
     body = function.body
     steps: list[tuple[Run, tuple[Value, ...], tuple[Value, ...]]] = []
-    for k in in_order(body, pieces):
+    for k in topological_order(body, pieces):
         run = runs[k]
         if run is not None:
             part = subfunction(function, pieces[k]).body

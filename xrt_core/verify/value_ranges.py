@@ -1,4 +1,4 @@
-"""What values a graph's inputs must have for its operators to make sense, found by walking the graph backward."""
+"""Value-range inference: walks a graph backward and carries the preconditions of its operators to its inputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ INF: Final = math.inf
 
 @dataclass(frozen=True, slots=True)
 class ValueConstraint:
-    """What a value must be: numbers from `low` to `high` (inclusive).
+    """Constraint on the elements of a value: from `low` to `high`, inclusive.
 
-    nonzero: and none of them 0. distinct: no number twice along `axis` (None: in the whole array; rows of the last
-    axis count as one where `rows`). truth: it says what counts and what does not, and every row needs some of both.
-    whole: floats that stand for integers. sizes: for rows of indices, the number of choices of each column.
+    nonzero: none is 0. distinct: no element twice along `axis` (None: in the whole array, where rows of the last axis
+    count as one if there are `sizes`). truth: a mask, every row of which needs both values. whole: integers, in
+    whatever dtype. sizes: for rows of indices, the number of choices of each column.
     """
 
     low: float = -INF
@@ -36,11 +36,11 @@ class ValueConstraint:
 
     @property
     def is_free(self) -> bool:
-        """Whether any number will do."""
+        """Whether it constrains nothing."""
         return self == ValueConstraint()
 
     def __and__(self, other: ValueConstraint) -> ValueConstraint:
-        """Both needs; where their numbers do not meet, those of the first, which nobody can improve on."""
+        """Both constraints; if their ranges are disjoint, the range of the first."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         if low > high:
             low, high = self.low, self.high
@@ -51,34 +51,34 @@ class ValueConstraint:
         )  # fmt: skip
 
     def shifted(self, by: float, scale: float = 1.0) -> ValueConstraint:
-        """What x must be for scale * x + by to be this."""
+        """The constraint on x such that scale * x + by meets this one."""
         ends = sorted(((self.low - by) / scale, (self.high - by) / scale))
         return replace(self, low=ends[0], high=ends[1], nonzero=False, distinct=False, sizes=())
 
 
 FREE: Final = ValueConstraint()
 
-Needs = Sequence[ValueConstraint]
-Rule = Callable[[Node, Needs], Sequence[ValueConstraint | None]]
-"""(node, what its outputs must be) -> what its inputs must be; None for nothing. Missing ones at the end: nothing."""
+Constraints = Sequence[ValueConstraint]
+Rule = Callable[[Node, Constraints], Sequence[ValueConstraint | None]]
+"""(node, constraints of its outputs) -> constraints of its inputs; None, or none at the end, for no constraint."""
 
 
-def needs_of_inputs(graph: Graph) -> dict[Value, ValueConstraint]:
-    """For every input of the graph what it must be, as far as the operators tell. Linear in nodes and edges."""
+def infer_constraints(graph: Graph) -> dict[Value, ValueConstraint]:
+    """The constraint of every input of the graph, as far as there are rules. Linear in nodes and edges."""
     found: dict[Value, ValueConstraint] = {}
     for node in reversed(graph.nodes):
         outputs = [FREE if v is None else found.get(v, FREE) for v in node.outputs]
         rule = None if node.domain not in ("", "ai.onnx.preview.training") else RULES.get(node.op_type)
         if rule is None:
             continue
-        for v, need in zip(node.inputs, rule(node, outputs), strict=False):
-            if v is not None and v.data is None and need is not None and not need.is_free:
+        for v, wanted in zip(node.inputs, rule(node, outputs), strict=False):
+            if v is not None and v.data is None and wanted is not None and not wanted.is_free:
                 known = found.get(v)
-                found[v] = need if known is None else known & need
+                found[v] = wanted if known is None else known & wanted
     return {v: found.get(v, FREE) for v in graph.inputs}
 
 
-# --- what a rule asks of its node ------------------------------------------------------------------------------------
+# --- attributes and shapes of a node ----------------------------------------------------------------------------------
 
 
 def _shape(node: Node, index: int) -> tuple[int, ...]:
@@ -111,76 +111,76 @@ def _below(count: int) -> ValueConstraint:
     return ValueConstraint(0, max(count - 1, 0), whole=True)
 
 
-def _value_only(need: ValueConstraint) -> ValueConstraint:
-    """The need without what depends on where an element stands."""
-    return replace(need, distinct=False, sizes=(), axis=None)
+def _value_only(wanted: ValueConstraint) -> ValueConstraint:
+    """The constraint without what depends on the position of elements."""
+    return replace(wanted, distinct=False, sizes=(), axis=None)
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _same(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    """Elements move or stay as they are."""
-    need = outputs[0]
+def _same(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    """Elements are moved, not changed."""
+    wanted = outputs[0]
     for other in outputs[1:]:
-        need = need & other
-    return [_value_only(need)]
+        wanted = wanted & other
+    return [_value_only(wanted)]
 
 
-def _same_of_all(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _same_of_all(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     return [_value_only(outputs[0])] * len(node.inputs)
 
 
-def _keeps_order(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _keeps_order(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     """Identity and changes of shape that keep the last axis, so that rows of indices stay rows."""
-    need = outputs[0]
-    if need.distinct or need.sizes:
+    wanted = outputs[0]
+    if wanted.distinct or wanted.sizes:
         before, after = _shape(node, 0), node.outputs[0].shape if node.outputs[0] is not None else ()
         if not before or not after or before[-1] != after[-1]:
-            need = _value_only(need)
-    return [need]
+            wanted = _value_only(wanted)
+    return [wanted]
 
 
-def _cast(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    need = outputs[0]
+def _cast(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    wanted = outputs[0]
     source, target = node.inputs[0], node.outputs[0]
     if target is not None and target.dtype is not None and target.dtype.kind == "b":
         return [ValueConstraint(0, 1, truth=True, whole=True)]
-    return [replace(need, whole=need.whole or (_is_float(source) and not _is_float(target) and not need.is_free))]
+    return [replace(wanted, whole=wanted.whole or (_is_float(source) and not _is_float(target) and not wanted.is_free))]
 
 
-def _where(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _where(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     return [ValueConstraint(0, 1, truth=True), _value_only(outputs[0]), _value_only(outputs[0])]
 
 
-def _add(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    need = outputs[0]
+def _add(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    wanted = outputs[0]
     for i in (0, 1):
         known = _known(node, i)
         if known is not None:
             by_low, by_high = float(known.min()), float(known.max())
-            made = replace(need.shifted(0.0), low=need.low - by_low, high=need.high - by_high)
+            made = replace(wanted.shifted(0.0), low=wanted.low - by_low, high=wanted.high - by_high)
             made = made if made.low <= made.high else FREE
             return [made, None] if i == 1 else [None, made]  # type: ignore[list-item]
-    half = replace(need, low=need.low / 2, high=need.high / 2, nonzero=False, distinct=False, sizes=())
+    half = replace(wanted, low=wanted.low / 2, high=wanted.high / 2, nonzero=False, distinct=False, sizes=())
     return [half, half]
 
 
-def _sub(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
-    need = outputs[0]
+def _sub(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
+    wanted = outputs[0]
     right, left = _known(node, 1), _known(node, 0)
     if right is not None:
-        made = replace(need.shifted(0.0), low=need.low + float(right.max()), high=need.high + float(right.min()))
+        made = replace(wanted.shifted(0.0), low=wanted.low + float(right.max()), high=wanted.high + float(right.min()))
         return [made if made.low <= made.high else FREE, None]
     if left is not None:
-        made = replace(need.shifted(0.0), low=float(left.max()) - need.high, high=float(left.min()) - need.low)
+        made = replace(wanted.shifted(0.0), low=float(left.max()) - wanted.high, high=float(left.min()) - wanted.low)
         return [None, made if made.low <= made.high else FREE]
     return []
 
 
-def _mul(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
-    need = outputs[0]
-    if need.is_free or node.inputs[0] is node.inputs[1]:  # a square is never negative
+def _mul(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
+    wanted = outputs[0]
+    if wanted.is_free or node.inputs[0] is node.inputs[1]:  # a square is never negative
         return []
     for i in (0, 1):
         known = _known(node, i)
@@ -188,16 +188,16 @@ def _mul(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
             if (known == 0).any() or (known.min() < 0 < known.max()):
                 return []
             low, high = float(known.min()), float(known.max())
-            ends = [_quotients(need.low, need.high, s) for s in {low, high}]
-            made = replace(need.shifted(0.0), low=max(e[0] for e in ends), high=min(e[1] for e in ends))
-            made = replace(made if made.low <= made.high else FREE, nonzero=need.nonzero)
+            ends = [_quotients(wanted.low, wanted.high, s) for s in {low, high}]
+            made = replace(wanted.shifted(0.0), low=max(e[0] for e in ends), high=min(e[1] for e in ends))
+            made = replace(made if made.low <= made.high else FREE, nonzero=wanted.nonzero)
             return [made, None] if i == 1 else [None, made]
-    if need.low >= 0 or need.high < INF:
-        high = math.sqrt(need.high) if 0 <= need.high < INF else INF
-        low = math.sqrt(max(need.low, 0.0)) if need.low > -INF else -high
-        each = ValueConstraint(low, high, need.nonzero, whole=need.whole)
+    if wanted.low >= 0 or wanted.high < INF:
+        high = math.sqrt(wanted.high) if 0 <= wanted.high < INF else INF
+        low = math.sqrt(max(wanted.low, 0.0)) if wanted.low > -INF else -high
+        each = ValueConstraint(low, high, wanted.nonzero, whole=wanted.whole)
         return [each, each]
-    return [ValueConstraint(nonzero=need.nonzero)] * 2
+    return [ValueConstraint(nonzero=wanted.nonzero)] * 2
 
 
 def _quotients(low: float, high: float, by: float) -> tuple[float, float]:
@@ -205,56 +205,57 @@ def _quotients(low: float, high: float, by: float) -> tuple[float, float]:
     return (a, b) if a <= b else (b, a)
 
 
-def _div(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
-    need = outputs[0]
+def _div(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
+    wanted = outputs[0]
     divisor = ValueConstraint(nonzero=True)
-    if need.low >= 0:  # a positive quotient wants two positive numbers
+    if wanted.low >= 0:  # a positive quotient wants two positive numbers
         divisor = ValueConstraint(low=0.5, nonzero=True)
         known = _known(node, 1)
         if known is not None and (known > 0).all():
-            return [ValueConstraint(low=need.low * float(known.max()), nonzero=need.nonzero)]
-        return [ValueConstraint(low=max(need.low, 0.0), nonzero=need.nonzero), divisor]
+            return [ValueConstraint(low=wanted.low * float(known.max()), nonzero=wanted.nonzero)]
+        return [ValueConstraint(low=max(wanted.low, 0.0), nonzero=wanted.nonzero), divisor]
     known = _known(node, 1)
-    if known is not None and known.min() > 0 and not need.is_free:
+    if known is not None and known.min() > 0 and not wanted.is_free:
         factors = (float(known.min()), float(known.max()))
         made = ValueConstraint(
-            min(need.low * f for f in factors), max(need.high * f for f in factors), whole=need.whole
+            min(wanted.low * f for f in factors), max(wanted.high * f for f in factors), whole=wanted.whole
         )
         return [made if made.low <= made.high else FREE]
     if node.outputs[0] is not None and not _is_float(node.outputs[0]):
-        return [_value_only(need) if need.high < INF else None, ValueConstraint(low=1, nonzero=True)]
+        return [_value_only(wanted) if wanted.high < INF else None, ValueConstraint(low=1, nonzero=True)]
     return [None, divisor]
 
 
-def _mod(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _mod(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [None, ValueConstraint(low=1, nonzero=True)]
 
 
-def _pow(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
-    need, power = outputs[0], _known(node, 1)
+def _pow(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
+    wanted, power = outputs[0], _known(node, 1)
     if power is None:
         return [ValueConstraint(0.25, 2.0), ValueConstraint(-2.0, 2.0)]
     if (power != np.rint(power)).any():
-        return [ValueConstraint(0.1, max(need.high, 0.2) if need.high < INF else 10.0)]
+        return [ValueConstraint(0.1, max(wanted.high, 0.2) if wanted.high < INF else 10.0)]
     if (power < 0).any():
         return [ValueConstraint(nonzero=True)]
     if (power == 1).all():
-        return [need]
+        return [wanted]
     odd = (power % 2 == 1).any()
-    return [ValueConstraint(low=max(need.low, 0.0)) if need.low >= 0 and odd else ValueConstraint(nonzero=need.nonzero)]
+    return [ValueConstraint(low=max(wanted.low, 0.0)) if wanted.low >= 0 and odd else
+    ValueConstraint(nonzero=wanted.nonzero)]
 
 
-def _neg(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    need = outputs[0]
-    return [replace(need, low=-need.high, high=-need.low)]
+def _neg(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    wanted = outputs[0]
+    return [replace(wanted, low=-wanted.high, high=-wanted.low)]
 
 
-def _abs(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    need = outputs[0]
-    return [ValueConstraint(-need.high, need.high, nonzero=need.nonzero or need.low > 0, whole=need.whole)]
+def _abs(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    wanted = outputs[0]
+    return [ValueConstraint(-wanted.high, wanted.high, nonzero=wanted.nonzero or wanted.low > 0, whole=wanted.whole)]
 
 
-def _clip(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _clip(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     found: list[ValueConstraint | None] = [None]
     if len(node.inputs) > 1 and node.inputs[1] is not None and node.inputs[1].data is None:
         found = [None, ValueConstraint(-2.0, -1.0)]
@@ -267,89 +268,89 @@ def _clip(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
     return found
 
 
-def _log(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    need = outputs[0]
-    low = math.exp(min(need.low, 9.0)) if need.low > -INF else (1.2 if need.nonzero else 0.1)
-    return [ValueConstraint(low, max(low, math.exp(need.high)) if need.high < 9.0 else INF)]
+def _log(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    wanted = outputs[0]
+    low = math.exp(min(wanted.low, 9.0)) if wanted.low > -INF else (1.2 if wanted.nonzero else 0.1)
+    return [ValueConstraint(low, max(low, math.exp(wanted.high)) if wanted.high < 9.0 else INF)]
 
 
-def _sqrt(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    need = outputs[0]
-    low = need.low**2 if need.low > 0 else (0.05 if need.nonzero else 0.0)
-    return [ValueConstraint(low, max(low, need.high**2) if 0 < need.high < INF else INF)]
+def _sqrt(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    wanted = outputs[0]
+    low = wanted.low**2 if wanted.low > 0 else (0.05 if wanted.nonzero else 0.0)
+    return [ValueConstraint(low, max(low, wanted.high**2) if 0 < wanted.high < INF else INF)]
 
 
 def _domain(low: float, high: float) -> Rule:
     return lambda node, outputs: [ValueConstraint(low, high)]
 
 
-def _softly_bounded(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    """Exponentials: bounded, so that they neither overflow a narrow float nor vanish in it."""
-    need = outputs[0]
-    low = math.log(need.low) if 0 < need.low < INF else -8.0
-    return [ValueConstraint(low, math.log(need.high) if 0 < need.high < 2980 else 8.0)]
+def _softly_bounded(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    """Exponentials: bounded, so that they neither overflow nor underflow in a narrow float."""
+    wanted = outputs[0]
+    low = math.log(wanted.low) if 0 < wanted.low < INF else -8.0
+    return [ValueConstraint(low, math.log(wanted.high) if 0 < wanted.high < 2980 else 8.0)]
 
 
-def _reciprocal(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _reciprocal(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     return [ValueConstraint(0.25, INF) if outputs[0].low >= 0 else ValueConstraint(nonzero=True)]
 
 
-def _sign_of_all(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    """Sums, means and extremes of numbers of one sign have that sign."""
-    need = outputs[0]
+def _sign_of_all(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    """Sums, means and extrema of numbers of one sign have that sign."""
+    wanted = outputs[0]
     each = ValueConstraint(
-        max(need.low, 0.0) if need.low >= 0 else -INF, min(need.high, 0.0) if need.high <= 0 else INF
+        max(wanted.low, 0.0) if wanted.low >= 0 else -INF, min(wanted.high, 0.0) if wanted.high <= 0 else INF
     )
     return [each] * len(node.inputs)
 
 
-def _product(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _product(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     return _sign_of_all(node, outputs)[:2]
 
 
-def _log_of_sum(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _log_of_sum(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     return [ValueConstraint(low=0.1)]
 
 
-def _gather(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _gather(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     return [_value_only(outputs[0]), _below(_size(node, _axis(node)))]
 
 
-def _gather_nd(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _gather_nd(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     batch = node.attributes.get("batch_dims", 0)
     sizes = _shape(node, 0)[batch if isinstance(batch, int) else 0 :][: _size(node, -1, 1)]
     return [_value_only(outputs[0]), ValueConstraint(0, max(min(sizes, default=1) - 1, 0), whole=True, sizes=sizes)]
 
 
-def _scatter_elements(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _scatter_elements(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     axis = _axis(node)
     index = ValueConstraint(0, max(_size(node, axis) - 1, 0), distinct=True, axis=axis, whole=True)
     return [_value_only(outputs[0]), index, _value_only(outputs[0])]
 
 
-def _scatter_nd(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _scatter_nd(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     sizes = _shape(node, 0)[: _size(node, -1, 1)]
     index = ValueConstraint(0, max(min(sizes, default=1) - 1, 0), distinct=True, whole=True, sizes=sizes)
     return [_value_only(outputs[0]), index, _value_only(outputs[0])]
 
 
-def _tensor_scatter(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _tensor_scatter(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     axis = node.attributes.get("axis", -2)
     room = _size(node, axis, 0) - _size(node, axis, 1) if isinstance(axis, int) else 0
     return [_value_only(outputs[0]), _value_only(outputs[0]), _below(room + 1)]
 
 
-def _one_hot(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _one_hot(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     depth = _known(node, 1)
     return [_below(int(depth.reshape(-1)[0]) if depth is not None else 1)]
 
 
-def _recurrent(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _recurrent(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     steps = _shape(node, 0)[1 if node.attributes.get("layout", 0) else 0 :][:1]
     return [None] * 4 + [ValueConstraint(1, max(steps[0] if steps else 1, 1), whole=True)]
 
 
-def _reverse_sequence(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
+def _reverse_sequence(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
     axis = node.attributes.get("time_axis", 0)
     return [
         _value_only(outputs[0]),
@@ -357,31 +358,31 @@ def _reverse_sequence(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
     ]
 
 
-def _loss(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _loss(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [None, _below(_size(node, 1)), ValueConstraint(low=0.1)]
 
 
-def _batch_norm(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _batch_norm(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [None, None, None, None, ValueConstraint(0.25, 4.0)]
 
 
-def _quantize(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _quantize(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [None, ValueConstraint(0.01, 0.1)]
 
 
-def _dequantize(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _dequantize(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [None, ValueConstraint(0.01, 0.1)]
 
 
 def _qlinear(*scales: int) -> Rule:
-    def rule(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+    def rule(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
         return [ValueConstraint(0.01, 0.1) if i in scales else None for i in range(max(scales) + 1)]
 
     return rule
 
 
 def _mask_input(index: int) -> Rule:
-    def rule(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+    def rule(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
         v = node.inputs[index] if index < len(node.inputs) else None
         if v is None or _is_float(v):
             return []
@@ -390,20 +391,20 @@ def _mask_input(index: int) -> Rule:
     return rule
 
 
-def _roi_align(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _roi_align(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [None, None, _below(_size(node, 0))]
 
 
-def _grid(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _grid(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [None, ValueConstraint(-1.0, 1.0)]
 
 
-def _bit_shift(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _bit_shift(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [None, ValueConstraint(0, 7)]
 
 
-def _unpool(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
-    """Indices count in the array that was pooled, whatever `output_shape` says."""
+def _unpool(node: Node, outputs: Constraints) -> Sequence[ValueConstraint]:
+    """Indices refer to the array that was pooled, whatever `output_shape` says."""
     shape, kernel = _shape(node, 0), tuple(node.attributes.get("kernel_shape", ()))  # type: ignore[arg-type]
     strides = tuple(node.attributes.get("strides", ())) or (1,) * len(kernel)  # type: ignore[arg-type]
     pads = tuple(node.attributes.get("pads", ())) or (0,) * (2 * len(kernel))  # type: ignore[arg-type]
@@ -413,8 +414,8 @@ def _unpool(node: Node, outputs: Needs) -> Sequence[ValueConstraint]:
     return [_value_only(outputs[0]), ValueConstraint(0, max(size - 1, 0), distinct=True, whole=True)]
 
 
-def _optimizer(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
-    """Learning rate, count of updates, then variables, gradients and slots, of which squares are never negative."""
+def _optimizer(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
+    """Learning rate, step count, then variables, gradients and slots; slots of squares are not negative."""
     tensors = len(node.inputs) - 2
     groups = {"Adam": 4, "Adagrad": 3, "Momentum": 3}[node.op_type]
     each = tensors // groups
@@ -423,7 +424,7 @@ def _optimizer(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
     return found + [ValueConstraint(low=0.0) if i in squares[node.op_type] else None for i in range(tensors)]
 
 
-def _dropout(node: Node, outputs: Needs) -> Sequence[ValueConstraint | None]:
+def _dropout(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
     return [_value_only(outputs[0]), ValueConstraint(0.0, 0.5)]
 
 
@@ -455,10 +456,10 @@ RULES: Final[dict[str, Rule]] = dict((
     *_table(_bit_shift, "BitShift"), *_table(_unpool, "MaxUnpool"), *_table(_dropout, "Dropout"),
     *_table(_optimizer, "Adam Adagrad Momentum"), *_table(_domain(0.1, INF), "LpNormalization"),
 ))  # fmt: skip
-"""Operator -> its rule. One without asks nothing of its inputs."""
+"""Operator -> its rule; the inputs of others are not constrained."""
 
 
-def is_static_number(value: Value) -> bool:
-    """Whether numbers can be made for a value: a tensor of known shape, of anything but strings."""
+def is_synthesizable(value: Value) -> bool:
+    """Whether a value is a tensor of static shape and numeric dtype."""
     t = value.type
     return isinstance(t, TensorType) and t.is_static and t.dtype != object

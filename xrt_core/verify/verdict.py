@@ -1,4 +1,4 @@
-"""Outcome: what the examination of one cluster found, as data that crosses processes and is kept on disk."""
+"""Outcome: the result of evaluating one cluster, as plain data for other processes and the disk cache."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 Verdict = Literal["ready", "wrong", "slower", "failed"]
-"""wrong, slower: the host keeps all nodes; failed: it could not be compiled or examined."""
+"""ready: an engine takes nodes. wrong, slower: the host keeps all of them. failed: nothing could be compiled or run."""
 
 HOST: Final = "host"
-NO_OFFENDERS: Final[Mapping[int, str]] = MappingProxyType({})
 _NO_TIMINGS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Nodes of the examined Function that one engine runs as one.
+    """Nodes of the evaluated Function that one engine runs as one executable.
 
-    engine: its name, or "host". nodes: indices into `function.body.nodes`, ascending. fused: False stands for the
-    engine's unfused build.
+    engine: its name, or "host". nodes: indices into `function.body.nodes`, ascending. fused: False for the engine's
+    unfused build.
     """
 
     engine: str
@@ -29,34 +28,12 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
-    """What is known about a candidate that took its process with it.
-
-    reason: what it did. offenders: node -> what is wrong with it. cuts: indices of nodes at which it has to be cut.
-    """
-
-    reason: str
-    offenders: Mapping[int, str] = field(default_factory=lambda: NO_OFFENDERS)
-    cuts: tuple[int, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data, which `from_json` takes back."""
-        return {"reason": self.reason, "offenders": list(self.offenders.items()), "cuts": list(self.cuts)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Faults:
-        """The faults that `to_json` gave."""
-        offenders = {_index(i): _text(why) for i, why in data["offenders"]}
-        return cls(_text(data["reason"]), MappingProxyType(offenders), tuple(_index(i) for i in data["cuts"]))
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What to do with one cluster.
+    """What runs one cluster.
 
-    pieces: cover all nodes of the Function; one piece is the whole cluster as it was. reason: for people.
-    timings: seconds, by "compile", "verify", "host", an engine's name, "<engine> unfused", ...
-    errors: what each candidate that was turned down did.
+    pieces: cover all nodes of the Function; a single piece is the whole cluster. reason: human-readable. timings:
+    seconds, by "compile", "verify", "host", an engine's name, "<engine> unfused", ... errors: why candidates were
+    rejected.
     """
 
     verdict: Verdict
@@ -66,7 +43,7 @@ class Outcome:
     errors: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, which `from_json` takes back."""
+        """As plain data, for `from_json`."""
         return {
             "verdict": self.verdict,
             "pieces": [{"engine": p.engine, "nodes": list(p.nodes), "fused": p.fused} for p in self.pieces],
@@ -77,7 +54,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: Any) -> Outcome:
-        """The outcome that `to_json` gave. Raises ValueError for anything else."""
+        """The outcome that `to_json` described. Raises ValueError for anything else."""
         try:
             pieces = tuple(
                 Piece(_text(p["engine"]), tuple(_index(i) for i in p["nodes"]), bool(p["fused"]))

@@ -137,6 +137,8 @@ def test_options_are_read() -> None:
         (_node("Exp", TensorType(F8, (2,))), "only between QuantizeLinear and DequantizeLinear"),
         (_node("Cast", TensorType(F32, (2,)), out=TensorType(F8, (2,)), to=17, saturate=0), "saturates where it makes"),
         (_node("RandomNormalLike", TensorType(F32, (2,)), version=1), "draws random numbers"),
+        (_node("Dropout", TensorType(F32, (2,)), TensorType(F32, ()), TensorType(np.dtype(np.bool_), ()), version=13),
+         "draws random numbers"),
         (_node("Unique", TensorType(F32, (3,)), out=TensorType(F32, (3,)), version=11), "parser refuses Unique-11"),
         (_node("TopK", TensorType(F32, (5000,)), TensorType(I64, (1,)), out=TensorType(F32, (4000,)), version=11),
          "TopK of 4000 elements; TensorRT gives 3840 at most"),

@@ -20,6 +20,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from xla_functions import compile_nodes
 from xrt_xla import XlaEngine, _toolkit
 from xrt_xla.blob import pack, unpack
+from xrt_xla.program import Program
 
 from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
 from xrt_core.errors import CompileError, ExecutionError
@@ -421,6 +422,17 @@ def test_nodes_of_constants_are_computed_once(engine: XlaEngine) -> None:
     assert "s8[" not in executable.as_text()
     want = array.astype(np.float64) @ (q * 0.5)
     np.testing.assert_allclose(np.asarray(executable.run([array])[0]), want, rtol=1e-4, atol=1e-3)
+
+
+def test_random_draws_are_left_to_the_program(engine: XlaEngine) -> None:
+    """A Dropout of constants is computed beforehand unless it is in training mode."""
+    x = Value.constant(np.ones(8, np.float32), "x")
+    for mode, steps in ((False, 0), (True, 1)):
+        y = _value("y", np.float32, 8)
+        inputs = [x, None, Value.constant(np.array(mode), "mode")]
+        nodes = [Node("Dropout", inputs, [y], {"seed": 1}, version=13)]
+        function = Function.from_graph(Graph([], [y], nodes, opsets={"": 21}, name="f"))
+        assert len(Program(function, "cpu", 0).steps) == steps
 
 
 def test_unblocked_runs_give_the_same(engine: XlaEngine) -> None:

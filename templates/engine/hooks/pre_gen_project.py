@@ -13,6 +13,7 @@ ANSWERS = json.loads(r"""{{ cookiecutter|jsonify }}""")
 BUILT_IN = ("host", "xla", "tensorrt", "toy", "onnxruntime", "openvino")
 LONGEST = 20  # of an engine's name: it is a part of class names and messages
 LONGEST_PACKAGE = 40
+KNOWN_KINDS = ("cpu", "cuda", "tpu", "host", "numpy", "jax", "cupy", "torch", "other")
 
 
 def engine_fault(name: str) -> str:
@@ -60,6 +61,12 @@ def fault(answers: dict[str, str]) -> str:
         return (
             f"namespace {namespace!r} is not the name of a module of up to {LONGEST_PACKAGE} letters; give one such as "
             f"'numpy', 'cupy' or 'jax.numpy'"
+        )
+    kind = answers["device_kind"]
+    if answers["devices"] == "other" and (not re.fullmatch(r"[a-z][a-z0-9_]*", kind) or kind in KNOWN_KINDS):
+        return (
+            f"device kind {kind!r} is not usable; give a lower-case identifier that XRT does not use itself "
+            f"({', '.join(KNOWN_KINDS)}), such as 'npu'"
         )
     return engine_fault(answers["engine"]) or package_fault(answers["package"], answers["__module"])
 

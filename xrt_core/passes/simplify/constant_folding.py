@@ -72,7 +72,7 @@ def evaluate(
     """
     inputs = node.inputs
     traits = traits_of(node)
-    if node.subgraphs or traits.stateful or not is_deterministic(node):
+    if node.subgraphs or traits.stateful or node.annotations.model_update or not is_deterministic(node):
         return None
     if node.op_type == "DequantizeLinear":  # the integers of a weight are what an engine computes with
         return None

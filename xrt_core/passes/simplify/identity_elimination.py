@@ -23,7 +23,7 @@ class IdentityNodes(Pass):
     5. Slice to the same shape with all steps positive, Pad with no padding.
     6. Concat, Sum, Max, Min, Mean of one input.
     7. Dropout in inference mode whose mask nobody reads.
-    8. Left alone: everything else, and nodes whose second output is read.
+    8. Left alone: everything else, nodes whose second output is read, and updates of variables.
     """
 
     name = "identity_nodes"
@@ -32,7 +32,7 @@ class IdentityNodes(Pass):
         new: dict[Value, Value] = {}
         kept = []
         for node in graph.nodes:
-            test = None if node.domain else _CASES.get(node.op_type)
+            test = None if node.domain or node.annotations.model_update else _CASES.get(node.op_type)
             source = node.inputs[0] if node.inputs else None
             result = node.outputs[0] if node.outputs else None
             if test is not None and source is not None and result is not None and test(node, source, result, graph):

@@ -12,6 +12,10 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.types import DTYPE_TO_ONNX, STRING
+{%- if cookiecutter.devices == "other" %}
+
+from {{ cookiecutter.__module }}.device import {{ cookiecutter.__class }}Array
+{%- endif %}
 
 DTYPES: Final = frozenset(d for d in DTYPE_TO_ONNX if d != STRING and d.isbuiltin == 1)
 """Element dtypes that the toolkit has."""
@@ -43,6 +47,23 @@ def fingerprint_of(device: str) -> str:
     return f"onnx.reference {version()} {device_named(device)}"
 
 
+{% if cookiecutter.devices == "other" -%}
+def new(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """New memory with the numbers of `array`, for `device.from_host`."""
+    return np.array(array)
+
+
+def buffer_of(array: Any) -> np.ndarray[Any, Any]:
+    """What the toolkit computes with: the memory of an array on the device, or a NumPy array."""
+    return np.asarray(array.buffer if isinstance(array, {{ cookiecutter.__class }}Array) else array)
+
+
+def on_device(array: np.ndarray[Any, Any], device: str) -> {{ cookiecutter.__class }}Array:
+    """What the toolkit computed as XRT sees it: on the device."""
+    return {{ cookiecutter.__class }}Array(array, int(device.partition(":")[2] or 0))
+
+
+{% endif -%}
 class Session:
     """A model that the toolkit has taken. Safe to run from many threads: it keeps nothing between runs.
 

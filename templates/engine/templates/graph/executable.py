@@ -42,7 +42,7 @@ class {{ cookiecutter.__class }}Executable(Executable):
         # YOUR ENGINE: bind the toolkit's own arrays where they lie, use `run_options.stream`, and with
         # `block_until_done=False` return before the results are there. The reference implementation blocks.
         try:
-            given = [np.asarray(x) for x in inputs]
+            given = [{% if cookiecutter.devices == "other" %}_toolkit.buffer_of(x){% else %}np.asarray(x){% endif %} for x in inputs]
             results = self._session.run(given)
         except Exception as e:
             raise ExecutionError(f"{{ cookiecutter.engine }}: {type(e).__name__}: {e}") from e
@@ -50,11 +50,15 @@ class {{ cookiecutter.__class }}Executable(Executable):
         owned = [_owned(r, given, results[:i]) for i, r in enumerate(results)]
         if run_options.donate:
             for alias in self._aliases:  # the last of all: nobody reads the old value any more
-                target = inputs[alias.input]
+                target = {{ "given" if cookiecutter.devices == "other" else "inputs" }}[alias.input]
                 if type(target) is np.ndarray and target.flags.writeable:
                     target[...] = owned[alias.output]
                     owned[alias.output] = target
+{%- if cookiecutter.devices == "other" %}
+        return [_toolkit.on_device(r, self._device) for r in owned]
+{%- else %}
         return owned
+{%- endif %}
 
     def _check_inputs(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self._entries):

@@ -11,6 +11,10 @@ from typing import Any, Final
 import numpy as np
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.types import DTYPE_TO_ONNX, STRING
+{%- if cookiecutter.devices == "other" %}
+
+from {{ cookiecutter.__module }}.device import {{ cookiecutter.__class }}Array
+{%- endif %}
 
 __all__ = ["DTYPES", "xp"]
 {% if cookiecutter.array_library == "kernels" %}
@@ -78,7 +82,23 @@ def fingerprint_of(device: str) -> str:
 def put(array: Any, device: str) -> Any:
     """A NumPy array, or one of the library's own, as an array of the library on `device`; a copy only if it must be."""
     # YOUR ENGINE: with several devices, move it there. What `run` returned earlier comes back here: leave it in place.
+{%- if cookiecutter.devices == "other" %}
+    if isinstance(array, {{ cookiecutter.__class }}Array):
+        return array.buffer
+{%- endif %}
     return xp.asarray(array)
+{%- if cookiecutter.devices == "other" %}
+
+
+def new(array: np.ndarray[Any, Any]) -> Any:
+    """A new array of the library, for `device.from_host`."""
+    return xp.array(array, copy=True)
+
+
+def on_device(array: Any, device: str) -> {{ cookiecutter.__class }}Array:
+    """An array of the library as XRT sees it: on the device."""
+    return {{ cookiecutter.__class }}Array(array, int(device.partition(":")[2] or 0))
+{%- endif %}
 
 
 @contextlib.contextmanager

@@ -70,14 +70,18 @@ class {{ cookiecutter.__class }}Executable(Executable):
                 results = self._collect(registers, arrays)
             if run_options.donate:
                 for alias in self._aliases:  # the last of all: nobody reads the old value any more
-                    results[alias.output] = _toolkit.write_into(inputs[alias.input], results[alias.output])
+                    results[alias.output] = _toolkit.write_into(arrays[alias.input], results[alias.output])
             if block_until_done:
                 _toolkit.wait_for(results)
         except ExecutionError:
             raise
         except Exception as e:
             raise ExecutionError(f"{{ cookiecutter.engine }}: {type(e).__name__}: {e}") from e
+{%- if cookiecutter.devices == "other" %}
+        return [_toolkit.on_device(r, self._device) for r in results]
+{%- else %}
         return results
+{%- endif %}
 
     def _check_inputs(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self._entries):

@@ -73,7 +73,7 @@ def test_a_missing_library_is_said_with_the_cure() -> None:
         assert not status.available
         print(status.reason, "|", status.remedy)
         try:
-            {{ cookiecutter.__class }}Engine().compiler("{{ cookiecutter.devices.split(',')[0] }}", CompileOptions())
+            {{ cookiecutter.__class }}Engine().compiler("{{ cookiecutter.__kinds.split(',')[0] }}", CompileOptions())
         except EngineUnavailableError as e:
             print(e)
     """)
@@ -105,7 +105,7 @@ def test_a_model_runs_on_the_engine(engine: {{ cookiecutter.__class }}Engine) ->
 
 def test_an_absent_device_is_an_error_that_lists_the_present(engine: {{ cookiecutter.__class }}Engine) -> None:
     """A device that is not here is refused by name."""
-    with pytest.raises(EngineUnavailableError, match="no device 'quantum' here; there is {{ cookiecutter.devices.split(',')[0] }}"):
+    with pytest.raises(EngineUnavailableError, match="no device 'quantum' here; there is {{ cookiecutter.__kinds.split(',')[0] }}"):
         engine.compiler("quantum", CompileOptions())
 
 

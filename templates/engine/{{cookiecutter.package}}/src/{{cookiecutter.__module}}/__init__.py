@@ -10,18 +10,29 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from xrt_core import hookimpl
 from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
+{%- if cookiecutter.devices == "other" %}
+from xrt_core.engine.device_kinds import register_device_kind
+{%- endif %}
 {%- if cookiecutter.array_library != "onnx" %}
 from xrt_core.engine.op_kernels import op_kernels
 {%- endif %}
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import TensorType, dtype_name
+{%- if cookiecutter.devices == "other" %}
+
+from {{ cookiecutter.__module }}.device import {{ cookiecutter.device_kind|upper }}
+{%- endif %}
 
 if TYPE_CHECKING:
     from {{ cookiecutter.__module }}.compiler import {{ cookiecutter.__class }}GraphCompiler
 
 __all__ = ["{{ cookiecutter.__class }}Engine"]
 __version__ = "0.1.0"
+{%- if cookiecutter.devices == "other" %}
+
+register_device_kind({{ cookiecutter.device_kind|upper }}, "{{ cookiecutter.package }}")
+{%- endif %}
 
 # YOUR ENGINE: what to run where the library is missing. `xrt engines` and every error about it print this line.
 _INSTALL: Final = "pip install {{ cookiecutter.__root if cookiecutter.array_library == 'namespace' else 'onnx' if cookiecutter.array_library == 'onnx' else 'numpy' }}"

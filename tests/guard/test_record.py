@@ -10,7 +10,7 @@ import pytest
 
 from xrt_core.errors import InternalError, OptionError
 from xrt_core.guard.policy import GuardSettings, physical_memory
-from xrt_core.guard.record import TRANSITIONS, ClusterRecord, State
+from xrt_core.guard.record import TRANSITIONS, ClusterRecord, FailureRecord, State
 from xrt_core.options import resolve
 from xrt_core.verify.verdict import Outcome, Piece
 
@@ -118,7 +118,7 @@ def test_record_as_data() -> None:
     assert record.chosen == "host"
     record.move(State.LIVE)
     assert record.chosen == "a + host + b (unfused)"
-    record.fault("run", "raised", "RuntimeError: no", log="tail", exit_code=-6)
+    record.add(FailureRecord("run", "raised", "RuntimeError: no", log="tail", exit_code=-6))
     found = record.to_json()
     assert found["state"] == "live"
     assert [m["state"] for m in found["history"]] == ["queued", "ready", "live"]

@@ -1,4 +1,4 @@
-"""Candidates with planted faults: the host node by node, but for the nodes that are told to be wrong."""
+"""Candidates with planted faults: the host node by node, but for the nodes that are chosen to be wrong."""
 
 from __future__ import annotations
 

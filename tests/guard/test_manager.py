@@ -23,7 +23,18 @@ import pytest
 
 from tests.conformance import dev_models
 from tests.guard import engines as tested
-from tests.guard.guarded import chain, fallbacks, fresh, gone, heard, leftovers, module, registered, states
+from tests.guard.guarded import (
+    captured_events,
+    chain,
+    eventually,
+    fallbacks,
+    fresh,
+    gone,
+    leftovers,
+    module,
+    registered,
+    states,
+)
 from xrt_core import ops
 from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
 from xrt_core.errors import OptionError
@@ -37,7 +48,7 @@ from xrt_core.testing import functions
 from xrt_core.testing.processes import run_python
 from xrt_core.testing.stage_faults import STAGE_FAULTS
 
-WAY = ["queued", "compiling", "verifying", "ready", "live"]
+STATES = ["queued", "compiling", "verifying", "ready", "live"]
 
 
 @pytest.fixture(autouse=True)
@@ -74,14 +85,14 @@ def pinned(graph: Graph, engine: str) -> Graph:
 def test_the_way_of_a_cluster() -> None:
     """The host answers at once, the engine later; the report tells the way, and who answered how often."""
     graph, x, want = chain()
-    with heard() as events, module(graph, "plain", guard_tune=False) as m:
+    with captured_events() as events, module(graph, "plain", guard_tune=False) as m:
         np.testing.assert_array_equal(m(x), want)
         assert m.wait(60)
         assert m.report().clusters[0]["host_calls"] == 1
         for _ in range(20):
             np.testing.assert_array_equal(m(x), want)
         report = m.report()
-    assert states(m) == WAY
+    assert states(m) == STATES
     (cluster,) = report.clusters
     assert (cluster["calls"], cluster["host_calls"], cluster["chosen"]) == (21, 1, "plain")
     assert report.accelerated_share == pytest.approx(20 / 21)
@@ -95,8 +106,7 @@ def test_synchronous() -> None:
     with module(graph, "slow_to_compile", guard_async=False, guard_tune=False) as m:
         first = threading.Thread(target=m, args=(x,))
         first.start()
-        while not m.report().clusters or m.report().clusters[0]["state"] == "queued":
-            time.sleep(0.01)
+        assert eventually(lambda: m.report().clusters and m.report().clusters[0]["state"] != "queued")
         np.testing.assert_array_equal(m(x), want)
         assert m.report().clusters[0]["state"] != "live"
         first.join(60)
@@ -126,14 +136,14 @@ def test_without_a_sandbox() -> None:
         m(x)
         assert m.wait(60)
         np.testing.assert_array_equal(m(x), want)
-        assert states(m) == WAY
+        assert states(m) == STATES
         assert process_pool().pids() == []
 
 
 def test_asynchronous_alone() -> None:
     """Only compiled beside the caller: nothing is examined, and the run-time fallback stays."""
     graph, x, want = chain()
-    with heard() as events, XRTModule(graph, engine="wrong_mul", guard_async=True) as m:
+    with captured_events() as events, XRTModule(graph, engine="wrong_mul", guard_async=True) as m:
         np.testing.assert_array_equal(m(x), want)
         assert m.wait(60)
         np.testing.assert_allclose(m(x), want * 1.5, rtol=1e-6)
@@ -187,7 +197,7 @@ def test_a_second_process_neither_compiles_nor_examines(tmp_path: pathlib.Path) 
     function, _ = functions.chain()
     save(function, tmp_path / "m.onnx")
     first, again = (second(tmp_path / "m.onnx", "Plain") for _ in range(2))
-    assert first[:3] == [WAY, 1, False]
+    assert first[:3] == [STATES, 1, False]
     assert again == [["queued", "ready", "live"], 0, False, first[3]]
 
 
@@ -196,7 +206,7 @@ def test_a_verdict_against_an_engine_is_kept_too(tmp_path: pathlib.Path) -> None
     function, _ = functions.chain()
     save(function, tmp_path / "m.onnx")
     first, again = (second(tmp_path / "m.onnx", "WrongMul") for _ in range(2))
-    assert first[:2] == [WAY, 1]
+    assert first[:2] == [STATES, 1]
     assert "right for 2 of 3 nodes" in str(first[3])
     assert again[:2] == [["queued", "ready", "live"], 0]
     assert again[3] == first[3]
@@ -212,7 +222,7 @@ def test_what_is_known_answers_the_first_call(host_seconds: float, monkeypatch: 
     def keep(key: Any, function: Any, disk: Any, outcome: Any) -> str:
         return kept(key, function, disk, dataclasses.replace(outcome, timings={"host": host_seconds}))
 
-    monkeypatch.setattr("xrt_core.guard.build_job.keep_verdict", keep)
+    monkeypatch.setattr("xrt_core.guard.builder.keep_verdict", keep)
     graph, x, want = chain()
     for first in (True, False):
         with module(pinned(graph, "plain"), "plain", guard_tune=False) as m:
@@ -241,16 +251,15 @@ def test_failures_are_not_kept_and_tried_again(tmp_path: pathlib.Path, monkeypat
     blocker.touch()
     monkeypatch.setenv(tested.FAIL_WHILE, str(blocker))
     graph, x, want = chain()
-    with module(graph, "fails_a_while", guard_tune=False, guard_retry=0.05) as m:
+    with module(graph, "fails_a_while", guard_tune=False, guard_retry=0.001) as m:
         m(x)
         assert m.wait(60)
         assert states(m) == ["queued", "compiling", "failed"]
         blocker.unlink()
-        time.sleep(0.1)
-        np.testing.assert_array_equal(m(x), want)
+        assert eventually(lambda: np.array_equal(m(x), want) and len(states(m)) > 3)
         assert m.wait(60)
         np.testing.assert_array_equal(m(x), want)
-        assert states(m) == ["queued", "compiling", "failed", *WAY]
+        assert states(m) == ["queued", "compiling", "failed", *STATES]
         assert list(m.explain({"x": x}).errors) == ["fails_a_while_0"]
     fresh()
 
@@ -263,7 +272,7 @@ def test_without_a_cache_that_can_be_written(mode: str, own_cache: pathlib.Path)
     m(x)
     assert m.wait(60)
     np.testing.assert_array_equal(m(x), want)
-    assert states(m) == WAY
+    assert states(m) == STATES
     assert [e.name for e in m.events if e.name == "compile"] == []
     assert not list(own_cache.glob("**/*.xrt"))
 
@@ -275,7 +284,7 @@ def test_engines_that_do_not_serialise_are_compiled_twice() -> None:
         m(x)
         assert m.wait(60)
         np.testing.assert_array_equal(m(x), want)
-        assert states(m) == WAY
+        assert states(m) == STATES
         assert [e.name for e in m.events].count("compile") == 1
 
 
@@ -361,12 +370,12 @@ def test_who_loses_is_let_go() -> None:
         assert m.wait(60)
         assert m.report().clusters[0]["chosen"] == "counted", m.report().as_text()
         np.testing.assert_array_equal(m(x), want)
-        end = time.monotonic() + 10  # the thread that examined may still be on its way out
-        held = {"slow", "counted"}
-        while held != {"counted"} and time.monotonic() < end:
+
+        def held() -> set[str]:
             gc.collect()
-            held = {name for name, reference in made if reference() is not None}
-        assert held == {"counted"}
+            return {name for name, reference in made if reference() is not None}
+
+        assert eventually(lambda: held() == {"counted"})  # the thread of the verification may still be ending
 
 
 def test_clusters_that_share_the_cores_are_told() -> None:
@@ -417,7 +426,7 @@ AUTO = """
     from xrt_core.engine import engines
     from xrt_core.module import XRTModule
     from tests.guard import engines as tested
-    from tests.guard.test_async import product
+    from tests.guard.test_manager import product
     from xrt_core.testing import functions
     for e in (tested.Sleeps, tested.Memo):
         engines.register(e)
@@ -443,13 +452,13 @@ def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
     from xrt_core.cache.store import ExecutableStore
     from xrt_core.engine import engines
     from xrt_core.events import EventLog
-    from xrt_core.guard.composite import Build, CompositeExecutable
+    from xrt_core.guard.composite import CompositeBuilder, CompositeExecutable
     from xrt_core.runtime.engine_compiler import Compilation
 
     function, x = functions.chain()
     log = EventLog()
     both = [(engines.get("picky"), "cpu"), (engines.get("plain"), "cpu")]
-    build = Build(Compilation(both, CompileOptions(), ExecutableStore(None, log), log))
+    build = CompositeBuilder(Compilation(both, CompileOptions(), ExecutableStore(None, log), log))
     assert build.candidates(function, None) == ("picky", "plain")
     assert build.candidates(function, "picky") == ("picky", "plain")
     assert build.candidates(function, "plain") == ("plain",)
@@ -466,7 +475,7 @@ def test_an_engine_and_the_host_are_a_way_of_their_own() -> None:
     from xrt_core.cache.store import ExecutableStore
     from xrt_core.engine import engines
     from xrt_core.events import EventLog
-    from xrt_core.guard.composite import Build, CompositeExecutable
+    from xrt_core.guard.composite import CompositeBuilder, CompositeExecutable
     from xrt_core.runtime.engine_compiler import Compilation
 
     rng = np.random.default_rng(0)
@@ -483,7 +492,7 @@ def test_an_engine_and_the_host_are_a_way_of_their_own() -> None:
         shared.append((engine, is_shared))
         return compilation.executable(f, engine, fused, is_shared)
 
-    build = Build(compilation, compile)
+    build = CompositeBuilder(compilation, compile)
     pieces = build.alone(function, "picky")
     assert pieces is not None
     assert [(p.engine, p.nodes) for p in pieces] == [("picky", (0,)), ("host", (1,)), ("picky", (2,))]
@@ -506,15 +515,14 @@ def test_closing_does_not_wait() -> None:
     with registered(STAGE_FAULTS["compile_hangs"]):
         m = module(graph, "compile_hangs", guard_timeout=600.0)
         m(x)
-        while not m.report().clusters or m.report().clusters[0]["state"] != "compiling" or not process_pool().pids():
-            time.sleep(0.01)
-        time.sleep(0.3)
+        assert eventually(lambda: m.report().clusters and m.report().clusters[0]["state"] == "compiling")
+        assert eventually(process_pool().pids)
         pids = process_pool().pids()
         start = time.monotonic()
         m.close()
         m.close()
-        assert time.monotonic() - start < 3
-        assert m.wait(10)
+        assert time.monotonic() - start < 60  # the job would take ten minutes
+        assert m.wait(60)
         assert gone(pids)
         np.testing.assert_array_equal(m(x), want)
         assert m.report().clusters[0]["faults"] == []
@@ -571,11 +579,9 @@ def test_a_forked_process_has_children_of_its_own() -> None:
 @pytest.mark.parametrize("where", ["child", "thread"])
 def test_leaving_the_interpreter_does_not_wait(where: str) -> None:
     """Nor does anything of it stay."""
-    start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LEAVES), where], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert time.monotonic() - start < 50
+        [sys.executable, "-c", textwrap.dedent(LEAVES), where], capture_output=True, text=True, check=True, timeout=120
+    )  # the job would take an hour
     assert gone([int(p) for p in done.stdout.split()])
     assert done.stderr.count("Error") == 0, done.stderr
 
@@ -604,7 +610,7 @@ def test_an_engine_that_no_child_can_import() -> None:
         name = "local"
 
     graph, x, want = chain()
-    with registered(Local), heard() as events, module(graph, "local", guard_tune=False) as m:
+    with registered(Local), captured_events() as events, module(graph, "local", guard_tune=False) as m:
         m(x)
         assert m.wait(60)
         np.testing.assert_array_equal(m(x), want)

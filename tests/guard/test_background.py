@@ -5,18 +5,18 @@ from __future__ import annotations
 import pathlib
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Queue
+from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from tests.guard import engines as tested
-from tests.guard.guarded import chain, fallbacks, heard, module, registered
+from tests.guard.guarded import captured_events, chain, eventually, fallbacks, module, registered
 from tests.random_graphs import F32, graph_of, node
 from xrt_core import ops
 from xrt_core.compiler.passes import register_pass, unregister_pass
@@ -25,12 +25,12 @@ from xrt_core.engine.contract import EngineStatus, Phase, Support
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard import background
-from xrt_core.guard.build_job import BuildJob
+from xrt_core.guard.builder import ClusterBuilder
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import State
 from xrt_core.guard.verdict_cache import forget_all
-from xrt_core.guard.worker_pool import Job, Pool, WorkerFailure, WorkerSlot
+from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerPool, WorkerSlot, planning_pool
 from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
@@ -71,7 +71,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     begin = background.BackgroundCompiler._submit
 
     def submit(*given: Any) -> None:
-        go.wait(30)
+        go.wait(60)
         begin(*given)
 
     monkeypatch.setattr(background.BackgroundCompiler, "_submit", submit)
@@ -87,7 +87,7 @@ UNTOUCHED = """
     from xrt_core.guard import background
     from xrt_core.module import XRTModule
     from xrt_core.testing import functions
-    background._MOMENT = 3600.0
+    background._DELAY = 3600.0
     function, x = functions.chain()
     m = XRTModule(function.body, engine={engine!r}, guard=True)
     assert np.array_equal(m(x), XRTModule(function.body, engine="host")(x))
@@ -133,7 +133,7 @@ def test_calls_of_the_first_plan_count() -> None:
     """The report has them as the cluster's calls that the host answered."""
     graph, x, _ = chain()
     go = threading.Event()
-    Asked.before = staticmethod(lambda: go.wait(30))
+    Asked.before = staticmethod(lambda: go.wait(60))
     with module(graph, "asked", **ALONE) as m:
         for _ in range(5):
             m(x)
@@ -234,48 +234,53 @@ def test_an_engine_that_cannot_be_used_is_an_error_when_it_is_named() -> None:
 def test_an_engine_that_hangs_when_it_is_asked() -> None:
     """One event; the host stays; the module waits no longer than its limit, and closes at once."""
     go = threading.Event()
-    Asked.before = staticmethod(lambda: go.wait(60))
+    Asked.before = staticmethod(lambda: go.wait(600))
     graph, x, want = chain()
-    with heard() as events, module(graph, "asked", **{**ALONE, "guard_timeout": 1.0}) as m:
-        start = time.monotonic()
+    with captured_events() as events, module(graph, "asked", **{**ALONE, "guard_timeout": 0.2}) as m:
         np.testing.assert_array_equal(m(x), want)
         assert m.wait(30)
         np.testing.assert_array_equal(m(x), want)
         assert m.wait(30)
-        assert time.monotonic() - start < 20
         (row,) = m.report().planning
         assert (row["state"], row["reason"].partition(":")[0]) == ("failed", "hung")
         assert "planning it with engines failed (hung" in m.report().as_text()
     asked_by_then = len(Asked.asked)
     go.set()
-    for t in threading.enumerate():
-        if t.name == "xrt-planning":
-            t.join(30)
+    assert eventually(lambda: not abandoned_threads())
     assert fallbacks(events) == [("plan", "hung")]
     assert len(Asked.asked) == asked_by_then <= 1  # it comes back, and goes on for nobody
 
 
-def test_nobody_joins_a_planning_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried again once the thread that was left is out of it, and takes no further threads until then."""
-    monkeypatch.setattr("xrt_core.compiler.tiering._BUSY", 0.1)
+def test_a_compilation_that_hangs_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is retried once the abandoned thread has come back, and takes no further thread until then."""
+    monkeypatch.setattr("xrt_core.compiler.tiering._BUSY", 0.0)
     go = threading.Event()
-    Asked.before = staticmethod(lambda: go.wait(60))
+    Asked.before = staticmethod(lambda: go.wait(600))
     graph, x, want = chain()
-    with module(graph, "asked", **{**ALONE, "guard_timeout": 1.0, "guard_retry": 0.05}) as m:
+    with module(graph, "asked", **{**ALONE, "guard_timeout": 0.2, "guard_retry": 0.001}) as m:
         m(x)
-        assert m.wait(30)
-        for _ in range(3):
-            time.sleep(0.12)
+        assert m.wait(60)
+        assert len(abandoned_threads()) == 1
+        for _ in range(20):
             np.testing.assert_array_equal(m(x), want)
             assert m.wait(0)
+        assert len(abandoned_threads()) == 1
         go.set()
-        for t in threading.enumerate():
-            if t.name == "xrt-planning":
-                t.join(30)
-        time.sleep(0.12)
-        m(x)
-        assert m.wait(30)
+        assert eventually(lambda: m(x) is not None and m.wait(60) and m.report().clusters)
+        assert m.wait(60)
         assert m.report().clusters[0]["state"] == "live"
+
+
+def abandoned_threads() -> list[threading.Thread]:
+    """Those that wait in `Asked.before`."""
+    frames = sys._current_frames()
+    return [t for t in threading.enumerate() if t.ident in frames and _is_within(frames[t.ident], Asked.supports)]
+
+
+def _is_within(frame: FrameType | None, call: Any) -> bool:
+    while frame is not None and frame.f_code is not call.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def test_planning_that_fails_is_tried_again() -> None:
@@ -290,15 +295,11 @@ def test_planning_that_fails_is_tried_again() -> None:
     register_pass(breaks_launches, name="breaks_launches", stage="engines", after="subblock_to_engine")
     try:
         graph, x, want = chain()
-        with heard() as events, module(graph, "asked", **{**ALONE, "guard_retry": 0.05}) as m:
-            for _ in range(2):
-                np.testing.assert_array_equal(m(x), want)
-                assert m.wait(60)
-                time.sleep(0.1)
-            assert fallbacks(events) == [("plan", "raised")] * 2
+        with captured_events() as events, module(graph, "asked", **{**ALONE, "guard_retry": 0.001}) as m:
+            assert eventually(lambda: np.array_equal(m(x), want) and m.wait(60) and len(events) > 1)
+            assert set(fallbacks(events)) == {("plan", "raised")}
             broken = False
-            time.sleep(0.2)
-            np.testing.assert_array_equal(m(x), want)
+            assert eventually(lambda: np.array_equal(m(x), want) and m.wait(60) and m.report().clusters)
             assert m.wait(60)
             assert m.report().clusters[0]["state"] == "live"
             assert m.report().planning == ()
@@ -403,9 +404,9 @@ def test_inputs_of_the_call_reach_the_examination(monkeypatch: pytest.MonkeyPatc
     given: list[Any] = []
     begin = GuardManager.begin
 
-    def spy(self: GuardManager, launch: Any, arrays: Any, at_once: bool = False) -> None:
+    def spy(self: GuardManager, launch: Any, arrays: Any, seconds: float | None = 0.0) -> None:
         given.append(None if arrays is None else [np.array(a) for a in arrays])
-        begin(self, launch, arrays, at_once)
+        begin(self, launch, arrays, seconds)
 
     monkeypatch.setattr(GuardManager, "begin", spy)
     graph, x, want = chain()
@@ -438,7 +439,7 @@ class Waiting:
 def test_inputs_of_all_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many signatures that are new at once do not fill the memory."""
     kept: Queue[tuple[background.CompilationRecord, Any]] = Queue()
-    monkeypatch.setattr(background, "MOST_INPUT_BYTES", 100)
+    monkeypatch.setattr(background, "MAX_INPUT_BYTES", 100)
     monkeypatch.setattr(
         background.BackgroundCompiler, "_submit", lambda self, record, inputs: kept.put((record, inputs))
     )
@@ -458,12 +459,12 @@ def test_inputs_of_all_calls_that_wait_are_bounded(monkeypatch: pytest.MonkeyPat
 def test_a_cluster_for_which_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller has the host's answer, and there is one event."""
 
-    def full(self: Pool, job: Job) -> None:
+    def full(self: WorkerPool, job: Job) -> None:
         raise WorkerFailure("unusable", "no thread can be started")
 
     graph, x, want = chain()
-    with heard() as events, module(graph, "asked", guard_async=False, **ALONE) as m:
-        monkeypatch.setattr(Pool, "submit", full)
+    with captured_events() as events, module(graph, "asked", guard_async=False, **ALONE) as m:
+        monkeypatch.setattr(WorkerPool, "submit", full)
         np.testing.assert_array_equal(m(x), want)
         assert m.report().clusters[0]["state"] == "failed"
     assert fallbacks(events) == [("compile", "unusable")]
@@ -480,7 +481,10 @@ def test_closing_while_it_waits(held: Callable[[], None]) -> None:
     m.close()
     assert m.wait(0)
     held()
-    time.sleep(0.2)
+    assert eventually(lambda: not [t for t in threading.enumerate() if isinstance(t, threading.Timer)])
+    job = Job(lambda slot: None, None)
+    planning_pool().submit(job)
+    assert job.done.wait(60)  # and with it whatever was queued before
     np.testing.assert_array_equal(m(x), want)
     assert Asked.asked == []
     assert m.report().clusters == ()
@@ -490,15 +494,15 @@ def test_waiting_for_what_was_closed_on_its_way(monkeypatch: pytest.MonkeyPatch)
     """What is under way when a module is closed keeps nobody waiting, however far it still comes."""
     entered, closed, cleared, go = (threading.Event() for _ in range(4))
 
-    def outcome(self: BuildJob, launch: GuardedLaunch, inputs: Any, slot: WorkerSlot) -> Any:
+    def outcome(self: ClusterBuilder, launch: GuardedLaunch, inputs: Any, slot: WorkerSlot) -> Any:
         entered.set()
         closed.wait(30)
         launch.record.move(State.COMPILING)
         cleared.set()
-        go.wait(30)
+        go.wait(60)
         raise WorkerFailure("closed", "it was given up")
 
-    monkeypatch.setattr(BuildJob, "outcome", outcome)
+    monkeypatch.setattr(ClusterBuilder, "outcome", outcome)
     graph, x, _ = chain()
     m = module(graph, "asked", **ALONE)
     m(x)
@@ -508,31 +512,31 @@ def test_waiting_for_what_was_closed_on_its_way(monkeypatch: pytest.MonkeyPatch)
     assert cleared.wait(30)
     waiting = threading.Thread(target=m.wait, daemon=True)
     waiting.start()
-    time.sleep(0.1)
     go.set()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 
 IMPORTING = """
-    import sys, threading, time
+    import sys, threading
     import numpy as np
     from xrt_core.module import XRTModule
     from xrt_core.testing import functions
     function, x = functions.chain()
-    entered = threading.Event()
+    entered, closing = threading.Event(), threading.Event()
 
     class Slow:
         def find_spec(self, name, path=None, target=None):
             if name.startswith("xrt_core.") and "xrt_core.guard.worker_pool" in sys.modules:
                 sys.meta_path.remove(self)
                 entered.set()
-                time.sleep(0.3)
+                closing.wait(60)
 
     sys.meta_path.insert(0, Slow())
     with XRTModule(function.body, engine="auto", guard=True) as m:
         m(x)
-        assert entered.wait(30)
+        assert entered.wait(60)
+        closing.set()
     print("closed")
 """
 
@@ -556,7 +560,5 @@ LEAVES = """
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a matter of how threads end")
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
 def test_leaving_the_interpreter_while_engines_are_asked(seconds: float) -> None:
-    """It ends at once and without a complaint."""
-    start = time.monotonic()
+    """It ends without an error, long before the compilation would."""
     assert run_python(LEAVES.format(seconds=seconds)) == ""
-    assert time.monotonic() - start < 20

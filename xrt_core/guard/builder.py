@@ -1,0 +1,277 @@
+"""ClusterBuilder: from a cluster to its verdict and its executable.
+
+A cached verdict is used if there is one. Otherwise the candidates are compiled and verified, in a worker process where
+the sandbox is on, and the verdict is cached.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.cache.key import CacheKey
+from xrt_core.engine.contract import Executable
+from xrt_core.events import EventLog, Kind
+from xrt_core.guard.capability import Capabilities
+from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
+from xrt_core.guard.ipc import ArtifactExchange, describe_engine, new_folder, write_arrays, write_function
+from xrt_core.guard.launch import GuardedLaunch
+from xrt_core.guard.policy import GuardSettings
+from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
+from xrt_core.guard.timeouts import call_with_timeout, is_shutting_down, native_call
+from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
+from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
+from xrt_core.ir.function import Function
+from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.engine_compiler import Compilation
+from xrt_core.verify.evaluate import EvaluationSettings
+from xrt_core.verify.verdict import Outcome, Piece
+
+_QUICKLY_HASHED: Final = 4 << 20  # bytes of constants, which take some ten milliseconds
+_WORTH_WAITING: Final = 0.1  # seconds of a host call; loading an executable takes about as long
+_DEADLINE: Final = 0.8  # part of the time limit after which a verification concludes with what it has found
+
+
+class ClusterBuilder:
+    """Builds the clusters of one module.
+
+    capabilities: has the compilation with the engines that may take part. failures: takes those of engines that crashed
+    the worker where another engine is left. auto: the engine of a launch is a name for whichever engine is fastest.
+    trusted: outcomes that came with a saved model, by fingerprint of the function; they hold without verification.
+    """
+
+    def __init__(
+        self,
+        settings: GuardSettings,
+        capabilities: Capabilities,
+        exchange: ArtifactExchange,
+        failures: FailureSink,
+        events: EventLog,
+        auto: bool,
+        trusted: Mapping[str, Outcome],
+    ) -> None:
+        self._settings = settings
+        self._capabilities = capabilities
+        self._exchange = exchange
+        self._failures = failures
+        self._events = events
+        self._auto = auto
+        self._trusted = dict(trusted)
+        deadline = _DEADLINE * settings.timeout
+        self._examine = EvaluationSettings(settings.verify, settings.tune, deadline_seconds=deadline)
+        self._unchecked = not (settings.verify or settings.tune or settings.sandbox)
+
+    def trusts(self, function: Function) -> bool:
+        """Whether the outcome for a function came with the model."""
+        return function.fingerprint in self._trusted
+
+    def key(self, launch: GuardedLaunch) -> CacheKey:
+        """The key of the executable on the first candidate of a cluster."""
+        return self._compilation(launch).key(launch.function, self._candidates(launch)[0])
+
+    def is_worth_waiting_for(self, launch: GuardedLaunch) -> bool:
+        """Whether a first call should wait for the executable: a verdict is cached, and loading the executable takes no
+        longer than the host takes for the call. Compiles nothing and hashes little."""
+        function, disk = launch.function, self._exchange.disk_cache()
+        if disk is None or disk.mode == "verify" or self._unchecked:
+            return False
+        if self._compilation(launch).unhashed_bytes(function) > _QUICKLY_HASHED:
+            return False
+        known = find_verdict(self._verdict_key(launch, self._candidates(launch)), function, disk)
+        return known is not None and known.verdict == "ready" and known.timings.get("host", 0.0) >= _WORTH_WAITING
+
+    def outcome(self, launch: GuardedLaunch, inputs: list[np.ndarray] | None, slot: WorkerSlot) -> tuple[Outcome, bool]:
+        """The outcome for a cluster, and whether its executable is to be found in the module's own cache.
+
+        Raises WorkerFailure, CallTimeout, Cancelled, and what compilation in this process raises.
+        """
+        function, record = launch.function, launch.record
+        if (saved := self._trusted.get(function.fingerprint)) is not None:
+            return dataclasses.replace(saved, reason=f"it came with the model: {saved.reason}"), True
+        with native_call():
+            names = self._candidates(launch)
+            if self._unchecked:
+                record.move(State.COMPILING)
+                whole = tuple(range(len(function.body.nodes)))
+                return Outcome("ready", (Piece(names[0], whole),), "results are not checked"), True
+            key = self._verdict_key(launch, names)
+        disk = self._exchange.disk_cache()
+        known = None if disk is not None and disk.mode == "verify" else find_verdict(key, function, disk)
+        if known is not None:
+            self._events.emit("guard.known", cluster=function.name, engine=launch.engine, verdict=known.verdict)
+            return known, True
+        record.move(State.COMPILING)
+        self._events.emit("guard.begin", cluster=function.name, engine=launch.engine, candidates=", ".join(names))
+        build = self._in_worker if self._settings.sandbox else self._in_process
+        outcome = build(launch, names, inputs, slot)
+        if outcome.verdict == "wrong" and kind_of(outcome) in ("raised", "memory"):
+            outcome = dataclasses.replace(outcome, verdict="failed")  # a retry may succeed
+        keep_verdict(key, function, disk, outcome)
+        return outcome, False
+
+    def executable(self, launch: GuardedLaunch, outcome: Outcome, cached: bool) -> Executable:
+        """The executable of an outcome, loaded from where the worker stored it, or compiled again in this process if
+        its engine cannot serialise it. cached: it is in the module's own cache. Raises what engines raise."""
+        compilation = self._compilation(launch)
+        if not (cached or self._exchange.is_disk_cache):
+            compilation = compilation.through(self._exchange.store())
+        with native_call():
+            made = CompositeBuilder(compilation).pieces(launch.function, outcome.pieces)
+        foreign = len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine
+        return _NumpyResults(made) if foreign else made
+
+    # --- candidates ------------------------------------------------------------------------------------------------
+
+    def _compilation(self, launch: GuardedLaunch) -> Compilation:
+        compilation = self._capabilities.compilation
+        return compilation.sharing() if launch.shares_cores else compilation
+
+    def _candidates(self, launch: GuardedLaunch) -> tuple[str, ...]:
+        builder = CompositeBuilder(self._capabilities.compilation)
+        names = builder.candidates(launch.function, None if self._auto else launch.engine)
+        return names if self._settings.tune else names[:1]
+
+    def _engines(self, names: Sequence[str]) -> list[str]:
+        """The engines that candidates need: with "auto" one that supports part of a cluster shares it with others."""
+        return list(self._capabilities.compilation.engines) if self._auto else list(names)
+
+    def _verdict_key(self, launch: GuardedLaunch, names: Sequence[str]) -> CacheKey:
+        compilation = self._compilation(launch)
+        return verdict_key([compilation.key(launch.function, n) for n in self._engines(names)], self._examine)
+
+    # --- compilation and verification ------------------------------------------------------------------------------
+
+    def _in_process(
+        self, launch: GuardedLaunch, names: Sequence[str], inputs: list[np.ndarray] | None, slot: WorkerSlot
+    ) -> Outcome:
+        return call_with_timeout(
+            self._settings.timeout,
+            evaluate_candidates,
+            launch.function,
+            self._compilation(launch).through(self._exchange.store()),
+            names,
+            self._examine,
+            inputs,
+            lambda engine: None,
+            lambda: _verifying(launch.record),
+        )
+
+    def _in_worker(
+        self, launch: GuardedLaunch, names: Sequence[str], inputs: list[np.ndarray] | None, slot: WorkerSlot
+    ) -> Outcome:
+        """An engine that fails the worker is excluded, and the remaining candidates are tried again."""
+        record, lost = launch.record, dict[str, tuple[str, WorkerFailure]]()
+        folder = new_folder("job")
+        try:
+            request = self._request(launch, names, inputs, folder)
+            while True:
+                left = [n for n in names if n not in lost]
+                attempt = _Attempt(record, left[0])
+                try:
+                    outcome = self._answer(slot, {**request, "candidates": left}, attempt)
+                    break
+                except WorkerFailure as e:
+                    lost[attempt.engine] = attempt.stage, e
+                    if len(left) == 1 or e.kind not in ("crashed", "hung", "memory") or is_shutting_down():
+                        raise next(iter(lost.values()))[1] from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if lost and outcome.verdict not in ("ready", "slower"):
+            raise next(iter(lost.values()))[1]
+        for engine, (stage, lost_by) in lost.items():
+            message = f"{engine}: {lost_by}"
+            failure = FailureRecord(stage, lost_by.kind, message, lost_by.log, lost_by.exit_code)
+            self._failures.record_failure(record, launch.function, failure)
+        errors = tuple(f"{engine}: {error.kind}: {error}" for engine, (_, error) in lost.items())
+        return dataclasses.replace(outcome, errors=errors + outcome.errors)
+
+    def _answer(self, slot: WorkerSlot, request: Mapping[str, Any], attempt: _Attempt) -> Outcome:
+        answer = slot.run(request, self._settings.timeout, self._settings.memory, attempt.on_progress)
+        if "error" in answer:
+            raise WorkerFailure(answer["kind"], answer["error"])
+        return Outcome.from_json(answer["outcome"])
+
+    def _request(
+        self, launch: GuardedLaunch, names: Sequence[str], inputs: list[np.ndarray] | None, folder: pathlib.Path
+    ) -> dict[str, Any]:
+        """What `worker.run_job` needs, but for the candidates. Raises OSError and ExportError."""
+        function, compilation = launch.function, self._compilation(launch)
+        disk, options = self._exchange.shared_cache(), compilation.options
+        write_function(function, folder)
+        return {
+            "folder": str(folder),
+            "timeout": self._settings.timeout,
+            "fingerprint": function.fingerprint,
+            "inputs": None if inputs is None else write_arrays(inputs, folder),
+            "engines": [
+                {**describe_engine(e), "device": device}
+                for e, device in (compilation.engines[n] for n in self._engines(names))
+            ],
+            "options": {
+                **{f.name: getattr(options, f.name) for f in dataclasses.fields(options)},
+                "extra": {engine: dict(own) for engine, own in options.extra.items()},
+            },
+            "cache": {"folder": str(disk.folder), "limit": disk.limit, "mode": disk.mode},
+            "settings": dataclasses.asdict(self._examine),
+        }
+
+
+class _Attempt:
+    """How far the worker is with a request: the engine that it compiles with, and the stage."""
+
+    def __init__(self, record: ClusterRecord, engine: str) -> None:
+        self._record = record
+        self.engine = engine
+        self.stage = "compile"
+
+    def on_progress(self, message: Mapping[str, Any]) -> None:
+        if message["stage"] == "compiling":
+            self.engine, self.stage = message["engine"], "compile"
+        else:
+            self.stage = "examine"
+            _verifying(self._record)
+
+
+def _verifying(record: ClusterRecord) -> None:
+    record.move_from(State.COMPILING, State.VERIFYING)
+
+
+class _NumpyResults(Executable):
+    """An executable of another engine than the launch's own, which takes and returns NumPy arrays."""
+
+    def __init__(self, inner: Executable) -> None:
+        self._inner = inner
+
+    def run(self, inputs: Sequence[Any], *args: Any, **options: Any) -> Sequence[Any]:
+        """See `Executable.run`."""
+        return [to_numpy(r) for r in self._inner.run([to_numpy(x) for x in inputs], *args, **options)]
+
+    def as_text(self) -> str:
+        """See `Executable.as_text`."""
+        return self._inner.as_text()
+
+
+_TYPES: Final = re.compile(r"is (\w+)\[[^]]*\], expected (\w+)\[")
+
+
+def kind_of(outcome: Outcome) -> Kind:
+    """The kind of failure for which the first candidate was rejected, read from the outcome's messages."""
+    if outcome.verdict == "slower":
+        return "slower"
+    message = outcome.errors[0] if outcome.errors else outcome.reason
+    if "MemoryError" in message:
+        return "memory"
+    if "it raised" in message or outcome.verdict == "failed":
+        return "raised"
+    if "it returned" in message:
+        return "wrong count"
+    types = _TYPES.search(message)
+    if types is None:
+        return "wrong numbers"
+    return "wrong shape" if types[1] == types[2] else "wrong dtype"
