@@ -1,4 +1,4 @@
-"""Comparison, logic, bits, and the choice between elements."""
+"""Comparison, logical and bitwise operators, and Where."""
 
 from __future__ import annotations
 

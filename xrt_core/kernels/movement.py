@@ -1,4 +1,4 @@
-"""Kernels that reshape, join, cut and repeat tensors without computing anything."""
+"""Kernels that only move elements: reshape, transpose, concatenate, split, slice, repeat."""
 
 from __future__ import annotations
 

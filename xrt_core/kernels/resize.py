@@ -1,4 +1,4 @@
-"""Resampling of images: Resize and Upsample, one axis after the other, with taps and weights worked out on the host."""
+"""Resampling of images: Resize and Upsample, one axis after the other, with taps and weights computed on the host."""
 
 from __future__ import annotations
 

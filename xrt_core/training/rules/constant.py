@@ -1,4 +1,4 @@
-"""Operators at which gradients end: their derivative is zero almost everywhere."""
+"""Operators at which gradients end: the derivative is zero almost everywhere, or the operator is not differentiated."""
 
 from __future__ import annotations
 
