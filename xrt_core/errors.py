@@ -67,7 +67,7 @@ class EngineUnavailableError(EngineError):
 
 
 class DeviceNotFoundError(EngineError):
-    """A kind of device that nobody brings, or a number of which there is no device here; lists those that there are."""
+    """An unregistered kind of device, or a device number that does not exist; lists the available devices."""
 
 
 class PluginError(EngineError):

@@ -1,4 +1,4 @@
-"""Files that are written whole: a reader sees what was there before, or all of what came after."""
+"""Atomic replacement of files: a reader sees the old file or the complete new one."""
 
 from __future__ import annotations
 

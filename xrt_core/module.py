@@ -109,7 +109,7 @@ class XRTModule(GuardedModule):
             caller.prepare(arrays)
         missed = [*executables.missed, *(guard.missing(saved.file) if guard is not None else ())]
         if missed and not recompile:
-            raise CacheError(f"{missed[0]}. XRTModule.load(..., recompile=True), or --recompile, compiles anew")
+            raise CacheError(f"{missed[0]}. XRTModule.load(..., recompile=True), or --recompile, compiles them again")
         if guard is not None:
             guard.start()
         executables.sealed = False

@@ -53,7 +53,7 @@ class SavedModel:
                 raise CacheError(
                     f"{self.file.path} was made for {_shown(made)}; here is "
                     f"{_shown(found) if found else 'no such engine among those chosen'}. "
-                    "XRTModule.load(..., recompile=True), or --recompile, compiles anew"
+                    "XRTModule.load(..., recompile=True), or --recompile, compiles them again"
                 )
 
     def signatures(self) -> Iterator[Inputs]:

@@ -75,7 +75,7 @@ def test_verify_and_clear(disk: DiskCache) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     done = xrt("verify")
     assert done.exit_code == 1
-    assert "1 not sound" in done.stdout
+    assert "1 damaged" in done.stdout
     assert xrt("verify", "--remove").exit_code == 0
     assert len(disk.files()) == 1
     assert "0 entries deleted" in xrt("clear", "--engine", "other").stdout
@@ -96,7 +96,7 @@ def test_export_and_import(disk: DiskCache, tmp_path: pathlib.Path) -> None:
     target.write_bytes(data)
     damaged = xrt("import", target, "--dir", tmp_path / "third")
     assert damaged.exit_code == 1
-    assert "refused: the file is damaged or cut off" in damaged.stdout
+    assert "rejected: the file is damaged or cut off" in damaged.stdout
     assert "1 entry stored" in damaged.stdout
     assert xrt("import", disk.path_of(key_of(shifted(1.0)))).exit_code == 2
 

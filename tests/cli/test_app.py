@@ -115,7 +115,7 @@ def test_partition(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path, monkey
         (["run", "MODEL", "-o", "strict"], "it takes NAME=VALUE"),
         (["run", "MODEL", "--inputs", "none.npz"], "none.npz does not exist"),
         (["run", "MODEL", "--inputs", "MODEL"], "cannot be read as .npz"),
-        (["run", "MODEL", "--inputs", "MODEL", "--random"], "--random and --shape have no meaning beside it"),
+        (["run", "MODEL", "--inputs", "MODEL", "--random"], "--random and --shape cannot be combined with it"),
         (["run", "MODEL", "--shape", "x=a,b"], "it takes NAME=DIM,DIM"),
         (["run", "MODEL", "--shape", "z=1"], "no input or dimension 'z'; there are x, flag, batch"),
         (["run", "MODEL", "--output", "MODEL/y.npz"], "/y.npz: Not a directory"),

@@ -93,7 +93,7 @@ def test_pictures_and_the_difference_of_two(xrt: Xrt, model: pathlib.Path, tmp_p
     ("arguments", "message"),
     [
         (["partition"], "give a model, or two reports with --diff"),
-        (["partition", "MODEL", "--diff", "WRONG", "WRONG"], "it takes no model beside them"),
+        (["partition", "MODEL", "--diff", "WRONG", "WRONG"], "it takes no model"),
         (["partition", "--diff", "RANDOM", "RANDOM"], "is no JSON"),
         (["run", "/no/such/model.onnx"], "/no/such/model.onnx"),
         (["run", "FOLDER"], "FOLDER"),

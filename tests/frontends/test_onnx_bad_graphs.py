@@ -121,7 +121,7 @@ BAD: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "reference outside a function": (
         model([_with(N("Elu", ["x"], ["y"]), _reference)]),
-        "refers to 'a', but stands outside",
+        "refers to 'a', but is outside",
     ),
     "constant without a value": (
         model([N("Constant", [], ["y"])], []),

@@ -97,7 +97,7 @@ UNTOUCHED = """
     assert not touched, touched
     heavy = {{f"xrt_core.guard.{{n}}" for n in ("manager", "capability", "worker_pool", "ipc", "composite")}}
     assert not heavy & sys.modules.keys()
-    assert "not asked yet" in repr(m)
+    assert "not probed yet" in repr(m)
 """
 
 

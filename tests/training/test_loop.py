@@ -136,7 +136,7 @@ def test_a_resumed_command_goes_on_bit_for_bit(
     ("arguments", "message"),
     [
         (["--optimizer", "nonsense"], "it takes one of SGD"),
-        (["--resume"], "--resume goes on from --checkpoint"),
+        (["--resume"], "--resume continues from --checkpoint"),
         (["--loss", "cross_entropy"], "unknown input 'target'; a step takes x, labels"),
         (["-b", "1000"], "a batch of 1000 needs as many samples"),
         (["--lr", "-1"], "learning_rate"),

@@ -78,7 +78,7 @@ def module_inputs(
     """Return the inputs read from `--inputs`, or generated from `--shape` and `--seed`. Raises XRTError."""
     if inputs is not None:
         if random or shape:
-            raise OptionError("--inputs gives the inputs, so --random and --shape have no meaning beside it")
+            raise OptionError("--inputs gives the inputs: --random and --shape cannot be combined with it")
         return read_inputs(inputs)
     left_out = frozenset(module.optional_inputs)
     types = {name: type_ for name, type_ in module.input_types.items() if name not in left_out}

@@ -55,7 +55,7 @@ def bisect(
     real = inputs_of_clusters(graph, arrays) if inputs is not None else {}
     functions = [f for n in graph.nodes if isinstance(f := n.attributes.get("function"), Function)]
     if not functions:
-        say(f"{engine} takes no node of {model.name}: `xrt partition {model}` says why")
+        say(f"{engine} supports no node of {model.name}: `xrt partition {model}` shows the reasons")
         return
     faulty = False
     for function in functions:
@@ -67,7 +67,7 @@ def bisect(
         faulty = True
         rows = [(f"  {x.index}", x.operator, x.name, x.absolute, x.relative, x.reason) for x in found.faults]
         if rows:
-            show_table(("  node", "operator", "name", "absolute", "relative", "what is wrong"), rows)
+            show_table(("  node", "operator", "name", "absolute", "relative", "fault"), rows)
         for x in found.faults if bundle is not None else ():
             assert bundle is not None
             part = subfunction(function, [x.index])

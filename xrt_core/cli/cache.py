@@ -162,7 +162,7 @@ def verify(
     bad = [(e, reason) for e in files if (reason := disk.check(e.path))]
     for e, reason in bad:
         say(f"{e.digest[:_SHORT]}: {reason}" + ("; deleted" if remove and disk.remove(e.path) else ""))
-    say(f"{_count(len(files))} checked, {len(bad)} not sound")
+    say(f"{_count(len(files))} checked, {len(bad)} damaged")
     if bad and not remove:
         raise typer.Exit(1)
 
@@ -190,7 +190,7 @@ def import_(
     disk = _disk(folder)
     stored, refused = import_entries(disk, source)
     for name, reason in refused:
-        say(f"{name}: refused: {reason}")
+        say(f"{name}: rejected: {reason}")
     say(f"{_count(len(stored))} stored in {disk.folder}")
     if refused:
         raise typer.Exit(1)
@@ -211,7 +211,7 @@ def _find(disk: DiskCache, name: str) -> EntryFile:
         return EntryFile(path, status.st_size, status.st_mtime)
     found = [e for e in disk.files() if e.digest.startswith(name)] if len(name) >= _LEAST_PREFIX else []
     if len(found) != 1:
-        reason = f"{len(found)} entries begin so" if found else "there is no such entry"
+        reason = f"{len(found)} entries match" if found else "there is no such entry"
         raise CacheError(f"{name!r}: {reason} in {disk.folder}; give at least {_LEAST_PREFIX} digits of `xrt cache ls`")
     return found[0]
 

@@ -21,7 +21,7 @@ def compile(
     target: Annotated[
         str | None,
         typer.Option(
-            "--target", "-t", help="Kind of device to compile for that need not be here, such as sm_89."
+            "--target", "-t", help="Kind of device to compile for, present or not, such as sm_89."
         ),
     ] = None,
     inputs: arguments.Inputs = None,

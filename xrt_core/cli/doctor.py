@@ -37,12 +37,12 @@ class Problem(NamedTuple):
     """A problem of the installation or the configuration, and its remedy."""
 
     what: str
-    cure: str
+    remedy: str
 
 
 @command
 def doctor(context: typer.Context) -> None:
-    """Show versions, the processor, engines and settings, then every problem with its cure; exit code 1 if any."""
+    """Show versions, processor, engines and settings, then every problem with its remedy; exit code 1 if any."""
     lines = engines.listing()
     say("versions")
     show_table(("  package", "version"), [(f"  {name}", version) for name, version in _versions()])
@@ -62,7 +62,7 @@ def doctor(context: typer.Context) -> None:
         say("  none: see the problem below")
     say()
     for problem in problems:
-        say(f"problem: {problem.what}\n   cure: {problem.cure}")
+        say(f"problem: {problem.what}\n   remedy: {problem.remedy}")
     if problems:
         raise typer.Exit(PROBLEMS_FOUND)
     say("no problems found" + (f"; {NOTHING_INSTALLED}" if len(lines) == 1 else ""))
@@ -92,7 +92,7 @@ def _memory(total: int | None, free: int | None) -> str:
 
 
 def _plugins() -> Iterator[Plugin]:
-    """Every entry point of every plugin that is installed."""
+    """Yield every entry point of every installed plugin."""
     for group in GROUPS:
         for entries in plugins.discovery.plugins(group).values():
             yield from entries
@@ -171,7 +171,7 @@ def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator
 
 
 def _plugin_problems(commands: Collection[str]) -> list[PluginProblem]:
-    """What is wrong with plugins, all of which are loaded and asked for this. commands: the names that are taken."""
+    """Load all plugins and yield their problems. commands: names of the core's commands."""
     from xrt_core.engine import engines as manager
 
     for group in GROUPS:

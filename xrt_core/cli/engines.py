@@ -37,7 +37,7 @@ def listing() -> list[EngineListing]:
     from xrt_core.engine import engines as manager
 
     host = EngineListing(HOST, "xrt-core", __version__, "ready", (CPU.name,), f"numpy {np.__version__}")
-    with working("asking the engines"):
+    with working("probing engines"):
         return [host, *manager.listing()]
 
 

@@ -41,7 +41,7 @@ def partition(
     """Show the clusters of a model, their engines, and the reason for every node that runs on the host."""
     if diff is not None:
         if model is not None:
-            raise InputError("--diff compares two reports; it takes no model beside them")
+            raise InputError("--diff compares two reports; it takes no model")
         _compare(*diff)
         return
     if model is None:

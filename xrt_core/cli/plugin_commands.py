@@ -1,4 +1,4 @@
-"""Commands that plugins bring to the command line (hook `xrt_commands`)."""
+"""Commands of the command line that plugins register (hook `xrt_commands`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from xrt_core.plugins import plugins
 
 
 def wanted(arguments: Sequence[str], own: Collection[str]) -> bool:
-    """Whether the arguments of `xrt` ask for a command that is not one of its `own`, or for the list of all.
+    """Return whether plugins must be loaded for the arguments of `xrt`: a command that is not in `own`, or the help.
 
-    Anything else (a command of the core) imports no plugin.
+    A command of the core imports no plugin.
     """
     asked = next((a for a in arguments if not a.startswith("-")), None)
     return asked not in own
 
 
 def add_commands(app: typer.Typer, own: Collection[str]) -> list[str]:
-    """Add the commands of plugins to the application; what could not be added, a line each.
+    """Add the commands of plugins to the application; return a line per command that could not be added.
 
-    own: names that are taken already.
+    own: names of the core's commands.
     """
     owners = dict.fromkeys(own, "xrt-core")
     for plugin, owner, row in plugins.contributions("xrt_commands", "xrt.commands"):
@@ -45,7 +45,7 @@ def add_commands(app: typer.Typer, own: Collection[str]) -> list[str]:
 
 
 def _why_not(row: Any, owners: dict[str, str], owner: str) -> str:
-    """What is wrong with a row of the hook, or ""."""
+    """Return why a row of the hook is invalid, or ""."""
     if not (isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str)):
         return f"the hook xrt_commands gives {row!r}, which is no row (name, app)"
     name, thing = row

@@ -63,7 +63,7 @@ def _in_child(bundle: pathlib.Path, engine: str | None, timeout: float) -> str:
     try:
         done = subprocess.run(given, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        say(f"now: still fails: it was not done after {timeout:g} s")
+        say(f"now: still fails: no result after {timeout:g} s")
         raise typer.Exit(STILL_FAILS) from None
     if done.returncode == 0:
         return done.stdout.strip()
@@ -71,7 +71,7 @@ def _in_child(bundle: pathlib.Path, engine: str | None, timeout: float) -> str:
         say(f"now: {done.stdout.strip()}")
         raise typer.Exit(STILL_FAILS)
     if done.returncode < 0:
-        say(f"now: still fails: the process was ended by signal {-done.returncode}; the last it said:")
+        say(f"now: still fails: the process was killed by signal {-done.returncode}; its last output:")
         say("\n".join(done.stderr.splitlines()[-20:]))
         raise typer.Exit(STILL_FAILS)
     say(done.stderr.strip(), stderr=True)

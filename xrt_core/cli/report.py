@@ -51,4 +51,4 @@ def report(
     else:
         say(dumps(found.to_json(), indent=2) if form is Form.json else found.to_prometheus().rstrip())
     if not done:
-        say(f"the guard was not done after {wait:g} s", stderr=True)
+        say(f"the guard did not finish within {wait:g} s", stderr=True)

@@ -47,7 +47,7 @@ def train(
     from xrt_core.training.module import TrainModule
 
     if resume and checkpoint is None:
-        raise OptionError("--resume goes on from --checkpoint: give its path")
+        raise OptionError("--resume continues from --checkpoint: give its path")
     keywords = arguments.keywords_of(engine, option)
     options.resolve({"phase": "train", **keywords})
     arrays = read_inputs(data)
@@ -63,7 +63,7 @@ def train(
     except KeyboardInterrupt:
         if checkpoint is not None:
             trainer.save(checkpoint)
-            say(f"interrupted after step {trainer.step_count}; wrote {checkpoint}, --resume goes on from there")
+            say(f"interrupted after step {trainer.step_count}; wrote {checkpoint}, --resume continues from there")
         raise typer.Exit(_INTERRUPTED) from None
     took = time.perf_counter() - start
     say(trainer.explain().summary())

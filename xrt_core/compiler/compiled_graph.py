@@ -128,7 +128,7 @@ class CompiledGraph:
         for i, v in enumerate(self.graph.inputs):
             if not isinstance(v.type, TensorType) or not v.type.is_static:
                 raise InputError(
-                    f"input {self.names[i]!r} is declared as {v.type or '?'}: give inputs, so that its shape is known"
+                    f"input {self.names[i]!r} is declared as {v.type or '?'}: give inputs, which determine its shape"
                 )
             shape = [d for d in v.type.shape or () if isinstance(d, int)]
             arrays.append(np.zeros(shape, v.type.dtype))

@@ -112,7 +112,7 @@ def lane(node: Node) -> str:
 
 
 def shares_cores(graph: Graph) -> bool:
-    """Whether several launches run on the host's cores."""
+    """Return whether several launches of the graph run on the host's cores."""
     return sum(is_launch(n) and is_host(n.annotations.device) for n in graph.nodes) > 1
 
 

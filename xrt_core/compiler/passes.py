@@ -308,7 +308,7 @@ def _left_out(events: EventLog, name: str, owner: str, why: str) -> None:
 
 
 def expand(node: Node) -> Graph | None:
-    """The standard's body of an operator that has no kernel anywhere; None for all others."""
+    """Return the function body, or a plugin's lowering, of an operator that no kernel implements; else None."""
     if node.domain == "xrt" or traits_of(node).control_flow or find_kernel(node.domain, node.op_type) is not None:
         return None
     from xrt_core.frontends.onnx_functions import function_body

@@ -86,8 +86,8 @@ class Pipeline:
         return planned
 
     def mark_updates(self, graph: Graph) -> Graph:
-        """The graph with annotations of the nodes that engines' kernels declare to write variables, without aliases:
-        before gradients are built from it."""
+        """Annotate the nodes that engines' kernels declare as model updates, without aliases. Called before gradients
+        are built from the graph."""
         return self._support.mark_updates(graph, aliases=False)
 
     def capture(self, graph: Graph, automatic: bool | None = None) -> Captured:
@@ -126,7 +126,7 @@ class Pipeline:
             known=known,
             engines=engines,
             lowering=self.services.precision,
-            # inputs of a subgraph, such as the body of a loop, are not the caller's to hand over
+            # inputs of a subgraph, such as a loop body, must not be donated
             mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,
         )
         graph = self._run_passes("signature", captured.graph, context, self.services.passes["signature"])

@@ -133,7 +133,7 @@ def build_services(
 
 
 def _threads(options: Options, engines: Chosen) -> int | None:
-    """Threads of each executable on a CPU: as told, or a share of the cores where engines run side by side."""
+    """Return the threads of each CPU executable: the option, or a share of the cores if engines run in parallel."""
     sharing = sum(is_host(device) for _, device in engines)
     if options.threads is not None or options.parallel is not True or sharing < 2:
         return options.threads

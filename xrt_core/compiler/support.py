@@ -51,10 +51,10 @@ class EngineSupport:
         return [_any_of(found), *(c for c in found if c.name in pinned)]
 
     def mark_updates(self, graph: Graph, aliases: bool = True) -> Graph:
-        """See `engine.model_updates.mark_updates`, with the kernels of the engines that take part.
+        """Apply `engine.model_updates.mark_updates` with the kernels of the selected engines.
 
-        Engines register their kernels when their library is loaded, which is now, as they are asked about the graph
-        next. Where they are asked in another process, only kernels that are known here count.
+        An engine registers its kernels when its library is loaded, which this forces. With queries in a worker process
+        the library is not loaded here, and only kernels registered in this process count.
         """
         if self._guard is None or self._guard.capabilities is None:
             for engine, _ in self._engines:

@@ -158,7 +158,7 @@ class BaselinePipeline(TieredPipeline):
     def engine_names(self) -> str:
         """The selected engines, human-readable; does not import them."""
         if self._behind is None:
-            return f"{', '.join(self.options.engine or (AUTO,))} (not asked yet)"
+            return f"{', '.join(self.options.engine or (AUTO,))} (not probed yet)"
         return self._behind.engine_names
 
     @property

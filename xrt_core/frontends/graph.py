@@ -55,7 +55,7 @@ class Graph:
             )
         if self.opset is not None and any(tracer.pinned.get(d) != v for d, v in pinned_opsets(self).items()):
             raise trace_error(
-                f"{name} asks for opset {self.opset}, but is part of {tracer.label}; set `opset` on the outermost graph"
+                f"{name} sets opset {self.opset}, but is part of {tracer.label}; set `opset` on the outermost graph"
             )
         path = tracer.path_of(self)
         if path is None:

@@ -26,7 +26,7 @@ from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_s
 from xrt_core.ir.types import TensorType, ValueType, type_from_text
 
 CLUSTER_DOMAIN: Final = "xrt.cluster"
-"""Domain of the model-local functions that stand for Launch nodes."""
+"""Domain of the model-local functions that represent Launch nodes."""
 
 AUTOMATIC: Final = 1 << 30
 """Total bytes of constants above which `save` writes external data by default."""

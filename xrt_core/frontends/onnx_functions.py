@@ -1,4 +1,4 @@
-"""Expansion of operators that the ONNX standard defines by a function body."""
+"""Expansion of operators by the function body of the ONNX standard, or by a plugin's lowering."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def function_body(node: Node) -> Graph | None:
 
 
 def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | None:
-    """What a plugin's lowering gives for a node. Raises PluginError where it fails or gives something else."""
+    """Call a plugin's lowering of a node. Raises PluginError if it fails or returns anything but a fitting Graph."""
     try:
         body = lowering(node)
     except KeyboardInterrupt:

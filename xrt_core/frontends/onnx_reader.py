@@ -521,7 +521,7 @@ class AttributeReader:
         if a.ref_attr_name:
             if context.references is None:
                 raise ModelLoadError(
-                    f"{where}: attribute {a.name!r} refers to {a.ref_attr_name!r}, but stands outside a function"
+                    f"{where}: attribute {a.name!r} refers to {a.ref_attr_name!r}, but is outside a function"
                 )
             found = context.references.get(a.ref_attr_name)
             if found is not None and kind not in (found[0], AttributeProto.UNDEFINED):

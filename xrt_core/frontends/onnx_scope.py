@@ -196,9 +196,9 @@ def graph_free_names(g: GraphProto, into: dict[str, None]) -> None:
 
 
 def check_opsets(proto: Any) -> dict[str, int]:
-    """The opsets that a ModelProto or FunctionProto imports, by domain.
+    """Return the opsets that a ModelProto or FunctionProto imports, by domain.
 
-    Raises ModelLoadError where one is newer than the installed `onnx` knows.
+    Raises ModelLoadError if one is newer than the installed `onnx` package supports.
     """
     opsets: dict[str, int] = {}
     known = domain_versions()

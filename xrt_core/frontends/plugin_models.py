@@ -1,4 +1,4 @@
-"""Models of other libraries, by the frontends that plugins bring (hook `xrt_import_model`)."""
+"""Import of models of other libraries through frontends that plugins register (hook `xrt_import_model`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from xrt_core.plugins import plugins
 
 
 def import_object(model: Any) -> Graph:
-    """The graph of an object that XRT does not know, from the first frontend that knows it.
+    """Import an object of unknown type as a graph, with the first frontend that accepts it.
 
-    Raises ModelLoadError where none does, with what frontends failed at, and the XRTError of the frontend that knows
-    the object and refuses it.
+    Raises ModelLoadError if none does, with the failures of frontends, and propagates an XRTError of a frontend that
+    recognises the object but rejects it.
     """
     failed: list[str] = []
     asked: list[str] = []

@@ -1,8 +1,8 @@
 """Tensor: the symbolic array passed to `Graph.build`; every operation on it appends a node to the traced graph.
 
-Below the class is what its methods call: appending nodes and making constants, Python's operators where ONNX has none
-that means the same (division, remainders, shifts, reductions), and NumPy's index expressions as Slice, Gather,
-GatherND and Compress nodes.
+The functions below the class implement its methods: they append nodes and create constants, compose Python operators
+that ONNX lacks (floor division, remainders, shifts, some reductions), and lower NumPy index expressions to Slice,
+Gather, GatherND and Compress nodes.
 """
 
 from __future__ import annotations

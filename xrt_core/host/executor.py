@@ -30,7 +30,7 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     """
     portable = find_kernel(node.domain, node.op_type)
     if portable is None or _has_strings(node):
-        return _guarded(node, _on_cpu(reference_kernel(node), xp))
+        return _wrap_errors(node, _on_cpu(reference_kernel(node), xp))
     function = portable.function
     context = OpContext(node, xp)
 
@@ -39,15 +39,15 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
         return result if type(result) is tuple else (result,)
 
     if xp is np:
-        return _guarded(node, call)
+        return _wrap_errors(node, call)
     if portable.dynamic is not None:  # sequences, and kernels with data-dependent shapes, which need NumPy
-        return _guarded(node, _on_cpu(call, xp) if portable.why_dynamic(node) is not None else call)
+        return _wrap_errors(node, _on_cpu(call, xp) if portable.why_dynamic(node) is not None else call)
     static = portable.static
 
     def on_device(arrays: Sequence[Any]) -> tuple[Any, ...]:
         return call([xp.asnumpy(a) if i in static and a is not None else _up(a, xp) for i, a in enumerate(arrays)])
 
-    return _guarded(node, on_device)
+    return _wrap_errors(node, on_device)
 
 
 MINIMUM_REUSED = 1 << 15
@@ -94,7 +94,7 @@ def reusing_kernel(node: Node, candidates: Sequence[int]) -> HostKernel:
                     return (ufunc(*arrays, out=x),)
         return plain(arrays)
 
-    return _guarded(node, call)
+    return _wrap_errors(node, call)
 
 
 def _sole_references() -> int:
@@ -150,7 +150,7 @@ def _down(x: Any, xp: Any) -> Any:
     return xp.asnumpy(x) if isinstance(x, xp.ndarray) else x
 
 
-def _guarded(node: Node, kernel: HostKernel) -> HostKernel:
+def _wrap_errors(node: Node, kernel: HostKernel) -> HostKernel:
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
         try:
             return kernel(arrays)

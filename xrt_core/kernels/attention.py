@@ -1,4 +1,4 @@
-"""Attention and what surrounds it in language models: Attention, RotaryEmbedding, LinearAttention."""
+"""Operators of language models: Attention, RotaryEmbedding, LinearAttention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that make tensors from attributes and shapes: Constant, ConstantOfShape, Range, EyeLike."""
+"""Kernels that generate tensors from attributes, shapes and scalars: Constant, ConstantOfShape, Range, EyeLike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that read elements at indices (Gather and its kin), and OneHot, NonZero, Compress, Unique."""
+"""Kernels that read elements at indices (Gather, GatherElements, GatherND), and OneHot, NonZero, Compress, Unique."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison, logic, bits, and the choice between elements."""
+"""Comparison, logical and bitwise operators, and Where."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def is_nan(ctx: OpContext, x: Any) -> Any:
 
 @kernel("IsInf")
 def is_inf(ctx: OpContext, x: Any) -> Any:
-    """Whether each element is infinite, of the signs that detect_positive and detect_negative ask for."""
+    """Whether each element is infinite, of the signs that detect_positive and detect_negative select."""
     xp, wide = ctx.xp, widen(x)
     positive, negative = ctx.attr("detect_positive", 1), ctx.attr("detect_negative", 1)
     if positive and negative:

@@ -1,4 +1,4 @@
-"""Kernels that reshape, join, cut and repeat tensors without computing anything."""
+"""Kernels that only move elements: reshape, transpose, concatenate, split, slice, repeat."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def axes_of(axes: Iterable[int], rank: int, where: str) -> tuple[int, ...]:
 def reshape(ctx: OpContext, x: Any, shape: Any) -> Any:
     """Reshape: 0 copies the input's dimension (unless `allowzero`), -1 is inferred from the rest."""
     wanted = list(ints(shape))
-    free, taken = x.size, 1  # what is left for -1: elements of the input over elements of the output
+    free, taken = x.size, 1  # the dimension -1: elements of the input / elements of the other output dimensions
     if not ctx.attr("allowzero", 0):
         copied = [i for i, d in enumerate(wanted) if d == 0]
         for i in copied:

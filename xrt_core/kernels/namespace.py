@@ -1,4 +1,4 @@
-"""Small adapters for what array namespaces do differently: in-place writes, loops, sliding windows, erf, bit casts."""
+"""Adapters for differences between array namespaces: in-place writes, loops, sliding windows, erf, bit casts."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _DOMAIN = "ai.onnx.preview.training"
 
 
 def _update(ctx: OpContext, tensors: tuple[Any, ...], kinds: int, states: int, one: Callable[..., Any]) -> Any:
-    """Apply `one(x, gradient, *states)` to each variable; inputs and outputs stand by kind: all X, all G, ...
+    """Apply `one(x, gradient, *states)` to each variable; inputs and outputs are grouped by kind: all X, all G, ...
 
     Raises ShapeError where the inputs do not come in `kinds` equal parts.
     """

@@ -19,7 +19,7 @@ def _zero(xp: Any, dtype: np.dtype) -> Any:
 
 
 def _source(mode: str, before: int, size: int, after: int) -> np.ndarray:
-    """Which element of an axis of `size` stands at each position of the padded axis."""
+    """The index of the source element, on an axis of `size`, of each position of the padded axis."""
     if size == 0 and before + after:
         raise ShapeError(f"Pad: mode {mode!r} cannot pad an axis of size 0; use mode 'constant'")
     at = np.arange(-before, size + after)

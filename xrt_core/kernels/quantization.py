@@ -55,7 +55,7 @@ def quantize(xp: Any, scaled: Any, zero: Any, dtype: np.dtype, saturate: bool = 
 
 
 def _scaled(ctx: OpContext, x: Any, scale: Any, raw_scale_dtype: np.dtype) -> Any:
-    """x / scale, rounded to the precision that the attribute or the scale's type asks for."""
+    """x / scale, rounded to the precision of the attribute or of the scale's type."""
     precision = ONNX_TO_DTYPE.get(ctx.attr("precision", 0), raw_scale_dtype)
     if precision == np.int32:
         return x.astype(np.float64) / scale.astype(np.float64)

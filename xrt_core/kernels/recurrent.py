@@ -77,9 +77,9 @@ def activations_of(ctx: OpContext, default: tuple[str, ...], directions: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """The weights of one direction: projection [input, gates * hidden] and bias added ahead of time, the rest a step's.
+    """The weights that a step of one direction reads; projection [input, gates * hidden] and bias are applied before.
 
-    recurrence: R of shape [gates * hidden, hidden]; recurrent_bias: Rb where a step needs it by itself, else None;
+    recurrence: R of shape [gates * hidden, hidden]; recurrent_bias: Rb if a step needs it separately, else None;
     peephole: P of shape [3 * hidden] or None; f: the activations.
     """
 
@@ -167,7 +167,7 @@ def _over_time(
 
 
 def _add(w_bias: Any, r_bias: Any, hidden: int) -> tuple[Any, Any]:
-    """Both biases go in ahead of time."""
+    """Both biases are added in advance."""
     return w_bias + r_bias, None
 
 
@@ -192,7 +192,7 @@ def gru(ctx: OpContext, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = No
     def merge_bias(w_bias: Any, r_bias: Any, hidden: int) -> tuple[Any, Any]:
         if not linear:
             return w_bias + r_bias, None
-        # Rbh is reset together with the product, so it stays out of what is added ahead of time
+        # Rbh is reset together with the product, so it is not part of the bias added in advance
         gates = r_bias[: 2 * hidden]
         ahead = xp.concatenate([gates, xp.zeros_like(r_bias[2 * hidden :])])
         return w_bias + ahead, r_bias[2 * hidden :]

@@ -1,4 +1,4 @@
-"""The registry of portable kernels: one function per operator, written against an array namespace.
+"""The registry of portable kernels: one function per operator, generic over the array namespace.
 
     @kernel("Reshape", static=(1,))
     def reshape(ctx, x, shape):

@@ -1,4 +1,4 @@
-"""Resampling of images: Resize and Upsample, one axis after the other, with taps and weights worked out on the host."""
+"""Resampling of images: Resize and Upsample, one axis after the other, with taps and weights computed on the host."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def source_coordinates(step: AxisResize, mode: str) -> np.ndarray:
         return half
     if mode == "half_pixel_symmetric":
         return half + step.size / 2 * (1 - step.out / width)
-    raise ShapeError(f"Resize: coordinate_transformation_mode = {mode!r} is none that ONNX knows")
+    raise ShapeError(f"Resize: coordinate_transformation_mode = {mode!r} is not defined by ONNX")
 
 
 def nearest_indices(step: AxisResize, coordinates: np.ndarray, mode: str) -> np.ndarray:

@@ -42,7 +42,7 @@ def _forward(xp: Any, x: Any, length: int, axis: int, onesided: bool) -> Any:
 def dft(ctx: OpContext, x: Any, length: Any = None, axis: Any = None) -> Any:
     """DFT: the axis is an attribute (default 1) in version 17, an input (default -2) from 20; float32 at least.
 
-    onesided with inverse gives a real signal, (..., 1), of length 2 * (bins - 1) unless `dft_length` says otherwise.
+    onesided with inverse gives a real signal, (..., 1), of length 2 * (bins - 1) unless `dft_length` is given.
     """
     xp = ctx.xp
     if ctx.version < 20:

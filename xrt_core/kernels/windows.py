@@ -1,4 +1,4 @@
-"""Geometry of sliding windows: what Conv and the pooling operators read from their attributes, and taps over it."""
+"""Geometry of sliding windows of Conv and the pooling operators, from their attributes, and iteration over taps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from xrt_core.kernels.namespace import is_jax
 class Windows:
     """Windows over the spatial axes: one entry an axis, everything known from attributes and static shapes.
 
-    begin, end: padding that the attributes ask for; out: number of windows. A window of `ceil_mode` may reach beyond
-    `size + end`: `overhang` is what is missing there.
+    begin, end: padding of the attributes; out: number of windows. With `ceil_mode` a window may reach beyond
+    `size + end`: `overhang` is the number of missing elements.
     """
 
     size: tuple[int, ...]
@@ -72,7 +72,7 @@ class Windows:
     def counts(self, dtype: np.dtype, include_pad: bool) -> np.ndarray:
         """How many elements each window's mean is over, of `dtype`, over the spatial axes; at least 1.
 
-        include_pad: count what the attributes pad as well; what `ceil_mode` adds beyond that never counts.
+        include_pad: count the padding of the attributes as well; elements that `ceil_mode` adds never count.
         """
         found = np.ones((), dtype)
         for axis in range(self.rank):
@@ -110,8 +110,8 @@ def explicit_pads(ctx: OpContext, rank: int) -> tuple[tuple[int, ...], tuple[int
 def windows_of(ctx: OpContext, size: Sequence[int], kernel: Sequence[int]) -> Windows:
     """The windows of a Conv or pooling node over spatial axes of `size`.
 
-    Windows that would start in the right padding are left out under `ceil_mode`, as PyTorch does and ONNX asks since
-    opset 22; the versions before were silent about them.
+    With `ceil_mode`, windows that would start in the right padding are omitted, as in PyTorch and as ONNX requires from
+    opset 22; earlier versions do not specify them.
     """
     size, kernel = tuple(map(int, size)), tuple(map(int, kernel))
     rank = len(size)

@@ -1,4 +1,4 @@
-"""Colours of engines in pictures, by the name of the engine."""
+"""Colours of engines in diagrams, by the name of the engine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PALETTE: Final = (
 
 
 def colours(engines: Iterable[str]) -> dict[str, str]:
-    """A colour, as #rrggbb, for the host and for each engine: that of its name, or the next that is free.
+    """Return a colour, as #rrggbb, for the host and for each engine: by a hash of its name, or the next free one.
 
-    Two engines of one picture have one colour only where there are more engines than colours.
+    Two engines of a diagram share a colour only if there are more engines than colours.
     """
     found = {HOST: _HOST_COLOUR}
     for engine in sorted({*engines} - {HOST}):

@@ -33,10 +33,10 @@ def control_step(node: Node, make_part: MakePart) -> Call:
     make = makers.get(node.op_type)
     if make is None or node.domain:
         raise ExecutionError(f"node {node.name!r}: {node.operator} has a subgraph and is not a known control flow")
-    return _guarded(node, make(node, make_part))
+    return _wrap_errors(node, make(node, make_part))
 
 
-def _guarded(node: Node, call: Call) -> Call:
+def _wrap_errors(node: Node, call: Call) -> Call:
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
         try:
             return call(arguments)

@@ -19,7 +19,9 @@ _SHOWN = 5
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 
-launch_mode: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar("xrt_how", default=(DEFAULT_RUN_OPTIONS, True))
+launch_mode: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar(
+    "xrt_launch_mode", default=(DEFAULT_RUN_OPTIONS, True)
+)
 """Launch mode of this call, for launches on a GPU: (RunOptions, whether to block until each is done)."""
 
 

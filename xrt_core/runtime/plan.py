@@ -27,7 +27,7 @@ class Program(NamedTuple):
     registers: initial contents. outputs: registers of the results. spaces: for each output the space that produces it,
         "host" or an engine's name.
     engine_inputs: for each input, the engine that is its only reader (it may be an array of that engine), or None.
-    guarded: inputs that host steps or outputs read. Their arrays are passed as read-only views, as constants are, so
+    read_only: inputs that host steps or outputs read. Their arrays are passed as read-only views, as constants are, so
         that a writable result shares no memory with them. owned: whether results must not share memory (see `_own`);
         not needed for subgraphs, whose results are read by further steps.
     """
@@ -39,7 +39,7 @@ class Program(NamedTuple):
     spaces: Sequence[str]
     engine_inputs: Sequence[str | None]
     launches: Sequence[Launch]
-    guarded: Sequence[int]
+    read_only: Sequence[int]
     owned: bool
     memory: Memory
 
@@ -52,13 +52,13 @@ class Plan:
     """
 
     __slots__ = (
-        "_execute", "_guarded", "_has_host_steps", "_owned", "_parallel", "_template",
+        "_execute", "_has_host_steps", "_owned", "_parallel", "_read_only", "_template",
         "engine_inputs", "launches", "memory", "outputs", "run", "spaces", "steps",
     )  # fmt: skip
 
     def __init__(self, program: Program) -> None:
         self._template = program.registers
-        self._guarded = tuple(program.guarded)
+        self._read_only = tuple(program.read_only)
         self._owned = program.owned and HOST in program.spaces
         self.steps = tuple(program.steps)
         self.outputs = tuple(program.outputs)
@@ -117,7 +117,7 @@ class Plan:
     def _run_by(self, execute: Execute, arrays: Sequence[Any]) -> list[Any]:
         registers = self._template.copy()
         registers[: len(arrays)] = arrays
-        for i in self._guarded:
+        for i in self._read_only:
             registers[i] = _read_only(registers[i])
         if self._has_host_steps:
             with np.errstate(all="ignore"):  # NaN and infinities are results, not warnings
@@ -335,14 +335,14 @@ class _Builder:
         for i in range(len(graph.inputs)):
             readers = self.readers.get(i, set())
             engine_inputs.append(next(iter(readers)) if len(readers) == 1 and HOST not in readers else None)
-        guarded = [i for i in range(len(graph.inputs)) if HOST in self.readers.get(i, ())]
+        read_only = [i for i in range(len(graph.inputs)) if HOST in self.readers.get(i, ())]
         steps = _with_deaths(self.steps, outputs, self.registers)
         for i, lowered in self.reusing.items():
             dying = [k for k in lowered.reusable if steps[i].inputs[k] in steps[i].dead]
             if dying and lowered.reusing is not None:
                 steps[i] = steps[i]._replace(call=lowered.reusing(dying))
         return Program(
-            len(graph.inputs), self.registers, steps, outputs, spaces, engine_inputs, self.launches, guarded, owned,
+            len(graph.inputs), self.registers, steps, outputs, spaces, engine_inputs, self.launches, read_only, owned,
             memory,
         )  # fmt: skip
 

@@ -20,9 +20,9 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.training.gradient_context import describe
 
-# how each operator reads its second input is known to this module alone: these read it as classes
+# operators that read their second input as class labels
 _LOSSES = frozenset(("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"))
-# every number of the first input is in the result, so that a range of the result is one of the input
+# the result has the same elements as the first input, so a range of the result is a range of the input
 _SAME_NUMBERS = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 
 

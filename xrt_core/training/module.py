@@ -325,7 +325,7 @@ class TrainModule(GuardedModule):
                 raise CheckpointError(f"the state's {n!r} is {dtype_name(have.dtype)}{list(have.shape)}, not {want}")
         if MICRO in names and not 0 <= arrays[MICRO] < self._accumulate:
             raise CheckpointError(
-                f"the state stands after micro-batch {arrays[MICRO]} of an update, this module has "
+                f"the state is at micro-batch {arrays[MICRO]} of an update, this module has "
                 f"accumulate={self._accumulate}"
             )
         self._state = [arrays[n] for n in names]
