@@ -66,7 +66,7 @@ _HOME: Final = {
     "power_by_engine": "frontends.tracing",
     "ptq_calibration_mode": "quantization.calibration",
     "register_array_type": "engine.converters",
-    "register_converter": "engine.converters",
+    "register_converter": "engine.manager",
     "register_pass": "compiler.passes",
     "subscribe": "events",
     "trace": "frontends.graph",

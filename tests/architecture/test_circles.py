@@ -10,12 +10,6 @@ from tests.architecture.source import CORE, imports, sources
 ROOT_PACKAGE = "xrt_core"
 IR = {"ir.graph", "ir.function", "ir.text", "ir.fingerprint"}
 """The one circle that stays: a graph holds functions as attributes, a function a graph, and both print themselves."""
-TEMPORARY = [
-    {"compiler.making", "compiler.pipeline", "compiler.stages", "compiler.tiering"},
-    {"guard.background", "guard.capability"},
-    {"engine", "engine.converters", "engine.hooks", "engine.manager"},
-]
-"""Circles that are still to be cut: none is to be added, and one that is gone is to be taken out."""
 
 
 def module_of(path: object) -> str:
@@ -67,15 +61,9 @@ def _walk(start: str, graph: Mapping[str, Iterable[str]], seen: set[str], order:
 def test_files_import_in_no_circle() -> None:
     """No file of the core imports, directly or by others, a file that imports it, but for the one circle inside ir."""
     found = circles(graph_of_files())
-    bad = [", ".join(sorted(c)) for c in found if c != IR and not any(c <= t for t in TEMPORARY)]
+    bad = [", ".join(sorted(c)) for c in found if c != IR]
 
     assert not bad, "\n".join(bad)
-
-
-def test_what_is_temporary_is_still_needed() -> None:
-    """A circle that is gone is taken out of the list."""
-    found = circles(graph_of_files())
-    assert [t for t in TEMPORARY if not any(c <= t for c in found)] == []
 
 
 def test_circles_are_found() -> None:

@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"verify"}
     | {"ir", "frontends", "passes", "engine", "cache", "runtime", "options"},
     "compiler": GROUND
-    | {"verify", "guard"}
+    | {"verify", "guard", "quantization"}
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},
     "training": GROUND
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from xrt_core.compiler.pipeline import Pipeline
-
 if TYPE_CHECKING:
+    from xrt_core.compiler.pipeline import Pipeline
     from xrt_core.guard.report import GuardReport
 
 

@@ -69,7 +69,12 @@ __all__ = [
 
 engines: EngineManager
 """The engines of this process."""
-_LAZY: Final = {"hookimpl": "plugins", "EngineListing": "engine.manager", "EngineManager": "engine.manager"}
+_LAZY: Final = {
+    "hookimpl": "plugins",
+    "EngineListing": "engine.manager",
+    "EngineManager": "engine.manager",
+    "engines": "engine.manager",
+}
 
 
 def register_engine(engine: type[Engine]) -> type[Engine]:
@@ -77,22 +82,17 @@ def register_engine(engine: type[Engine]) -> type[Engine]:
 
     Raises RegistrationError for a class that breaks the contract, or a name that is taken.
     """
-    from xrt_core.engine import engines
+    from xrt_core.engine.manager import engines
 
     return engines.register(engine)
 
 
 def __getattr__(name: str) -> Any:
     # the manager stands on pluggy, which an engine package does not need in order to be imported
-    if name == "engines":
-        from xrt_core.engine.manager import EngineManager
-        from xrt_core.plugins import plugins
-
-        found: Any = EngineManager(plugins.discovery, plugins)
-    elif name in _LAZY:
+    if name in _LAZY:
         from importlib import import_module
 
-        found = getattr(import_module(f"xrt_core.{_LAZY[name]}"), name)
+        found: Any = getattr(import_module(f"xrt_core.{_LAZY[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,11 +55,15 @@ class Converters:
     """Converters by (source, target), and array types. Safe to use from many threads.
 
     load: called once, before the first look-up; registers what installed packages bring.
+    engine_names: gives the names of the engines, for messages about others.
     """
 
-    def __init__(self, load: Callable[[Converters], None] | None = None) -> None:
+    def __init__(
+        self, load: Callable[[], None] | None = None, engine_names: Callable[[], Sequence[str]] = tuple
+    ) -> None:
         self._found: dict[tuple[str, str], Converter] = {}
         self._types: dict[type, ArrayType] = {}
+        self.engine_names = engine_names
         self._load = load
         self._lock = threading.RLock()
 
@@ -97,13 +101,17 @@ class Converters:
         self.load_plugins()
         return self._found.get((source, target))
 
+    def attach(self, load: Callable[[], None], engine_names: Callable[[], Sequence[str]]) -> None:
+        """Say where plugins and engines come from: the manager of the engines, which imports this module."""
+        self._load, self.engine_names = load, engine_names
+
     def load_plugins(self) -> None:
         """Register what installed packages bring, at the first time."""
         if self._load is not None:
             with self._lock:
                 load, self._load = self._load, None
                 if load is not None:
-                    load(self)
+                    load()
 
     def known(self) -> str:
         """The pairs that have a converter, for messages."""
@@ -158,14 +166,7 @@ def add_rows(registry: Converters, rows: Iterable[Any], owner: str) -> list[tupl
     return added
 
 
-def _load_plugins(registry: Converters) -> None:
-    from xrt_core.engine import engines
-
-    for name, error in engines.load_converters().items():
-        process_events.emit("converters.broken", level=logging.WARNING, plugin=name, error=str(error))
-
-
-converters: Final = Converters(_load_plugins)
+converters: Final = Converters()
 """The converters of this process."""
 
 
@@ -183,11 +184,9 @@ def register_converter(source: str, target: str) -> Callable[[Convert], Convert]
     """
 
     def register(function: Convert) -> Convert:
-        from xrt_core.engine import engines
-
         owner = _owner(function)
         converters.register(source, target, function, owner=owner)
-        known = [HOST, *(line.name for line in engines.listing(probe=False))]
+        known = [HOST, *converters.engine_names()]
         for space in (source, target):
             if space not in known:
                 error = miss("engine", space, known)

@@ -27,6 +27,7 @@ from xrt_core.errors import (
 from xrt_core.events import process_events
 from xrt_core.ir.annotations import Phase
 from xrt_core.options import AUTO, TABLE, Options, declared
+from xrt_core.plugins import plugins as process_plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
 from xrt_core.plugins.manager import PluginManager
 
@@ -462,3 +463,13 @@ def _probe(engine: Engine) -> EngineStatus | EngineError:
     error = PluginError(f"engine {engine.name!r} of {engine.package}: its probe {fault}")
     error.__cause__ = cause
     return error
+
+
+def _load_converters() -> None:
+    for name, error in engines.load_converters().items():
+        process_events.emit("converters.broken", level=logging.WARNING, plugin=name, error=str(error))
+
+
+engines: Final = EngineManager(process_plugins.discovery, process_plugins)
+"""The engines of this process."""
+converters.attach(_load_converters, lambda: [line.name for line in engines.listing(probe=False)])

@@ -11,17 +11,27 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from xrt_core.ir.op_traits import Traits, register_traits, unregister_traits
 from xrt_core.plugins import plugins
 
 if TYPE_CHECKING:
     from xrt_core.ir.graph import Graph, Node
-    from xrt_core.ir.schema import Schema
 
 CORE_DOMAINS: Final = frozenset(("", "ai.onnx", "xrt"))
 """Domains that belong to the core; those of the `onnx` package are not open either."""
+
+
+class OperatorSchema(Protocol):
+    """What is read here of a `xrt_core.ir.schema.Schema`, which an operator of a plugin has."""
+
+    @property
+    def domain(self) -> str: ...
+    @property
+    def op_type(self) -> str: ...
+    @property
+    def since_version(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ class Operator:
         portable kernels (`register_portable_kernels`) has `kernel` as well.
     """
 
-    schema: Schema
+    schema: OperatorSchema
     kernel: Callable[..., Any] | None = None
     static: tuple[int, ...] = ()
     dynamic: str | Callable[[Node], str | None] | None = None

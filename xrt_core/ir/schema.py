@@ -160,7 +160,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         if found is None:
             own = find_operator(domain, op_type, opset)  # kept there, as long as the plugin is
             if own is not None:
-                return own.schema
+                return cast(Schema, own.schema)
         _CACHE[key] = found
         return found
 
@@ -201,7 +201,7 @@ def dialect_inference(node: Node) -> InferTypes | None:
     """The type inference that an operator of the dialect, or of a plugin, brings with it; None for every other."""
     if node.domain != DIALECT:
         found = find_operator(node.domain, node.op_type, node.version)
-        return None if found is None else found.schema.infer
+        return None if found is None else cast(Schema, found.schema).infer
     own = _DIALECT.get(node.op_type)
     return None if own is None else own.infer
 

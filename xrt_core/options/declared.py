@@ -17,6 +17,9 @@ from xrt_core.errors import RegistrationError
 from xrt_core.options.kinds import Kind
 from xrt_core.plugins import plugins
 
+CORE_VARIABLES: Final[dict[str, str]] = {}
+"""Environment variable -> the core's option that it sets; filled by `options/table.py`."""
+
 PREFIX: Final = "use_"
 """What the names of switches begin with."""
 
@@ -158,8 +161,6 @@ def _of_plugins() -> Mapping[str, Switch]:
 
 def _why_not(section: str, row: Any, known: Mapping[str, PluginOption]) -> str:
     """What is wrong with a row of the hook `xrt_options`, or ""."""
-    from xrt_core.options.table import TABLE
-
     if not isinstance(row, PluginOption) or not isinstance(row.kind, Kind):
         return f"the hook xrt_options gives {row!r}, which is no PluginOption with a Kind"
     if not (isinstance(row.name, str) and row.name.isidentifier() and row.name == row.name.lower()):
@@ -167,7 +168,7 @@ def _why_not(section: str, row: Any, known: Mapping[str, PluginOption]) -> str:
     if row.name in known:
         return f"option {row.name!r} is declared twice"
     variable = prefix_of(section) + row.name.upper()
-    taken = next((o.name for o in TABLE.values() if o.env == variable), "")
+    taken = CORE_VARIABLES.get(variable, "")
     if taken:
         return f"the variable {variable} of option {row.name!r} is that of the core's option {taken!r}"
     if row.default is not None:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from xrt_core.errors import OptionError
 from xrt_core.ir.annotations import Phase
-from xrt_core.options.declared import PREFIX, find_section, find_switch, why_undeclared
+from xrt_core.options.declared import CORE_VARIABLES, PREFIX, find_section, find_switch, why_undeclared
 from xrt_core.options.kinds import (
     BYTES,
     CACHE,
@@ -326,6 +326,7 @@ TABLE: Final[Mapping[str, Option]] = MappingProxyType(
     }
 )
 """Every option by name, in the order of the documentation."""
+CORE_VARIABLES.update((o.env, o.name) for o in TABLE.values() if o.env)
 
 
 def unknown(name: str) -> OptionError:
