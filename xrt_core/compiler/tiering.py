@@ -1,5 +1,4 @@
-"""Tiered compilation: a new signature runs a baseline plan on the host until its plan with engines is compiled in the
-background (tier-up)."""
+"""Tiered compilation: a new signature runs on the host until its plan with engines is compiled in the background."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Adapters of trained models: FixedModel (ONNX or IR graph) and WrittenGraph (`xrt.Graph`), with constants turned into
-variables."""
+"""Adapters of trained models, with constants turned into variables: FixedModel (ONNX, IR) and WrittenGraph (Python)."""
 
 from __future__ import annotations
 

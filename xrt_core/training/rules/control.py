@@ -1,5 +1,4 @@
-"""Gradients of If, Scan and Loop: a node of the same operator whose bodies recompute the forward body, then
-differentiate it."""
+"""Gradients of If, Scan and Loop: a node of the same operator whose bodies recompute and differentiate the old ones."""
 
 from __future__ import annotations
 
