@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,6 +64,22 @@ class Unserialisable(Faulty):
 
     def on_compile(self, compile: Callable[[], Executable]) -> Any:
         return _Unserialisable(self, compile())
+
+
+class WrongUntilStored(Faulty):
+    """What it compiles is wrong, and right once it was serialised and loaded."""
+
+    name = "wrong_until_stored"
+    compiled: ClassVar[list[Executable]] = []
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        self.compiled.append(_Wrong(self, compile()))
+        return self.compiled[-1]
+
+
+class _Wrong(_FaultyExecutable):
+    def run(self, *args: Any, **options: Any) -> Sequence[Any]:
+        return [r + 1 for r in super().run(*args, **options)]
 
 
 class SlowToCompile(Faulty):
@@ -141,5 +157,6 @@ class HangsOnSinh(CrashesOnSinh):
 
 
 ALL: tuple[type[Engine], ...] = (
-    Plain, Memo, Sleeps, Unserialisable, SlowToCompile, FailsAWhile, Picky, WrongMul, CrashesOnSinh, HangsOnSinh,
+    Plain, Memo, Sleeps, Unserialisable, WrongUntilStored, SlowToCompile, FailsAWhile, Picky, WrongMul, CrashesOnSinh,
+    HangsOnSinh,
 )  # fmt: skip

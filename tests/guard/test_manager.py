@@ -143,6 +143,18 @@ def test_without_a_sandbox() -> None:
         assert process_pool().pids() == []
 
 
+def test_what_was_verified_is_what_runs() -> None:
+    """In one process too: the executable that the disk gave back, although the one that was compiled still exists."""
+    graph, x, want = chain()
+    options = {"guard_sandbox": False, "guard_async": False, "guard_tune": False}
+    with module(graph, "wrong_until_stored", **options) as m:
+        for _ in range(2):
+            np.testing.assert_array_equal(m(x), want)
+        assert tested.WrongUntilStored.compiled
+        assert m.report().clusters[0]["host_calls"] == 0
+    tested.WrongUntilStored.compiled.clear()
+
+
 def test_asynchronous_alone() -> None:
     """Compiled in the background without verification; failures at run time are still caught."""
     graph, x, want = chain()

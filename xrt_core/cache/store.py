@@ -91,14 +91,18 @@ class ExecutableStore:
         options: CompileOptions,
         compiler: Callable[[], GraphCompiler],
     ) -> Executable | None:
-        """What the disk holds for `function`, loaded anew; None where there is nothing that loads."""
+        """What the disk holds for `function`, loaded anew; None where there is nothing that loads. `obtain` returns it
+        from then on."""
         disk = self._usable()
         if disk is None or not _loads(graph_compiler := compiler()):
             return None
         key = self._key(function, engine, device, options, disk)
         text = "\n".join(function_lines(function)).encode("utf-8", "surrogatepass")
         found = self._load(disk, key, text, function, graph_compiler)
-        return None if isinstance(found, Miss) else found
+        if isinstance(found, Miss):
+            return None
+        _memory[key.digest] = found
+        return found
 
     def stored(self) -> list[StoredExecutable]:
         """Every executable that came from here and is in use, serialised.
