@@ -10,7 +10,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from xrt_core import errors, training
     from xrt_core.compiler.passes import register_pass, unregister_pass
-    from xrt_core.engine.converters import register_array_type, register_converter
+    from xrt_core.engine.converters import register_array_type
+    from xrt_core.engine.manager import register_converter
     from xrt_core.events import FallbackEvent, subscribe
     from xrt_core.frontends import ops
     from xrt_core.frontends.graph import Graph, trace

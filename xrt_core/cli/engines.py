@@ -11,8 +11,9 @@ import typer
 
 from xrt_core import __version__
 from xrt_core.cli.display import command, say, show_table, working
+from xrt_core.engine.converters import HOST
 from xrt_core.engine.device_kinds import CPU
-from xrt_core.engine.manager import HOST, EngineListing
+from xrt_core.engine.manager import EngineListing
 from xrt_core.engines import NOTHING_INSTALLED, explanation
 
 _COLOURS: Final = {"ready": "green", "unavailable": "yellow", "broken": "red", "disabled": "yellow"}

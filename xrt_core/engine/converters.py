@@ -7,15 +7,12 @@ DLPack or the array protocol, and from one engine to another they go by way of t
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xrt_core.engine.registry import miss
 from xrt_core.errors import PluginError, RegistrationError
-from xrt_core.events import process_events
 
 HOST: Final = "host"
 
@@ -55,15 +52,11 @@ class Converters:
     """Converters by (source, target), and array types. Safe to use from many threads.
 
     load: called once, before the first look-up; registers what installed packages bring.
-    engine_names: gives the names of the engines, for messages about others.
     """
 
-    def __init__(
-        self, load: Callable[[], None] | None = None, engine_names: Callable[[], Sequence[str]] = tuple
-    ) -> None:
+    def __init__(self, load: Callable[[], None] | None = None) -> None:
         self._found: dict[tuple[str, str], Converter] = {}
         self._types: dict[type, ArrayType] = {}
-        self.engine_names = engine_names
         self._load = load
         self._lock = threading.RLock()
 
@@ -101,9 +94,9 @@ class Converters:
         self.load_plugins()
         return self._found.get((source, target))
 
-    def attach(self, load: Callable[[], None], engine_names: Callable[[], Sequence[str]]) -> None:
-        """Say where plugins and engines come from: the manager of the engines, which imports this module."""
-        self._load, self.engine_names = load, engine_names
+    def load_by(self, load: Callable[[], None]) -> None:
+        """Set what registers the converters of packages; the manager of the engines does, which imports this module."""
+        self._load = load
 
     def load_plugins(self) -> None:
         """Register what installed packages bring, at the first time."""
@@ -170,32 +163,6 @@ converters: Final = Converters()
 """The converters of this process."""
 
 
-def register_converter(source: str, target: str) -> Callable[[Convert], Convert]:
-    """Make the decorated function the converter from one space to another: "host" or the name of an engine.
-
-        @xrt.register_converter("acme", "other")
-        def from_acme(x):
-            return np.from_dlpack(x)
-
-    The function takes one array and returns one of the same dtype and shape; the first result of each step of a plan
-    is checked. Plans that are made later use it; those that exist stay as they are.
-
-    Raises RegistrationError for a pair that is taken. An engine that is not there (it may come later) is a warning.
-    """
-
-    def register(function: Convert) -> Convert:
-        owner = _owner(function)
-        converters.register(source, target, function, owner=owner)
-        known = [HOST, *converters.engine_names()]
-        for space in (source, target):
-            if space not in known:
-                error = miss("engine", space, known)
-                process_events.emit("converters.unknown", level=logging.WARNING, owner=owner, error=error)
-        return function
-
-    return register
-
-
 def register_array_type(
     type: type,
     *,
@@ -213,7 +180,7 @@ def register_array_type(
     Raises RegistrationError for a class or a name that is taken, for a class whose objects XRT takes anyway, and for
     what is no class or no function.
     """
-    owner = _owner(to_host)
+    owner = owner_of(to_host)
     if not isinstance(type, _CLASS) or not callable(to_host) or not (from_host is None or callable(from_host)):
         raise RegistrationError(f"array type of {owner}: a class, to_host= and from_host= as functions are needed")
     if (type.__module__.partition(".")[0], type.__qualname__) in _TAKEN_ANYWAY:
@@ -235,5 +202,5 @@ _TAKEN_ANYWAY: Final = frozenset(
 """Top package and name of the classes that are arguments, or hold them, without being told."""
 
 
-def _owner(function: object) -> str:
+def owner_of(function: object) -> str:
     return str(getattr(function, "__module__", None) or "__main__")

@@ -6,12 +6,12 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
-from xrt_core.engine.converters import add_rows, converters
+from xrt_core.engine.converters import HOST, Convert, add_rows, converters, owner_of
 from xrt_core.engine.device_kinds import add_rows as add_device_kinds
 from xrt_core.engine.device_kinds import is_host, kinds
 from xrt_core.engine.op_kernels import op_kernels
@@ -31,7 +31,6 @@ from xrt_core.plugins import plugins as process_plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
 from xrt_core.plugins.manager import PluginManager
 
-HOST: Final = "host"
 _HINT: Final = "engines are pip packages: pip install xrt-<name>, and `xrt engines` lists what is installed"
 
 State = Literal["ready", "unavailable", "broken", "disabled", "installed"]
@@ -472,4 +471,30 @@ def _load_converters() -> None:
 
 engines: Final = EngineManager(process_plugins.discovery, process_plugins)
 """The engines of this process."""
-converters.attach(_load_converters, lambda: [line.name for line in engines.listing(probe=False)])
+converters.load_by(_load_converters)
+
+
+def register_converter(source: str, target: str) -> Callable[[Convert], Convert]:
+    """Make the decorated function the converter from one space to another: "host" or the name of an engine.
+
+        @xrt.register_converter("acme", "other")
+        def from_acme(x):
+            return np.from_dlpack(x)
+
+    The function takes one array and returns one of the same dtype and shape; the first result of each step of a plan
+    is checked. Plans that are made later use it; those that exist stay as they are.
+
+    Raises RegistrationError for a pair that is taken. An engine that is not there (it may come later) is a warning.
+    """
+
+    def register(function: Convert) -> Convert:
+        owner = owner_of(function)
+        converters.register(source, target, function, owner=owner)
+        known = [HOST, *(line.name for line in engines.listing(probe=False))]
+        for space in (source, target):
+            if space not in known:
+                error = miss("engine", space, known)
+                process_events.emit("converters.unknown", level=logging.WARNING, owner=owner, error=error)
+        return function
+
+    return register
