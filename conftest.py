@@ -24,8 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """`--fast` chooses tests, and how many examples random ones try (tests/profiles.py)."""
+    """`--fast` chooses tests of the core, and how many examples random ones try (tests/profiles.py)."""
     if config.getoption("--fast"):
+        if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            config.args = ["tests"]  # engines have their tests in the full run
         config.option.markexpr = "not slow and not nightly"
         os.environ.setdefault("HYPOTHESIS_PROFILE", "fast")
     if config.getoption("--modules-run"):

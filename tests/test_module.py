@@ -569,6 +569,7 @@ def test_many_threads() -> None:
         assert sorted(f.params[0].shape[0] for f in engine.compiled) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["host", "fake"])
 def test_ten_thousand_calls_leak_nothing(engine: str) -> None:
     """Memory stands still, also with values in the signature and with errors in between."""
@@ -596,6 +597,7 @@ def test_ten_thousand_calls_leak_nothing(engine: str) -> None:
     assert grown < 50_000
 
 
+@pytest.mark.slow
 def test_ever_new_signatures_are_forgotten() -> None:
     """A thousand shapes and values leave behind no more than the cache holds (inference's own memory is bounded)."""
     x, shape, y = f32("x", "n"), Value("shape", TensorType(I64, (2,))), Value("y")

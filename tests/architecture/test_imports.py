@@ -93,6 +93,7 @@ def test_the_core_imports_no_plugin_and_no_engine_library() -> None:
     assert set(TOOLS) <= {(path, root) for path, root, _ in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_plugins_import_only_the_sdk(plugin: str) -> None:
     """A plugin imports the parts in SDK alone; only its `_toolkit` imports the engine's library."""

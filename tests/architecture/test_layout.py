@@ -23,6 +23,7 @@ def test_the_map_is_the_tree() -> None:
     assert set(mapped) == there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sources(CORE), ids=lambda p: str(p.relative_to(CORE)))
 def test_every_module_opens_with_a_sentence(path: object) -> None:
     """A module that holds anything says in its first line what lives there."""

@@ -57,6 +57,7 @@ def check(folder: pathlib.Path) -> None:
     assert disk.evict()[1] <= hammer.LIMIT
 
 
+@pytest.mark.slow
 def test_killed_writers_leave_no_damage(tmp_path: pathlib.Path) -> None:
     """A few processes for a few seconds."""
     kills, hits, stores = hammered(tmp_path, 3, 4.0)

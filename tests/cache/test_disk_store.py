@@ -61,6 +61,7 @@ class Process:
         return [str(e.fields["reason"]) for e in self.events if "reason" in e.fields]
 
 
+@pytest.mark.slow
 def test_the_second_process_compiles_nothing(tmp_path: pathlib.Path) -> None:
     """The first compiles and stores, the second loads; both have the same numbers, and memory comes first."""
     first = Process(tmp_path)
@@ -86,6 +87,7 @@ def test_every_option_is_in_the_key() -> None:
         assert rows == ([] if name in IGNORED_OPTIONS else [name])
 
 
+@pytest.mark.slow
 def test_a_miss_says_what_is_nearest(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     """At level DEBUG, the line of a miss names the nearest entry and the rows that differ."""
     caplog.set_level(logging.DEBUG, "xrt")
@@ -95,6 +97,7 @@ def test_a_miss_says_what_is_nearest(tmp_path: pathlib.Path, caplog: pytest.LogC
     assert "differs in threads: 3 != None" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "not loadable", "not an executable"])
 def test_an_entry_that_does_not_load_is_compiled_again(tmp_path: pathlib.Path, damage: str) -> None:
     """The reason is in an event, the caller gets the right result, and the entry is sound again."""
@@ -158,6 +161,7 @@ def test_a_failing_serialisation_hurts_nobody(tmp_path: pathlib.Path, monkeypatc
     assert "ZeroDivisionError" in process.reasons()[1]
 
 
+@pytest.mark.slow
 def test_what_reads_slower_than_it_compiles_is_not_stored(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +178,7 @@ def test_what_reads_slower_than_it_compiles_is_not_stored(
     assert all(second.disk.check(e.path) == "" for e in second.disk.files())
 
 
+@pytest.mark.slow
 def test_mode_read_stores_nothing(tmp_path: pathlib.Path) -> None:
     """What is stored is used, what is not is compiled and not stored."""
     Process(tmp_path).obtain(shifted(1.0))
@@ -185,6 +190,7 @@ def test_mode_read_stores_nothing(tmp_path: pathlib.Path) -> None:
     assert len(reader.disk.files()) == 1
 
 
+@pytest.mark.slow
 def test_mode_verify_finds_a_wrong_executable(tmp_path: pathlib.Path) -> None:
     """What is stored is compiled again: the same results keep it, others replace it, and the right one is used."""
     f, wrong = shifted(1.0), shifted(2.0)
@@ -296,6 +302,7 @@ def test_the_options_of_the_cache() -> None:
             resolve(bad, {})
 
 
+@pytest.mark.slow
 def test_a_module_uses_the_cache_of_its_options(tmp_path: pathlib.Path) -> None:
     """What one module compiled, another one loads; with `cache=False` nothing is stored."""
     from xrt_core.engine import engines

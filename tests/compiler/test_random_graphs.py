@@ -41,6 +41,7 @@ bounds = st.tuples(st.integers(1, 3), st.sampled_from([None, 0, 2])).map(
 )
 
 
+@pytest.mark.slow
 @examples(250)
 @given(graphs(symbolic=True, maximum=14), st.integers(0, 9), st.integers(1, 10), bounds, st.booleans(), st.booleans())
 def test_any_partition(g: RandomGraph, seed: int, share: int, size: dict[str, int], strict: bool, two: bool) -> None:

@@ -21,7 +21,7 @@ _GIVEN_UP: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
         )
     }
 )
-_SAMPLED: Final = 25  # in the fast run, one test of so many
+_FAST, _SLOW = 100, 4  # one test in 100 with --fast, in 4 by day, all by night
 _outcomes: dict[tuple[str, str], Outcome] = {}
 
 
@@ -31,7 +31,8 @@ def names() -> list[str]:
 
 
 def _cases() -> list[Any]:
-    return [pytest.param(n, marks=() if i % _SAMPLED == 0 else pytest.mark.slow) for i, n in enumerate(names())]
+    marks = [pytest.mark.nightly if i % _SLOW else pytest.mark.slow if i % _FAST else () for i in range(len(names()))]
+    return [pytest.param(n, marks=m) for n, m in zip(names(), marks, strict=True)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -48,7 +49,7 @@ def test_on_an_engine(name: str, engine: str) -> None:
         assert not outcome.passed, f"{name} passes on {engine} now: take it off the list ({reason})"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_engine_takes_its_share(engine: str) -> None:
     """What the engine refuses is run by the host and passes too, so the share of what it takes is held as well."""

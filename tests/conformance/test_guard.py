@@ -49,6 +49,7 @@ def _node_cases() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _node_cases())
 def test_a_node_test_passes(name: str) -> None:
     """Whoever is chosen gives what ONNX expects, and no engine is found wrong: they pass these tests by themselves."""

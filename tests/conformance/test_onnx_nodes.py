@@ -35,14 +35,20 @@ def test_the_list_of_failures_is_short_and_reasoned() -> None:
     assert set(listed) <= set(node_tests())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(node_tests()))
 def test_on_the_host(name: str) -> None:
     """The host alone gives what ONNX expects."""
     _check(name, run_test(node_tests()[name], "host"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(node_tests()))
+def _by_day() -> list[object]:
+    """All tests by night; by day one in four: the kernels run all of them in tests/kernels/test_backend.py."""
+    marks = [pytest.mark.nightly if i % 4 else pytest.mark.slow for i in range(len(node_tests()))]
+    return [pytest.param(n, marks=m) for n, m in zip(sorted(node_tests()), marks, strict=True)]
+
+
+@pytest.mark.parametrize("name", _by_day())
 def test_on_xla(name: str) -> None:
     """XLA, with the host behind it, gives what ONNX expects."""
     pytest.importorskip("xrt_xla", reason="the XLA engine is not installed")
@@ -50,7 +56,7 @@ def test_on_xla(name: str) -> None:
     _check(name, outcome)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_static_numeric_tests_run_on_the_engine() -> None:
     """Of the tests that have static numeric tensors only, at least 90 % leave no node on the host."""
     if len(_outcomes) < len(node_tests()):

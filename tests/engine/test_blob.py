@@ -22,6 +22,7 @@ HEADER = {"for": "here", "n": [1, 2]}
 BLOB = pack(MAGIC, HEADER, (b"one", b"", b"three"))
 
 
+@pytest.mark.slow
 @given(plain, st.lists(st.binary(max_size=20), max_size=4))
 def test_what_is_packed_comes_back(header: dict[str, object], parts: list[bytes]) -> None:
     """Whatever the header says, and however many parts there are, empty ones too."""

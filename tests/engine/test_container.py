@@ -25,6 +25,7 @@ def with_manifest(text: bytes) -> bytes:
     return head.ljust(64, b"\0") + text
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.text(max_size=4), st.integers() | st.text() | st.none()),
     st.lists(st.binary(max_size=100), max_size=4),

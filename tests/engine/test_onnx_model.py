@@ -50,6 +50,7 @@ def filled(exported: OnnxModel) -> Any:
     return model
 
 
+@pytest.mark.slow
 @given(body=graphs(mixed=False), limit=st.sampled_from([1, 8, 13, 1 << 20]))
 def test_the_model_with_its_constants_is_the_function(body: Graph, limit: int) -> None:
     """Whatever stays outside: filled in again, the model is the same function, and the checker takes it."""

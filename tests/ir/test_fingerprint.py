@@ -171,6 +171,7 @@ def test_shared_and_repeated_constants_are_the_same() -> None:
     assert graph_fingerprint(shared) == graph_fingerprint(repeated)
 
 
+@pytest.mark.slow
 def test_weights_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest of an array is remembered while the array lives, and forgotten with it."""
     array = np.random.default_rng(0).standard_normal(1000)

@@ -17,6 +17,7 @@ RUNS = [run_numpy, run_jax]
 SMOOTH = {"Celu": 12, "Elu": 6, "Gelu": 20, "Mish": 18, "Selu": 6, "Sigmoid": 13, "Softplus": 1, "Swish": 24}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 @pytest.mark.parametrize("op", SMOOTH)
@@ -39,6 +40,7 @@ def test_extremes_do_not_overflow(run: Any) -> None:
     np.testing.assert_allclose(run(node_case("Softmax", 13, [x]))[0], [0, 0, 0, 0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 @pytest.mark.parametrize("axis", [None, 0, 1, 2, -1])

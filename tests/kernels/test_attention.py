@@ -162,6 +162,7 @@ def test_rotation(dtype: Any, interleaved: int, run: Any, rng: np.random.Generat
     np.testing.assert_allclose(y.astype(np.float64), want, rtol=float(ml_dtypes.finfo(dtype).eps), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
 @pytest.mark.parametrize("run", RUNS)
 def test_linear_attention_in_two_parts(rule: str, run: Any, rng: np.random.Generator) -> None:

@@ -73,6 +73,7 @@ def test_conv_auto_pad(auto_pad: str, begin: int, end: int, rng: np.random.Gener
     np.testing.assert_allclose(y, conv_by_definition(x, w, (2,), (2,), (begin,), (end,), 1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 def test_conv_dtypes(op: str, dtype: Any, rng: np.random.Generator) -> None:
@@ -107,6 +108,7 @@ def test_conv_batches_of_patches(rng: np.random.Generator, monkeypatch: pytest.M
     np.testing.assert_allclose(run_numpy(case)[0], whole, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attributes",
     [

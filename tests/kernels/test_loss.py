@@ -27,6 +27,7 @@ def by_definition(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray, i
     return loss, weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("version", [12, 13])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])

@@ -54,6 +54,7 @@ def test_average_is_its_definition(layout: tuple, run: Any, include: int, rng: n
         np.testing.assert_allclose(y[(..., *at)], want, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint8])

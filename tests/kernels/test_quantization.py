@@ -29,6 +29,7 @@ def test_rounding_and_saturation(dtype: Any, run: Any) -> None:
     np.testing.assert_array_equal(got.astype(np.int32), [1, min(3, high), 1, high, low, high, low])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("scale_dtype", [np.float32, np.float16, ml_dtypes.bfloat16])

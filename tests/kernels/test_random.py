@@ -28,6 +28,7 @@ def _seeded(seed: float | None) -> list[Case]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0.0, 7.0, 0.5, -1.0, 1e20])
 def test_a_seed_fixes_the_numbers(seed: float) -> None:
     """Any float is a seed, and gives the same numbers at each call, under NumPy and under JAX."""

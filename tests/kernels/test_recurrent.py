@@ -101,6 +101,7 @@ VARIANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize(("op", "attributes", "how"), VARIANTS, ids=lambda v: v if isinstance(v, str) else None)
 @pytest.mark.parametrize("run", RUNS)
@@ -149,6 +150,7 @@ def test_activations(name: str, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("run", RUNS)

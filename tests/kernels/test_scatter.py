@@ -22,6 +22,7 @@ COMBINE = {
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8, ml_dtypes.int4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", COMBINE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scatter_elements_by_definition(how: str, dtype: Any, rng: np.random.Generator) -> None:

@@ -354,6 +354,7 @@ def test_nothing_to_lower() -> None:
     assert LowerPrecision("bfloat16")(graph) is graph
 
 
+@pytest.mark.slow
 @examples(60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_graphs(data: st.DataObject) -> None:
@@ -449,6 +450,7 @@ def test_weights_are_cast_once_for_all_signatures() -> None:
     assert found[0].dtype == F16
 
 
+@pytest.mark.slow
 def test_casts_of_weights_go_with_them() -> None:
     """What is remembered of an array does not outlive it."""
     rules = LowerPrecision("float16")

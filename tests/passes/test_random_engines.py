@@ -118,6 +118,7 @@ def check(case: Case) -> None:
     assert execute(folded, [3, 7]) == execute(g, [3, 7])
 
 
+@pytest.mark.slow
 @examples(1500)
 @given(cases())
 def test_every_partition_keeps_the_rules(case: Case) -> None:
@@ -126,6 +127,7 @@ def test_every_partition_keeps_the_rules(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(cases())
 def test_strict_delays_no_node_that_no_engine_takes(case: Case) -> None:
@@ -201,6 +203,7 @@ def check_results(g: RandomGraph, seed: int, share: list[int], options: dict[str
 size = st.sampled_from([{}, {"minimum_nodes": 2}, {"maximum_nodes": 2}, {"strict": False}, {"prune": True}])
 
 
+@pytest.mark.slow
 @examples(300)
 @given(graphs(symbolic=True, maximum=16), st.integers(0, 99), shares, size, st.lists(st.integers(0, 11), max_size=12))
 def test_results_are_the_hosts(

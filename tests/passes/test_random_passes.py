@@ -41,6 +41,7 @@ def typed(g: RandomGraph, known: bool = False) -> Graph:
     return specialise(g.graph, types, dict(enumerate(g.arrays)) if known else {}, run_node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
 @examples(120)
 @given(g=graphs())

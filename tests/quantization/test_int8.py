@@ -102,6 +102,7 @@ def test_ranges_are_those_of_the_tensors(tmp_path: pathlib.Path) -> None:
     assert calibration.active is None
 
 
+@pytest.mark.slow
 def test_batches_accumulate(tmp_path: pathlib.Path) -> None:
     """In one mode or several, whatever the engine and the size of the batch."""
     pytest.importorskip("jax")

@@ -169,6 +169,7 @@ def real_graphs() -> Iterator[tuple[str, Graph]]:
     yield "two results", graph_of([x], [b, y], nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("graph", [g for _, g in real_graphs()], ids=[n for n, _ in real_graphs()])
 def test_what_is_computed_is_what_a_run_takes(graph: Graph, reuse: bool) -> None:
@@ -221,6 +222,7 @@ def simulated(graph: Graph, order: Sequence[int]) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @examples(200)
 @given(dags())
 def test_orders_of_random_graphs(graph: Graph) -> None:
@@ -255,6 +257,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "MINIMUM_REUSED", 0)
 
 
+@pytest.mark.slow
 def test_a_chain_needs_one_buffer() -> None:
     """Computed and measured: half of what it takes without reuse."""
     graph = chain(["Exp", "Neg", "Abs", "Sqrt", "Tanh"])
@@ -363,6 +366,7 @@ def test_an_array_with_another_reference_is_left_alone(every_size: None) -> None
     assert got.ctypes.data == where  # and this one is not
 
 
+@pytest.mark.slow
 @examples(150)
 @given(graphs(maximum=14))
 def test_random_graphs_are_the_same_bit_for_bit(g: RandomGraph) -> None:

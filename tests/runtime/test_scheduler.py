@@ -476,6 +476,7 @@ def same_as_sequential(g: RandomGraph, seed: int, share: int) -> bool:
         return planned(beside).side_by_side
 
 
+@pytest.mark.slow
 @examples(1000)
 @given(graphs(minimum=6, maximum=16), st.integers(0, 9), st.integers(2, 6))
 def test_random_graphs(g: RandomGraph, seed: int, share: int) -> None:
@@ -499,6 +500,7 @@ def lanes_of_dags(draw: st.DrawFn) -> tuple[Graph, dict[str, str]]:
     return graph_of([x], [pool[-1]], nodes), lanes
 
 
+@pytest.mark.slow
 @examples(300)
 @given(lanes_of_dags())
 def test_independent_lanes_of_random_graphs(case: tuple[Graph, dict[str, str]]) -> None:

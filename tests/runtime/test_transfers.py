@@ -437,6 +437,7 @@ def _read(x: Any) -> np.ndarray:
     return x.get() if isinstance(x, DeviceArray) else np.asarray(x)
 
 
+@pytest.mark.slow
 @examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     graphs(maximum=10), st.integers(0, 9), st.integers(1, 10), st.sampled_from(["numpy", "cupy", "torch"]),

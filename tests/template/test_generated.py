@@ -32,6 +32,7 @@ def shared(found: set[str], engine: str, module: str) -> set[str]:
     return {n for n in names if not own.match(n)}
 
 
+@pytest.mark.slow
 def test_the_tree_is_that_of_every_plugin(baked: tuple[Variant, pathlib.Path]) -> None:
     """The files are those of xrt-toy by name, and those that a repository of its own needs."""
     variant, project = baked

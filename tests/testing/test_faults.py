@@ -55,12 +55,14 @@ def test_a_narrow_fault_leaves_the_rest_alone() -> None:
     assert "test_bad_input_is_an_execution_error" not in failed
 
 
+@pytest.mark.slow
 def test_a_leak_is_found() -> None:
     """A thousand kept results are seen, and how much they are is said."""
     assert "have grown the process by" in failing(faults.Leaks, "test_memory_stays_level")["test_memory_stays_level"]
     assert failing(HostEngine, "test_memory_stays_level") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [faults.WrongNumbers, faults.ZeroNumbers], ids=lambda f: f.name)
 def test_wrong_numbers_fail_the_cases(fault: type[faults.Faulty]) -> None:
     """Doubled results and zeros fail every generated case whose results they change."""

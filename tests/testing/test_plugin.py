@@ -64,6 +64,7 @@ def test_without_an_engine_everything_is_skipped(pytester: pytest.Pytester) -> N
     result.stdout.fnmatch_lines(["*give --xrt-engine NAME*"])
 
 
+@pytest.mark.slow
 def test_two_lines_find_a_fault(pytester: pytest.Pytester) -> None:
     """A subclass of two lines is a suite; a wrong engine fails it, and its card names the operator."""
     pytester.makepyfile(SUITE.format(fault="WrongNumbers"))
@@ -84,6 +85,7 @@ def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*XPASS(strict)*a lie*"])
 
 
+@pytest.mark.slow
 def test_unsupported_must_be_refused(pytester: pytest.Pytester) -> None:
     """An operator that is listed and taken, and a line about nothing, fail."""
     pytester.makepyfile(SUITE.format(fault="Unsteady"))

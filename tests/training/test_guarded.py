@@ -15,6 +15,7 @@ from xrt_core.guard.worker_pool import process_pool
 from xrt_core.training import SGD, TrainModule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_steps_under_guard(asynchronous: bool, own_cache: pathlib.Path) -> None:
     """The host takes steps until the clusters are live; the losses are those of the host alone."""

@@ -69,6 +69,7 @@ def operators(graph: Graph) -> list[str]:
     return [n.operator for n in graph.nodes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["host", "xla"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_marked_layers_give_the_same_numbers(engine: str, dropout: float) -> None:
@@ -138,6 +139,7 @@ def test_budgets_that_change_nothing_or_cannot_be_kept() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_xla_takes_less_memory() -> None:
     """The temporary memory that XLA says its program takes falls, and the barriers are in the program."""
     pytest.importorskip("jax")

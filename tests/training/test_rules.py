@@ -10,6 +10,7 @@ from tests.training.checks import Case, cast, differences, run, same_types, scal
 from xrt_core.training import gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_finite_differences(case: Case) -> None:
     """The gradients are the slopes of the loss."""
@@ -22,6 +23,7 @@ def test_finite_differences(case: Case) -> None:
         np.testing.assert_allclose(g, differences(graph, arrays, i), rtol=case.tolerance * 10, atol=case.tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_types(case: Case) -> None:
     """Gradients have the dtype and shape of what they are the gradient by, at lower precision as well."""
@@ -35,6 +37,7 @@ def test_types(case: Case) -> None:
         np.testing.assert_allclose(g, e, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in CASES if c.again], ids=lambda c: c.name)
 def test_second_derivatives(case: Case) -> None:
     """A gradient graph can be differentiated again: by the first input, of the weighed sum of the first gradients."""

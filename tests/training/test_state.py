@@ -54,6 +54,7 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 # --- accumulation -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["host", "xla"])
 @pytest.mark.parametrize("options", [{}, {"loss_scale": 64.0}, {"loss_scale": "dynamic"}], ids=str)
 @pytest.mark.parametrize("clip", [None, 0.05])

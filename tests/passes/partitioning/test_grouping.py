@@ -42,6 +42,7 @@ def waiting(count: int, edges: Edges, closed: list[bool]) -> list[frozenset[int]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("long", [0, 2, 512])
 @examples(100)
 @given(dags(), st.data())

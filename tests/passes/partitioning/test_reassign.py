@@ -135,6 +135,7 @@ def engines_in_order(draw: Callable[..., object]) -> list[Candidate]:
     return [engine(f"e{i}", *sorted(ops)) for i, ops in enumerate([*taken, set("ABC")])]
 
 
+@pytest.mark.slow
 @examples(200)
 @given(recipes(max_nodes=18, annotated=True, ops="AABBCDH"), engines_in_order(), COSTS, st.booleans())
 def test_handing_over_adds_no_crossing_and_keeps_the_rules(
