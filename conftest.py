@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 os.environ["XRT_VERIFY"] = "1"  # the graph is held against the IR's rules after every stage
-for _name in [n for n in os.environ if n.startswith(("FLAGS_", "XRT_")) and n not in ("XRT_VERIFY", "XRT_VENV")]:
-    del os.environ[_name]  # a developer's own settings must not decide what the tests see
+if "PYTEST_CURRENT_TEST" not in os.environ:  # a test may run pytest in this process
+    for _name in [n for n in os.environ if n.startswith(("FLAGS_", "XRT_")) and n not in ("XRT_VERIFY", "XRT_VENV")]:
+        del os.environ[_name]  # a developer's own settings must not decide what the tests see
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

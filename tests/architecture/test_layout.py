@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -62,3 +64,11 @@ def test_the_page_of_options_names_every_variable() -> None:
 
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8").partition("\n## ")[0]
     assert set(re.findall(r"`((?:FLAGS|XRT)_\w+)`", page)) == {o.env for o in TABLE.values() if o.env}
+
+
+def test_the_picture_is_made_from_the_code() -> None:
+    """docs/architecture.svg is what scripts/architecture_picture.py draws from today's imports."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "architecture_picture.py", "--check"], check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()

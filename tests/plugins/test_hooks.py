@@ -458,6 +458,7 @@ def test_one_module_in_several_groups(installed: pathlib.Path) -> None:
     finally:
         if "renamed" in passes.passes.names():
             passes.unregister_pass("renamed")
+        passes._plugin_passes.pop(("renamed", "xrt-more 1.0"), None)
     engines.refresh()
     assert converters.find("left", "right") is None
 

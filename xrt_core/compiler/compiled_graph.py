@@ -34,6 +34,7 @@ class CompiledGraph:
         self._captured = pipeline.capture(graph)
         self.graph: Graph = self._captured.graph  # not the given one, so that its constant-folded weights can be freed
         self.plans: PlanCache = pipeline.plan_cache(self._captured)
+        self._calls, self._clock = self.plans.calls, self.plans.clock
         self._last: CacheEntry | None = None
         self._by_value = bool(self.plans.by_value)
 
@@ -50,10 +51,14 @@ class CompiledGraph:
             key: Hashable = tuple([(type(a), a.shape, a.dtype) for a in arrays])
             if self._by_value:
                 key = key, self.plans.values(arrays)
-            call = self.plans.call(key)
+            found = self._calls.get(key)
         except (AttributeError, TypeError, InputError):  # an omitted input, a sequence, or not an array
-            key = call = None
-        return self._unbound(arrays, key) if call is None else call(arrays)
+            key = found = None
+        if found is None:
+            return self._unbound(arrays, key)
+        call, entry = found
+        entry.used = self._clock()
+        return call(arrays)
 
     def _unbound(self, arrays: Sequence[Any], key: Hashable) -> list[Any]:
         """Slow path: a signature that is not bound yet, or that types and shapes alone do not identify."""
@@ -63,9 +68,10 @@ class CompiledGraph:
             return results if back is None else back(results)
         if key is None:
             key = self._key(arrays)
-            call = None if key is None else self.plans.call(key)
-            if call is not None:
-                return call(arrays)
+            found = None if key is None else self._calls.get(key)
+            if found is not None:
+                found[1].used = self._clock()
+                return found[0](arrays)
         return self.prepare(arrays, key)(arrays)
 
     def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:

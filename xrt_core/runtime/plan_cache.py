@@ -41,6 +41,7 @@ class PlanCache:
     A body of control flow has one, and so has every graph that is called with arrays (`CompiledGraph`).
 
     graph: the captured graph.
+    calls: key -> bound call and its entry; whoever runs one marks the entry as used: `entry.used = clock()`.
     make: makes a plan; a signature is planned once, also where many threads ask for it at the same time.
     by_value: indices of inputs that belong to the signature by value (shape-determining ones); inputs that turn out
         larger than `max_by_value` elements do not.
@@ -69,20 +70,12 @@ class PlanCache:
         self._to_host = to_host
         self._planned = 0
         self._entries: dict[Hashable, CacheEntry] = {}
-        self._calls: dict[Hashable, tuple[BoundCall, CacheEntry]] = {}
-        self._clock = itertools.count(1).__next__
+        self.calls: dict[Hashable, tuple[BoundCall, CacheEntry]] = {}
+        self.clock = itertools.count(1).__next__
         self._lock = threading.Lock()
         self._making: dict[Hashable, threading.Lock] = {}
 
-    # --- bound calls: the hot path --------------------------------------------------------------------------------
-
-    def call(self, key: Hashable) -> BoundCall | None:
-        """The call that was bound under a key, if its plan is still there."""
-        found = self._calls.get(key)
-        if found is None:
-            return None
-        found[1].used = self._clock()
-        return found[0]
+    # --- bound calls --------------------------------------------------------------------------------------------------
 
     def bind(self, key: Hashable, call: BoundCall, plan: Plan, entry: CacheEntry) -> None:
         """Keep a call of a plan under a key, unless the plan was replaced or evicted meanwhile."""
@@ -92,7 +85,7 @@ class PlanCache:
             while len(entry.calls) >= self._max:
                 self._unbind(entry, next(iter(entry.calls)))
             entry.calls[key] = None
-            self._calls[key] = call, entry
+            self.calls[key] = call, entry
 
     # --- plans ----------------------------------------------------------------------------------------------------
 
@@ -111,7 +104,7 @@ class PlanCache:
         key: Hashable = (shapes, values) if values is not None else shapes
         found = self._entries.get(key)
         if found is not None:
-            found.used = self._clock()
+            found.used = self.clock()
             return found
         if self.engine_signatures is not None and self._planned >= self.engine_signatures:
             return self._get_or_make((HOST, tuple([_rank(a) for a in arrays])), lambda: self._host_plan(arrays))
@@ -187,12 +180,12 @@ class PlanCache:
                 finally:
                     with self._lock:
                         self._making.pop(key, None)
-            found.used = self._clock()
+            found.used = self.clock()
         return found
 
     def _insert(self, entry: CacheEntry) -> None:
         with self._lock:
-            entry.used = self._clock()
+            entry.used = self.clock()
             self._entries[entry.key] = entry
             while len(self._entries) > self._max:
                 oldest = min(self._entries.values(), key=lambda e: e.used)
@@ -202,9 +195,9 @@ class PlanCache:
 
     def _unbind(self, entry: CacheEntry, key: Hashable) -> None:
         del entry.calls[key]
-        found = self._calls.get(key)
+        found = self.calls.get(key)
         if found is not None and found[1] is entry:
-            del self._calls[key]
+            del self.calls[key]
 
     def _variants(self, shapes: Any) -> int:
         """How many plans there are for values of their own under these shapes."""
