@@ -440,11 +440,12 @@ def xrt_event(event):
 """
 
 
-def test_one_module_in_several_groups(installed: pathlib.Path) -> None:
+def test_one_module_in_several_groups(installed: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package's passes, converters and observer come from one module, which is registered once."""
     from xrt_core.compiler import passes
     from xrt_core.engine.converters import converters
 
+    monkeypatch.setattr(passes, "_plugin_passes", {})  # those that this process has seen
     groups = dict.fromkeys(("xrt.passes", "xrt.converters", "xrt.observers"), "more")
     module = add_plugin(installed, "xrt-more", MORE, groups)
     try:

@@ -537,7 +537,7 @@ def test_a_failed_launch_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     saved = t.state_dict()
     monkeypatch.setattr(type(update.executable), "run", fail_late)
-    with pytest.raises(xrt.errors.TrainingError, match="they are gone: the device is full. Load a state"):
+    with pytest.raises(xrt.errors.TrainingError, match="they are lost: the device is full. Load a state"):
         losses(t, 1)
     monkeypatch.undo()
     t.load_state_dict(saved)

@@ -307,16 +307,16 @@ def test_a_state_that_is_gone_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp
     t.save(tmp_path / "c")
     saved = t.state_dict()
     failing(t, monkeypatch, updates, late=True)
-    with pytest.raises(TrainingError, match="they are gone: the device is full. Load a state .*donate=False"):
+    with pytest.raises(TrainingError, match="they are lost: the device is full. Load a state .*donate=False"):
         t.step(*batch(8))
     monkeypatch.undo()
     for call in (lambda: t.step(*batch(8)), t.state_dict, t.graph, lambda: t.save(tmp_path / "d")):
-        with pytest.raises(TrainingError, match="they are gone"):
+        with pytest.raises(TrainingError, match="they are lost"):
             call()
     assert not (tmp_path / "d").exists()
     with pytest.raises(CheckpointError, match="missing"):
         t.load_state_dict({})
-    with pytest.raises(TrainingError, match="they are gone"):
+    with pytest.raises(TrainingError, match="they are lost"):
         t.state_dict()
     t.load(tmp_path / "c")
     assert same(t.state_dict(), saved)
