@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+_KEPT = ("XRT_VERIFY", "XRT_VENV", "XRT_CACHE_DIR")  # the last for a pytest within a test
 os.environ["XRT_VERIFY"] = "1"  # the graph is held against the IR's rules after every stage
-if "PYTEST_CURRENT_TEST" not in os.environ:  # a test may run pytest in this process
-    for _name in [n for n in os.environ if n.startswith(("FLAGS_", "XRT_")) and n not in ("XRT_VERIFY", "XRT_VENV")]:
-        del os.environ[_name]  # a developer's own settings must not decide what the tests see
+for _name in [n for n in os.environ if n.startswith(("FLAGS_", "XRT_")) and n not in _KEPT]:
+    del os.environ[_name]  # a developer's own settings must not decide what the tests see
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,9 +54,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache folder of this process's tests: no test reads or writes the user's own, child processes included."""
-    os.environ["XRT_CACHE_DIR"] = str(tmp_path_factory.mktemp("xrt-cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XRT_CACHE_DIR", str(tmp_path_factory.mktemp("xrt-cache")))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -58,6 +58,7 @@ def test_numpy(case: Case) -> None:
     check(softened(case), run_numpy(case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", batches())
 def test_jax(cases: list[Case]) -> None:
     """The backend tests hold under jax.jit; those whose output shapes depend on data are not among them."""

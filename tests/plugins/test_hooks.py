@@ -22,6 +22,7 @@ from xrt_core.errors import EngineNotFoundError, ModelLoadError, OptionError, Pl
 from xrt_core.events import process_events
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import current_tracer
+from xrt_core.ir.schema import find_schema
 from xrt_core.options import resolve
 from xrt_core.options.__main__ import as_markdown
 from xrt_core.plugins import plugins
@@ -345,6 +346,14 @@ def xrt_operators():
 """
 
 
+def test_an_operator_that_was_asked_for_before_its_plugin_came(installed: pathlib.Path) -> None:
+    """A look-up that found nothing is not kept: the operator is there once its plugin is."""
+    assert find_schema("Leaky", "com.acme", 2) is None
+    add_plugin(installed, "xrt-acme", OPERATORS, {"xrt.operators": "com.acme"})
+    xrt.import_model(relu_model("com.acme", "Leaky", 2, slope=0.25))
+    assert find_schema("Leaky", "com.acme", 2) is not None
+
+
 def test_an_operator_set(installed: pathlib.Path) -> None:
     """Its domain is imported when a model has it: schema, types, the host's kernel, a lowering, engines' kernels."""
     module = add_plugin(installed, "xrt-acme", OPERATORS, {"xrt.operators": "com.acme"})
@@ -440,11 +449,12 @@ def xrt_event(event):
 """
 
 
-def test_one_module_in_several_groups(installed: pathlib.Path) -> None:
+def test_one_module_in_several_groups(installed: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package's passes, converters and observer come from one module, which is registered once."""
     from xrt_core.compiler import passes
     from xrt_core.engine.converters import converters
 
+    monkeypatch.setattr(passes, "_plugin_passes", {})  # those that this process has seen
     groups = dict.fromkeys(("xrt.passes", "xrt.converters", "xrt.observers"), "more")
     module = add_plugin(installed, "xrt-more", MORE, groups)
     try:

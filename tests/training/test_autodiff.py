@@ -159,7 +159,7 @@ def test_an_operator_without_a_rule(registry: None) -> None:
     """The error names the node, its line, and the way from there to the loss."""
     graph = xrt.trace(lambda x: ops.Exp(ops.Det(ops.Sin(x))), "float32[2, 2]")
 
-    with pytest.raises(GradientError, match=r"node 'Det' \(Det-22\) from .*test_reverse.py.*: Det -> Exp"):
+    with pytest.raises(GradientError, match=r"node 'Det' \(Det-22\) from .*test_autodiff.py.*: Det -> Exp"):
         gradients(graph, 0, ["x"])
 
 

@@ -50,6 +50,7 @@ def test_xla(name: str) -> None:
     agrees(name, peers.by_xrt(model(name), "xla")[0])
 
 
+@pytest.mark.tiny_clusters  # both engines are to have a part
 @pytest.mark.parametrize("name", EVERY)
 def test_xla_and_onnxruntime(name: str) -> None:
     """The way forward by ONNX Runtime, the way back and the updates by XLA."""

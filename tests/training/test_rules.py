@@ -23,7 +23,6 @@ def test_finite_differences(case: Case) -> None:
         np.testing.assert_allclose(g, differences(graph, arrays, i), rtol=case.tolerance * 10, atol=case.tolerance)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_types(case: Case) -> None:
     """Gradients have the dtype and shape of what they are the gradient by, at lower precision as well."""
