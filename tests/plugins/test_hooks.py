@@ -22,6 +22,7 @@ from xrt_core.errors import EngineNotFoundError, ModelLoadError, OptionError, Pl
 from xrt_core.events import process_events
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import current_tracer
+from xrt_core.ir.schema import find_schema
 from xrt_core.options import resolve
 from xrt_core.options.__main__ import as_markdown
 from xrt_core.plugins import plugins
@@ -343,6 +344,15 @@ def xrt_operators():
         Operator(schema("Double", 2), lowering=doubled),
     ])]
 """
+
+
+def test_an_operator_that_was_asked_for_before_its_plugin_came(installed: pathlib.Path) -> None:
+    """A look-up that found nothing is not kept over `refresh`: the operator is there once its plugin is."""
+    assert find_schema("Leaky", "com.acme", 2) is None
+    add_plugin(installed, "xrt-acme", OPERATORS, {"xrt.operators": "com.acme"})
+    engines.refresh()
+    xrt.import_model(relu_model("com.acme", "Leaky", 2, slope=0.25))
+    assert find_schema("Leaky", "com.acme", 2) is not None
 
 
 def test_an_operator_set(installed: pathlib.Path) -> None:

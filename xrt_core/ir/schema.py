@@ -153,8 +153,7 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         found = _look_up(op_type, domain, opset)
         if found is None:
             own = find_operator(domain, op_type, opset)  # kept there, as long as the plugin is
-            if own is not None:
-                return own.schema
+            return None if own is None else own.schema  # a plugin may bring it later
         _CACHE[key] = found
         return found
 
