@@ -69,7 +69,8 @@ def test_its_own_tests_pass(installed: Installed) -> None:
     claimed, passed, failed = map(int, operators.groups())
     assert claimed >= {"kernels": 7, "namespace": 170, "onnx": 165}[installed.variant.array_library]
     assert (passed, failed) == (claimed, 0)
-    assert all("the engine does not serialise" in line for line in skips), skips
+    expected = ("the engine does not serialise", "have no class of arrays of their own")
+    assert all(any(reason in line for reason in expected) for line in skips), skips
 
 
 def test_it_takes_less_than_a_minute(installed: Installed, record_property: pytest.RecordProperty) -> None:
