@@ -43,3 +43,11 @@ def test_stale_lines(tmp_path: pathlib.Path) -> None:
         "unsupported.txt:1: nothing is called 'operator/Gone'",
         "xfails.txt:2: nothing is called 'test_[ab]'",
     ]
+
+
+def test_a_line_for_some_processors(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts where the processor has the feature, or lacks it; on others it is still about something."""
+    monkeypatch.setattr("xrt_core.testing.lists.processor_features", lambda: frozenset({"avx2"}))
+    lists = write(tmp_path, xfails="one if avx512f: rounds\ntwo if not avx512f: saturates\nthree if avx2: is off\n")
+    assert [lists.why_xfail(key) for key in ("one", "two", "three")] == [None, "saturates", "is off"]
+    assert lists.stale(["one", "two", "three"]) == []

@@ -17,7 +17,7 @@ from xrt_core.errors import CompileError
 from xrt_core.ir.digest import digest
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
-__all__ = ["instruction_set", "pack", "parameters_of", "rows_of", "unpack"]
+__all__ = ["instruction_set", "pack", "parameters_of", "processor_features", "rows_of", "unpack"]
 
 
 def pack(magic: bytes, header: Mapping[str, Any], parts: Sequence[bytes | memoryview]) -> bytes:
@@ -60,8 +60,14 @@ def parameters_of(rows: Iterable[Sequence[Any]]) -> list[Parameter]:
 def instruction_set() -> str:
     """A digest of the processor's kind and features, 16 hexadecimal digits: what was compiled for one that has more may
     not run here."""
+    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(processor_features()))))
+    return digest(text.encode())[:16]
+
+
+@functools.cache
+def processor_features() -> frozenset[str]:
+    """The features of the processor as Linux names them ("avx2", "avx512f"); empty where it does not say."""
     flags = ""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
         flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
-    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(flags.split()))))
-    return digest(text.encode())[:16]
+    return frozenset(flags.partition(":")[2].split())

@@ -79,6 +79,7 @@ class Worker:
         try:
             _start(self._read, "xrt-worker-reader")
             self._wait(time.monotonic() + _START_SECONDS, 0, 0, _ignore)
+            self._answered = self._log_path.stat().st_size  # bytes of the log at the last answer
         except WorkerFailure:
             self.kill()
             raise
@@ -89,7 +90,7 @@ class Worker:
         Raises WorkerFailure if the worker crashes, exceeds `timeout` seconds, or holds more than `memory` bytes of its
         own; it is killed then.
         """
-        begun = self._log_path.stat().st_size
+        begun = self._answered  # what was written since the last answer belongs to a crash between two requests
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -97,10 +98,12 @@ class Worker:
         except OSError:
             pass  # it has ended: `_wait` finds out how
         try:
-            return self._wait(time.monotonic() + timeout, memory, begun, progress)
+            answer = self._wait(time.monotonic() + timeout, memory, begun, progress)
         except WorkerFailure:
             self.kill()
             raise
+        self._answered = self._log_path.stat().st_size
+        return answer
 
     def _wait(self, deadline: float, memory: int, begun: int, progress: Progress) -> dict[str, Any]:
         while True:

@@ -2,7 +2,8 @@
 
 A line is `key: reason`; blank lines and lines that begin with `#` are left out. A key names a test of the kit
 (`test_damaged_blobs_are_refused`), a case (`onnx/test_bernoulli`, `generated/Mod-float16-row`) or, in unsupported.txt,
-a whole operator (`operator/NonZero`); `*` stands for any text.
+a whole operator (`operator/NonZero`); `*` stands for any text. `key if FEATURE: reason` is a line for processors with
+that feature alone (as Linux names it, such as avx512f), and `key if not FEATURE: reason` for all others.
 
 unsupported.txt: for ever, by the nature of the engine. Of a listed operator or case the engine's `supports` must say
 no; a listed test must fail. xfails.txt: broken now; the test must fail until it is repaired, then the line goes.
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from xrt_core.engine.serialization import processor_features
 from xrt_core.errors import OptionError
 
 UNSUPPORTED: Final = "unsupported.txt"
@@ -29,6 +31,7 @@ class Line:
     key: str
     reason: str
     where: str
+    applies: bool = True  # on this processor
 
     def matches(self, key: str) -> bool:
         """Whether the line is about `key`."""
@@ -66,7 +69,7 @@ class Lists:
 
 
 def _reason(lines: Iterable[Line], keys: tuple[str, ...]) -> str | None:
-    return next((line.reason for line in lines if any(line.matches(k) for k in keys)), None)
+    return next((line.reason for line in lines if line.applies and any(line.matches(k) for k in keys)), None)
 
 
 def _read(path: pathlib.Path) -> tuple[Line, ...]:
@@ -80,5 +83,8 @@ def _read(path: pathlib.Path) -> tuple[Line, ...]:
         key, _, reason = (part.strip() for part in text.partition(":"))
         if not key or not reason:
             raise OptionError(f"{path}:{number}: {text!r} must be `key: reason`; every exception needs its reason")
-        lines.append(Line(key, reason, f"{path.name}:{number}"))
+        key, _, feature = (part.strip() for part in key.partition(" if "))
+        absent = feature.startswith("not ")
+        applies = not feature or (feature.removeprefix("not ") in processor_features()) is not absent
+        lines.append(Line(key, reason, f"{path.name}:{number}", applies))
     return tuple(lines)
