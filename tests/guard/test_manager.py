@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from xrt_core.engine.discovery import DISABLE_VARIABLE
 
 from tests.conformance import dev_models
 from tests.guard import engines as tested
@@ -39,7 +38,6 @@ from tests.guard.guarded import (
 )
 from xrt_core import ops
 from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
-from xrt_core.engine.manager import KNOWN_PACKAGES
 from xrt_core.errors import OptionError
 from xrt_core.frontends.onnx_export import save
 from xrt_core.guard.verdict_cache import forget_all
@@ -47,6 +45,8 @@ from xrt_core.guard.worker_pool import process_pool
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.module import XRTModule
+from xrt_core.plugins import plugins
+from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.testing import functions
 from xrt_core.testing.processes import run_python
 from xrt_core.testing.stage_faults import STAGE_FAULTS
@@ -436,7 +436,7 @@ def test_pieces() -> None:
 
 def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine that is ready takes part, and the fastest has the cluster."""
-    monkeypatch.setenv(DISABLE_VARIABLE, ",".join(KNOWN_PACKAGES))
+    monkeypatch.setenv(DISABLE_VARIABLE, ",".join(plugins.names("xrt.engines")))
     others = [c for c in tested.ALL if c not in (tested.Sleeps, tested.Memo)]
     graph, x, want = product()
     with not_registered(*others), XRTModule(graph, engine="auto") as m:
