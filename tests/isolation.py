@@ -21,7 +21,7 @@ from xrt_core.engine.device_kinds import kinds
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
 from xrt_core.ir import op_traits, schema
 from xrt_core.kernels import registry as kernels
-from xrt_core.options import process_config
+from xrt_core.options import declared, process_config
 from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import GROUPS, Plugin
 from xrt_core.training import registry as training
@@ -136,6 +136,7 @@ def _restore_variables(content: dict[str, str]) -> None:
 
 _TABLES = (
     _Table("engine", lambda: engines._registered._entries),
+    _Table("switch", lambda: declared._of_process),
     _Table("made engine", lambda: engines._engines, lambda k, v, i: k in i.engines),
     _Table("hook implementation", _hooks, lambda k, v, i: k.partition(" of ")[2] in i.owners, _restore_hooks),
     _Table("device kind", lambda: kinds._kinds._entries, lambda k, v, i: kinds._kinds.owner(k) in i.owners),

@@ -59,12 +59,13 @@ class EngineListing:
 class EngineManager:
     """Names are listed without importing anything; an engine is imported at its first use, checked, and kept.
 
-    Safe to use from many threads. Every process has one, `engines`; tests make their own.
+    Safe to use from many threads. Every process has one, `engines`; tests make their own, which declare no switches.
     """
 
     def __init__(self, discovery: Discovery, plugins: PluginManager | None = None) -> None:
         self._discovery = discovery
         self.plugins = plugins if plugins is not None else PluginManager(discovery)
+        self._declares_switches = self.plugins is process_plugins  # only its engines' switches are options of the process
         self._converters: dict[int, list[tuple[str, str]]] = {}  # id of a plugin -> the pairs that it brought
         self._registered: Registry[type[Engine]] = Registry("engine", hint=_HINT, missing=EngineNotFoundError)
         self._engines: dict[str, Engine] = {}
@@ -206,7 +207,7 @@ class EngineManager:
                 f"engine {engine.name!r} is registered twice: by {installed[0].owner} and by {owner}"
             )
         made = self._registered.register(engine.name, engine, owner=owner)
-        if engine.switch:
+        if engine.switch and self._declares_switches:
             try:
                 declared.add_switch(engine.switch, engine.name, owner)
             except RegistrationError:
@@ -217,7 +218,9 @@ class EngineManager:
     def unregister(self, name: str) -> None:
         """Take out an engine added by `register`. Raises EngineNotFoundError for any other."""
         with self._lock:
-            declared.remove_switch(self._registered.unregister(name).switch)
+            switch = self._registered.unregister(name).switch
+            if self._declares_switches:
+                declared.remove_switch(switch)
             self._forget(name)
 
     def refresh(self) -> None:
