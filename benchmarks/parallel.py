@@ -18,8 +18,7 @@ from functools import partial
 import numpy as np
 from rounds import interleaved
 
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 

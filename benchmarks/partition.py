@@ -19,9 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.support import Support
+from xrt_core.ir.graph import Annotations, Graph, Node, Support, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 

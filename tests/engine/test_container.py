@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt_core.engine.container import Kind, Writer, open_bytes, open_file, pack
+from xrt_core.engine.serialization import Kind, Writer, open_bytes, open_file, pack_container
 from xrt_core.errors import CacheError
-from xrt_core.ir.digest import SIZE, digest
+from xrt_core.ir.fingerprint import SIZE, digest
 
 KIND = Kind(b"XRTTESTS", 3, "a test", CacheError)
-WHOLE = pack(KIND, {"n": [1, 2]}, (b"one", b"", b"three" * 30))
+WHOLE = pack_container(KIND, {"n": [1, 2]}, (b"one", b"", b"three" * 30))
 
 
 def with_manifest(text: bytes) -> bytes:
     """A container with this manifest, whatever it says, and its digest."""
-    head = struct.pack(f"<8sIQQ{SIZE}s", KIND.magic, KIND.version, 64, len(text), bytes.fromhex(digest(text)))
+    head = struct.pack_container(f"<8sIQQ{SIZE}s", KIND.magic, KIND.version, 64, len(text), bytes.fromhex(digest(text)))
     return head.ljust(64, b"\0") + text
 
 
@@ -33,7 +33,7 @@ def with_manifest(text: bytes) -> bytes:
 )
 def test_what_is_packed_comes_back(header: dict[str, object], blobs: list[bytes], in_file: bool) -> None:
     """Header and blobs, from memory and from a file; each blob lies at a multiple of 64 bytes."""
-    whole = pack(KIND, header, blobs)
+    whole = pack_container(KIND, header, blobs)
     found = open_file(KIND, "it", io.BytesIO(whole)) if in_file else open_bytes(KIND, "it", whole)
 
     assert found.header == header
@@ -59,7 +59,7 @@ def test_what_others_write_between_stays() -> None:
 def test_blobs_in_memory_are_views() -> None:
     """An array in a container is used where it lies."""
     array = np.arange(1000, dtype=np.float32)
-    whole = pack(KIND, {}, (array.view(np.uint8).data,))
+    whole = pack_container(KIND, {}, (array.view(np.uint8).data,))
     found = np.frombuffer(open_bytes(KIND, "it", whole).blob(0), np.float32)
 
     np.testing.assert_array_equal(found, array)
@@ -88,9 +88,9 @@ def test_what_is_cut_is_an_error(size: int) -> None:
     ("whole", "reason"),
     [
         (b"XRTOTHER" + WHOLE[8:], "it is not a test"),
-        (WHOLE[:8] + struct.pack("<I", 9) + WHOLE[12:], "it has layout 9, this version of XRT reads 3"),
+        (WHOLE[:8] + struct.pack_container("<I", 9) + WHOLE[12:], "it has layout 9, this version of XRT reads 3"),
         (WHOLE + b"x", f"it has {len(WHOLE) + 1} bytes, its manifest describes {len(WHOLE)}"),
-        (WHOLE[:20] + struct.pack("<Q", 1 << 60) + WHOLE[28:], "claims a manifest of"),
+        (WHOLE[:20] + struct.pack_container("<Q", 1 << 60) + WHOLE[28:], "claims a manifest of"),
         (with_manifest(b"[1]"), "makes no sense: TypeError"),
         (with_manifest(b'{"header": {}}'), "makes no sense: KeyError"),
         (with_manifest(b'{"header": {}, "blobs": [[1e999, 1, ""]]}'), "makes no sense: ValueError: inf is no place"),

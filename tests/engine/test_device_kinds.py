@@ -22,7 +22,7 @@ from xrt_core.engine.device_kinds import (
     number_of,
 )
 from xrt_core.errors import DeviceNotFoundError, PluginError, RegistrationError, XRTError
-from xrt_core.ir.support import Support
+from xrt_core.ir.graph import Support
 
 
 class Array:

@@ -10,11 +10,9 @@ import pytest
 
 from tests.guard.guarded import registered
 from tests.random_graphs import F32, graph_of, node
-from xrt_core.engine.model_updates import mark_updates
-from xrt_core.engine.op_kernels import OpKernelRegistry, op_kernel, op_kernels
+from xrt_core.engine.op_kernels import OpKernelRegistry, mark_updates, op_kernel, op_kernels
 from xrt_core.host.executor import run_node
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.passes.rematerialization import Recompute

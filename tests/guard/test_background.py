@@ -31,8 +31,7 @@ from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import State
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerPool, WorkerSlot, planning_pool
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.options import resolve

@@ -12,9 +12,8 @@ from xrt_core.errors import ModelLoadError
 from xrt_core.frontends.onnx_export import save
 from xrt_core.frontends.onnx_import import import_function
 from xrt_core.guard import ipc
-from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Value
+from xrt_core.ir.graph import Annotations, Value
 from xrt_core.testing import functions
 
 

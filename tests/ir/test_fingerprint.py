@@ -14,10 +14,9 @@ from tests.ir.random_graphs import graphs, node, renamed
 from tests.profiles import examples
 from xrt_core.errors import GraphError
 from xrt_core.ir import fingerprint
-from xrt_core.ir.annotations import Annotations, SourceLocation
 from xrt_core.ir.fingerprint import array_digest, graph_fingerprint
 from xrt_core.ir.function import Function, InputOutputAlias, launch
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, SourceLocation, Value
 from xrt_core.ir.types import TensorType
 
 F32 = np.dtype(np.float32)

@@ -18,9 +18,8 @@ from xrt_core.compiler import passes
 from xrt_core.errors import GraphError, ModelLoadError, OptionError, TraceError
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.onnx_export import export_model
-from xrt_core.ir.annotations import MARK, REGION, Annotations
 from xrt_core.ir.dag import ancestors
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import MARK, REGION, Annotations, Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 

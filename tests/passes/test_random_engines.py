@@ -216,7 +216,7 @@ def test_results_are_the_hosts(
 def test_many_regions_of_one_graph_stay_linear_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regions that do not stand in each other's way are contracted in one go, not one after another."""
     from tests.passes.partitioning.graphs import graph
-    from xrt_core.ir.annotations import Annotations
+    from xrt_core.ir.graph import Annotations
     from xrt_core.passes.partitioning.contraction import Contraction
 
     text = "; ".join(f"n{i} = A({f'n{i - 1}' if i else 'x'})" for i in range(400))

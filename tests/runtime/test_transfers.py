@@ -30,8 +30,7 @@ from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
 from xrt_core.engine.contract import EngineStatus, InputOutputAlias
 from xrt_core.errors import ExecutionError
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Annotations, Graph, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.module import XRTModule
 from xrt_core.training.module import TrainModule

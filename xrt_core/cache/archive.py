@@ -8,8 +8,7 @@ import pathlib
 import tarfile
 from collections.abc import Iterable
 
-from xrt_core.cache.disk import SUFFIX, DiskCache, EntryFile, open_trusted
-from xrt_core.cache.entry_format import check_entry, read_manifest
+from xrt_core.cache.disk import SUFFIX, DiskCache, EntryFile, check_entry, open_trusted, read_manifest
 from xrt_core.errors import CacheError
 from xrt_core.files import PRIVATE, replace_file
 

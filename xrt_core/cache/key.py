@@ -16,7 +16,7 @@ import numpy as np
 
 import xrt_core
 from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
-from xrt_core.ir.digest import digest
+from xrt_core.ir.fingerprint import digest
 from xrt_core.ir.function import Function
 
 IGNORED_OPTIONS: Final[frozenset[str]] = frozenset()

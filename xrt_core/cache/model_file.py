@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from xrt_core.cache.key import CacheKey
-from xrt_core.engine.container import Container, Kind, Writer, open_bytes
+from xrt_core.engine.serialization import Container, Kind, Writer, open_bytes
 from xrt_core.errors import CacheError
 from xrt_core.files import replace_file
 

@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from xrt_core.cache.disk import NOTHING, DiskCache, Hit, Miss
-from xrt_core.cache.entry_format import NOT_STORED
+from xrt_core.cache.disk import NOT_STORED, NOTHING, DiskCache, Hit, Miss
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.cache.weight_digests import FileDigests

@@ -20,8 +20,8 @@ import numpy as np
 from xrt_core.cache.disk import LAYOUT, open_trusted
 from xrt_core.errors import CacheError
 from xrt_core.files import PRIVATE, replace_file
-from xrt_core.ir.digest import digest
 from xrt_core.ir.file_backed import FileState, place_of
+from xrt_core.ir.fingerprint import digest
 from xrt_core.ir.types import dtype_name
 
 _LEAST: Final = 4096  # bytes; hashing less takes no longer than looking it up

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from xrt_core.cache.archive import export_entries, import_entries
-from xrt_core.cache.disk import DiskCache, EntryFile, default_folder
-from xrt_core.cache.entry_format import Manifest
+from xrt_core.cache.disk import DiskCache, EntryFile, Manifest, default_folder
 from xrt_core.cli.display import command, duration, say, show_table
 from xrt_core.errors import CacheError
 from xrt_core.options import resolve

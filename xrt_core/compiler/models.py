@@ -12,8 +12,7 @@ from xrt_core.cache.model_file import is_model_file
 from xrt_core.compiler.compiled_graph import CompiledGraph
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.errors import InputError, ModelLoadError
-from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.rewrite import bind_defaults
+from xrt_core.ir.graph import Graph, Value, bind_defaults
 from xrt_core.ir.types import OptionalType, TensorType, ValueType
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine, ask_support
-from xrt_core.engine.model_updates import mark_updates
-from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.support import Support
+from xrt_core.engine.op_kernels import mark_updates
+from xrt_core.ir.graph import Graph, Node, Support
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.dynamic_split import is_late

@@ -23,10 +23,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from xrt_core.errors import EngineUnavailableError, UnsupportedError
-from xrt_core.ir.annotations import Phase
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
-from xrt_core.ir.graph import Node
-from xrt_core.ir.support import Support
+from xrt_core.ir.graph import Node, Phase, Support
 
 __all__ = [
     "API_VERSION",

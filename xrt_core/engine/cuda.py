@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.array_families import library_of
-from xrt_core.ir.support import Support
+from xrt_core.engine.device_kinds import library_of
+from xrt_core.ir.graph import Support
 
 _DLPACK_CUDA: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _NVML: Final = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"

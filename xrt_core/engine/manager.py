@@ -25,7 +25,7 @@ from xrt_core.errors import (
     RegistrationError,
 )
 from xrt_core.events import process_events
-from xrt_core.ir.annotations import Phase
+from xrt_core.ir.graph import Phase
 from xrt_core.options import AUTO, TABLE, Options, declared
 from xrt_core.plugins import plugins as process_plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE, SLOW_IMPORT_SECONDS, Discovery, Plugin
@@ -65,7 +65,7 @@ class EngineManager:
     def __init__(self, discovery: Discovery, plugins: PluginManager | None = None) -> None:
         self._discovery = discovery
         self.plugins = plugins if plugins is not None else PluginManager(discovery)
-        self._declares_switches = self.plugins is process_plugins  # only its engines' switches are options of the process
+        self._declares_switches = self.plugins is process_plugins  # only its switches are options of the process
         self._converters: dict[int, list[tuple[str, str]]] = {}  # id of a plugin -> the pairs that it brought
         self._registered: Registry[type[Engine]] = Registry("engine", hint=_HINT, missing=EngineNotFoundError)
         self._engines: dict[str, Engine] = {}

@@ -1,31 +1,181 @@
-"""The serialised form of an executable: a container whose header is plain data, with the library's bytes as its blobs.
+"""Containers: plain data and blobs in one piece of bytes, in memory or in a file, with digests of all of it.
 
-The processor: what code that was compiled on it depends on.
+    8 bytes  magic: who writes it
+    4 bytes  version of what the owner writes, little endian
+    8 bytes  offset of the manifest
+    8 bytes  its length
+    20 bytes BLAKE3 digest of the manifest
+    blobs    each begun at a multiple of 64 bytes, so that arrays in them can be used where they lie
+    manifest {"header": {...}, "blobs": [[offset, size, digest], ...]}, UTF-8 JSON
+
+The manifest comes last, so that blobs can be written before all of them are known. Entries of the cache, saved modules
+and serialised executables are containers. Digests show damage, not intent.
+
+`pack` and `unpack` are for executables: the header is plain data, the blobs are the library's bytes. Code that was
+compiled on a processor depends on its `instruction_set`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import json
+import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final
 
-from xrt_core.engine import container
 from xrt_core.engine.contract import Parameter
-from xrt_core.errors import CompileError
-from xrt_core.ir.digest import digest
+from xrt_core.errors import CompileError, XRTError
+from xrt_core.ir.fingerprint import SIZE, digest
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
-__all__ = ["instruction_set", "pack", "parameters_of", "processor_features", "rows_of", "unpack"]
+_HEAD: Final = struct.Struct(f"<8sIQQ{SIZE}s")
+_ALIGN: Final = 64
+_MAX_MANIFEST: Final = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a container holds. magic: 8 bytes. version: of what the owner writes; another one is refused.
+
+    name: with its article, for messages ("a cache entry"). error: what readers raise.
+    """
+
+    magic: bytes
+    version: int
+    name: str
+    error: type[XRTError]
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Where a blob lies, and its digest."""
+
+    offset: int
+    size: int
+    digest: str
+
+
+class Writer:
+    """Writes a container into a file that is open for writing and seeking, and empty."""
+
+    def __init__(self, file: BinaryIO, kind: Kind) -> None:
+        self._file = file
+        self._kind = kind
+        self._blobs: list[Blob] = []
+        file.write(bytes(_HEAD.size))
+
+    def add(self, content: bytes | memoryview) -> int:
+        """Write a blob at the next aligned place. Returns its number. What others wrote into the file stays."""
+        view = memoryview(content)
+        self._file.write(bytes(-self._file.tell() % _ALIGN))
+        self._blobs.append(Blob(self._file.tell(), view.nbytes, digest(view)))
+        self._file.write(view)
+        return len(self._blobs) - 1
+
+    def finish(self, header: Mapping[str, Any]) -> None:
+        """Write the manifest. header: what JSON can say."""
+        manifest = {"header": dict(header), "blobs": [[b.offset, b.size, b.digest] for b in self._blobs]}
+        text = json.dumps(manifest, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        at = self._file.tell()
+        self._file.write(text)
+        self._file.seek(0)
+        self._file.write(_HEAD.pack(self._kind.magic, self._kind.version, at, len(text), _seal(text)))
+
+
+def pack_container(kind: Kind, header: Mapping[str, Any], blobs: Iterable[bytes | memoryview] = ()) -> bytes:
+    """A container in memory."""
+    file = io.BytesIO()
+    writer = Writer(file, kind)
+    for blob in blobs:
+        writer.add(blob)
+    writer.finish(header)
+    return file.getvalue()
+
+
+class Container:
+    """A container that is read: its header, and blobs that are checked when they are asked for.
+
+    where: the subject of messages ("model.xrt"). Raises `kind.error` for what is no such container, of another version,
+    cut off or damaged.
+    """
+
+    def __init__(self, kind: Kind, where: str, size: int, read: Callable[[int, int], bytes | memoryview]) -> None:
+        self.size = size
+        self._kind = kind
+        self._where = where
+        self._read = read
+        head = bytes(read(0, _HEAD.size))
+        if len(head) < _HEAD.size or head[:8] != kind.magic:
+            raise self._error(f"is not {kind.name}" if size else "is empty")
+        _, version, at, length, seal = _HEAD.unpack(head)
+        if version != kind.version:
+            raise self._error(f"has layout {version}, this version of XRT reads {kind.version}")
+        if length > _MAX_MANIFEST:
+            raise self._error(f"claims a manifest of {length} bytes")
+        text = bytes(read(at, length)) if at + length <= size else b""
+        if len(text) != length or _seal(text) != seal:
+            raise self._error("is damaged or cut off: its manifest does not fit its digest")
+        if at + length != size:
+            raise self._error(f"has {size} bytes, its manifest describes {at + length}")
+        try:
+            found = json.loads(text.decode("utf-8", "surrogatepass"))
+            self.header: dict[str, Any] = dict(found["header"])
+            self.blobs = tuple(Blob(_place(a, at), _place(n, at - a), str(d)) for a, n, d in found["blobs"])
+        except (ValueError, TypeError, KeyError, RecursionError) as e:
+            raise self._error(f"has a manifest that makes no sense: {type(e).__name__}: {e}") from None
+
+    def blob(self, number: int) -> memoryview:
+        """A blob whose digest has been checked: a view, where the container is in memory or mapped."""
+        try:
+            blob = self.blobs[number]
+        except IndexError:
+            raise self._error(f"holds {len(self.blobs)} blobs, not blob {number}") from None
+        content = memoryview(self._read(blob.offset, blob.size))
+        if len(content) != blob.size or digest(content) != blob.digest:
+            raise self._error(f"is damaged: the digest of blob {number} does not fit")
+        return content
+
+    def _error(self, text: str) -> XRTError:
+        return self._kind.error(f"{self._where} {text}")
+
+
+def open_bytes(kind: Kind, where: str, content: bytes | memoryview) -> Container:
+    """A container in memory, or mapped. Its blobs are views. Raises `kind.error`."""
+    view = memoryview(content)
+    return Container(kind, where, len(view), lambda at, size: view[at : at + size])
+
+
+def open_file(kind: Kind, where: str, file: BinaryIO) -> Container:
+    """A container in an open file, of which only what is asked for is read. Raises `kind.error`, OSError."""
+
+    def read(at: int, size: int) -> bytes:
+        file.seek(at)
+        return file.read(size)
+
+    return Container(kind, where, file.seek(0, os.SEEK_END), read)
+
+
+def _place(number: object, limit: int) -> int:
+    if type(number) is not int or not 0 <= number <= limit:
+        raise ValueError(f"{number!r} is no place before the manifest")
+    return number
+
+
+def _seal(text: bytes) -> bytes:
+    return bytes.fromhex(digest(text))
 
 
 def pack(magic: bytes, header: Mapping[str, Any], parts: Sequence[bytes | memoryview]) -> bytes:
-    """The container. magic: 8 bytes, the engine's package and the version of what it writes. header: what JSON can say.
+    """A serialised executable. magic: 8 bytes, the engine's package and the version of what it writes.
 
-    parts: bytes, or memory that is contiguous.
+    header: what JSON can say. parts: bytes, or memory that is contiguous.
     """
-    return container.pack(_kind(magic), header, parts)
+    return pack_container(_kind(magic), header, parts)
 
 
 def unpack(
@@ -36,14 +186,14 @@ def unpack(
     made_for: what the header must have as "for", such as the engine's fingerprint here; None asks nothing.
     Raises CompileError for bytes that are not of this package, or of another machine or library, cut or damaged.
     """
-    found = container.open_bytes(_kind(magic), f"{engine}: the blob", blob)
+    found = open_bytes(_kind(magic), f"{engine}: the blob", blob)
     if made_for is not None and found.header.get("for") != made_for:
         raise CompileError(f"{engine}: the executable was made for {found.header.get('for')!r}; here is {made_for!r}")
     return found.header, [found.blob(i) for i in range(len(found.blobs))]
 
 
-def _kind(magic: bytes) -> container.Kind:
-    return container.Kind(magic, 1, "a serialised executable of this version of the package", CompileError)
+def _kind(magic: bytes) -> Kind:
+    return Kind(magic, 1, "a serialised executable of this version of the package", CompileError)
 
 
 def rows_of(parameters: Iterable[Parameter]) -> list[list[Any]]:

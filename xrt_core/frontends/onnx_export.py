@@ -17,9 +17,8 @@ from xrt_core.frontends.onnx_file import DataFile, serialised
 from xrt_core.frontends.onnx_import import ALIASES
 from xrt_core.frontends.onnx_reader import DECLARED, SAME
 from xrt_core.frontends.onnx_scope import OPSET_DOMAIN
-from xrt_core.ir.annotations import MARK, REGION
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import MARK, REGION, Graph, Node, Value
 from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema, opset_range

@@ -31,8 +31,7 @@ from xrt_core.frontends.onnx_scope import (
     wrong_arity,
 )
 from xrt_core.frontends.onnx_wire import Weights
-from xrt_core.ir.annotations import MARK, REGION, Annotations
-from xrt_core.ir.graph import Attribute, Graph, Node, SparseTensor, Value
+from xrt_core.ir.graph import MARK, REGION, Annotations, Attribute, Graph, Node, SparseTensor, Value
 from xrt_core.ir.onnx_proto import (
     array_from_bytes,
     array_from_tensor,

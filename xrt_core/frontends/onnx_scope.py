@@ -9,9 +9,8 @@ from typing import Any, Final, NamedTuple
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from xrt_core.errors import GraphError, ModelLoadError
-from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.dag import sort_indices
-from xrt_core.ir.graph import Attribute, Value
+from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Attribute, Value
 from xrt_core.ir.schema import Schema, domain_versions, normal_domain
 
 FUNCTION: Final = "xrt.function"

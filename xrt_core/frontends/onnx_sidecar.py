@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from xrt_core.ir.annotations import NO_ANNOTATIONS
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.graph import NO_ANNOTATIONS, Node, Value
 from xrt_core.ir.types import type_from_text
 
 _ANNOTATIONS: Final = ("engine", "region", "device", "sbp", "placement", "phase", "model_update", "aliases")

@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 from xrt_core.errors import TraceError
-from xrt_core.ir.annotations import SourceLocation
+from xrt_core.ir.graph import SourceLocation
 
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _ours: dict[str, bool] = {}  # file name -> whether it belongs to this package

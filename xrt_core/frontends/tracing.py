@@ -12,8 +12,7 @@ import numpy as np
 from xrt_core.errors import GraphError, ShapeError
 from xrt_core.frontends.numpy_interop import as_array
 from xrt_core.frontends.source_location import trace_error, user_location
-from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
-from xrt_core.ir.graph import Attribute, Node, Value
+from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Attribute, Node, Value
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import Schema, find_schema, latest_opset, why_unknown
@@ -273,8 +272,7 @@ class Tracer:
             given = [self.data_of(v) for v in node.inputs]
             if any(a is None or a.size > _KNOWN_SIZE for a, v in zip(given, node.inputs, strict=True) if v is not None):
                 return
-        from xrt_core.kernels.context import OpContext
-        from xrt_core.kernels.registry import find_kernel
+        from xrt_core.kernels.registry import OpContext, find_kernel
 
         kernel = find_kernel("", node.op_type)
         if kernel is None:

@@ -26,8 +26,7 @@ from xrt_core.guard.timeouts import BackgroundTask, check_cancelled, current_tas
 from xrt_core.guard.verdict_cache import answers_key, probe_key, read_json, write_json
 from xrt_core.guard.worker_pool import WorkerFailure, process_pool
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.support import Support
+from xrt_core.ir.graph import Graph, Node, Support
 from xrt_core.runtime.engine_compiler import Compilation
 
 _LIMIT: Final = 60.0  # seconds that one engine may take for one query

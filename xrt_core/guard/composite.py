@@ -10,8 +10,7 @@ import numpy as np
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, ask_support
 from xrt_core.engine.device_kinds import is_host
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.support import Support
+from xrt_core.ir.graph import Graph, Node, Support
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy

@@ -2,6 +2,10 @@
 
 Names of nodes, values, graphs and symbols, annotations and documentation do not enter; operators, versions, attributes
 (subgraphs and arrays included), wiring, dtypes, shapes, constants and aliases do.
+
+The hash is BLAKE3, as for weights, keys and stored blobs: keys of caches are digests of contents, where a collision
+would be a wrong result. It is cryptographic, and on one thread several times as fast as BLAKE2b or SHA-256. Source:
+https://github.com/BLAKE3-team/BLAKE3-specs.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from xrt_core.errors import GraphError
-from xrt_core.ir.digest import digest
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
 from xrt_core.ir.types import (
     STRING,
@@ -32,6 +35,20 @@ from xrt_core.ir.types import (
 
 if TYPE_CHECKING:
     from xrt_core.ir.function import Function
+
+SIZE: Final = 20
+"""Bytes of a digest: the chance of two equal ones among 2**64 contents is below 2**-32."""
+
+
+def digest(*contents: bytes | memoryview) -> str:
+    """Hex digest of the contents, one behind another. Views must be C-contiguous."""
+    from blake3 import blake3
+
+    h = blake3()
+    for content in contents:
+        h.update(content)
+    return h.hexdigest(length=SIZE)
+
 
 _VERSION: Final = "xrt-fingerprint 2"  # changes whenever the encoding below does
 _INLINE: Final = 64  # arrays of at most so many bytes are written out instead of hashed

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import GraphError
-from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
-from xrt_core.ir.graph import Graph, Node, Value, _Frozen, _set
+from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, Value, _Frozen, _set
 from xrt_core.ir.types import TensorType
 
 

@@ -2,22 +2,103 @@
 
 A pass takes a Graph and returns a Graph that shares what it left alone. Values carry no back-links, so a Node or a
 Value may stand in many graphs; who produces and who uses a value is asked of the Graph, which works it out once.
+Beside them: what is known about a node apart from its semantics (`Annotations`), whether something takes it
+(`Support`), and the substitution of values, by which passes rewire a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Union
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Union
 
 import numpy as np
 
 from xrt_core.errors import GraphError
-from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.types import Shape, SparseTensorType, TensorType, ValueType
 
 if TYPE_CHECKING:
     from xrt_core.ir.function import Function
+
+MARK: Final = "xrt.mark"
+"""Key of an ONNX node's `metadata_props` that names the engine the node is marked for, or "host"."""
+REGION: Final = "xrt.region"
+"""Key beside MARK that tells regions of one engine apart; nodes of one label are one region."""
+
+Phase = Literal["train", "inference"]
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """A line of the user's code that made a node."""
+
+    filename: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """Typed annotations of a node. None of them changes what the node computes.
+
+    engine: name of the engine the node is marked for ("host" keeps it on the host; None: no mark).
+    region: which marked region of that engine the node belongs to; nodes of one label are one region.
+    device: device the node is placed on, such as "cpu" or "cuda:0".
+    sbp, placement: SBP signature per output ("split(0)", "broadcast", "partial_sum") and the devices it spans.
+    phase: training or inference, where a node belongs to only one.
+    model_update: the node writes variables (an optimiser's update).
+    aliases: pairs (output index, input index) that share storage.
+    source: the line of the user's code.
+    doc, metadata: ONNX `doc_string` and `metadata_props`.
+    """
+
+    engine: str | None = None
+    region: str = ""
+    device: str | None = None
+    sbp: tuple[str, ...] | None = None
+    placement: tuple[str, ...] | None = None
+    phase: Phase | None = None
+    model_update: bool = False
+    aliases: tuple[tuple[int, int], ...] = ()
+    source: SourceLocation | None = None
+    doc: str = ""
+    metadata: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+
+    def replace(self, **changes: Any) -> Annotations:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+NO_ANNOTATIONS = Annotations()
+
+
+class Support(NamedTuple):
+    """Whether something takes a node, and if not, why. Truthy when it does."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @staticmethod
+    def yes() -> Support:
+        """It is supported."""
+        return _YES
+
+    @staticmethod
+    def no(reason: str) -> Support:
+        """It is not supported, because of `reason` (a clause without a full stop)."""
+        return Support(False, reason)
+
+
+_YES: Final = Support(True)
+
 
 _set = object.__setattr__
 _NO_ATTRIBUTES: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -362,3 +443,93 @@ class Graph(_Frozen):
         from xrt_core.ir.text import graph_text
 
         return graph_text(self)
+
+
+Substitution = Mapping[Value, Value]
+
+
+def substitute(node: Node, new: Substitution) -> Node:
+    """`node` reading `new[v]` where it read `v`, also inside its subgraphs; `node` itself where nothing changes."""
+    inputs = node.inputs
+    changed = False
+    for v in inputs:
+        if v in new:
+            inputs = tuple(v if v is None else new.get(v, v) for v in node.inputs)
+            changed = True
+            break
+    attributes = node.attributes
+    if attributes and node.subgraphs and any(v in new for v in node.captures):
+        attributes = {k: _substitute_attribute(a, new) for k, a in attributes.items()}
+        changed = True
+    return node.replace(inputs=inputs, attributes=attributes) if changed else node
+
+
+def substitute_graph(graph: Graph, new: Substitution) -> Graph:
+    """A subgraph reading `new[v]` where it captured `v`; the graph itself where it captures nothing that changed."""
+    if not any(v in new for v in graph.captures):
+        return graph
+    nodes = [substitute(n, new) for n in graph.nodes]
+    return graph.replace(nodes=nodes, outputs=[new.get(v, v) for v in graph.outputs])
+
+
+def _substitute_attribute(a: Attribute, new: Substitution) -> Attribute:
+    if isinstance(a, Graph):
+        return substitute_graph(a, new)
+    if type(a) is tuple and a and isinstance(a[0], Graph):
+        return tuple(substitute_graph(g, new) for g in a)
+    return a
+
+
+def bind_defaults(graph: Graph, given: Collection[int] = ()) -> Graph:
+    """The graph with the defaults of its inputs made constants, except those of the inputs in `given` (by index).
+
+    The bound inputs are gone; inputs in `given` are plain inputs, without a default.
+    """
+    if not graph.defaults:
+        return graph
+    bound = {
+        v: Value.constant(graph.defaults[v], v.name)
+        for i, v in enumerate(graph.inputs)
+        if v in graph.defaults and i not in given
+    }
+    nodes = [substitute(n, bound) for n in graph.nodes]
+    outputs = [bound.get(v, v) for v in graph.outputs]
+    return graph.replace(inputs=[v for v in graph.inputs if v not in bound], outputs=outputs, nodes=nodes, defaults={})
+
+
+def closed(graph: Graph) -> Graph:
+    """A subgraph with the values it captures made inputs, after its own inputs, in order of first use."""
+    captures = graph.captures
+    if not captures:
+        return graph
+    names = {v.name for v in graph.inputs}
+    renamed: dict[Value, Value] = {}
+    for v in captures:  # a value of the graph around may have the name of one of the subgraph's own inputs
+        if v.name and v.name in names:
+            renamed[v] = Value("", v.type)
+        names.add(v.name)
+    graph = substitute_graph(graph, renamed) if renamed else graph
+    return graph.replace(inputs=(*graph.inputs, *[renamed.get(v, v) for v in captures]))
+
+
+def attribute_key(node: Node, limit: int = 4096) -> Any:
+    """A hashable key of the node's attributes, or None where they hold graphs or arrays over `limit` elements."""
+    import numpy as np
+
+    if not node.attributes:
+        return ()
+    parts = []
+    for name, a in sorted(node.attributes.items()):
+        if isinstance(a, np.ndarray):
+            if a.size > limit:
+                return None
+            a = (a.dtype, a.shape, tuple(a.reshape(-1)) if a.dtype == object else a.tobytes())
+        elif isinstance(a, float) or (type(a) is tuple and a and isinstance(a[0], float)):
+            a = repr(a)  # 0.0 and -0.0 are equal, and not the same
+        parts.append((name, type(a), a))
+    key = tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return None if node.subgraphs else key

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.ir.graph import Node, Value
-from xrt_core.ir.rewrite import attribute_key
+from xrt_core.ir.graph import Node, Value, attribute_key
 from xrt_core.ir.types import Dim, TensorType, ValueType
 
 _MAX_DATA = 1024  # elements of a known input that inference is shown: shapes, axes, scales; never weights

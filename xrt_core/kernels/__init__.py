@@ -1,7 +1,7 @@
 """Portable kernels: one function per operator, generic over the array namespace (numpy, cupy, jax.numpy)."""
 
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.registry import (
+    OpContext,
     PortableKernel,
     find_kernel,
     kernel,

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import erf, float_like, result, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 Formula = Callable[[OpContext, Any, Any], Any]
 

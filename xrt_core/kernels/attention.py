@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import has_float64, narrow, scan, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _DOUBLE = 11  # TensorProto.DOUBLE, as attribute softmax_precision names it
 

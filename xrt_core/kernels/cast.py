@@ -10,9 +10,8 @@ import numpy as np
 from xrt_core.errors import ExecutionError
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import ONNX_TO_DTYPE, STRING, dtype_name
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import bit_cast, float_like, is_jax, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _SUB_BYTE_BITS: Final = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
 _SATURATING: Final = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")

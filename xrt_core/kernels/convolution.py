@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import is_jax, narrow, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 from xrt_core.kernels.windows import Windows, explicit_pads, pad_with, spatial_attribute, windows_of
 
 _PATCH_BYTES = 1 << 24

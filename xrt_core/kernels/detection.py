@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.graph import Node
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import is_jax, map_rows, narrow, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 
 def _samples(xp: Any, start: Any, length: Any, bins: int, count: int, size: int) -> tuple[Any, Any, Any, Any]:

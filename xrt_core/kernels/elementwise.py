@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import divide_integers, erf, float_like, is_jax, result, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 # Functions of one array that every namespace has; narrow floats are computed in float32.
 _UNARY = {

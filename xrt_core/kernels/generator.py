@@ -10,10 +10,9 @@ import numpy as np
 from xrt_core.errors import GraphError
 from xrt_core.ir.graph import SparseTensor
 from xrt_core.ir.types import ONNX_TO_DTYPE
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.movement import ints
 from xrt_core.kernels.namespace import float_like
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 
 def _dense(sparse: SparseTensor) -> np.ndarray:

@@ -8,10 +8,9 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Node
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.movement import axis_of
 from xrt_core.kernels.namespace import float_like, is_jax
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _DATA_SHAPE = "the output's shape depends on the data"
 

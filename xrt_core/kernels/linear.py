@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import float_like, is_jax, result, widen
 from xrt_core.kernels.quantization import plain, quantize
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 
 def matmul(xp: Any, a: Any, b: Any) -> Any:

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import result, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _BOOL = np.dtype(np.bool_)
 _COMPARISONS = {

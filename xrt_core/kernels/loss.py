@@ -8,9 +8,8 @@ import numpy as np
 
 from xrt_core.errors import InputError
 from xrt_core.kernels.activation import log_softmax
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import result, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 
 def _likelihood_loss(ctx: OpContext, log_prob: Any, target: Any, weight: Any) -> Any:

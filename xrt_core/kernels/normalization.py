@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import ONNX_TO_DTYPE
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import result, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _EPSILON = 1e-5
 

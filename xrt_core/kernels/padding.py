@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.movement import axes_of, ints
 from xrt_core.kernels.namespace import pad_with
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 
 def _zero(xp: Any, dtype: np.dtype) -> Any:

@@ -14,9 +14,8 @@ import numpy as np
 
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import ONNX_TO_DTYPE
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import narrow, wide, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _FRESH = "draws new numbers at every call; set the attribute seed"
 

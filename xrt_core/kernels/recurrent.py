@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import narrow, scan, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 Activation = Callable[[Any], Any]
 State = tuple[Any, ...]

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import float_like, has_float64, is_cupy, wide
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _UNROLLED_TAPS = 8
 """Up to this number of taps are gathered and summed one by one; more use a single gather with an axis of taps."""

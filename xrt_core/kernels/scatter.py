@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.indexing import grid_index
 from xrt_core.kernels.movement import axis_of
 from xrt_core.kernels.namespace import reduce_at, set_at, wide
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _BOOL_AS = {"add": "max", "mul": "min", "min": "min", "max": "max"}
 

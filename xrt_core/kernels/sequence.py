@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.context import OpContext
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 _HOST = "sequences and optionals exist on the host only"
 

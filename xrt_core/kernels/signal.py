@@ -8,10 +8,9 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.types import ONNX_TO_DTYPE
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.movement import axis_of
 from xrt_core.kernels.namespace import narrow, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 
 def _scalar(x: Any) -> int:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.movement import ints
 from xrt_core.kernels.namespace import accumulate, float_like, is_jax, narrow, widen
-from xrt_core.kernels.registry import kernel
+from xrt_core.kernels.registry import OpContext, kernel
 
 Tap = tuple[Any, Any, Any]
 """Along one axis: float positions of a pixel (batch, points), its weight or None for 1, its validity or None."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.context import OpContext
 from xrt_core.kernels.namespace import is_jax
+from xrt_core.kernels.registry import OpContext
 
 
 @dataclass(frozen=True, slots=True)

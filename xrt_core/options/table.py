@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from xrt_core.errors import OptionError
-from xrt_core.ir.annotations import Phase
+from xrt_core.ir.graph import Phase
 from xrt_core.options.declared import CORE_VARIABLES, PREFIX, find_section, find_switch, why_undeclared
 from xrt_core.options.kinds import (
     BYTES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.rewrite import substitute
+from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from xrt_core.errors import InternalError, ShapeError
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.inference import infer_types
-from xrt_core.ir.rewrite import substitute
 
 
 class Pass(ABC):

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from xrt_core.errors import OptionError
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import is_deterministic, traits_of
-from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.simplify.constant_folding import nbytes

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, Value, closed, substitute
 from xrt_core.ir.inference import infer_types, merged
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.rewrite import closed, substitute
 from xrt_core.ir.types import Dim, OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.passes.simplify.constant_folding import (
     DEFAULT_FOLD_LIMIT,

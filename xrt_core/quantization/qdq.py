@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.errors import QuantizationError, XRTError
-from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.rewrite import substitute
+from xrt_core.ir.graph import Graph, Value, substitute
 from xrt_core.passes.mixed_precision import Constraint
 from xrt_core.quantization.calibration import PRODUCTS, quantised_inputs
 from xrt_core.quantization.ranges import Ranges

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.engine.array_families import library_of
 from xrt_core.engine.cuda import cuda_device
-from xrt_core.engine.device_kinds import kinds
+from xrt_core.engine.device_kinds import kinds, library_of
 from xrt_core.errors import InputError
 
 Converter = Callable[[Any], Any]

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ExecutionError, XRTError
-from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.rewrite import closed
+from xrt_core.ir.graph import Graph, Node, Value, closed
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.plan import Call

@@ -265,7 +265,7 @@ def _replacement(tracer: Tracer, node: Node) -> list[Node] | None:
         else:
             extra.append(Node("Identity", (r._value,), (v,), version=tracer.schema("Identity").since_version))
     if rename:
-        from xrt_core.ir.rewrite import substitute
+        from xrt_core.ir.graph import substitute
 
         renamed = []
         for n in made:

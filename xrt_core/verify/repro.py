@@ -24,8 +24,7 @@ from xrt_core.errors import ModelLoadError, XRTError
 from xrt_core.files import replace_file
 from xrt_core.frontends.onnx_sidecar import describe_node, restore_types
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Value
-from xrt_core.ir.rewrite import substitute
+from xrt_core.ir.graph import Value, substitute
 from xrt_core.ir.types import STRING, TensorType, dtype_from_name, dtype_name
 from xrt_core.kernels.namespace import float_like
 from xrt_core.verify.checker import ResultChecker

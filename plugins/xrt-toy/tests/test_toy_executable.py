@@ -21,8 +21,7 @@ import xrt_core as xrt
 from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError
-from xrt_core.ir.annotations import NO_ANNOTATIONS, SourceLocation
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, SourceLocation, Value
 
 
 def _chain(length: int) -> tuple[list[Value], list[Node], list[Value]]:

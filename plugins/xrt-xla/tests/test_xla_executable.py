@@ -28,8 +28,7 @@ from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, ExecutionError
-from xrt_core.ir.annotations import NO_ANNOTATIONS, SourceLocation
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, SourceLocation, Value
 from xrt_core.ir.types import TensorType
 
 RNG = np.random.default_rng(7)

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.support import Support
+from xrt_core.ir.graph import Annotations, Graph, Node, Support, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning import Candidate, Clustering
 

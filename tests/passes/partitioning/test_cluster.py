@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.passes.partitioning.graphs import Recipe, engine, graph, names, recipes
 from tests.profiles import examples
 from xrt_core.errors import InternalError, OptionError
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph
+from xrt_core.ir.graph import Annotations, Graph
 from xrt_core.passes.partitioning import cluster, mark
 from xrt_core.passes.partitioning.contraction import Contraction
 from xrt_core.passes.partitioning.grouping import _EdgeMerger, edge_groups, slices

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.passes.partitioning.graphs import Recipe, engine, graph, names, recipes
 from tests.profiles import examples
 from tests.random_graphs import F32, graph_of, node
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.flops import flops
 from xrt_core.passes.partitioning import Candidate, Clustering, Costs, cluster, costs_for, mark, outline, report

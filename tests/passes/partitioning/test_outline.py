@@ -9,9 +9,8 @@ import pytest
 
 from tests.passes.partitioning.graphs import TYPE, engine, graph
 from xrt_core.errors import GraphError, InternalError
-from xrt_core.ir.annotations import Annotations
 from xrt_core.ir.function import InputOutputAlias
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.passes.partitioning import Clustering, cluster, mark, outline, report
 
 TOY = [engine("toy", "A", "B")]

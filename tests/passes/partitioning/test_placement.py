@@ -6,8 +6,7 @@ import pytest
 
 from tests.passes.partitioning.graphs import graph
 from xrt_core.errors import GraphError, OptionError
-from xrt_core.ir.annotations import MARK, REGION, Annotations, SourceLocation
-from xrt_core.ir.graph import Graph
+from xrt_core.ir.graph import MARK, REGION, Annotations, Graph, SourceLocation
 from xrt_core.passes.partitioning import MarkRule, apply_marks, names_an_engine, without_marks
 
 CHAIN = "enc_a = A(x); enc_b = B(enc_a); dec_a = A(enc_b)"

@@ -7,9 +7,7 @@ import pytest
 
 from tests.passes.partitioning.graphs import TYPE, engine, graph
 from xrt_core.errors import GraphError
-from xrt_core.ir.annotations import Annotations, SourceLocation
-from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.support import Support
+from xrt_core.ir.graph import Annotations, Graph, Node, SourceLocation, Support, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning import Candidate, cluster, mark, outline
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.random_graphs import F32, graph_of, node
-from xrt_core.ir.annotations import Annotations
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes
 

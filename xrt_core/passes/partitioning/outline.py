@@ -8,9 +8,8 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from xrt_core.errors import InternalError
-from xrt_core.ir.annotations import NO_ANNOTATIONS, Annotations
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.passes.partitioning.contraction import Reads, adjacency, ascending, collector_paused, distinct, reads_of

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xrt_core.errors import GraphError, OptionError
-from xrt_core.ir.annotations import MARK, NO_ANNOTATIONS, REGION, Annotations
-from xrt_core.ir.graph import Attribute, Graph, Node
+from xrt_core.ir.graph import MARK, NO_ANNOTATIONS, REGION, Annotations, Attribute, Graph, Node
 
 log = logging.getLogger("xrt")
 

@@ -9,9 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xrt_core.errors import GraphError
-from xrt_core.ir.annotations import NO_ANNOTATIONS, Phase
-from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.support import Support
+from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, Phase, Support
 
 HOST = "host"
 """The name that a node pinned to the host carries as its engine."""

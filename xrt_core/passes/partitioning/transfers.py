@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 
 HOST = "host"

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError, XRTError
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.op_traits import is_deterministic, traits_of
-from xrt_core.ir.rewrite import substitute
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass
 

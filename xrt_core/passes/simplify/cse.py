@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, Value, attribute_key
 from xrt_core.ir.op_traits import is_deterministic, traits_of
-from xrt_core.ir.rewrite import attribute_key
 from xrt_core.ir.types import STRING
 from xrt_core.passes.pass_base import Pass, rebuild
 

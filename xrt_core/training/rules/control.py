@@ -11,8 +11,7 @@ from xrt_core.frontends import ops
 from xrt_core.frontends.promotion import BOOL, INT64
 from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import Tracer, current_tracer
-from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.rewrite import substitute
+from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.training.autodiff import differentiable, reverse
 from xrt_core.training.gradient_context import Backward, Forward, filled

@@ -6,7 +6,7 @@ from typing import Any
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
-from xrt_core.kernels.context import OpContext
+from xrt_core.kernels.registry import OpContext
 from xrt_core.kernels.windows import Windows, windows_of
 from xrt_core.training.gradient_context import Backward, Forward, dialect, filled, sum_over
 from xrt_core.training.registry import gradient

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.frontends.tensor import literal
-from xrt_core.kernels.context import OpContext
+from xrt_core.kernels.registry import OpContext
 from xrt_core.kernels.resize import resample, resize_steps
 from xrt_core.training.gradient_context import Backward, filled
 from xrt_core.training.registry import gradient
