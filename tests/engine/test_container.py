@@ -21,7 +21,7 @@ WHOLE = pack_container(KIND, {"n": [1, 2]}, (b"one", b"", b"three" * 30))
 
 def with_manifest(text: bytes) -> bytes:
     """A container with this manifest, whatever it says, and its digest."""
-    head = struct.pack_container(f"<8sIQQ{SIZE}s", KIND.magic, KIND.version, 64, len(text), bytes.fromhex(digest(text)))
+    head = struct.pack(f"<8sIQQ{SIZE}s", KIND.magic, KIND.version, 64, len(text), bytes.fromhex(digest(text)))
     return head.ljust(64, b"\0") + text
 
 
@@ -88,9 +88,9 @@ def test_what_is_cut_is_an_error(size: int) -> None:
     ("whole", "reason"),
     [
         (b"XRTOTHER" + WHOLE[8:], "it is not a test"),
-        (WHOLE[:8] + struct.pack_container("<I", 9) + WHOLE[12:], "it has layout 9, this version of XRT reads 3"),
+        (WHOLE[:8] + struct.pack("<I", 9) + WHOLE[12:], "it has layout 9, this version of XRT reads 3"),
         (WHOLE + b"x", f"it has {len(WHOLE) + 1} bytes, its manifest describes {len(WHOLE)}"),
-        (WHOLE[:20] + struct.pack_container("<Q", 1 << 60) + WHOLE[28:], "claims a manifest of"),
+        (WHOLE[:20] + struct.pack("<Q", 1 << 60) + WHOLE[28:], "claims a manifest of"),
         (with_manifest(b"[1]"), "makes no sense: TypeError"),
         (with_manifest(b'{"header": {}}'), "makes no sense: KeyError"),
         (with_manifest(b'{"header": {}, "blobs": [[1e999, 1, ""]]}'), "makes no sense: ValueError: inf is no place"),

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.dag import ancestors, is_convex, is_sorted
 from tests.fake_engines import FakeEngine, chosen, fake_engine
 from tests.host_run import assert_same, run_graph
 from tests.passes.partitioning.graphs import Recipe, engine, execute, recipes
 from tests.passes.partitioning.test_random_graphs import is_acyclic, partitions, unit_ancestors
 from tests.profiles import examples
 from tests.random_graphs import RandomGraph, graphs
-from xrt_core.ir.dag import ancestors, is_convex, is_sorted
 from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
 from xrt_core.passes.partitioning import UNLIMITED, Candidate, Clustering, Costs, Marks, cluster, mark, outline

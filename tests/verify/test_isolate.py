@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.dag import is_convex
 from tests.random_graphs import graphs
 from tests.verify.planted import Planted, deep, value
 from xrt_core.engine.contract import Function, InputOutputAlias
 from xrt_core.errors import GraphError
 from xrt_core.host.executor import run_node
-from xrt_core.ir.dag import is_convex
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning.contraction import Contraction

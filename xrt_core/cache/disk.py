@@ -1,4 +1,4 @@
-"""The cache on disk: entries in one folder, safe for many processes, bounded, and never an error to who uses it.
+"""The cache on disk: entries in one folder, safe for many processes, bounded; a failure is a miss, never an error.
 
 An entry is one file, a container whose header holds the key, and whose blobs have names. One file, because a rename
 then replaces an entry as a whole: a reader sees the old entry or the new one, never a manifest of one with a blob of
@@ -34,7 +34,7 @@ NOT_STORED: Final = "not stored"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an entry says about itself. info: what is good to know and decides nothing (cluster, seconds, versions).
+    """The manifest of an entry. info: fields that only inform (cluster, seconds, versions).
 
     size: of the file in bytes.
     """
@@ -321,7 +321,7 @@ class DiskCache:
         return gone, total
 
     def _bound(self, written: int) -> None:
-        """Keep the folder within the limit after an entry of so many bytes; looks at it about once a second at most,
+        """Keep the folder within the limit after an entry of N bytes; checked about once a second at most,
         or when what this process knows of says that the limit is near."""
         with self._lock:
             self._written += written
@@ -351,7 +351,7 @@ def _scan(folder: pathlib.Path) -> Iterator[EntryFile]:
 
 
 def _sweep(folder: pathlib.Path) -> None:
-    """Delete temporary files that nobody writes to any more."""
+    """Delete temporary files whose writer is gone."""
     old = time.time() - _STALE_SECONDS
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for f in found:

@@ -113,7 +113,7 @@ def _core_code() -> str:
 
 
 def _source_state(paths: Sequence[pathlib.Path]) -> str:
-    """The newest change of Python files outside an installation: who edits a kernel must not get what it was before.
+    """The newest change of Python files outside an installation: an edit invalidates what was compiled before it.
 
     "" for installed packages, whose version says it all.
     """

@@ -66,13 +66,6 @@ class LRU(Generic[V]):
                 if value is old:
                     self._entries[key] = new
 
-    def retain(self, keep: Callable[[V], bool]) -> None:
-        """Forget every entry whose value `keep` refuses."""
-        with self._lock:
-            for key, value in tuple(self._entries.items()):
-                if not keep(value):
-                    del self._entries[key]
-
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

@@ -25,7 +25,7 @@ KIND: Final = Kind(b"XRTMODEL", 2, "a model file of XRT, which XRTModule.save wr
 class StoredExecutable:
     """One executable. whole: its blob is what `Executable.serialize` gave, else what `serialize_code` gave.
 
-    cluster, nodes: what it runs, for people.
+    cluster, nodes: what it runs, human-readable.
     """
 
     key: CacheKey

@@ -33,7 +33,7 @@ class FileDigests:
     """A `DigestMemory` over the cache's folder: one small JSON file for each file of weights.
 
     Keyed by the file's path, device, inode, size and times of change, and within it by offset, dtype and shape.
-    Arrays that are not part of a mapped file are none of its business. Call `flush` to keep what was put.
+    Arrays outside mapped files are ignored. Call `flush` to keep what was put.
     """
 
     def __init__(self, folder: pathlib.Path, write: bool = True) -> None:

@@ -113,7 +113,7 @@ class Tolerance:
 
     An element is within bounds when it is at most `relative` of itself plus `absolute` of the largest element of its
     result away from what it should be. share: the part of the elements (0 to 1) that may be out of bounds.
-    reason: for people; an engine that declares a tolerance of its own says why it needs it.
+    reason: human-readable; an engine that declares a tolerance of its own says why it needs it.
     """
 
     absolute: float
@@ -199,9 +199,9 @@ class Engine(ABC):
         (`register_device_kind`, hook `xrt_device_kinds`).
     priority: phase -> rank; engines are tried from high to low, and those of one rank by name.
     switch: optional; the tri-state option of modules that is the engine's own, such as "use_<name>", with the variable
-        `FLAGS_<switch>` and the function `xrt.config.<switch>`. Where nobody names an engine, True leaves only engines
+        `FLAGS_<switch>` and the function `xrt.config.<switch>`. Where no engine is named, True leaves only engines
         that are switched on, False leaves this one out.
-    automatic: optional; whether the engine takes part where nobody names one. False suits an engine that is there to
+    automatic: optional; whether the engine takes part where none is named. False suits an engine that is there to
         learn from or to debug with, and would slow a model down.
     array_families: optional; the libraries, of ARRAY_FAMILIES, whose arrays `Executable.run` takes as they are, beside
         NumPy's. "other" is any object that shows memory of a GPU by DLPack or by `__cuda_array_interface__`. On a GPU

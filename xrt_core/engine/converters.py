@@ -199,7 +199,7 @@ _TAKEN_ANYWAY: Final = frozenset(
         *(("builtins", name) for name in ("object", "list", "tuple", "dict", "NoneType")),
     )
 )
-"""Top package and name of the classes that are arguments, or hold them, without being told."""
+"""Top package and name of the classes that are arguments, or hold them, without a registration."""
 
 
 def owner_of(function: object) -> str:

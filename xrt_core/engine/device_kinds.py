@@ -6,7 +6,7 @@
 
 A device is named by its kind, with its number where there are several: "cpu", "cuda", "cuda:1", "npu:0". The core asks
 a kind which devices are here, how arrays get to them and back, and on which stream its caller works; what an engine
-makes of a device is the engine's own business. Arrays that a library owns are told by its name, their family.
+does on a device is up to the engine.
 """
 
 from __future__ import annotations
@@ -16,31 +16,16 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.engine import cuda
+from xrt_core.engine.array_families import FAMILIES
 from xrt_core.engine.registry import Registry
 from xrt_core.errors import DeviceNotFoundError, PluginError, RegistrationError
 from xrt_core.ir.graph import Support
 from xrt_core.plugins import plugins
-
-_LIBRARIES: Final = MappingProxyType(
-    {"numpy": "numpy", "jax": "jax", "jaxlib": "jax", "cupy": "cupy", "torch": "torch"}
-)
-FAMILIES: Final = (*dict.fromkeys(_LIBRARIES.values()), "other")
-
-
-def library_of(array_type: type) -> str:
-    """The library an array type belongs to: "numpy", "jax", "cupy", "torch", or "other"."""
-    for base in array_type.__mro__:
-        found = _LIBRARIES.get(base.__module__.partition(".")[0])
-        if found is not None:
-            return found
-    return "other"
-
 
 Memory = tuple[int | None, int | None]
 

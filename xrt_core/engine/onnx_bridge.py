@@ -41,7 +41,7 @@ __all__ = [
 
 
 EXTERNAL_BYTES: Final = 4096
-"""Constants from this size on stay out of the model unless told otherwise."""
+"""Constants from this size on stay out of the model by default."""
 
 SUB_BYTE: Final = frozenset(("int4", "uint4", "int2", "uint2", "float4_e2m1fn"))
 """Names of the dtypes that ONNX packs into bytes, while an array has a byte for each element."""
@@ -99,7 +99,7 @@ def onnx_model(
 ) -> OnnxModel:
     """The ONNX model of `function`.
 
-    engine: who asks, for messages.
+    engine: its name, for messages.
     newest_opset: of the standard domain, the newest that the library knows; the model is of that or an older one where
         the nodes' versions allow it. Nodes of several opsets come into one where that changes their types alone
         (`opsets.aligned`).

@@ -181,7 +181,7 @@ def pack(magic: bytes, header: Mapping[str, Any], parts: Sequence[bytes | memory
 def unpack(
     magic: bytes, blob: bytes, engine: str, made_for: str | None = None
 ) -> tuple[dict[str, Any], list[memoryview]]:
-    """The header and the parts of what `pack` packed, as views. engine: who asks, for messages.
+    """The header and the parts of what `pack` packed, as views. engine: its name, for messages.
 
     made_for: what the header must have as "for", such as the engine's fingerprint here; None asks nothing.
     Raises CompileError for bytes that are not of this package, or of another machine or library, cut or damaged.

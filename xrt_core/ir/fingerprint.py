@@ -51,7 +51,7 @@ def digest(*contents: bytes | memoryview) -> str:
 
 
 _VERSION: Final = "xrt-fingerprint 2"  # changes whenever the encoding below does
-_INLINE: Final = 64  # arrays of at most so many bytes are written out instead of hashed
+_INLINE: Final = 64  # bytes; smaller arrays are written out instead of hashed
 _SUB_BYTE_MASKS: Final = {"int4": 15, "uint4": 15, "float4_e2m1fn": 15, "int2": 3, "uint2": 3}
 
 

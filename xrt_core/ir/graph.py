@@ -1,9 +1,9 @@
 """Value, Node and Graph: the one representation of a computation graph, frozen once built.
 
 A pass takes a Graph and returns a Graph that shares what it left alone. Values carry no back-links, so a Node or a
-Value may stand in many graphs; who produces and who uses a value is asked of the Graph, which works it out once.
-Beside them: what is known about a node apart from its semantics (`Annotations`), whether something takes it
-(`Support`), and the substitution of values, by which passes rewire a graph.
+Value may be in many graphs; a Graph computes the producer and the consumers of each value once, when asked.
+Also here: metadata of nodes (`Annotations`), the answer to "is this node supported?" (`Support`), and the substitution
+of values, by which passes rewire a graph.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Frozen:
 class Value(_Frozen):
     """One edge of the graph: an input, a constant, or an output of a node. Identity, not name, tells values apart.
 
-    name: unique within its graph where it is not empty; a label for people and for export.
+    name: unique within its graph where it is not empty; a label for messages and for export.
     type: what is known of its type, or None.
     data: the array, for a constant (never copied: it may be a memory map or the caller's buffer); None otherwise.
         Strings are object arrays.
@@ -372,7 +372,7 @@ class Graph(_Frozen):
 
     @property
     def consumers(self) -> Mapping[Value, Sequence[int]]:
-        """Value -> indices of the nodes that read it, ascending, each once; values that nobody reads are not in it."""
+        """Value -> indices of the nodes that read it, ascending, each once; unused values are not in it."""
         table = self._tables.get("consumers")
         if table is None:
             table = {}

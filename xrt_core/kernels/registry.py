@@ -50,11 +50,6 @@ class OpContext:
         """
         return self.node.attributes.get(name, default)
 
-    def has_input(self, index: int) -> bool:
-        """Return whether input `index` is given (an optional one may be omitted)."""
-        inputs = self.node.inputs
-        return index < len(inputs) and inputs[index] is not None
-
     def wants(self, index: int) -> bool:
         """Return whether output `index` is used."""
         outputs = self.node.outputs

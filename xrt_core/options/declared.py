@@ -28,7 +28,7 @@ PREFIX: Final = "use_"
 class PluginOption:
     """An option of a package. name: a lower-case identifier; kind: what it takes (`xrt_core.options.kinds`).
 
-    default: what holds where nobody gave a value. help: what it means, in a sentence.
+    default: the value if none is given. help: what it means, in a sentence.
     """
 
     name: str

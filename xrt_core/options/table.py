@@ -298,7 +298,7 @@ class Options:
         return dataclasses.replace(self, use_fp16=False, use_bf16=False, precision=())
 
     def switch(self, name: str) -> bool | None:
-        """The value of an engine's switch, such as "use_<engine>"; None where nobody set it."""
+        """The value of an engine's switch, such as "use_<engine>"; None if it is not set."""
         return dict(self.switches).get(name)
 
     def section(self, name: str) -> Mapping[str, Any]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from xrt_core.engine.array_families import library_of
 from xrt_core.engine.cuda import cuda_device
-from xrt_core.engine.device_kinds import kinds, library_of
+from xrt_core.engine.device_kinds import kinds
 from xrt_core.errors import InputError
 
 Converter = Callable[[Any], Any]
@@ -136,7 +137,7 @@ def _to_torch(x: Any) -> Any:
     torch = sys.modules["torch"]
     if family_of(type(x)) == "jax":
         try:
-            return torch.from_dlpack(x).cpu()  # a result of this call: nobody else holds its memory
+            return torch.from_dlpack(x).cpu()  # a result of this call: its memory is not shared
         except (AssertionError, BufferError, RuntimeError, TypeError, ValueError):
             pass  # a dtype that the two do not exchange, or a torch without CUDA, which asserts that it has it
     x = to_numpy(x)

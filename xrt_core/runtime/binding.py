@@ -99,13 +99,13 @@ def _has_streams(engines: Engines, name: str | None) -> bool:
 class _DeviceCall:
     """A bound call where an engine, or the host, is on a device with streams.
 
-    Where every launch of the plan may run ahead (`DeviceLaunch`), nothing waits but what reads an array on the CPU. A
-    caller with arrays on the GPU gets results that may still be under computation, in the order of his library's
-    current stream; where one of his arrays is on the CPU, or the results are, they are finished when he gets them.
+    If every launch of the plan is asynchronous (`DeviceLaunch`), only reads of an array on the CPU synchronise. For
+    arguments on the GPU the results may still be computing, ordered on the current stream of the arguments' library; if
+    an argument or the results are on the CPU, the results are complete on return.
 
-    What fails late raises where something is read. The plan then runs once more with every launch waited for: the one
-    at fault fails in its turn, and the host stands in. After three such calls launches are always waited for. An error
-    that first shows after the results were given out unread is the caller's to see.
+    An asynchronous failure raises where a result is read. The plan then runs once more, synchronously: the launch that
+    failed fails again, and its fallback runs on the host. After three such calls launches are always synchronous. An
+    error that first surfaces after results were returned unread reaches the caller.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class _DeviceCall:
             return [out(r) for r in self._run(self._entered(arrays))]
         here = on_device and place == self._device
         stream = self._streams.current(arrays[self._first] if here else None, self._device)
-        # who gets results unfinished could write to an array on the CPU that is still being read
+        # before the results are complete, an array of the caller on the CPU may still be read
         finished = not (on_device or family == "jax")
         ahead = finished or (self._only_located and all(p == self._device for p in places.values()))
         with self._streams.using(stream, self._device):

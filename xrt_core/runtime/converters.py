@@ -25,7 +25,7 @@ def has_converter(source: str, target: str) -> bool:
 def conversion(node: Node, graph: Graph, to_host: Convert, registry: Converters = converters) -> Conversion | None:
     """What the converter `node` of `graph` does; None where its input is its output as it is.
 
-    to_host: the way to the host for arrays of engines that have no converter of their own.
+    to_host: conversion of the arrays of engines without a converter of their own.
     Raises ConverterError, naming the value and the nodes around it, for a pair that nothing converts between.
     """
     source, target = str(node.attributes["source"]), str(node.attributes["target"])
@@ -37,20 +37,20 @@ def conversion(node: Node, graph: Graph, to_host: Convert, registry: Converters 
     if target == HOST:
         return Conversion(to_host, f"{_DEFAULT} {source} -> {target}", node, graph)
     raise ConverterError(
-        f"there is no converter from {source!r} to {target!r}, for {_crossing(node, graph)}; {registry.known()}. Write "
+        f"there is no converter from {source!r} to {target!r}, for {_transfer(node, graph)}; {registry.known()}. Write "
         f"one and register it with @xrt.register_converter({source!r}, {target!r})"
     )
 
 
 class Conversion:
-    """One converter as a step. Its first result is held against the type of the value; later ones are trusted."""
+    """One converter as a step. Its first result is checked against the type of the value; later ones are not."""
 
-    __slots__ = ("_crossing", "_function", "_label", "_proven", "_remedy", "_type")
+    __slots__ = ("_function", "_label", "_proven", "_remedy", "_transfer", "_type")
 
     def __init__(self, function: Convert, label: str, node: Node, graph: Graph) -> None:
         self._function = function
         self._label = label
-        self._crossing = _crossing(node, graph)
+        self._transfer = _transfer(node, graph)
         made = node.outputs[0]
         self._type = made.type if made is not None else None
         self._proven = False
@@ -63,7 +63,7 @@ class Conversion:
             made = self._function(arrays[0])
         except Exception as e:
             raise ConverterError(
-                f"{self._label} failed for {self._crossing}: {type(e).__name__}: {e}. {self._remedy}"
+                f"{self._label} failed for {self._transfer}: {type(e).__name__}: {e}. {self._remedy}"
             ) from e
         if not self._proven:
             self._prove(made)
@@ -75,7 +75,7 @@ class Conversion:
             dtype, shape = getattr(made, "dtype", None), getattr(made, "shape", None)
             if dtype is None or shape is None:
                 raise ConverterError(
-                    f"{self._label} gave a {type(made).__name__} for {self._crossing}; an array {t} is needed"
+                    f"{self._label} gave a {type(made).__name__} for {self._transfer}; an array {t} is needed"
                 )
             fits = t.shape is None or (
                 len(shape) == len(t.shape)
@@ -84,14 +84,14 @@ class Conversion:
             # dtypes of other libraries are not NumPy's; their arrays are known by shape alone
             if not fits or (isinstance(dtype, np.dtype) and t.dtype is not None and dtype != t.dtype):
                 raise ConverterError(
-                    f"{self._label} gave {dtype}{list(shape)} for {self._crossing}; {t} is needed: a converter must "
+                    f"{self._label} gave {dtype}{list(shape)} for {self._transfer}; {t} is needed: a converter must "
                     "keep dtype and shape"
                 )
         self._proven = True
 
 
-def _crossing(node: Node, graph: Graph) -> str:
-    """The value that a converter takes across, and the nodes on both sides, for messages."""
+def _transfer(node: Node, graph: Graph) -> str:
+    """The value that a converter transfers, its producer and its consumers, for messages."""
     value, made = node.inputs[0], node.outputs[0]
     assert value is not None
     assert made is not None
@@ -107,11 +107,11 @@ def _shown(node: Node) -> str:
     return f"{node.operator} {node.name!r}" if node.name else node.operator
 
 
-Back = Callable[[Sequence[Any]], list[Any]]
+Inverse = Callable[[Sequence[Any]], list[Any]]
 
 
-def plain_arrays(arguments: Sequence[Any]) -> tuple[Sequence[Any], Back | None]:
-    """The arguments with arrays in the place of objects of registered types, and the way back for the results.
+def plain_arrays(arguments: Sequence[Any]) -> tuple[Sequence[Any], Inverse | None]:
+    """Arrays in the place of arguments of registered types, and the inverse conversion for the results.
 
     The same object and None where no argument is of such a type; None as well where the first array among the arguments
     is not. Raises InputError where `to_host` of a type fails or gives no array.
@@ -121,7 +121,7 @@ def plain_arrays(arguments: Sequence[Any]) -> tuple[Sequence[Any], Back | None]:
     types = [converters.array_type(type(a)) for a in arguments]
     if not any(types):
         return arguments, None
-    back: Back | None = None
+    back: Inverse | None = None
     for t, a in zip(types, arguments, strict=True):
         if t is not None:
             back = partial(_results_in, t, a)
@@ -132,7 +132,7 @@ def plain_arrays(arguments: Sequence[Any]) -> tuple[Sequence[Any], Back | None]:
 
 def plain_arguments(
     args: Sequence[Any], named: Mapping[str, Any]
-) -> tuple[Sequence[Any], Mapping[str, Any], Back | None]:
+) -> tuple[Sequence[Any], Mapping[str, Any], Inverse | None]:
     """`plain_arrays` of arguments by position and by name."""
     if not converters.has_types:
         return args, named, None

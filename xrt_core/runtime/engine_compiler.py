@@ -102,7 +102,7 @@ class Compilation:
         """Raises OptionError where an engine does not take an option of its own that it was given."""
         for name in self.options.extra:
             if name in self.engines:
-                with contextlib.suppress(EngineError):  # another trouble of the engine is said when it compiles
+                with contextlib.suppress(EngineError):  # its other errors are reported when it compiles
                     self._compiler(name, self.options.fused)
 
     def options_for(self, engine: str, fused: bool = True, shared: bool = False) -> CompileOptions:
@@ -116,7 +116,7 @@ class Compilation:
     def _compiler(self, engine: str, fused: bool, shared: bool = False) -> GraphCompiler:
         shared = shared or self.options.shared
         made = self._compilers.get((engine, fused, shared))
-        if made is None:  # without a lock: one that hangs in its engine must not stop the others; two do no harm
+        if made is None:  # without a lock: one that hangs in its engine must not block the others
             new = self._new_compiler(*self.engines[engine], fused, shared)
             made = self._compilers[engine, fused, shared] = new
         return made
@@ -130,6 +130,6 @@ class Compilation:
             )
         try:
             op_kernels.validate(engine.name)
-        except RegistrationError as e:  # a kernel of no operator is never asked for: its package's bug, nobody's loss
+        except RegistrationError as e:  # a kernel of an unknown operator, never used: a bug of its package
             self.events.emit("kernels.invalid", level=logging.WARNING, engine=engine.name, error=str(e))
         return on_device(compiler, device)

@@ -46,7 +46,7 @@ class PlanCache:
     by_value: indices of inputs that belong to the signature by value (shape-determining ones); inputs that turn out
         larger than `max_by_value` elements do not.
     max_signatures: how many plans are kept, and how many bound calls of each.
-    engine_signatures: after so many different signatures, all new ones share plans for the host that know ranks, but no
+    engine_signatures: after N different signatures, all new ones share plans for the host that know ranks, but no
         shapes and no values (None: never): what changes at every call is not worth compiling, or planning.
     """
 

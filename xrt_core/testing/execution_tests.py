@@ -260,7 +260,7 @@ class ExecutionTests(SuiteBase):
         assert_close(got, want, inputs=[x])
 
     def test_aliases_survive_serialisation(self, subject: Subject) -> None:
-        """A loaded update gives the same results in the same order, and keeps its input when told to."""
+        """A loaded update gives the same results in the same order, and keeps its input where donation is off."""
         update = subject.compiler().load(self._blob(subject, self._update(subject)))
         p = np.full(1024, 5, np.float32)
         total, new = update.run([p, np.ones(1024, np.float32)], run_options=RunOptions(donate=False))

@@ -65,7 +65,7 @@ def update(size: int = 1024) -> Function:
 
 
 def unknown_operator() -> Function:
-    """A Function of an operator that nobody has."""
+    """A Function of an operator that no engine supports."""
     x, y = value("x", 2), value("y", 2)
     stranger = Node("NoSuchOperator", [x], [y], domain="xrt.kit", version=1, name="stranger")
     return Function.from_graph(Graph([x], [y], [stranger], opsets={"": OPSET, "xrt.kit": 1}, name="stranger"))

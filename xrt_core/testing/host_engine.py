@@ -71,7 +71,7 @@ class HostExecutable(Executable):
         return results
 
     def serialize(self) -> bytes:
-        """The Function as an ONNX model, which says all that the host needs."""
+        """The Function as an ONNX model, which is all that the host needs."""
         from xrt_core.frontends.onnx_export import export_function
 
         return bytes(export_function(self.function).SerializeToString())

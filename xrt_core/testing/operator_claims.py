@@ -17,7 +17,7 @@ from xrt_core.testing.node_cases import Case, all_cases
 from xrt_core.testing.subject import Subject
 
 PER_OPERATOR = 2
-"""So many backend tests of each operator run by default."""
+"""Number of backend tests of each operator that run by default."""
 
 _LARGE = 1 << 14
 

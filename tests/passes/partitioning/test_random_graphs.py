@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.dag import ancestors, is_convex, is_sorted
 from tests.passes.partitioning.graphs import Recipe, engine, execute, recipes
 from tests.profiles import examples
-from xrt_core.ir.dag import ancestors, is_convex, is_sorted
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning import UNLIMITED, Clustering, Marks, cluster, mark, outline
 

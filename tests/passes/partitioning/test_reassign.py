@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.dag import is_convex
 from tests.passes.partitioning.graphs import Recipe, engine, execute, graph, names, recipes
 from tests.passes.partitioning.test_cost_model import NOTHING, chain, clustered
 from tests.passes.partitioning.test_random_graphs import is_acyclic, unit_ancestors
 from tests.profiles import examples
 from tests.random_graphs import F32, graph_of, node
-from xrt_core.ir.dag import is_convex
 from xrt_core.ir.graph import Annotations, Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning import Candidate, Clustering, Costs, cluster, mark, outline, report
