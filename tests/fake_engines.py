@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from xrt_core.engine import engines
+from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import Engine, EngineStatus, Executable, Function, GraphCompiler, Support
 from xrt_core.errors import CompileError
 from xrt_core.host.executor import host_kernel
@@ -104,7 +105,7 @@ def fake_engine(kind: type[FakeEngine] = FakeEngine) -> Iterator[FakeEngine]:
     """The engine registered for the time of a test, by its name."""
     engines.register(kind)
     try:
-        made = engines.get(kind.name)
+        made = inner_of(engines.get(kind.name))
         assert isinstance(made, kind)
         yield made
     finally:

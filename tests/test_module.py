@@ -439,7 +439,7 @@ def test_an_engine_that_fails_to_compile(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_an_engine_that_fails_at_run(caplog: pytest.LogCaptureFixture) -> None:
-    """The host stands in; after three failures in a row it takes over; the results are the caller's own."""
+    """The host stands in; after three failures within a thousand calls it takes over; the results are the caller's own."""
     with fake_engine() as engine, caplog.at_level(logging.WARNING, "xrt"):
         m = sub(engine="fake")
         failing = True
@@ -449,17 +449,18 @@ def test_an_engine_that_fails_at_run(caplog: pytest.LogCaptureFixture) -> None:
                 raise RuntimeError("device lost")
 
         engine.on_run = fail
+        lost = "engine 'fake' raised RuntimeError: device lost"
         for _ in range(2):
             np.testing.assert_array_equal(m(X, Y), X - Y)
-        assert m.explain().errors == {"fake_0": "failed while running, the host ran it instead: device lost"}
+        assert m.explain().errors == {"fake_0": f"failed while running, the host ran it instead: {lost}"}
         assert m.explain().engine_node_count == 1
         failing = False
-        np.testing.assert_array_equal(m(X, Y), X - Y)  # a success: the count begins anew
+        np.testing.assert_array_equal(m(X, Y), X - Y)
         failing = True
         for _ in range(5):
             np.testing.assert_array_equal(m(X, Y), X - Y)
-        assert engine.runs == 2 + 1 + 3
-        assert m.explain().errors == {"fake_0": "failed while running, the host runs it: device lost"}
+        assert engine.runs == 2 + 1 + 1
+        assert m.explain().errors == {"fake_0": f"failed while running, the host runs it: {lost}"}
         assert m.explain().lost == ("fake_0",)
         assert "the cluster stays on the host" in caplog.text
 

@@ -18,6 +18,7 @@ from tests.cache.cached import CountingEngine
 from tests.fake_engines import fake_engine
 from xrt_core.cache.store import forget_all
 from xrt_core.engine import engines
+from xrt_core.engine.boundary import inner_of
 from xrt_core.errors import CacheError, InputError, ModelLoadError, UnsupportedError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.module import XRTModule
@@ -43,7 +44,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Named]:
     engines.register(Named)
     forget_all()
     try:
-        made = engines.get("counting")
+        made = inner_of(engines.get("counting"))
         assert isinstance(made, Named)
         yield made
     finally:

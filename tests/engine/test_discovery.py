@@ -148,7 +148,7 @@ def test_several_versions_of_the_core(folder: pathlib.Path) -> None:
         ("priority = 3", "must map 'train' and 'inference' to integers"),
         ("array_families = 'jax'", "must be a tuple of some of jax, cupy, torch, other"),
         ("array_families = ('numba',)", "must be a tuple of some of jax"),
-        ("def __init__(self): raise RuntimeError('no luck')", "cannot be made: RuntimeError: no luck"),
+        ("def __init__(self): raise RuntimeError('no luck')", "its constructor raised RuntimeError: no luck"),
         ("from abc import abstractmethod\n    @abstractmethod\n    def more(self): ...", "does not implement more"),
         (
             "from xrt_core.engine import hookimpl\n    @hookimpl\n    def xrt_event(self, event, nonsense): ...",

@@ -51,7 +51,14 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def engine() -> Iterator[GpuEngine]:
+def families() -> tuple[str, ...]:
+    """The libraries whose arrays the engine takes; tests parametrise it."""
+    return GpuEngine.array_families
+
+
+@pytest.fixture
+def engine(families: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuEngine]:
+    monkeypatch.setattr(GpuEngine, "array_families", families)  # before it is loaded: attributes are read once
     with fake_engine(GpuEngine) as made:
         assert isinstance(made, GpuEngine)
         yield made
@@ -212,9 +219,9 @@ class Shown:
         return self.array
 
 
-def test_the_stream_that_an_array_names(engine: GpuEngine, cupy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("families", [("other",)], ids=str)
+def test_the_stream_that_an_array_names(engine: GpuEngine, cupy: None) -> None:
     """An engine that takes whatever shows its memory gets it, and runs on the stream that fills it."""
-    monkeypatch.setattr(GpuEngine, "array_families", ("other",))
     m = XRTModule(add(), engine="gpu")
     m(Shown(X, 3), Shown(Y, 3))
     x, y = Shown(memory(late(3, X)), 3), Shown(memory(late(3, Y)), 3)
@@ -360,10 +367,9 @@ def test_two_gpus_go_by_way_of_the_cpu(engine: GpuEngine, cupy: None) -> None:
 
 @pytest.mark.parametrize("families", [("torch",), ("cupy",), ()], ids=str)
 def test_arrays_of_another_library_than_the_engine_takes(
-    engine: GpuEngine, cupy: None, torch: None, monkeypatch: pytest.MonkeyPatch, families: tuple[str, ...]
+    engine: GpuEngine, cupy: None, torch: None, families: tuple[str, ...]
 ) -> None:
     """They become arrays that it takes, in the same memory; NumPy's where it takes none on the GPU."""
-    monkeypatch.setattr(GpuEngine, "array_families", families)
     m = XRTModule(add(), engine="gpu")
     for sent in ([on_gpu(X), on_gpu(Y)], [Tensor(X.copy()), Tensor(Y.copy())]):
         for _ in range(2):

@@ -10,8 +10,6 @@ import pytest
 
 from xrt_core.engine import engines, op_kernel, op_kernels
 from xrt_core.module import XRTModule
-from xrt_core.runtime import launch as launch_module
-from xrt_core.runtime.launch import Launch
 from xrt_core.testing import HostEngine, faults, functions
 from xrt_core.testing.processes import run_python
 
@@ -90,23 +88,6 @@ def test_kernels_of_unknown_operators_are_reported(
         np.testing.assert_array_equal(module(x), XRTModule(function.body, engine="host")(x))
     assert "kernel ai.onnx.Rellu of engine 'host_reference'" in caplog.text
     assert not module.explain().errors
-
-
-def test_results_are_looked_at_once(registered: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results of a launch are checked until a run was right, and never again."""
-    function, x = functions.chain()
-    executable = HostEngine().compiler("cpu", faults.CompileOptions()).compile(
-        function, function.params, function.returns, ()
-    )
-    result = executable.run([x])
-    executable.run = lambda arrays: result  # type: ignore[method-assign,assignment,misc]
-    launch = Launch(function, "it", executable, lambda: executable.run)
-    looks = []
-    look = launch_module.misfit
-    monkeypatch.setattr(launch_module, "misfit", lambda *args: (looks.append(args), look(*args))[1])
-    for _ in range(3):
-        launch([x])
-    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("when", ["Compile", "Run"])

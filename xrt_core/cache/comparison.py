@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine.boundary import read
 from xrt_core.engine.contract import Executable, Function, Parameter, RunOptions
-from xrt_core.engine.device_executable import read
 
 _EXACT: Final = "biu"
 _SHARE: Final = 64.0  # of the dtype's rounding step, relative to the largest result: reductions may be ordered anew

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 import xrt_core
+from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
 from xrt_core.ir.fingerprint import digest
 from xrt_core.ir.function import Function
@@ -60,7 +61,7 @@ def cache_key(function: Function, engine: Engine, device: str, options: CompileO
             ("return", _signature(function.returns)),
             ("aliases", ", ".join(f"{a.output}<-{a.input}" for a in function.aliases)),
             ("engine", engine.name),
-            ("engine package", _package(type(engine).__module__, engine.package)),
+            ("engine package", _package(type(inner_of(engine)).__module__, engine.package)),
             ("engine fingerprint", engine.fingerprint(device)),
             ("device", device),
             *(

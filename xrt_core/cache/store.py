@@ -12,8 +12,8 @@ from xrt_core.cache.disk import NOT_STORED, NOTHING, DiskCache, Hit, Miss
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.cache.weight_digests import FileDigests
+from xrt_core.engine.boundary import loads
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
-from xrt_core.engine.device_executable import DeviceCompiler
 from xrt_core.errors import CacheError, UnsupportedError
 from xrt_core.events import EventLog, logger
 from xrt_core.ir.fingerprint import function_lines, remembering
@@ -73,7 +73,7 @@ class ExecutableStore:
         else:
             graph_compiler = compiler()
             made = None if self._saved is None else self._from_saved(self._saved, key, function, graph_compiler)
-            if made is None and (disk is None or not _loads(graph_compiler)):
+            if made is None and (disk is None or not loads(graph_compiler)):
                 made = compile(graph_compiler)
             elif made is None:
                 assert disk is not None
@@ -93,7 +93,7 @@ class ExecutableStore:
         """What the disk holds for `function`, loaded anew; None where there is nothing that loads. `obtain` returns it
         from then on."""
         disk = self._usable()
-        if disk is None or not _loads(graph_compiler := compiler()):
+        if disk is None or not loads(graph_compiler := compiler()):
             return None
         key = self._key(function, engine, device, options, disk)
         text = "\n".join(function_lines(function)).encode("utf-8", "surrogatepass")
@@ -319,9 +319,3 @@ class ExecutableStore:
         self._events.emit("cache.wrong", level=logging.WARNING, cluster=function.name, entry=entry, reason=reason)
         disk.remove(disk.path_of(key))
         return self._make(disk, key, text, function, compiler, lambda _: fresh)
-
-
-def _loads(compiler: GraphCompiler) -> bool:
-    """Whether an engine's executables can come from the disk at all."""
-    kind = type(compiler.inner if isinstance(compiler, DeviceCompiler) else compiler)
-    return kind.load is not GraphCompiler.load or kind.load_code is not GraphCompiler.load_code

@@ -34,7 +34,6 @@ def bisect(
     """
     from xrt_core.engine import engines
     from xrt_core.engine.contract import Function
-    from xrt_core.engine.device_executable import on_device
     from xrt_core.verify.isolate import Candidate, bisect_function, inputs_of_clusters
     from xrt_core.verify.repro import Stage, make_bundle, save_bundle
     from xrt_core.verify.subgraph import subfunction
@@ -48,7 +47,7 @@ def bisect(
     options = module.compile_options(engine)
 
     def compile(function: Function, fused: bool) -> Any:
-        compiler = on_device(owner.compiler(device, module.compile_options(engine, fused)), device)
+        compiler = owner.compiler(device, module.compile_options(engine, fused))
         return compiler.compile(function, function.params, function.returns, function.aliases)
 
     candidate = Candidate(engine, compile, owner.tolerance)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from xrt_core.engine.boundary import EngineProxy, call_engine, inner_of
 from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
 from xrt_core.engine.converters import HOST, Convert, add_rows, converters, owner_of
 from xrt_core.engine.device_kinds import add_rows as add_device_kinds
@@ -100,7 +101,7 @@ class EngineManager:
             if known is None:
                 known = self._status[name] = _probe(engine)
         if isinstance(known, EngineError):
-            raise PluginError(str(known)) from known.__cause__
+            raise PluginError(str(known))
         return known
 
     def usable(self, name: str) -> Engine:
@@ -116,7 +117,8 @@ class EngineManager:
 
         Raises EngineUnavailableError where the engine cannot drive `wanted`.
         """
-        own = self._engines.get(engine.name) in (engine, None)  # not one that compiles for a device elsewhere
+        known = self._engines.get(engine.name)  # another one compiles for a device elsewhere
+        own = known is None or inner_of(known) is inner_of(engine)
         devices = (self.status(engine.name) if own else engine.probe()).devices or engine.devices
         if wanted is None:
             return devices[0]
@@ -265,8 +267,8 @@ class EngineManager:
         engine = self._engines.pop(name, None)
         self._status.pop(name, None)
         if engine is not None:
-            self._drop_converters(id(engine))
-            self.plugins.remove(engine)
+            self._drop_converters(id(inner_of(engine)))
+            self.plugins.remove(inner_of(engine))
 
     def _bring_rows(self, plugin: object, owner: str) -> None:
         """Register the device kinds and converters of a loaded plugin, once. Raises PluginError for a wrong row."""
@@ -318,15 +320,11 @@ class EngineManager:
         return named[0], _fault(named[0], name)
 
     def _make(self, engine_class: type[Engine], name: str, owner: str) -> Engine:
+        made = call_engine(f"engine {name!r} of {owner}: its constructor", PluginError, engine_class)
+        self.plugins.add(made, name, owner)
         try:
-            engine = engine_class()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:
-            raise PluginError(f"engine {name!r} of {owner} cannot be made: {type(e).__name__}: {e}") from e
-        self.plugins.add(engine, name, owner)
-        try:
-            self._bring_rows(engine, owner)
+            self._bring_rows(made, owner)
+            engine = EngineProxy(made, f"engine {name!r} of {owner}")
             unknown = [d for d in engine.devices if not kinds.is_known(d)]
             if unknown:
                 raise PluginError(
@@ -334,7 +332,7 @@ class EngineManager:
                     "brings one with the hook xrt_device_kinds"
                 )
         except PluginError:
-            self.plugins.remove(engine)
+            self.plugins.remove(made)
             raise
         process_events.emit("engine.loaded", engine=name, package=owner)
         package = engine_class.__module__.partition(".")[0]
@@ -452,19 +450,10 @@ def _fault(engine: Any, name: str | None = None) -> str:
 
 
 def _probe(engine: Engine) -> EngineStatus | EngineError:
-    fault, cause = "", None
     try:
-        status = engine.probe()
-        if isinstance(status, EngineStatus):
-            return status
-        fault = f"returned {status!r} instead of an EngineStatus"
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:
-        fault, cause = f"raised {type(e).__name__}: {e}", e
-    error = PluginError(f"engine {engine.name!r} of {engine.package}: its probe {fault}")
-    error.__cause__ = cause
-    return error
+        return engine.probe()
+    except EngineError as e:
+        return e
 
 
 def _load_converters() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import StoredExecutable
 from xrt_core.cache.store import ExecutableStore
+from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import Engine
 from xrt_core.errors import ModelLoadError, XRTError
 from xrt_core.events import EventLog
@@ -114,7 +115,7 @@ def _reference(array: np.ndarray, name: str, location: str, offset: int) -> Tens
 
 def describe_engine(engine: Engine | type[Engine]) -> dict[str, str]:
     """Name and class of an engine, from which a worker imports it."""
-    owner = engine if isinstance(engine, type) else type(engine)
+    owner = engine if isinstance(engine, type) else type(inner_of(engine))
     return {"name": engine.name, "module": owner.__module__, "class": owner.__qualname__}
 
 

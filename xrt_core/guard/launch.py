@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from xrt_core.engine.boundary import direct_run
 from xrt_core.engine.contract import Executable, Function, Tolerance
+from xrt_core.errors import ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.timeouts import CallTimeout, TimedCaller
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.launch import FailurePolicy, Launch, WrongResults, misfit
+from xrt_core.runtime.launch import FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.verify.checker import ResultChecker
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
@@ -24,9 +27,9 @@ Arrays = Sequence[Any]
 class GuardedLaunch(Launch):
     """A Launch that the host answers until its executable was verified.
 
-    Until the record's state is LIVE the host answers. Then the executable is on probation for some calls: every result
-    is checked for count, shapes and dtypes, and inputs that it may overwrite are copied first, so that a failure loses
-    nothing. After that a call costs a try block, a look at the shapes and a counter more than the executable itself.
+    Until the record's state is LIVE the host answers. Then the executable is on probation for some calls: inputs that
+    it may overwrite are copied first, so that a failure loses nothing. Every call is checked as any launch is
+    (`LaunchCheck`); with a time limit, the check runs within it.
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs.
@@ -47,7 +50,7 @@ class GuardedLaunch(Launch):
         failures: FailureSink,
         build: Callable[[GuardedLaunch, Arrays, bool], None],
     ) -> None:
-        policy = FailurePolicy(settings.failures, consecutive=False)
+        policy = FailurePolicy(settings.failures)
         super().__init__(function, engine, None, host, policy=policy)
         self.record = record
         self.shares_cores = False
@@ -127,10 +130,12 @@ class GuardedLaunch(Launch):
             kept[i] = np.array(to_numpy(arrays[i]))
         start = time.perf_counter()
         try:
-            results = self._execute(executable, arrays)
-            self._check(results)
-        except Exception as e:
-            return self._fall_back(executable, kept, e)
+            results = self._checked_run(executable, arrays)
+        except BaseException as e:
+            failure, kind = _failure_of(e)
+            results = None
+        if results is None:
+            return self._fall_back(executable, kept, failure, kind)
         record.engine_seconds.append(time.perf_counter() - start)
         self._passed += 1
         if self._passed >= self._settings.probation:
@@ -143,23 +148,20 @@ class GuardedLaunch(Launch):
                 self._call = self._shadowed(self._live(executable))
 
     def _live(self, executable: Executable) -> HostRun:
-        record, returns = self.record, self.function.returns
-        shapes, count = tuple(p.shape for p in returns), len(returns)
-        timed, execute = self._timed, executable.run
-        run: HostRun = execute if timed is None else lambda arrays: timed(execute, arrays)
+        record, check, execute, timed = self.record, self._check, direct_run(executable), self._timed
+
+        def run(arrays: Arrays) -> Arrays:
+            return check.results(execute(check.inputs(arrays)))
+
+        limited: HostRun = run if timed is None else partial(timed, run)
 
         def call(arrays: Arrays) -> Arrays:
             record.calls += 1
             try:
-                results = run(arrays)
-                if len(results) != count:
-                    self._check(results)
-                for r, shape in zip(results, shapes):  # noqa: B905 - their number is checked above
-                    if r.shape != shape:
-                        self._check(results)
-                return results
-            except Exception as e:
-                return self._fall_back(executable, arrays, e)
+                return limited(arrays)
+            except BaseException as e:
+                failure, kind = _failure_of(e)
+            return self._fall_back(executable, arrays, failure, kind)
 
         return call
 
@@ -188,31 +190,43 @@ class GuardedLaunch(Launch):
 
     # --- failures ------------------------------------------------------------------------------------------------
 
-    def _execute(self, executable: Executable, arrays: Arrays) -> Arrays:
+    def _checked_run(self, executable: Executable, arrays: Arrays) -> Arrays:
         if self._timed is None:
-            return executable.run(arrays)
-        return self._timed(executable.run, arrays)  # type: ignore[no-any-return]
+            return self._check.results(executable.run(self._check.inputs(arrays)))
+        return self._timed(lambda: self._check.results(executable.run(self._check.inputs(arrays))))  # type: ignore[no-any-return]
 
-    def _check(self, results: Any) -> None:
-        fault = misfit(results, self.function)
-        if fault:
-            raise WrongResults(fault, self.function.returns, results)
+    def _fall_back(self, executable: Executable, arrays: Arrays, error: XRTError, kind: Kind) -> Arrays:
+        """The host's results for a call in which the executable failed. It counts if there are any, or if it hung."""
+        if kind == "hung":
+            self._count(executable, error, kind)
+            return self._from_host(arrays)
+        try:
+            results = self._from_host(arrays)
+        except InputError:
+            if not self.function.aliases:
+                raise
+        else:
+            self._count(executable, error, kind)
+            return results
+        raise error
 
-    def _fall_back(self, executable: Executable, arrays: Arrays, error: Exception) -> Arrays:
-        """The host's results for a call in which the executable failed."""
-        arrays = [to_numpy(a) for a in arrays]  # raises InputError if an array of the caller cannot be read
-        kind: Kind = "hung" if isinstance(error, CallTimeout) else "raised"
-        if isinstance(error, WrongResults):
-            kind = error.kind
-        message = str(error) if kind != "raised" else f"{type(error).__name__}: {error}"
+    def _count(self, executable: Executable, error: XRTError, kind: Kind) -> None:
+        self.calls = self.record.calls
         gives_up = self.count_failure(error) or kind == "hung"
         self.record.failures = self.failures
-        self._record_failure("run", kind, message)
+        self._record_failure("run", kind, str(error))
         if gives_up and self.executable is executable:
             times = "it hung" if kind == "hung" else f"it failed {self.failures} times at run time"
-            if self.retire(State.FAILED, f"{times}, the last time: {message}"):
+            if self.retire(State.FAILED, f"{times}, the last time: {error}"):
                 self.record.postpone(self._settings.retry)
-        return self._from_host(arrays)
 
     def _record_failure(self, stage: str, kind: Kind, message: str) -> None:
         self._failures.record_failure(self.record, self.function, FailureRecord(stage, kind, message))
+
+
+def _failure_of(error: BaseException) -> tuple[XRTError, Kind]:
+    """The failure of a run and its kind; raises `error` itself where it comes from the program."""
+    if isinstance(error, CallTimeout):
+        return ExecutionError(str(error)), "hung"
+    failure = engine_failure(error)
+    return failure, failure.kind if isinstance(failure, WrongResults) else "raised"

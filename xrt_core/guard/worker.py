@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.store import ExecutableStore
 from xrt_core.engine import engines as process_engines
+from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import CompileOptions, Engine
 from xrt_core.errors import EngineError, EngineNotFoundError, XRTError
 from xrt_core.events import EventLog
@@ -91,7 +92,8 @@ def engine_of(described: Mapping[str, str]) -> Engine:
     name, module, qualname = described["name"], described["module"], described["class"]
     with contextlib.suppress(EngineNotFoundError):
         found = process_engines.get(name)
-        if (type(found).__module__, type(found).__qualname__) == (module, qualname):
+        own = type(inner_of(found))
+        if (own.__module__, own.__qualname__) == (module, qualname):
             return found
         process_engines.unregister(name)
     try:

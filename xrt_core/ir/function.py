@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.errors import GraphError
 from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, Value, _Frozen, _set
 from xrt_core.ir.types import TensorType
+
+_MOST_SHOWN: Final = 5  # operators in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +163,9 @@ def _parameter(value: Value, what: str, index: int, function: str) -> Parameter:
             f"of known dtype and shape; specialise the graph for a signature first"
         )
     return Parameter(value.name or f"{what}_{index}", t.dtype, tuple(d for d in t.shape if isinstance(d, int)))
+
+
+def operators_of(function: Function) -> str:
+    """The operators of a function for a message: distinct, the first few."""
+    names = list(dict.fromkeys(n.operator for n in function.body.nodes))
+    return ", ".join(names[:_MOST_SHOWN]) + (", ..." if len(names) > _MOST_SHOWN else "")

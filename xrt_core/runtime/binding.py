@@ -12,7 +12,8 @@ import numpy as np
 from xrt_core.engine.contract import Engine, RunOptions
 from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, kinds, number_of
 from xrt_core.runtime.arrays import Converter, family_of, from_numpy, is_array, to_numpy
-from xrt_core.runtime.launch import launch_mode
+from xrt_core.runtime.converters import UnreadableResult
+from xrt_core.runtime.launch import engine_failure, launch_mode
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.transfers import on_host, to_caller, to_engine
 
@@ -44,18 +45,39 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
     family = family_of_first(arrays) or "numpy"
     out = from_numpy(family)
     readable = all(device_kind(device).numpy_readable for _, device in engines.values())
-    if family == "numpy" and not convert and HOST not in plan.spaces and readable:
-        asarray = np.asarray
-        return lambda arrays: [asarray(r) for r in run(arrays)]
+    if family == "numpy":
+        out = _writable if HOST not in plan.spaces and readable else lambda r: _writable(to_numpy(r))
 
     def call(arrays: Sequence[Any]) -> list[Any]:
         if convert:
             arrays = list(arrays)
             for i in convert:
                 arrays[i] = to_numpy(arrays[i])
-        return [out(r) for r in run(arrays)]
+        read: list[Any] = []
+        try:
+            results = run(arrays)
+        except UnreadableResult as e:
+            failure, engine = engine_failure(e), e.engine
+        else:
+            try:
+                for r in results:
+                    read.append(out(r))
+                return read
+            except BaseException as e:  # reading an engine's array may run code of the engine
+                failure, engine = engine_failure(e), plan.spaces[len(read)]
+        return [out(r) for r in plan.run_on_host(arrays, failure, engine)]
 
     return call
+
+
+def _writable(x: Any) -> Any:
+    """The NumPy array of a result. What is read in place from another library is read-only, and copied."""
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, list | dict) or x is None:
+        return x
+    read = np.asarray(x)
+    return read if read.flags.writeable else read.copy()
 
 
 def taken_by(engines: Engines, name: str | None) -> tuple[str, ...]:

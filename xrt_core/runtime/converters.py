@@ -17,6 +17,14 @@ from xrt_core.runtime.arrays import is_array, to_numpy
 _DEFAULT: Final = "default converter (DLPack or the array protocol)"
 
 
+class UnreadableResult(ConverterError):
+    """A result of an engine cannot be read by DLPack or the array protocol. engine: its name."""
+
+    def __init__(self, message: str, engine: str) -> None:
+        super().__init__(message)
+        self.engine = engine
+
+
 def has_converter(source: str, target: str) -> bool:
     """Whether the registry has a converter for this pair of engines."""
     return converters.find(source, target) is not None
@@ -45,7 +53,7 @@ def conversion(node: Node, graph: Graph, to_host: Convert, registry: Converters 
 class Conversion:
     """One converter as a step. Its first result is checked against the type of the value; later ones are not."""
 
-    __slots__ = ("_function", "_label", "_proven", "_remedy", "_transfer", "_type")
+    __slots__ = ("_function", "_is_default", "_label", "_proven", "_remedy", "_source", "_transfer", "_type")
 
     def __init__(self, function: Convert, label: str, node: Node, graph: Graph) -> None:
         self._function = function
@@ -55,16 +63,19 @@ class Conversion:
         self._type = made.type if made is not None else None
         self._proven = False
         pair = f"{node.attributes['source']!r}, {node.attributes['target']!r}"
-        self._remedy = f"@xrt.register_converter({pair}) registers one" if label.startswith(_DEFAULT) else "Mend it"
+        self._source = str(node.attributes["source"])
+        self._is_default = label.startswith(_DEFAULT)
+        self._remedy = f"@xrt.register_converter({pair}) registers one" if self._is_default else "Mend it"
 
     def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The array in the other space. Raises ConverterError where the converter fails or gives something else."""
         try:
             made = self._function(arrays[0])
         except Exception as e:
-            raise ConverterError(
-                f"{self._label} failed for {self._transfer}: {type(e).__name__}: {e}. {self._remedy}"
-            ) from e
+            message = f"{self._label} failed for {self._transfer}: {type(e).__name__}: {e}. {self._remedy}"
+            if self._is_default:
+                raise UnreadableResult(message, self._source) from e
+            raise ConverterError(message) from e
         if not self._proven:
             self._prove(made)
         return (made,)

@@ -1,8 +1,17 @@
-"""Launch: runs one cluster with its executable, and falls back to the host if the executable fails."""
+"""Launch: runs one cluster with its executable, and falls back to the host if the executable fails.
+
+What goes into the executable and what comes out is checked at every call (`LaunchCheck`). Inputs that are not donated
+go in as read-only views. Results are accepted if they have the count, array type, dtype, byte order and shape that the
+Function's returns state. A NumPy result that is not exclusively the caller's is copied: a view of an input, of another
+result or of memory that the engine keeps, a read-only or a non-contiguous array.
+"""
 
 from __future__ import annotations
 
+import datetime
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -10,12 +19,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Function, RunOptions
-from xrt_core.errors import EngineError, ExecutionError
+from xrt_core.engine.array_families import library_of
+from xrt_core.engine.boundary import clipped, describe, direct_run, is_from_program, message_of
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
+from xrt_core.errors import EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
+from xrt_core.ir.function import Function, operators_of
 from xrt_core.runtime.arrays import to_numpy
-
-_SHOWN = 5
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -27,13 +37,13 @@ launch_mode: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar(
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """When a launch gives its executable up: after `limit` failed runs, in a row if `consecutive`, else in all."""
+    """When a launch gives its executable up: at `limit` failed runs within `window` calls."""
 
     limit: int = 3
-    consecutive: bool = True
+    window: int = 1000
 
 
-_THREE_IN_A_ROW: Final = FailurePolicy()
+_DEFAULT_POLICY: Final = FailurePolicy()
 
 
 class Launch:
@@ -43,12 +53,15 @@ class Launch:
     host: creates the function that runs the same nodes on the host (called at the first failure).
     policy: after which failures the executable is dropped and the host runs the cluster. error: the last failure.
     enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
-    events: the log that receives fallback events.
+    events: the log that receives fallback events. calls, failures: their numbers; updated without a lock, statistics
+    that may lose increments.
+
+    Every call checks the results (`LaunchCheck`). A failed run counts only if the host runs on the same inputs: bad
     """
 
     __slots__ = (
-        "_events", "_host", "_host_run", "_lock", "_policy", "_proven", "engine", "enter", "error", "executable",
-        "failures", "function",
+        "_check", "_events", "_host", "_host_run", "_lock", "_policy", "_recent", "_run", "calls", "engine", "enter",
+        "error", "executable", "failures", "function",
     )  # fmt: skip
 
     def __init__(
@@ -59,15 +72,18 @@ class Launch:
         host: Callable[[], HostRun],
         error: EngineError | None = None,
         events: EventLog = process_events,
-        policy: FailurePolicy = _THREE_IN_A_ROW,
+        policy: FailurePolicy = _DEFAULT_POLICY,
     ) -> None:
         self.function = function
         self.engine = engine
         self.executable = executable
-        self.error: Exception | None = error
+        self.error: XRTError | None = error
+        self.calls = 0
         self.failures = 0
         self.enter: HostRun | None = None
-        self._proven = False  # the last run succeeded, and its results were checked
+        self._check = LaunchCheck(function, engine)
+        self._run: Callable[..., Any] | None = None  # the executable's, once it has run
+        self._recent: deque[int] = deque(maxlen=policy.limit)  # numbers of the calls that failed last
         self._events = events
         self._policy = policy
         self._host = host
@@ -79,15 +95,17 @@ class Launch:
         executable = self.executable
         if executable is None:
             return self.on_host(arrays)
+        self.calls += 1
+        check, run = self._check, self._run
         try:
-            results = executable.run(arrays)
-            if not self._proven:
-                self._prove(results)
+            if run is not None:
+                return check.results(run(check.inputs(arrays)))
+            results = check.results(executable.run(check.inputs(arrays)))
+            self._run = direct_run(executable)
             return results
-        except Exception as e:  # any exception of an engine leads to the fallback
-            arrays = [to_numpy(a) for a in arrays]  # raises InputError if the array itself is unusable
-            self.failed(e)
-            return self.on_host(arrays)
+        except BaseException as e:  # whatever an engine raises leads to the fallback
+            failure = engine_failure(e)
+        return self.fall_back(arrays, failure)
 
     @property
     def trouble(self) -> str:
@@ -99,34 +117,32 @@ class Launch:
             return f"{why}, the host runs it: {self.error}"
         return f"failed while running, the host ran it instead: {self.error}"
 
-    def _prove(self, results: Sequence[Any], waited: bool = True) -> None:
-        """Check the results' count, dtypes and shapes against the Function's returns. Raises ExecutionError.
+    def fall_back(self, arrays: Sequence[Any], error: XRTError) -> Sequence[Any]:
+        """The host's results after a failed run, which counts if there are any.
 
-        waited: whether the run is known to have completed; if not, earlier failures stay counted.
+        Raises `error` where the host cannot read inputs that were donated to the executable.
         """
-        fault = misfit(results, self.function)
-        if fault:
-            raise WrongResults(
-                f"engine {self.engine!r}, {self.function.name} ({operators_of(self.function)}): {fault}; "
-                "this is a bug of the engine's package",
-                self.function.returns,
-                results,
-            )
-        with self._lock:
-            if waited or not self.failures:
-                self._proven = True
-                if self._policy.consecutive:
-                    self.failures = 0
+        try:
+            results = self.on_host(arrays)
+        except InputError:
+            if not self.function.aliases:
+                raise
+        else:
+            self.failed(error)
+            return results
+        raise error
 
-    def count_failure(self, error: Exception) -> bool:
+    def count_failure(self, error: XRTError) -> bool:
         """Note a failed run of the executable. Returns whether the policy gives it up."""
         with self._lock:
             self.error = error
             self.failures += 1
-            self._proven = False
-            return self.failures >= self._policy.limit
+            self._recent.append(self.calls)
+            return (
+                len(self._recent) >= self._policy.limit and self.calls - self._recent[0] < self._policy.window
+            )
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: XRTError) -> None:
         """Note a failed run, emit its event, and drop the executable if the policy says so."""
         given_up = self.count_failure(error)
         if given_up:
@@ -168,64 +184,155 @@ class DeviceLaunch(Launch):
         executable = self.executable
         if executable is None:
             return self.on_host(arrays)
+        self.calls += 1
         options, wait = launch_mode.get()
+        check = self._check
         try:
-            if self.enter is not None:
-                arrays = self.enter(arrays)
+            given = check.inputs(arrays if self.enter is None else self.enter(arrays))
             if not self.asynchronous:
-                results = executable.run(arrays)
-            else:
-                results = executable.run(arrays, options, wait or self._updates)
-            if not self._proven:
-                self._prove(results, wait or self._updates)
-            return results
-        except Exception as e:
-            if not wait:
-                raise
-            arrays = [to_numpy(a) for a in arrays]
-            self.failed(e)
-            return self.on_host(arrays)
+                return check.results(executable.run(given))
+            return check.results(executable.run(given, options, wait or self._updates))
+        except BaseException as e:
+            failure = engine_failure(e)
+        if not wait:
+            raise failure
+        return self.fall_back(arrays, failure)
 
 
-def operators_of(function: Function) -> str:
-    """Return the operators of a function for a message: distinct, the first few."""
-    names = list(dict.fromkeys(n.operator for n in function.body.nodes))
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+def engine_failure(error: BaseException) -> XRTError:
+    """The failure of a run, without references to arrays; raises `error` itself where it comes from the program."""
+    if is_from_program(error):
+        raise error
+    if isinstance(error, WrongResults):
+        return WrongResults(message_of(error), error.kind)
+    return ExecutionError(message_of(error) if isinstance(error, XRTError) else describe(error))
 
 
-def misfit(results: Any, function: Function) -> str:
-    """Return the mismatch between an executable's results and the Function's returns, or ""."""
-    returns = function.returns
-    try:
-        count = len(results)
-    except TypeError:
-        return f"the executable returned a {type(results).__name__}, expected a sequence of {len(returns)} results"
-    if count != len(returns):
-        return f"the executable returned {count} results, expected {len(returns)}"
-    for i, (r, p) in enumerate(zip(results, returns, strict=True)):
-        dtype, shape = getattr(r, "dtype", None), getattr(r, "shape", None)
-        if dtype is None or shape is None:
-            return f"result {i} ({p.name!r}) is a {type(r).__name__}, expected an array {p.type}"
-        # arrays of other libraries may have no NumPy dtype; for these only the shape is checked
-        if tuple(shape) != p.shape or (isinstance(dtype, np.dtype) and dtype != p.dtype):
-            return f"result {i} ({p.name!r}) is {dtype}{list(shape)}, expected {p.type}"
-    return ""
+_ndarray: Final = np.ndarray
+_references: Final = sys.getrefcount
+_Capsule: Final[type] = type(datetime.datetime_CAPI)
 
 
 class WrongResults(ExecutionError):
     """The results of an executable do not match the Function's returns. kind: the kind of mismatch."""
 
-    def __init__(self, fault: str, returns: Sequence[Any], results: Any) -> None:
-        super().__init__(fault)
-        self.kind: Kind = _kind_of(returns, results)
+    def __init__(self, message: str, kind: Kind) -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
 
 
-def _kind_of(returns: Sequence[Any], results: Any) -> Kind:
-    try:
+class LaunchCheck:
+    """The check of one Function's inputs and results, well below a microsecond for a few NumPy arrays.
+
+    engine: for messages.
+    """
+
+    __slots__ = ("_donated", "_engine", "_function", "_returns", "_updated")
+
+    def __init__(self, function: Function, engine: str) -> None:
+        self._function = function
+        self._engine = engine
+        self._donated = frozenset(a.input for a in function.aliases)
+        self._updated = frozenset(a.output for a in function.aliases)  # share the storage of an input
+        self._returns = tuple((p.dtype, p.shape) for p in function.returns)
+
+    def inputs(self, arrays: Sequence[Any]) -> list[Any]:
+        """The inputs of a run: NumPy arrays that are not donated as read-only views."""
+        views = []
+        for a in arrays:
+            if type(a) is _ndarray:
+                a = a.view()
+                a.setflags(write=False)
+            views.append(a)
+        for i in self._donated:
+            views[i] = arrays[i]
+        return views
+
+    def results(self, results: Any) -> Sequence[Any]:
+        """The results of a run, with copies in the place of arrays that are not exclusively the caller's.
+
+        Raises WrongResults for what does not match the Function's returns, and what reading a result raises. To be
+        called with a temporary: another reference to `results` means that somebody may change them.
+        """
+        returns = self._returns
+        if type(results) not in (list, tuple):
+            self._reject("wrong count", f"the executable returned {clipped(results)}, expected a list or tuple")
         if len(results) != len(returns):
-            return "wrong count"
-        if any(tuple(r.shape) != p.shape for r, p in zip(results, returns, strict=True)):
-            return "wrong shape"
-    except (TypeError, AttributeError):
-        return "wrong count"
-    return "wrong dtype"
+            self._reject("wrong count", f"the executable returned {len(results)} results, expected {len(returns)}")
+        is_temporary = _references(results) <= _OF_RESULTS
+        replaced: list[Any] | None = None
+        i = 0
+        for r in results:
+            if type(r) is _ndarray:
+                dtype, shape = returns[i]
+                if (r.dtype is not dtype and r.dtype != dtype) or r.shape != shape:
+                    self._misfit(i, r)
+                base = r.base
+                if (
+                    is_temporary
+                    and r.flags.carray
+                    and _references(r) <= _OF_RESULT
+                    and (base is None or (type(base) in _OWNERS and _references(base) <= _OF_BASE))
+                ) or i in self._updated:
+                    i += 1
+                    continue
+                found: Any = np.array(r, order="C")
+            else:
+                found = self._foreign(i, r)
+            if found is not r:
+                replaced = list(results) if replaced is None else replaced
+                replaced[i] = found
+            i += 1
+        return results if replaced is None else replaced
+
+    def _foreign(self, i: int, r: Any) -> Any:
+        """A result that is no plain NumPy array: as it is where it is another library's, read where it is NumPy's."""
+        dtype, shape = self._returns[i]
+        own: Any = getattr(r, "dtype", None)
+        size: Any = getattr(r, "shape", None)
+        if own is None or size is None:
+            expected = self._function.returns[i]
+            self._reject(
+                "wrong dtype", f"result {i} ({expected.name!r}) is {clipped(r)}, expected an array {expected.type}"
+            )
+        # arrays of other libraries may have no NumPy dtype; for these only the shape is checked
+        if tuple(size) != shape or (isinstance(own, np.dtype) and own != dtype):
+            self._misfit(i, r)
+        if isinstance(r, np.ndarray | np.generic) and library_of(type(r)) == "numpy":
+            return np.array(r, order="C", subok=False)
+        return r
+
+    def _misfit(self, i: int, r: Any) -> None:
+        expected = self._function.returns[i]
+        kind: Kind = "wrong dtype" if tuple(r.shape) == expected.shape else "wrong shape"
+        dtype = r.dtype.str if isinstance(r.dtype, np.dtype) and not r.dtype.isnative else r.dtype
+        self._reject(kind, f"result {i} ({expected.name!r}) is {dtype}{list(r.shape)}, expected {expected.type}")
+
+    def _reject(self, kind: Kind, fault: str) -> None:
+        raise WrongResults(
+            f"engine {self._engine!r}, {self._function.name} ({operators_of(self._function)}): {fault}; this is a bug "
+            "of the engine's package",
+            kind,
+        )
+
+
+class _Count:
+    """The numbers of references to a temporary list, to an array in it, and to the base of that array."""
+
+    def results(self, results: Any) -> tuple[int, int, int]:
+        of_results = _references(results)
+        for r in results:
+            base = r.base
+            return of_results, _references(r), _references(base)
+        raise AssertionError
+
+
+def _fresh() -> list[np.ndarray]:
+    return [np.zeros(2)[:1]]
+
+
+_OWNERS: Final = (_ndarray, _Capsule)
+"""Types of objects that may own the memory of a result. A capsule is how native libraries hand memory over."""
+
+# how many references there are is the interpreter's affair, hence measured
+_OF_RESULTS, _OF_RESULT, _OF_BASE = _Count().results(_fresh())

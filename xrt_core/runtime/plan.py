@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from xrt_core.errors import InternalError
+from xrt_core.errors import InternalError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy
 from xrt_core.runtime.launch import DeviceLaunch, Launch
@@ -110,6 +110,16 @@ class Plan:
                 _run_in_order(steps, registers)
 
         return self._run_by(execute, arrays), Timeline(tuple(spans))
+
+    def run_on_host(self, arrays: Sequence[Any], error: XRTError, engine: str) -> list[Any]:
+        """Run every launch on the host, after a result of `engine` could not be read. Counts as a failure of its
+        launches."""
+        steps = [s._replace(call=s.call.on_host) if isinstance(s.call, Launch) else s for s in self.steps]
+        results = self._run_by(lambda registers: _run_in_order(steps, registers), arrays)
+        for launch in self.launches:
+            if launch.engine == engine:
+                launch.failed(error)
+        return results
 
     def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return self._run_by(self._execute, arrays)

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 from xrt_core import __version__
 from xrt_core.engine import engines
+from xrt_core.engine.boundary import CompilerProxy, inner_of, mover, read
 from xrt_core.engine.contract import (
     CompileOptions,
     Engine,
@@ -24,7 +25,6 @@ from xrt_core.engine.contract import (
     Phase,
     Support,
 )
-from xrt_core.engine.device_executable import on_device, read
 from xrt_core.engine.device_kinds import kinds
 from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import RegistrationError
@@ -59,7 +59,7 @@ class Subject:
     @property
     def engine(self) -> Engine:
         """The engine. Raises as `EngineManager.get`."""
-        return self.manager.get(self.name)
+        return inner_of(self.manager.get(self.name))
 
     @property
     def status(self) -> EngineStatus:
@@ -130,11 +130,16 @@ class Subject:
     def compiler(self, options: CompileOptions | None = None) -> GraphCompiler:
         """A compiler for the device; the same one for all calls without options."""
         if options is not None:
-            return on_device(self.engine.compiler(self.device, options), self.device)
+            return self._compiler_for(options)
         with self._lock:
             if self._compiler is None:
-                self._compiler = on_device(self.engine.compiler(self.device, CompileOptions()), self.device)
+                self._compiler = self._compiler_for(CompileOptions())
             return self._compiler
+
+    def _compiler_for(self, options: CompileOptions) -> GraphCompiler:
+        """The engine's own compiler; on a kind of device with arrays of its own, one whose executables move inputs."""
+        made = self.engine.compiler(self.device, options)
+        return made if mover(self.device) is None else CompilerProxy(made, self.name, self.engine.package, self.device)
 
     def run(self, executable: Executable, inputs: Sequence[Any], **options: Any) -> list[np.ndarray]:
         """Results as NumPy arrays. options: of `Executable.run`."""

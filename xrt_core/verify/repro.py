@@ -19,7 +19,6 @@ import numpy as np
 
 from xrt_core import __version__
 from xrt_core.engine.contract import CompileOptions, Engine
-from xrt_core.engine.device_executable import on_device
 from xrt_core.errors import ModelLoadError, XRTError
 from xrt_core.files import replace_file
 from xrt_core.frontends.onnx_sidecar import describe_node, restore_types
@@ -176,7 +175,7 @@ def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int 
 
     def compile(function: Function, fused: bool) -> Any:
         here = device or bundle.device
-        compiler = on_device(engine.compiler(here, bundle.options), here)
+        compiler = engine.compiler(here, bundle.options)
         return compiler.compile(function, function.params, function.returns, function.aliases)
 
     candidate = Candidate(engine.name, compile, engine.tolerance)

@@ -1,0 +1,522 @@
+"""The boundary to engines: every call of the core into an engine's code goes through the proxies of this module.
+
+An engine, its compilers and its executables are used as `EngineProxy`, `CompilerProxy` and `ExecutableProxy`. What an
+engine raises, SystemExit and KeyboardInterrupt included, comes out as an `XRTError` whose message is bounded and which
+holds neither traceback nor arguments, and so no array. What signal handlers of the program raise meanwhile, Ctrl-C
+first of all, passes through. The attributes of an engine are read once, checked, and kept. State of the thread and the
+process that a library changes when it is loaded, compiles, or first runs is restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dis
+import functools
+import math
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, MappingProxyType
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from xrt_core import errors
+from xrt_core.engine.contract import (
+    ARRAY_FAMILIES,
+    DEFAULT_RUN_OPTIONS,
+    CompileOptions,
+    Engine,
+    EngineStatus,
+    Executable,
+    GraphCompiler,
+    RunOptions,
+    Tolerance,
+)
+from xrt_core.engine.device_kinds import device_kind, kinds, number_of
+from xrt_core.errors import CompileError, EngineError, ExecutionError, PluginError, XRTError
+from xrt_core.events import process_events
+from xrt_core.ir.function import Function, InputOutputAlias, Parameter, operators_of
+from xrt_core.ir.graph import Node, Phase, Support
+
+T = TypeVar("T")
+
+MESSAGE_LIMIT: Final = 2000
+"""Characters of a message that are kept."""
+
+_FINGERPRINT_LIMIT: Final = 1000
+_PRIORITY_LIMIT: Final = 1_000_000
+
+
+# --- exceptions -------------------------------------------------------------------------------------------------------
+
+
+def describe(error: BaseException) -> str:
+    """The type and the message of an exception, at most `MESSAGE_LIMIT` printable characters. Never raises."""
+    try:
+        name = str(type(error).__name__)[:100]
+    except BaseException:
+        name = "an exception"
+    return f"{name}: {message_of(error)}"[:MESSAGE_LIMIT].removesuffix(": ")
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception, at most `MESSAGE_LIMIT` printable characters. Never raises."""
+    try:
+        text = str.__str__(str(error))
+    except BaseException:
+        return "(its message cannot be printed)"
+    return printable(text[:MESSAGE_LIMIT])
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, line ends and tabs aside."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def is_from_program(error: BaseException) -> bool:
+    """Whether an exception comes from the program around an engine's call, not from the engine: a Ctrl-C, or whatever
+    the program's signal handlers raise. Such an exception is the caller's.
+
+    The handler's frame is in the traceback. Python's own handler of SIGINT has none: its KeyboardInterrupt appears at
+    any instruction, and that of an engine at a `raise`.
+    """
+    try:
+        handlers = _handler_codes()
+        innermost = None
+        tb = error.__traceback__
+        while tb is not None:
+            if tb.tb_frame.f_code in handlers:
+                return True
+            innermost, tb = tb, tb.tb_next
+        if not isinstance(error, KeyboardInterrupt) or innermost is None:
+            return isinstance(error, KeyboardInterrupt)
+        instruction = innermost.tb_frame.f_code.co_code[innermost.tb_lasti]
+        return dis.opname[instruction] not in ("RAISE_VARARGS", "RERAISE")
+    except Exception:  # a traceback that cannot be read
+        return isinstance(error, KeyboardInterrupt)
+
+
+def _handler_codes() -> set[CodeType]:
+    """The code of the program's signal handlers."""
+    found = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        handler = getattr(handler, "__func__", handler)
+        code = getattr(handler, "__code__", None)
+        if code is None and callable(handler):
+            code = getattr(type(handler).__call__, "__code__", None)
+        if isinstance(code, CodeType):
+            found.add(code)
+    return found
+
+
+def failure_of(error: BaseException, subject: str, kind: type[XRTError] = EngineError) -> XRTError:
+    """The error that stands for what an engine raised; raises `error` itself where it comes from the program.
+
+    subject: who did what ("engine 'acme': its probe"). kind: the class for what is no XRTError. To be raised outside
+    of the `except` block, so that it keeps no reference to the original.
+    """
+    if is_from_program(error):
+        raise error
+    if isinstance(error, XRTError):
+        own = next((c for c in type(error).__mro__ if c.__module__ == errors.__name__), kind)
+        return own(message_of(error))  # type: ignore[no-any-return]
+    return kind(f"{subject} raised {describe(error)}")
+
+
+def call_engine(subject: str, kind: type[XRTError], call: Callable[..., T], *args: Any) -> T:
+    """What `call` returns. Raises an XRTError (`failure_of`) for whatever it raises."""
+    try:
+        return call(*args)
+    except BaseException as e:
+        failure = failure_of(e, subject, kind)
+    raise failure
+
+
+# --- state of the thread and the process ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def preserved_state(owner: str) -> Iterator[None]:
+    """Restore at the end of the block what a library may have changed: NumPy's error state, the floating-point
+    environment of this thread (rounding, flush to zero), the working directory, and signal handlers.
+
+    owner: for the event `state.restored`, which names what was changed.
+    """
+    numpy_errors, environment, folder, handlers = np.geterr(), _float_environment(), _folder(), _handlers()
+    try:
+        yield
+    finally:
+        changed = []
+        if np.geterr() != numpy_errors:
+            np.seterr(**numpy_errors)
+            changed.append("NumPy's error state")
+        if environment is not None and _float_control(_float_environment()) != _float_control(environment):
+            _libm().fesetenv(environment)
+            changed.append("the floating-point environment")
+        if folder and _folder() != folder:
+            with contextlib.suppress(OSError):
+                os.chdir(folder)
+            changed.append("the working directory")
+        changed += _restore_handlers(handlers)
+        if changed:
+            process_events.emit("state.restored", owner=owner, changed=", ".join(changed))
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
+def _handlers() -> dict[int, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV)}
+
+
+def _restore_handlers(before: Mapping[int, Any]) -> list[str]:
+    changed = []
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) != handler:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                signal.signal(number, handler)
+                changed.append(f"the handler of {signal.Signals(number).name}")
+    return changed
+
+
+@functools.cache
+def _libm() -> Any:
+    """The C library's fegetenv and fesetenv; None on a processor whose environment is not understood here."""
+    if platform.machine() not in ("x86_64", "AMD64", "aarch64"):
+        return None
+    try:
+        library = ctypes.CDLL(None)
+        if library.fegetenv and library.fesetenv:
+            return library
+    except (OSError, AttributeError, TypeError):
+        pass
+    return None
+
+
+def _float_environment() -> Any:
+    library = _libm()
+    if library is None:
+        return None
+    environment = ctypes.create_string_buffer(64)
+    library.fegetenv(environment)
+    return environment
+
+
+def _float_control(environment: Any) -> object:
+    """The part of the environment that controls results: rounding, flush to zero, masks; not the sticky flags.
+
+    x86-64: the control words of the FPU and of SSE. aarch64: FPCR.
+    """
+    raw = bytes(environment)
+    if platform.machine() == "aarch64":
+        return raw[:4]
+    return raw[:2], int.from_bytes(raw[28:32], "little") & 0xFFC0
+
+
+# --- proxies ----------------------------------------------------------------------------------------------------------
+
+
+class EngineProxy(Engine):
+    """An engine behind the boundary, with its attributes read once.
+
+    inner: the engine's own object. owner: its package, for messages. Raises PluginError, at construction, for an
+    attribute that cannot be read or that breaks the contract.
+    """
+
+    def __init__(self, inner: Engine, owner: str) -> None:
+        self.inner = inner
+        self._owner = owner
+        for name, (fits, expected, convert) in _ATTRIBUTES.items():
+            setattr(self, name, self._attribute(name, fits, expected, convert))
+        self._package: str = self._attribute("package", _is_text, "a string")
+        self._subject = f"engine {self.name!r}"
+
+    def _attribute(
+        self, name: str, fits: Callable[[Any], bool], expected: str, convert: Callable[[Any], Any] | None = None
+    ) -> Any:
+        value = call_engine(f"{self._owner}: reading {name}", PluginError, getattr, self.inner, name)
+        right = call_engine(f"{self._owner}: reading {name}", PluginError, fits, value)
+        if not right:
+            raise PluginError(f"{self._owner}: its {name} is {clipped(value)}; expected {expected}")
+        return value if convert is None else call_engine(f"{self._owner}: reading {name}", PluginError, convert, value)
+
+    @property
+    def package(self) -> str:
+        """See `Engine.package`."""
+        return self._package
+
+    def probe(self) -> EngineStatus:
+        """See `Engine.probe`. Raises PluginError for a probe that raises or returns something else."""
+        with preserved_state(self._subject):
+            status = call_engine(f"{self._subject} of {self._package}: its probe", PluginError, self.inner.probe)
+        if not isinstance(status, EngineStatus):
+            raise PluginError(
+                f"{self._subject} of {self._package}: its probe returned {clipped(status)} instead of an EngineStatus"
+            )
+        texts = (status.version, status.reason, status.remedy)
+        if not all(map(_is_text, texts)) or not _are_device_names(status.devices) or type(status.available) is not bool:
+            raise PluginError(
+                f"{self._subject} of {self._package}: its probe returned {clipped(status)}, whose fields are not of "
+                "the types of EngineStatus"
+            )
+        return status
+
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        """See `Engine.supports`. Raises EngineError for one that raises or returns something else."""
+        found = call_engine(f"{self._subject}: supports", EngineError, self.inner.supports, node, device, phase)
+        if type(found) is not Support or type(found.ok) is not bool or not _is_text(found.reason):
+            raise EngineError(f"it returned {clipped(found)} instead of a Support")
+        return found
+
+    def compiler(self, device: str, options: CompileOptions) -> GraphCompiler:
+        """See `Engine.compiler`. Raises CompileError for one that raises or returns something else."""
+        with preserved_state(self._subject):
+            made = call_engine(f"{self._subject}: compiler", CompileError, self.inner.compiler, device, options)
+        if not isinstance(made, GraphCompiler):
+            raise CompileError(
+                f"{self._subject} ({self._package}) gave a {type(made).__name__} as its compiler for {device}, "
+                "expected a GraphCompiler; this is a bug of that package"
+            )
+        return CompilerProxy(made, self.name, self._package, device)
+
+    def fingerprint(self, device: str) -> str:
+        """See `Engine.fingerprint`. Raises PluginError for what is no short text."""
+        found = call_engine(f"{self._subject}: fingerprint", PluginError, self.inner.fingerprint, device)
+        if not _is_text(found) or len(found) > _FINGERPRINT_LIMIT:
+            raise PluginError(
+                f"{self._subject} of {self._package}: its fingerprint for {device} is {clipped(found)}; expected a "
+                f"text of at most {_FINGERPRINT_LIMIT} characters"
+            )
+        return found
+
+    def targeting(self, target: str) -> Engine:
+        """See `Engine.targeting`."""
+        found = call_engine(f"{self._subject}: targeting", EngineError, self.inner.targeting, target)
+        return EngineProxy(found, self._owner)
+
+    def prepare(self) -> None:
+        """See `Engine.prepare`."""
+        with preserved_state(self._subject):
+            call_engine(f"{self._subject}: prepare", EngineError, self.inner.prepare)
+
+
+class CompilerProxy(GraphCompiler):
+    """A compiler behind the boundary. On a kind of device with `arrays` its executables take NumPy arrays as well.
+
+    inner: the engine's own object.
+    """
+
+    def __init__(self, inner: GraphCompiler, engine: str, package: str, device: str) -> None:
+        self.inner = inner
+        self._engine, self._package = engine, package
+        self._move = mover(device)
+
+    def compile(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+    ) -> Executable:
+        """See `GraphCompiler.compile`. Raises CompileError for a compiler that returns something else."""
+        return self._made(
+            f"{function.name} ({operators_of(function)})",
+            self.inner.compile, function, entry_params, return_params, aliases,
+        )  # fmt: skip
+
+    def load(self, blob: bytes) -> Executable:
+        """See `GraphCompiler.load`."""
+        return self._made("load", self.inner.load, blob)
+
+    def load_code(self, blob: bytes, function: Function) -> Executable:
+        """See `GraphCompiler.load_code`."""
+        return self._made("load_code", self.inner.load_code, blob, function)
+
+    def _made(self, what: str, call: Callable[..., Executable], *args: Any) -> Executable:
+        with preserved_state(f"engine {self._engine!r}"):
+            made = call_engine(f"engine {self._engine!r}: {what}", CompileError, call, *args)
+        if not isinstance(made, Executable):
+            raise CompileError(
+                f"the compiler of engine {self._engine!r} ({self._package}) returned a {type(made).__name__} for "
+                f"{what}, expected an Executable; this is a bug of that package"
+            )
+        return ExecutableProxy(made, self._engine, self._move)
+
+
+class ExecutableProxy(Executable):
+    """An executable behind the boundary.
+
+    inner: the engine's own object. move: takes inputs to its device, or None. has_run: whether a run has succeeded.
+    """
+
+    def __init__(self, inner: Executable, engine: str, move: Callable[[Any], Any] | None = None) -> None:
+        self.inner = inner
+        self._engine = engine
+        self.move = move
+        self.has_run = False
+
+    def run(
+        self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
+    ) -> Sequence[Any]:
+        """See `Executable.run`. Raises ExecutionError for whatever the engine raises."""
+        try:
+            if self.has_run:
+                if self.move is not None:
+                    inputs = [self.move(x) for x in inputs]
+                return self.inner.run(inputs, run_options, block_until_done)
+            return self._first(inputs, run_options, block_until_done)
+        except BaseException as e:
+            failure = failure_of(e, f"engine {self._engine!r}", ExecutionError)
+        raise failure
+
+    def _first(self, inputs: Sequence[Any], run_options: RunOptions, block_until_done: bool) -> Sequence[Any]:
+        with preserved_state(f"engine {self._engine!r}"):
+            if self.move is not None:
+                inputs = [self.move(x) for x in inputs]
+            results = self.inner.run(inputs, run_options, block_until_done)
+        self.has_run = True
+        return results
+
+    def serialize(self) -> bytes:
+        """See `Executable.serialize`."""
+        return _bytes(call_engine(f"engine {self._engine!r}: serialize", EngineError, self.inner.serialize))
+
+    def serialize_code(self) -> bytes:
+        """See `Executable.serialize_code`."""
+        return _bytes(call_engine(f"engine {self._engine!r}: serialize_code", EngineError, self.inner.serialize_code))
+
+    def as_text(self) -> str:
+        """See `Executable.as_text`."""
+        return printable(str(call_engine(f"engine {self._engine!r}: as_text", EngineError, self.inner.as_text)))
+
+    def __repr__(self) -> str:
+        return f"<executable of {self._engine}>"
+
+
+def mover(device: str) -> Callable[[Any], Any] | None:
+    """The function that takes an input to a device whose kind has a class of arrays of its own; None for the others."""
+    kind = device_kind(device)
+    if kind.arrays is None:
+        return None
+    arrays, number = kind.arrays, number_of(device)
+
+    def move(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return arrays.from_host(x, number)
+        if isinstance(x, arrays.type) and kind.device_of(x) != number:
+            return arrays.from_host(arrays.to_host(x), number)
+        return x
+
+    return move
+
+
+def read(x: Any) -> np.ndarray:
+    """The NumPy array of a result of an executable: of an array of a device kind, or what `numpy.asarray` can read."""
+    kind = kinds.of_array(type(x))
+    return np.asarray(x) if kind is None or kind.arrays is None else kind.arrays.to_host(x)
+
+
+def direct_run(executable: Executable) -> Callable[..., Sequence[Any]]:
+    """The engine's own `run`, for a caller that handles whatever it raises, after a first run through the proxy."""
+    if isinstance(executable, ExecutableProxy) and executable.has_run and executable.move is None:
+        return executable.inner.run
+    return executable.run
+
+
+def loads(compiler: GraphCompiler) -> bool:
+    """Whether an engine implements `load` or `load_code`: its executables can come from the disk."""
+    kind = type(compiler.inner if isinstance(compiler, CompilerProxy) else compiler)
+    return kind.load is not GraphCompiler.load or kind.load_code is not GraphCompiler.load_code
+
+
+def inner_of(engine: Engine) -> Engine:
+    """The engine's own object."""
+    return engine.inner if isinstance(engine, EngineProxy) else engine
+
+
+def clipped(value: object) -> str:
+    """The representation of a value for a message, at most 200 printable characters. Never raises."""
+    try:
+        return printable(repr(value)[:200])
+    except BaseException:
+        return f"a {type(value).__name__} that cannot be printed"
+
+
+def _bytes(blob: Any) -> bytes:
+    if not isinstance(blob, bytes):
+        raise EngineError(f"it returned {clipped(blob)}, expected bytes")
+    return blob
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, tuple | list) and bool(value) and all(map(_is_text, value))
+
+
+def _are_device_names(value: Any) -> bool:
+    return isinstance(value, tuple) and all(_is_text(d) and kinds.is_known(d.partition(":")[0]) for d in value)
+
+
+def _are_families(value: Any) -> bool:
+    return isinstance(value, tuple) and all(f in ARRAY_FAMILIES for f in value)
+
+
+def _are_ranks(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_text(k) and type(v) is int and abs(v) <= _PRIORITY_LIMIT for k, v in value.items()
+    )
+
+
+def _are_tolerances(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_text(k)
+        and isinstance(t, Tolerance)
+        and all(isinstance(x, int | float) and math.isfinite(x) and x >= 0 for x in (t.absolute, t.relative, t.share))
+        and t.share <= 1
+        and _is_text(t.reason)
+        for k, t in value.items()
+    )
+
+
+def _frozen(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(dict(value))
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
+
+
+_ATTRIBUTES: Final[Mapping[str, tuple[Callable[[Any], bool], str, Callable[[Any], Any] | None]]] = MappingProxyType(
+    {
+        "name": (_is_text, "a string", None),
+        "api_version": (lambda v: type(v) is int, "an integer", None),
+        "devices": (_are_texts, "a tuple of device kinds", tuple),
+        "priority": (_are_ranks, "a mapping of phases to integers", _frozen),
+        "switch": (_is_text, "a string", None),
+        "automatic": (_is_bool, "a bool", None),
+        "array_families": (_are_families, f"a tuple of some of {', '.join(ARRAY_FAMILIES)}", tuple),
+        "asynchronous": (_is_bool, "a bool", None),
+        "tolerance": (_are_tolerances, "a mapping of dtypes to finite Tolerances", _frozen),
+        "variables": (lambda v: not v or _are_texts(v), "a tuple of strings", tuple),
+        "conformance": (lambda v: isinstance(v, Mapping), "a mapping", _frozen),
+    }
+)
+"""Attribute of an engine -> (whether a value is right, what is expected, how it is kept)."""
