@@ -439,7 +439,7 @@ def test_an_engine_that_fails_to_compile(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_an_engine_that_fails_at_run(caplog: pytest.LogCaptureFixture) -> None:
-    """The host stands in; after three failures within a thousand calls it takes over; the results are the caller's own."""
+    """The host stands in; after three failures in a thousand calls it takes over; results are the caller's own."""
     with fake_engine() as engine, caplog.at_level(logging.WARNING, "xrt"):
         m = sub(engine="fake")
         failing = True

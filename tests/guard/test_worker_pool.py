@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.guard.guarded import eventually, gone, is_running
-from xrt_core.errors import EngineError
 from xrt_core.engine.boundary import inner_of
+from xrt_core.errors import EngineError
 from xrt_core.guard.worker import engine_of
 from xrt_core.guard.worker_pool import (
     LOG_BYTES,

@@ -517,14 +517,15 @@ def test_a_failed_launch_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = TrainModule(Classifier(), loss="cross_entropy", optimizer=Momentum(0.1), engine="host")
     assert losses(t, 2) == pytest.approx(losses(reference, 2), rel=1e-4)
     update = t._last.plan.launches[1]  # type: ignore[union-attr]
-    run = type(update.executable).run
+    kind = type(update.executable.inner)
+    run = kind.run
 
     def fail(self: Any, inputs: Any, *args: Any) -> Any:
         if len(inputs) == len(update.function.params):
             raise xrt.errors.ExecutionError("the device is full")
         return run(self, inputs, *args)
 
-    monkeypatch.setattr(type(update.executable), "run", fail)
+    monkeypatch.setattr(kind, "run", fail)
     assert losses(t, 1) == pytest.approx(losses(reference, 1), rel=1e-4)
     monkeypatch.undo()
     assert losses(t, 2) == pytest.approx(losses(reference, 2), rel=1e-4)
@@ -536,7 +537,7 @@ def test_a_failed_launch_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return run(self, inputs, *args)
 
     saved = t.state_dict()
-    monkeypatch.setattr(type(update.executable), "run", fail_late)
+    monkeypatch.setattr(kind, "run", fail_late)
     with pytest.raises(xrt.errors.TrainingError, match="they are lost: the device is full. Load a state"):
         losses(t, 1)
     monkeypatch.undo()

@@ -250,8 +250,9 @@ def test_variables_are_floats() -> None:
 
 def failing(t: TrainModule, monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool], late: bool) -> None:
     """Make the launches of the last step for which `when` holds fail, before or after they have taken their inputs."""
-    run = type(t._last.plan.launches[0].executable).run  # type: ignore[union-attr]
-    owners = {id(x.executable): x for x in t._last.plan.launches}  # type: ignore[union-attr]
+    kind = type(t._last.plan.launches[0].executable.inner)  # type: ignore[union-attr]
+    run = kind.run
+    owners = {id(x.executable.inner): x for x in t._last.plan.launches}  # type: ignore[union-attr]
 
     def broken(self: Any, inputs: Any, *args: Any) -> Any:
         if when(owners.get(id(self))):
@@ -260,7 +261,7 @@ def failing(t: TrainModule, monkeypatch: pytest.MonkeyPatch, when: Callable[[Any
             raise ExecutionError("the device is full")
         return run(self, inputs, *args)
 
-    monkeypatch.setattr(type(t._last.plan.launches[0].executable), "run", broken)  # type: ignore[union-attr]
+    monkeypatch.setattr(kind, "run", broken)
 
 
 def updates(launch: Any) -> bool:

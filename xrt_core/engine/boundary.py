@@ -431,11 +431,11 @@ def read(x: Any) -> np.ndarray:
     return np.asarray(x) if kind is None or kind.arrays is None else kind.arrays.to_host(x)
 
 
-def direct_run(executable: Executable) -> Callable[..., Sequence[Any]]:
-    """The engine's own `run`, for a caller that handles whatever it raises, after a first run through the proxy."""
+def direct(executable: Executable) -> Executable:
+    """The engine's own object, for a caller that handles whatever its `run` raises, after a run through the proxy."""
     if isinstance(executable, ExecutableProxy) and executable.has_run and executable.move is None:
-        return executable.inner.run
-    return executable.run
+        return executable.inner
+    return executable
 
 
 def loads(compiler: GraphCompiler) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.engine.boundary import direct_run
+from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
 from xrt_core.errors import ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
@@ -132,7 +132,7 @@ class GuardedLaunch(Launch):
         try:
             results = self._checked_run(executable, arrays)
         except BaseException as e:
-            failure, kind = _failure_of(e)
+            failure, kind = _failure_of(e, self.engine)
             results = None
         if results is None:
             return self._fall_back(executable, kept, failure, kind)
@@ -148,10 +148,10 @@ class GuardedLaunch(Launch):
                 self._call = self._shadowed(self._live(executable))
 
     def _live(self, executable: Executable) -> HostRun:
-        record, check, execute, timed = self.record, self._check, direct_run(executable), self._timed
+        record, check, execute, timed = self.record, self._check, direct(executable), self._timed
 
         def run(arrays: Arrays) -> Arrays:
-            return check.results(execute(check.inputs(arrays)))
+            return check.results(execute.run(check.inputs(arrays)))
 
         limited: HostRun = run if timed is None else partial(timed, run)
 
@@ -160,7 +160,7 @@ class GuardedLaunch(Launch):
             try:
                 return limited(arrays)
             except BaseException as e:
-                failure, kind = _failure_of(e)
+                failure, kind = _failure_of(e, self.engine)
             return self._fall_back(executable, arrays, failure, kind)
 
         return call
@@ -224,9 +224,9 @@ class GuardedLaunch(Launch):
         self._failures.record_failure(self.record, self.function, FailureRecord(stage, kind, message))
 
 
-def _failure_of(error: BaseException) -> tuple[XRTError, Kind]:
+def _failure_of(error: BaseException, engine: str) -> tuple[XRTError, Kind]:
     """The failure of a run and its kind; raises `error` itself where it comes from the program."""
     if isinstance(error, CallTimeout):
         return ExecutionError(str(error)), "hung"
-    failure = engine_failure(error)
+    failure = engine_failure(error, engine)
     return failure, failure.kind if isinstance(failure, WrongResults) else "raised"

@@ -57,14 +57,16 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
         try:
             results = run(arrays)
         except UnreadableResult as e:
-            failure, engine = engine_failure(e), e.engine
+            engine = e.engine
+            failure = engine_failure(e, engine)
         else:
             try:
                 for r in results:
                     read.append(out(r))
                 return read
             except BaseException as e:  # reading an engine's array may run code of the engine
-                failure, engine = engine_failure(e), plan.spaces[len(read)]
+                engine = plan.spaces[len(read)]
+                failure = engine_failure(e, engine)
         return [out(r) for r in plan.run_on_host(arrays, failure, engine)]
 
     return call

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.array_families import library_of
-from xrt_core.engine.boundary import clipped, describe, direct_run, is_from_program, message_of
+from xrt_core.engine.boundary import clipped, direct, failure_of
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 from xrt_core.errors import EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
@@ -60,7 +60,7 @@ class Launch:
     """
 
     __slots__ = (
-        "_check", "_events", "_host", "_host_run", "_lock", "_policy", "_recent", "_run", "calls", "engine", "enter",
+        "_check", "_direct", "_events", "_host", "_host_run", "_lock", "_policy", "_recent", "calls", "engine", "enter",
         "error", "executable", "failures", "function",
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ class Launch:
         self.failures = 0
         self.enter: HostRun | None = None
         self._check = LaunchCheck(function, engine)
-        self._run: Callable[..., Any] | None = None  # the executable's, once it has run
+        self._direct: Executable | None = None  # the engine's own object, once it has run
         self._recent: deque[int] = deque(maxlen=policy.limit)  # numbers of the calls that failed last
         self._events = events
         self._policy = policy
@@ -96,15 +96,15 @@ class Launch:
         if executable is None:
             return self.on_host(arrays)
         self.calls += 1
-        check, run = self._check, self._run
+        check = self._check
         try:
-            if run is not None:
-                return check.results(run(check.inputs(arrays)))
+            if self._direct is not None:
+                return check.results(self._direct.run(check.inputs(arrays)))
             results = check.results(executable.run(check.inputs(arrays)))
-            self._run = direct_run(executable)
+            self._direct = direct(executable)
             return results
         except BaseException as e:  # whatever an engine raises leads to the fallback
-            failure = engine_failure(e)
+            failure = engine_failure(e, self.engine)
         return self.fall_back(arrays, failure)
 
     @property
@@ -193,19 +193,16 @@ class DeviceLaunch(Launch):
                 return check.results(executable.run(given))
             return check.results(executable.run(given, options, wait or self._updates))
         except BaseException as e:
-            failure = engine_failure(e)
+            failure = engine_failure(e, self.engine)
         if not wait:
             raise failure
         return self.fall_back(arrays, failure)
 
 
-def engine_failure(error: BaseException) -> XRTError:
-    """The failure of a run, without references to arrays; raises `error` itself where it comes from the program."""
-    if is_from_program(error):
-        raise error
-    if isinstance(error, WrongResults):
-        return WrongResults(message_of(error), error.kind)
-    return ExecutionError(message_of(error) if isinstance(error, XRTError) else describe(error))
+def engine_failure(error: BaseException, engine: str) -> XRTError:
+    """The failure of a run (`failure_of`), with the kind of mismatch of its results."""
+    failure = failure_of(error, f"engine {engine!r}", ExecutionError)
+    return WrongResults(str(failure), error.kind) if isinstance(error, WrongResults) else failure
 
 
 _ndarray: Final = np.ndarray
