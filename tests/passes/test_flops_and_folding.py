@@ -14,7 +14,7 @@ from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import is_deterministic
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.flops import flops, graph_flops
-from xrt_core.passes.simplify.constant_folding import evaluate, last_uses
+from xrt_core.passes.simplify import evaluate, last_uses
 
 
 def of(*shape: Any) -> Value:

@@ -28,7 +28,7 @@ from xrt_core.passes.mixed_precision_ops import (
     version_for,
 )
 from xrt_core.passes.pass_base import Pass
-from xrt_core.passes.simplify.constant_folding import DEFAULT_FOLD_LIMIT
+from xrt_core.passes.simplify import DEFAULT_FOLD_LIMIT
 
 FLOAT32: Final = np.dtype(np.float32)
 _FIRST_BF16_CAST: Final = 13

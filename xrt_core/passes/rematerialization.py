@@ -11,7 +11,7 @@ from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import is_deterministic, traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 from xrt_core.passes.pass_base import Pass
-from xrt_core.passes.simplify.constant_folding import nbytes
+from xrt_core.passes.simplify import nbytes
 
 MARK: Final = "xrt.recompute"
 """Key in a node's metadata: nodes of one label are a region, which is computed again as a whole."""

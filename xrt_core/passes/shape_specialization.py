@@ -14,7 +14,7 @@ from xrt_core.ir.graph import Annotations, Graph, Node, Value, closed, substitut
 from xrt_core.ir.inference import infer_types, merged
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import Dim, OptionalType, SequenceType, TensorType, ValueType
-from xrt_core.passes.simplify.constant_folding import (
+from xrt_core.passes.simplify import (
     DEFAULT_FOLD_LIMIT,
     HostRun,
     constant_like,

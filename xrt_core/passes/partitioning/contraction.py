@@ -1,5 +1,4 @@
-"""Contraction: a graph seen as units, each a node or a group of nodes, numbered in a topological order.
-"""
+"""Contraction: a graph seen as units, each a node or a group of nodes, numbered in a topological order."""
 
 from __future__ import annotations
 
