@@ -13,7 +13,7 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import is_deterministic
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.flops import flops, graph_flops
+from xrt_core.passes.partitioning.cost_model import flops, graph_flops
 from xrt_core.passes.simplify import evaluate, last_uses
 
 

@@ -26,7 +26,7 @@ from xrt_core.passes.partitioning.cost_model import CPU, Rates
 from xrt_core.passes.partitioning.grow import Grower
 
 CLUSTER = import_module("xrt_core.passes.partitioning.cluster")  # the package has a function of that name
-SLOW_HOST = Costs(Rates(1e-3, math.inf, math.inf), NOTHING, launch=5e-6, crossing=1e-6)
+SLOW_HOST = Costs(Rates(1e-3, math.inf, math.inf), NOTHING, launch=5e-6, transfer=1e-6)
 """Whatever an engine takes pays, and no engine is quicker than another."""
 
 
@@ -66,7 +66,7 @@ def test_what_the_first_engine_is_worth_decides() -> None:
     small = g.replace(outputs=[y])
     one, two = engine("one", "MatMul", "Neg"), engine("two", "MatMul", "Neg", "Exp")
     assert names(small, clustered(small, one, two)) == ["two: a", "one: b", "two: c d y"]
-    equal = Costs(CPU.host, CPU.engine, CPU.launch, CPU.crossing, preferred=0.0)
+    equal = Costs(CPU.host, CPU.engine, CPU.launch, CPU.transfer, preferred=0.0)
     assert names(small, clustered(small, one, two, costs=equal)) == ["two: a b c d y"]
 
 
