@@ -24,8 +24,8 @@ from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import static_inputs
 from xrt_core.options import AUTO
-from xrt_core.passes.partitioning.cost_model import graph_flops
 from xrt_core.passes.partitioning import insert_converters
+from xrt_core.passes.partitioning.cost_model import graph_flops
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs

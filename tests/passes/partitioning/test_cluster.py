@@ -14,8 +14,7 @@ from tests.profiles import examples
 from xrt_core.errors import InternalError, OptionError
 from xrt_core.ir.graph import Annotations, Graph
 from xrt_core.passes.partitioning import cluster, mark
-from xrt_core.passes.partitioning.contraction import Contraction
-from xrt_core.passes.partitioning.grouping import _EdgeMerger, edge_groups, slices
+from xrt_core.passes.partitioning.contraction import Contraction, _EdgeMerger, edge_groups, slices
 
 TOY = [engine("toy", "A", "B")]
 

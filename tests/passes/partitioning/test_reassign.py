@@ -22,8 +22,8 @@ from tests.random_graphs import F32, graph_of, node
 from xrt_core.ir.graph import Annotations, Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning import Candidate, Clustering, Costs, cluster, mark, outline, report
+from xrt_core.passes.partitioning.cluster import Grower
 from xrt_core.passes.partitioning.cost_model import CPU, Rates
-from xrt_core.passes.partitioning.grow import Grower
 
 CLUSTER = import_module("xrt_core.passes.partitioning.cluster")  # the package has a function of that name
 SLOW_HOST = Costs(Rates(1e-3, math.inf, math.inf), NOTHING, launch=5e-6, transfer=1e-6)
