@@ -146,8 +146,8 @@ def _launch(
     made: dict[Value, None] = {}
     read: dict[Value, None] = {}
     for n in nodes:
-        for v in n.uses():
-            if v.data is None and v not in made:
+        for v in (*n.inputs, *n.captures) if n.attributes else n.inputs:
+            if v is not None and v.data is None and v not in made:
                 read[v] = None
         for o in n.outputs:
             if o is not None:
