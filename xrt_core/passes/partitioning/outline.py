@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt_core.errors import InternalError
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
-from xrt_core.ir.graph import Graph, Node, Value, substitute
+from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 from xrt_core.ir.types import TensorType
