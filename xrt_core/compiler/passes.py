@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -43,12 +44,12 @@ from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNod
 class PassResults:
     """Results of passes other than the graph. automatic: whether unmarked nodes are offered to engines.
 
-    precision: the nodes lowered to a narrow float. report: the partition report.
+    precision: the nodes lowered to a narrow float. report: creates the partition report.
     """
 
     automatic: bool = True
     precision: PrecisionReport | None = None
-    report: PartitionReport | None = None
+    report: Callable[[], PartitionReport] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
         prune=options.prune,
     )
     outlined = outline(graph, clustering)
-    context.results.report = report(graph, clustering, outlined)
+    context.results.report = partial(report, graph.nodes, clustering, outlined)
     return outlined
 
 

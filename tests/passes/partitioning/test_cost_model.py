@@ -247,7 +247,7 @@ def test_pruning_leaves_only_what_pays(recipe: Recipe) -> None:
     else:
         assert all(c.estimate is not None and c.estimate.gain > 0 for c in found.clusters)
     assert set(whole.reasons) <= set(found.reasons)
-    told = report(g, found, outline(g, found)).to_json()
+    told = report(g.nodes, found, outline(g, found)).to_json()
     assert all(
         c["estimate"]["gain_us"] == pytest.approx(c["estimate"]["host_us"] - c["estimate"]["engine_us"], abs=0.002)
         for c in told["clusters"]

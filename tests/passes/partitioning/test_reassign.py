@@ -51,7 +51,7 @@ def test_a_piece_inside_what_a_later_engine_takes_goes_to_it() -> None:
     assert names(g, clustered(g, one, two, prune=False)) == ["two: v1", "one: v2", "two: v3"]
     found = clustered(g, one, two)
     assert names(g, found) == ["two: v1 v2 v3"]
-    (told,) = report(g, found, outline(g, found)).clusters
+    (told,) = report(g.nodes, found, outline(g, found)).clusters
     assert told.note == (
         "1 node of it would be a cluster of one, which stands before: launch and transfers of that are estimated to "
         "cost 14 us a call, and one is taken to save 0.0 us"

@@ -37,7 +37,7 @@ from xrt_core.passes.partitioning.contraction import Reads, ascending
 
 def flops(node: Node) -> int:
     """The estimated FLOPs of a node: two per multiply-add of products and convolutions, one per element of other
-    operators that compute, 0 if unknown.
+    operators that compute, 0 if unknown. Subgraphs do not count.
 
     Depends only on the operator, the types and the attribute `transA`.
     """
@@ -63,11 +63,6 @@ def flops(node: Node) -> int:
     if traits.moves_elements or traits.fills or traits.shape_query or traits.cast:
         return 0
     return max(out, _elements(node.inputs[0] if node.inputs else None))
-
-
-def graph_flops(graph: Graph) -> int:
-    """The estimated FLOPs of a graph's nodes, without those of subgraphs."""
-    return sum(flops(n) for n in graph.nodes)
 
 
 def _shape(v: Value | None) -> Shape | None:
