@@ -54,20 +54,20 @@ def specialise(
     value has the inferred type. `expand` returns the body that replaces an operator without a kernel. Nodes that
     violate their operator's specification keep unknown types: the host raises the error when it runs them.
     """
-    walk = _Walk(run, fold_limit, expand)
+    specialiser = _Specialiser(run, fold_limit, expand)
     inputs = []
     for i, (value, type_) in enumerate(zip(graph.inputs, types, strict=True)):
         new = Value(value.name, type_)
         inputs.append(new)
-        walk.new[value] = constant_like(value, known[i]) if i in known else new
-    walk.nodes(graph.nodes)
-    outputs = [walk.new.get(v, v) for v in graph.outputs]
+        specialiser.new[value] = constant_like(value, known[i]) if i in known else new
+    specialiser.nodes(graph.nodes)
+    outputs = [specialiser.new.get(v, v) for v in graph.outputs]
     return Graph(
-        inputs, outputs, walk.made, opsets=graph.opsets, name=graph.name, doc=graph.doc, metadata=graph.metadata
+        inputs, outputs, specialiser.made, opsets=graph.opsets, name=graph.name, doc=graph.doc, metadata=graph.metadata
     )
 
 
-class _Walk:
+class _Specialiser:
     """The state of one traversal: the new value of each old one, and the new nodes so far."""
 
     def __init__(self, run: HostRun, fold_limit: int, expand: Expand) -> None:

@@ -1,4 +1,4 @@
-"""Partitioning: query support, cluster, outline clusters into Launch nodes, insert transfers, report."""
+"""Partitioning: query support, cluster, outline clusters into Launch nodes, insert converters, report."""
 
 from xrt_core.passes.partitioning.cluster import UNLIMITED, Cluster, Clustering, cluster
 from xrt_core.passes.partitioning.cost_model import Costs, Estimate, costs_for
