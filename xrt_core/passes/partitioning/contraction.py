@@ -79,13 +79,8 @@ class Contraction:
         return self._predecessors
 
     @classmethod
-    def of_graph(cls, graph: Graph) -> Contraction:
-        """Every node a unit of its own, numbered as the graph's nodes."""
-        return cls.of_reads(reads_of(graph))
-
-    @classmethod
     def of_reads(cls, reads: Reads) -> Contraction:
-        """As `of_graph`, for a graph whose reads are known."""
+        """Every node of a graph a unit of its own, numbered as the nodes. reads: of the graph (`reads_of`)."""
         source, target = reads.edges
         if np.any(source >= target):
             raise InternalError("clustering was given a graph whose nodes are not in topological order")
