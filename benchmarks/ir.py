@@ -70,7 +70,7 @@ def main() -> None:
     print("| what | median (s) | target (s) |\n|---|---|---|")
     for what, seconds, target in rows:
         print(f"| {what} | {seconds:.3f} | {target or ''} |")
-    print(f"\nBERT-base: {caller.partition(arrays).explanation.summary()}")
+    print(f"\nBERT-base: {caller.partition(arrays).explain().summary()}")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from xrt_core.ir.inference import infer_types
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
-from xrt_core.passes.flops import flops
-from xrt_core.passes.partitioning.cost_model import CPU, passes_of
+from xrt_core.passes.partitioning.cost_model import CPU, flops, passes_of
 
 F32 = np.dtype(np.float32)
 OPSET = 20
@@ -104,8 +103,8 @@ def main() -> None:
         engine = on_engine(node, arrays, arguments.engine, arguments.repeats) * 1e6
         print(f"{node.op_type:<22}{passes_of(node):>7}{host:>9.1f}{engine:>11.1f}", flush=True)
     print(
-        f"gain.CPU: host {CPU.host.call * 1e6:.1f} us a pass; launch {CPU.launch * 1e6:.1f} us, "
-        f"{CPU.crossing * 1e6:.1f} us a tensor"
+        f"cost_model.CPU: host {CPU.host.call * 1e6:.1f} us a pass; launch {CPU.launch * 1e6:.1f} us, "
+        f"{CPU.transfer * 1e6:.1f} us a tensor"
     )
     print(f"\n{'stream, 4 MB arrays':<22}{'passes':>7}{'host GB/s a pass':>18}{'engine GB/s':>13}")
     for c in STREAMS:
@@ -114,7 +113,7 @@ def main() -> None:
         host = passes_of(node) * size / on_host(node, arrays, arguments.repeats)
         engine = size / on_engine(node, arrays, arguments.engine, arguments.repeats)
         print(f"{node.op_type:<22}{passes_of(node):>7}{host:>18.1f}{engine:>13.1f}", flush=True)
-    print(f"gain.CPU: host {CPU.host.bandwidth / 1e9:.0f} GB/s, engine {CPU.engine.bandwidth / 1e9:.0f} GB/s")
+    print(f"cost_model.CPU: host {CPU.host.bandwidth / 1e9:.0f} GB/s, engine {CPU.engine.bandwidth / 1e9:.0f} GB/s")
     print(f"\n{'product':<22}{'host GFLOP/s':>14}{'engine GFLOP/s':>16}")
     for c in PRODUCTS:
         node, arrays = case(*c)
@@ -124,7 +123,7 @@ def main() -> None:
             on_engine(node, arrays, arguments.engine, arguments.repeats),
         )
         print(f"{node.op_type:<22}{work / host:>14.0f}{work / engine:>16.0f}", flush=True)
-    print(f"gain.CPU: host {CPU.host.flops / 1e9:.0f} GFLOP/s, engine {CPU.engine.flops / 1e9:.0f} GFLOP/s")
+    print(f"cost_model.CPU: host {CPU.host.flops / 1e9:.0f} GFLOP/s, engine {CPU.engine.flops / 1e9:.0f} GFLOP/s")
 
 
 if __name__ == "__main__":

@@ -113,6 +113,11 @@ class EventLog:
         self._notify(event, level)
         return event
 
+    @staticmethod
+    def is_observed(level: int) -> bool:
+        """Whether an event of this level is logged or heard by a listener; if not, costly fields can be left out."""
+        return bool(_listeners) or logger.isEnabledFor(level)
+
     def fallback(
         self,
         *,

@@ -15,7 +15,7 @@ from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.services import build_services
 from xrt_core.engine import engines
 from xrt_core.errors import GraphError
-from xrt_core.events import EventLog
+from xrt_core.events import EventLog, subscribe
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
@@ -63,6 +63,19 @@ def test_one_line_says_what_was_done(caplog: pytest.LogCaptureFixture) -> None:
     assert "model=chain" in line
     assert "2 nodes, clusters: 1 on fake; 50% of nodes" in line
     assert "1 nodes on the host (Abs)" in line
+
+
+def test_the_summary_is_made_for_readers_only(caplog: pytest.LogCaptureFixture) -> None:
+    """The event of a specialisation has the summary if the level INFO is logged or somebody listens, and else not."""
+    with caplog.at_level(logging.WARNING, "xrt"):
+        for heard in (False, True):
+            undo = subscribe(lambda event: None) if heard else lambda: None
+            m = XRTModule(chain("Neg"), engine="host")
+            m(X)
+            undo()
+            (event,) = m.events.recent("specialised")
+            assert ("result" in event.fields) == heard
+            assert m.explain().summary().startswith("1 nodes")
 
 
 def test_a_broken_graph_is_found_at_the_first_stage() -> None:

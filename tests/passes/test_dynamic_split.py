@@ -11,8 +11,7 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.kernels import static_inputs
-from xrt_core.passes.dynamic_split import SplitLate, is_late
-from xrt_core.passes.shape_specialization import shape_inputs, specialise
+from xrt_core.passes.shape_specialization import SplitLate, is_late, shape_inputs, specialise
 
 SPLIT = SplitLate(static_inputs)
 

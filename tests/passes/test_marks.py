@@ -12,13 +12,13 @@ import onnx
 import pytest
 
 import xrt_core as xrt
+from tests.dag import ancestors
 from tests.fake_engines import FakeEngine, SecondEngine, fake_engine
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.compiler import passes
 from xrt_core.errors import GraphError, ModelLoadError, OptionError, TraceError
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.onnx_export import export_model
-from xrt_core.ir.dag import ancestors
 from xrt_core.ir.graph import MARK, REGION, Annotations, Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule

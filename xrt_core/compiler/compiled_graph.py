@@ -153,7 +153,7 @@ class CompiledGraph:
         if arrays is None:
             arrays = self.example()
         plan = self.plans.known_plan(self.checked(arrays))
-        return _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explanation
+        return _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explain()
 
 
 _CONTAINERS = (list, tuple, dict, type(None))

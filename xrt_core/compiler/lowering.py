@@ -15,8 +15,8 @@ from xrt_core.errors import CompileError, EngineError
 from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.passes.dynamic_split import is_late
 from xrt_core.passes.partitioning import is_converter
+from xrt_core.passes.shape_specialization import is_late
 from xrt_core.runtime.arrays import to_host
 from xrt_core.runtime.binding import taken_by
 from xrt_core.runtime.control_flow import control_step

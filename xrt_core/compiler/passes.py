@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.options import Options
-from xrt_core.passes.dynamic_split import SplitLate
 from xrt_core.passes.mixed_precision import Constraint, LowerPrecision, PrecisionReport
 from xrt_core.passes.partitioning import (
     Candidate,
@@ -36,23 +36,20 @@ from xrt_core.passes.partitioning import (
 )
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
-from xrt_core.passes.shape_specialization import specialise
+from xrt_core.passes.shape_specialization import SplitLate, specialise
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 @dataclass
 class PassResults:
     """Results of passes other than the graph. automatic: whether unmarked nodes are offered to engines.
 
-    precision: the nodes lowered to a narrow float. report: the partition report.
+    precision: the nodes lowered to a narrow float. report: creates the partition report.
     """
 
     automatic: bool = True
     precision: PrecisionReport | None = None
-    report: PartitionReport | None = None
+    report: Callable[[], PartitionReport] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
         prune=options.prune,
     )
     outlined = outline(graph, clustering)
-    context.results.report = report(graph, clustering, outlined)
+    context.results.report = partial(report, graph.nodes, clustering, outlined)
     return outlined
 
 
@@ -309,14 +306,16 @@ def _left_out(events: EventLog, name: str, owner: str, why: str) -> None:
 
 def expand(node: Node) -> Graph | None:
     """Return the function body, or a plugin's lowering, of an operator that no kernel implements; else None."""
-    if node.domain == "xrt" or traits_of(node).control_flow or find_kernel(node.domain, node.op_type) is not None:
+    if node.domain == "xrt" or find_kernel(node.domain, node.op_type) is not None or traits_of(node).control_flow:
         return None
     from xrt_core.frontends.onnx_functions import function_body
 
     return function_body(node)
 
 
-def needed_inputs(node: Node) -> Iterator[int]:
-    """Yield the indices of the inputs whose values an engine needs to support `node`; none if no engine can."""
+def needed_inputs(node: Node) -> Iterable[int]:
+    """Return the indices of the inputs whose values an engine needs to support `node`; none if no engine can."""
     kernel = find_kernel(node.domain, node.op_type)
-    return iter(()) if kernel is None or kernel.why_dynamic(node) is not None else static_inputs(node)
+    if kernel is None or not kernel.static or kernel.why_dynamic(node) is not None:
+        return ()
+    return static_inputs(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,8 +24,9 @@ from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import static_inputs
 from xrt_core.options import AUTO
-from xrt_core.passes.flops import graph_flops
-from xrt_core.passes.partitioning import insert_converters
+from xrt_core.passes.mixed_precision import PrecisionReport
+from xrt_core.passes.partitioning import PartitionReport, insert_converters
+from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
@@ -65,7 +66,7 @@ class Pipeline:
         """Compile the plan of one signature: input types, and values of the inputs in `known` (by index).
 
         engines: False compiles for the host alone. owned: see `runtime.plan.make_plan`. kind: the class of the plan.
-        Logs one INFO line with a summary.
+        Emits one event, "specialised", which is an INFO line with a summary.
         """
         start = time.perf_counter()
         captured = self.adopt(captured)
@@ -75,13 +76,16 @@ class Pipeline:
         planned = self.plan(partitioned, owned=owned, kind=kind)
         planned.signature = types, known
         if kind is Planned:
-            self.services.events.emit(
+            events = self.services.events
+            # the summary reads every node, and is made only if somebody reads it
+            summary = {"result": planned.explain().summary()} if events.is_observed(logging.INFO) else {}
+            events.emit(
                 "specialised",
                 level=logging.INFO,
                 seconds=time.perf_counter() - start,
                 model=captured.graph.name or "graph",
                 before_compilation_ms=round((middle - start) * 1e3, 1),
-                result=planned.explain().summary(),
+                **summary,
             )
         return planned
 
@@ -147,19 +151,11 @@ class Pipeline:
             convert=lambda g: insert_converters(g, has_converter, (AUTO,) if services.auto else ()),
         )
         outlined = self._run_passes("engines", graph, context, services.passes["engines"])
-        functions = [f for n in outlined.nodes if isinstance(f := n.attributes.get("function"), Function)]
         report = context.results.report
         assert report is not None
-        explanation = Explanation(
-            graph.name,
-            _signature(graph, optimised.known),
-            report,
-            graph_flops(graph),
-            {f.name: graph_flops(f.body) for f in functions},
-            precision=optimised.precision,
-            partitioned=outlined,
-        )
-        return Partitioned(outlined, explanation, optimised.automatic)
+        # without the graph itself, whose tables of producers and consumers are no longer needed
+        explain = partial(_explanation, graph.nodes, report, outlined, optimised.known, optimised.precision)
+        return Partitioned(outlined, explain, optimised.automatic)
 
     def plan(self, partitioned: Partitioned, *, owned: bool = True, kind: type[Planned] = Planned) -> Planned:
         """Compile every Launch and lower the graph to a register program. owned, kind: as of `compile`."""
@@ -177,7 +173,7 @@ class Pipeline:
         def lower(node: Node) -> Lowered:
             return self._lowering.lower(node, graph, make_part, shared)
 
-        made = partial(kind, partitioned.explanation, parts, services.compilation.engines, services.xp)
+        made = partial(kind, partitioned, parts, services.compilation.engines, services.xp)
         planned = make_plan(graph, lower, made, owned=owned, to_host=to_host(services.xp))
         if self.options.parallel and independent_lanes(graph, lane):
             planned.run_side_by_side()
@@ -288,6 +284,26 @@ class Pipeline:
                 "pass.failed", level=logging.WARNING, name_of_pass=p.name, owner=p.owner, error=message
             )
             return graph
+
+
+def _explanation(
+    before: Sequence[Node],
+    report: Callable[[], PartitionReport],
+    outlined: Graph,
+    known: Mapping[int, np.ndarray],
+    precision: PrecisionReport | None,
+) -> Explanation:
+    """Explain how the nodes `before` were partitioned into `outlined`."""
+    functions = [f for n in outlined.nodes if isinstance(f := n.attributes.get("function"), Function)]
+    return Explanation(
+        outlined.name,
+        _signature(outlined, known),
+        report(),
+        sum(map(flops, before)),
+        {f.name: sum(map(flops, f.body.nodes)) for f in functions},
+        precision=precision,
+        partitioned=outlined,
+    )
 
 
 def _signature(graph: Graph, known: Mapping[int, np.ndarray]) -> dict[str, str]:

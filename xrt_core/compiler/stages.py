@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,32 +64,32 @@ class Optimised:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A graph whose clusters are Launch nodes, and the explanation of the partitioning."""
+    """A graph whose clusters are Launch nodes. explain: creates the explanation of the partitioning."""
 
     graph: Graph
-    explanation: Explanation
+    explain: Callable[[], Explanation]
     automatic: bool = True
 
     def as_text(self) -> str:
         """The graph, then the explanation."""
-        return f"{self.graph}\n\n{self.explanation}"
+        return f"{self.graph}\n\n{self.explain()}"
 
     __str__ = as_text
 
 
 class Planned(Plan):
-    """A plan with the explanation of its compilation, and the plan caches of its separately planned subgraphs.
+    """A plan with its partitioned graph, and the plan caches of its separately planned subgraphs.
 
     engines: name -> engine and device, of all selected engines. xp: the host's array namespace.
     """
 
-    __slots__ = ("_explanation", "engines", "parts", "signature", "xp")
+    __slots__ = ("engines", "partitioned", "parts", "signature", "xp")
 
     def __init__(
-        self, explanation: Explanation, parts: Mapping[str, PlanCache], engines: Engines, xp: Any, *plan: Any
+        self, partitioned: Partitioned, parts: Mapping[str, PlanCache], engines: Engines, xp: Any, *plan: Any
     ) -> None:
         super().__init__(*plan)
-        self._explanation = explanation
+        self.partitioned = partitioned
         self.parts = parts
         self.engines = engines
         self.xp = xp
@@ -107,7 +107,7 @@ class Planned(Plan):
             for label, cache in self.parts.items()
         }
         return replace(
-            self._explanation,
+            self.partitioned.explain(),
             errors={x.function.name: x.trouble for x in self.launches if x.trouble},
             lost=tuple(x.function.name for x in self.launches if x.executable is None),
             memory=str(self.memory),

@@ -13,8 +13,8 @@ from xrt_core.engine.op_kernels import mark_updates
 from xrt_core.ir.graph import Graph, Node, Support
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
-from xrt_core.passes.dynamic_split import is_late
 from xrt_core.passes.partitioning import Candidate
+from xrt_core.passes.shape_specialization import is_late
 
 if TYPE_CHECKING:
     from xrt_core.guard.capability import Answers

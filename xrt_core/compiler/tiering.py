@@ -100,7 +100,7 @@ class TieredPipeline(Pipeline):
         plan = self.compile(captured, types, known, engines=False, owned=not part, kind=BaselinePlan)
         assert isinstance(plan, BaselinePlan)
         name = captured.graph.name or "graph"
-        rehearse = self.background.settings.real_inputs or _has_parts(plan.explain().partitioned)
+        rehearse = self.background.settings.real_inputs or _has_parts(plan.partitioned.graph)
         plan.attach(job, name, rehearse)
         self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=name)
         return plan
@@ -135,9 +135,7 @@ class TieredPipeline(Pipeline):
 class BaselinePipeline(TieredPipeline):
     """The host-only pipeline of a module; it creates the pipeline with engines once, on first use."""
 
-    def __init__(
-        self, services: Services, background: BackgroundCompiler, make: Callable[[], TieredPipeline]
-    ) -> None:
+    def __init__(self, services: Services, background: BackgroundCompiler, make: Callable[[], TieredPipeline]) -> None:
         super().__init__(services, background)
         self._make = make
         self._behind: TieredPipeline | None = None
@@ -312,12 +310,11 @@ class TierUpJob:
         return guard
 
 
-def _has_parts(graph: Graph | None) -> bool:
+def _has_parts(graph: Graph) -> bool:
     """Return whether a graph has subgraphs planned at run time: control-flow bodies, regions with dynamic shapes."""
-    nodes = () if graph is None else graph.nodes
-    made = (v for n in nodes for v in n.outputs if v is not None)
+    made = (v for n in graph.nodes for v in n.outputs if v is not None)
     late = (not (isinstance(v.type, TensorType) and v.type.is_static) for v in made)
-    return any(n.subgraphs for n in nodes) or any(late)
+    return any(n.subgraphs for n in graph.nodes) or any(late)
 
 
 def _copies(arrays: Sequence[Any]) -> list[Any] | None:

@@ -1,4 +1,4 @@
-"""Lowers float32 computation to float16 or bfloat16, by Cast nodes in the graph and lists of operators."""
+"""Mixed precision: lowers float32 computation to float16 or bfloat16 by Cast nodes, according to lists of operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xrt_core.passes.mixed_precision_ops import (
     version_for,
 )
 from xrt_core.passes.pass_base import Pass
-from xrt_core.passes.simplify.constant_folding import DEFAULT_FOLD_LIMIT
+from xrt_core.passes.simplify import DEFAULT_FOLD_LIMIT
 
 FLOAT32: Final = np.dtype(np.float32)
 _FIRST_BF16_CAST: Final = 13
@@ -36,7 +36,7 @@ _FIRST_BF16_CAST: Final = 13
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the user says about some nodes. kind: "op" or "name"; pattern: with * and ?; dtype: what they compute in."""
+    """A requirement that nodes matching `pattern` (with * and ?) compute in `dtype`. kind: "op" or "name"."""
 
     kind: str
     pattern: str
@@ -49,7 +49,7 @@ class Constraint:
         return cls(kind, pattern, dtype)
 
     def matches(self, node: Node) -> bool:
-        """Whether it speaks of this node."""
+        """Whether the constraint applies to this node."""
         return fnmatchcase(node.operator if self.kind == "op" else node.name, self.pattern)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
-    """A node that computes in float32 though something was to be lowered, and why."""
+    """A node with float32 inputs that was not lowered, and the reason."""
 
     name: str
     operator: str
@@ -67,14 +67,14 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionReport:
-    """What lowering did to one graph. lowered: dtype -> nodes that compute in it. casts: Cast nodes put in."""
+    """The result of lowering one graph. lowered: dtype -> number of nodes that compute in it. casts: inserted Casts."""
 
     lowered: Mapping[str, int] = field(default_factory=dict)
     casts: int = 0
     kept: tuple[KeptNode, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        """For people: the counts, then the reasons."""
+        """Human-readable: the counts, then the reasons."""
         counts = ", ".join(f"{n} nodes in {d}" for d, n in self.lowered.items()) or "no node lowered"
         yield f"precision: {counts}, {self.casts} casts; {len(self.kept)} nodes kept in float32"
         grouped: dict[tuple[str, str], int] = Counter((k.operator, k.reason) for k in self.kept)
@@ -88,24 +88,24 @@ class PrecisionReport:
 
 
 class LowerPrecision(Pass):
-    """Computes in a narrow float what may be, by the lists of `precision_lists` and the user's constraints.
+    """Lowers nodes to a narrow float type, by the lists in `mixed_precision_ops` and the user's constraints.
 
-    target: "float16", "bfloat16", or None: only what constraints name is lowered. constraints: of those that match a
-    node, one by name comes before one by operator, and a later one before an earlier one. obey: a constraint that
-    cannot be met is an OptionError that names the node; otherwise it is a reason in the report. training: the graph is
-    one that gradients are built from.
+    target: "float16", "bfloat16", or None to lower only nodes with constraints. constraints: if several match a node,
+    one by name takes precedence over one by operator, and a later one over an earlier one. obey: a constraint that
+    cannot be met raises an OptionError that names the node; otherwise it is a reason in the report. training: gradients
+    will be built from the graph.
 
-    1. An operator of the allow list computes in `target`; one of the keep list, or of none, in float32.
-    2. One of the follow list computes in the type in which all of its inputs arrive that are not constants.
-    3. One that only moves elements computes in `target` also where all that reads it does: the cast goes before it.
-    4. A value is cast once per type; constants are cast now. A value that is made narrow is cast back where float32
-       is read. A Cast of the model reads the narrow value itself: widening loses nothing.
-    5. A node keeps float32 where a constant of it is beyond float16, or a single number would become zero; where no
-       version of its operator takes the type; and where it computes on what DequantizeLinear gave.
-    6. A node whose version does not take the type becomes the first later version that does, if only types were added.
-    7. Left alone: the types of the graph's inputs and outputs, other dtypes, control flow and what it reads.
+    1. An operator on the allow list computes in `target`; one on the keep list, or on no list, in float32.
+    2. One on the follow list computes in the type of its non-constant float inputs, if all have the same.
+    3. One that only moves elements computes in `target` also if all its readers do: the cast is inserted before it.
+    4. A value is cast once per type; constants are cast at compile time. A narrow value is cast back where float32 is
+       read. A Cast in the model reads the narrow value directly, since widening is exact.
+    5. A node stays in float32 if a constant exceeds the range of float16, or a scalar constant would become zero; if no
+       version of its operator supports the type; and if it reads an output of DequantizeLinear.
+    6. A node whose version does not support the type gets the first later version that does, if only types were added.
+    7. Unchanged: the types of graph inputs and outputs, other dtypes, control flow and what it reads.
 
-    Raises OptionError for an operator of a constraint that does not exist.
+    Raises OptionError for a constraint on an operator that does not exist.
     """
 
     name = "lower_precision"
@@ -132,17 +132,17 @@ class LowerPrecision(Pass):
         return self.apply(graph)[0]
 
     def apply(self, graph: Graph) -> tuple[Graph, PrecisionReport]:
-        """The rewritten graph, or `graph` itself, and what was done."""
-        walk = _Walk(self, graph)
+        """Return the rewritten graph, or `graph` itself, and the report."""
+        lowering = _GraphLowering(self, graph)
         for node in graph.nodes:
-            walk.node(node)
+            lowering.node(node)
         for v in graph.outputs:
-            walk.widen(v)
-        report = PrecisionReport(dict(walk.lowered), walk.casts, tuple(walk.kept))
-        return (graph.replace(nodes=walk.made) if walk.lowered else graph), report
+            lowering.widen(v)
+        report = PrecisionReport(dict(lowering.lowered), lowering.casts, tuple(lowering.kept))
+        return (graph.replace(nodes=lowering.made) if lowering.lowered else graph), report
 
     def check_names(self, graph: Graph) -> None:
-        """Raise OptionError for a constraint by name that no node of `graph`, subgraphs included, answers to."""
+        """Raise OptionError for a constraint by name that matches no node of `graph`, subgraphs included."""
         wanted = [c for c in self.constraints if c.kind == "name"]
         if not wanted:
             return
@@ -154,11 +154,11 @@ class LowerPrecision(Pass):
                 raise OptionError(f"precision: no node of {graph.name or 'the graph'} is named {c.pattern!r}{hint}")
 
     def wanted(self, node: Node) -> Constraint | None:
-        """The constraint that counts for the node."""
+        """The constraint that takes precedence for the node, or None."""
         return next((c for c in reversed(self.constraints) if c.matches(node)), None)
 
     def constant(self, data: np.ndarray, to: np.dtype) -> np.ndarray | str:
-        """A float32 constant in a narrow dtype, or why it cannot be. Casts of weights are remembered."""
+        """A float32 constant in a narrow dtype, or why it cannot be lowered. Casts of weights are cached."""
         if data.nbytes <= DEFAULT_FOLD_LIMIT:
             return _narrowed(data, to)
         key = (id(data), to)
@@ -171,8 +171,8 @@ class LowerPrecision(Pass):
         return made
 
 
-class _Walk:
-    """One walk over a graph. narrow: float32 value -> its narrow form, where a node makes that."""
+class _GraphLowering:
+    """The lowering of one graph. narrow: float32 value -> the narrow value that a lowered node computes instead."""
 
     def __init__(self, rules: LowerPrecision, graph: Graph) -> None:
         self.rules = rules
@@ -194,10 +194,10 @@ class _Walk:
         self.moves = self.moves_before_products()
 
     def moves_before_products(self) -> set[int]:
-        """Ids of the nodes that only move what nothing reads in float32: casts go before them.
+        """Ids of the nodes that only move elements and have no float32 readers: casts are inserted before them.
 
-        That makes no number other and no fewer casts, but what is moved is half the size, and a Softmax whose result is
-        cast before it is masked is what fused attention kernels expect.
+        Results are the same and so is the number of casts, but half as many bytes are moved, and fused attention
+        kernels expect the result of a Softmax to be cast before it is masked.
         """
         target, found = self.rules.target, set[int]()
         if target is None:
@@ -224,7 +224,7 @@ class _Walk:
         return found
 
     def node(self, node: Node) -> None:
-        """Put one node into the graph, lowered or as it is."""
+        """Append one node, lowered or unchanged."""
         plan = self.plan(node)
         if isinstance(plan, _Lowering):
             self.lower(node, plan)
@@ -240,7 +240,7 @@ class _Walk:
         self.made.append(node)
 
     def plan(self, node: Node) -> _Lowering | str:
-        """How the node is lowered, or why not; "" where there is nothing to lower."""
+        """How to lower the node, or why it is not lowered; "" if it has nothing to lower."""
         constraint = self.rules.wanted(node)
         floats = [v for v in node.inputs if v is not None and v.dtype == FLOAT32]
         if constraint is not None and self.rules.obey and constraint.dtype == "float32":
@@ -248,7 +248,7 @@ class _Walk:
                            and dtype_name(v.dtype) in TEXTS), None)  # fmt: skip
             if narrow is not None and node.op_type != "Cast":
                 raise self.refused(constraint, node, f"the model computes it in {narrow.dtype}, which is not raised")
-        if not floats or node.subgraphs or _says_its_types(node):
+        if not floats or node.subgraphs or _has_nothing_to_lower(node):
             return ""
         to = self.rules.target
         if constraint is not None:
@@ -284,13 +284,13 @@ class _Walk:
         )
 
     def followed(self, node: Node) -> list[Value]:
-        """The float32 inputs that decide the type of a node which follows."""
+        """The float32 inputs that determine the type of a node on the follow list."""
         only = LOWERED_INPUTS.get(node.op_type)
         return [v for i, v in enumerate(node.inputs)
                 if v is not None and v.dtype == FLOAT32 and (only is None or i in only)]  # fmt: skip
 
     def lowering(self, node: Node, to: np.dtype) -> _Lowering | str:
-        """The version and the inputs and outputs to lower, or why it cannot be."""
+        """The version, inputs and outputs to lower, or why the node cannot be lowered."""
         version = version_for(node.op_type, node.domain, node.version, dtype_name(to))
         if version is None:
             return f"no version of {node.operator} that fits takes {dtype_name(to)}"
@@ -318,7 +318,7 @@ class _Walk:
         return _Lowering(to, version, frozenset(inputs), frozenset(outputs))
 
     def lower(self, node: Node, plan: _Lowering) -> None:
-        """Put the node into the graph in a narrow type."""
+        """Append the node in a narrow type."""
         inputs: list[Value | None] = []
         for i, v in enumerate(node.inputs):
             if v is not None and i in plan.inputs:
@@ -344,7 +344,7 @@ class _Walk:
         self.lowered[dtype_name(plan.to)] += 1
 
     def narrowed(self, v: Value, to: np.dtype) -> Value:
-        """A float32 value in the narrow dtype: as it is made, or by one Cast for all who read it."""
+        """A float32 value in a narrow dtype: computed so, or by one Cast for all its readers."""
         made = self.narrow.get(v)
         if made is not None and made.dtype == to:
             return made
@@ -362,7 +362,7 @@ class _Walk:
         return found
 
     def widen(self, v: Value) -> None:
-        """Make sure that the float32 value itself is there."""
+        """Ensure that the float32 value exists: cast it back if it is computed in a narrow type."""
         made = self.narrow.get(v)
         if made is not None and v not in self.wide:
             self.wide.add(v)
@@ -407,8 +407,8 @@ class _Lowering:
     outputs: frozenset[int]
 
 
-def _says_its_types(node: Node) -> bool:
-    """Whether an operator is about types or shapes, or tests floats of any type: there is nothing to lower."""
+def _has_nothing_to_lower(node: Node) -> bool:
+    """Whether an operator has nothing to lower: casts, quantisation, shape queries, tests for NaN and Inf."""
     traits = traits_of(node)
     return traits.cast or traits.quantizes or traits.shape_query or node.op_type in ("IsInf", "IsNaN")
 
@@ -424,11 +424,11 @@ def _is_training(node: Node) -> bool:
 
 
 def _narrowed(data: np.ndarray, to: np.dtype) -> np.ndarray | str:
-    """The constant in the narrow dtype, or what is wrong with it as a clause."""
+    """The constant in the narrow dtype, or a clause that says why it cannot be lowered."""
     if to == np.float16:
         limit = float(np.finfo(np.float16).max)
         finite = np.abs(data[np.isfinite(data)])
-        if finite.size and float(finite.max()) >= limit + 16:  # what rounds to the largest number still fits
+        if finite.size and float(finite.max()) >= limit + 16:  # values that round to the largest number fit
             return f"holds {float(finite.max()):g}, beyond float16's largest number {limit:g}"
     made = data.astype(to)
     if data.size == 1 and data.reshape(-1)[0] != 0 and made.reshape(-1)[0] == 0:

@@ -1,13 +1,12 @@
-"""Which operators compute in a narrow float, which stay in float32, and which take the type that arrives.
+"""Operator lists of mixed precision: which compute in a narrow float, stay in float32, or take their inputs' type.
 
 Sources: torch.autocast's operator lists ("Op-specific behavior", https://docs.pytorch.org/docs/stable/amp.html),
 OneFlow's white, gray and clear lists (`auto_mixed_precision_lists.cpp`), and the block list of ONNX Runtime's float16
-converter. The rule for what arrives in both types is torch's: the wider one wins.
+converter. For inputs of both types the rule is torch's: the wider type wins.
 
-These lists are the policy of this pass alone: what an operator is (`ir.op_traits`) does not say what it gains or loses
-in a narrow float, which the sources measured.
-
-What types the versions of an operator take: which inputs and outputs share one, and which version takes more.
+The lists are the policy of this pass: they follow measurements by the sources, not properties of operators, which are
+in `ir.op_traits`. The functions below read from the schemas which inputs and outputs of an operator share a type, and
+which version supports a narrow float.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ALLOW: Final = frozenset({
     "Attention", "CausalConvWithState", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM",
     "LinearAttention", "MatMul", "RNN",
 })  # fmt: skip
-"""Operators worth a cast: nearly all the work is in their products, which accumulate in float32 on every engine."""
+"""Operators worth a cast: dominated by matrix products, which accumulate in float32 on every engine."""
 
 FOLLOW: Final = frozenset({
     # elementwise, of a slope of at most about one
@@ -39,13 +38,13 @@ FOLLOW: Final = frozenset({
     # short sums, and affine maps with parameters that stay wide where the operator's types allow it
     "AveragePool", "BatchNormalization", "RotaryEmbedding",
 })  # fmt: skip
-"""Operators that are computed in the type in which their inputs arrive."""
+"""Operators that compute in the type of their inputs."""
 
 MOVE: Final = frozenset({
     "Concat", "DepthToSpace", "Flatten", "Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze",
     "Transpose", "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
-"""Those of the follow list before which a cast may as well stand as after: they move elements, and their gradients."""
+"""Operators of the follow list before which a cast can be moved: they only move elements, as do their gradients."""
 
 KEEP: Final = frozenset({
     # steep, or of a large range
@@ -63,11 +62,11 @@ KEEP: Final = frozenset({
     # updates of variables
     "Adagrad", "Adam", "Assign", "Momentum",
 })  # fmt: skip
-"""Operators that lose too much in a narrow float. One on no list stays in float32 as well."""
+"""Operators that lose too much precision in a narrow float. One on no list stays in float32 as well."""
 
 LOWERED_INPUTS: Final = {"Attention": (0, 1, 2, 4, 5), "BatchNormalization": (0,)}
-"""Operators of which only these inputs are lowered where their types may differ: a mask of large negative numbers, and
-running statistics, stay as they are."""
+"""Operators of which only these inputs are lowered, if the types of inputs may differ: masks with large negative
+numbers and running statistics stay in float32."""
 
 
 TEXTS: Final = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)"}
@@ -76,19 +75,19 @@ TEXTS: Final = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)"}
 
 @dataclass(frozen=True, slots=True)
 class Formal:
-    """A formal parameter: its type variable, and the types that it takes, as the schema writes them."""
+    """A formal parameter of a schema: its type variable and its types."""
 
     variable: str
     types: frozenset[str]
 
     def takes(self, dtype: np.dtype) -> bool:
-        """Whether it takes this narrow float."""
+        """Whether this narrow float is among its types."""
         return TEXTS[dtype_name(dtype)] in self.types
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The formal parameters of one version of an operator; the last of a side may be variadic."""
+    """The formal parameters of one version of an operator; the last input and the last output may be variadic."""
 
     inputs: tuple[Formal, ...]
     outputs: tuple[Formal, ...]
@@ -104,7 +103,7 @@ class Signature:
 
 @cache
 def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
-    """The parameters of an operator of the standard; None where there is none, or it takes or gives nothing."""
+    """The parameters of a standard operator; None if there is no such operator, or it has no inputs or no outputs."""
     schema = find_schema(op_type, domain, version)
     if schema is None or schema.onnx is None:
         return None
@@ -115,7 +114,7 @@ def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
 
 @cache
 def version_for(op_type: str, domain: str, version: int, dtype: str) -> int | None:
-    """The version itself, or the first later one that differs by more types alone, which takes `dtype`."""
+    """The version itself if it supports `dtype`, or the first later one that does and only adds types, or None."""
     old = find_schema(op_type, domain, version)
     if old is None or old.onnx is None:
         return None
@@ -132,10 +131,10 @@ def version_for(op_type: str, domain: str, version: int, dtype: str) -> int | No
 
 
 def _adds_types_alone(old: Any, new: Any) -> bool:
-    """Whether a node of the old schema means the same under the new one, going by inputs and attributes.
+    """Whether a node of the old schema means the same under the new one, judged by inputs and attributes.
 
-    It is asked of operators on the allow and follow lists, whose versions differ in meaning by these alone; the test
-    of this pass lists all that follows from it.
+    It is used for operators on the allow and follow lists, whose versions differ in meaning only by these; the test of
+    this pass lists all resulting pairs.
     """
     kept = all(n in new.attributes and new.attributes[n].type == a.type for n, a in old.attributes.items())
     optional = not any(a.required for n, a in new.attributes.items() if n not in old.attributes)

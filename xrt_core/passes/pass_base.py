@@ -1,4 +1,4 @@
-"""What a pass is: Graph in, Graph out, held to its word by the base class."""
+"""Pass: the base class of graph rewrites, which checks what each pass promises."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from xrt_core.ir.inference import infer_types
 class Pass(ABC):
     """An engine-independent rewrite of a graph.
 
-    A pass never changes the graph it is given (it can't: graphs are frozen). It returns the same object where it
-    changes nothing, keeps the number and order of inputs and outputs, and applied twice it gives what it gave once.
+    A pass never mutates the given graph (graphs are frozen). It returns the same object if it changes nothing, keeps
+    the number and order of inputs and outputs, and is idempotent.
     """
 
     name: ClassVar[str]
@@ -25,7 +25,7 @@ class Pass(ABC):
         """The rewritten graph, or `graph` itself."""
 
     def __call__(self, graph: Graph) -> Graph:
-        """Run the pass. Raises InternalError where it breaks the promises above."""
+        """Run the pass. Raises InternalError if it violates the rules above."""
         result = self.rewrite(graph)
         if result is graph:
             return graph
@@ -48,14 +48,14 @@ class Pass(ABC):
 
 
 def run_passes(graph: Graph, passes: Sequence[Pass]) -> Graph:
-    """`graph` after each of the passes in turn."""
+    """Apply the passes in order."""
     for p in passes:
         graph = p(graph)
     return graph
 
 
 def typed(graph: Graph) -> Graph:
-    """`graph` with a type for every output that has none, as far as it follows from its node's inputs."""
+    """`graph` with inferred types for the node outputs that have none."""
     new: dict[Value, Value] = {}
     nodes = []
     for old in graph.nodes:

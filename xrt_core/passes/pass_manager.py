@@ -1,4 +1,4 @@
-"""The registry of passes: who rewrites graphs, at which stage, in which order, and why there."""
+"""Pass registry: the passes of a process with their stages, their order, and the reason for their positions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ STAGES: Final[tuple[Stage, ...]] = ("model", "signature", "engines")
 """model: once, types as declared. signature: for each signature, types known. engines: clusters become Launch nodes."""
 
 CLEANING: Final = "clean_unused"
-"""The pass before which those run that name no place: what they leave unread goes."""
+"""Passes without a position run before this one, which removes the nodes that they leave without readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredPass:
-    """A pass with its place.
+    """A pass with its position.
 
-    run: (graph, what the pipeline knows of this run) -> graph. reason: why it stands where it does.
-    before, after: names of passes that it precedes and follows. requires: passes that must be there, and precede it.
-    owner: the package or module it comes from. origin: "core", "user" or "plugin"; the failure of a plugin's pass is
-    an event, of a user's an error. stages: where it runs.
+    run: (graph, context of the run) -> graph. stages: in which it runs. reason: for its position.
+    before, after: names of passes that it precedes and follows. requires: passes that must be registered and precede
+    it. owner: the package or module it comes from. origin: "core", "user" or "plugin"; the failure of a plugin's pass
+    is an event, that of a user's pass an error.
     """
 
     name: str
@@ -43,7 +43,7 @@ class RegisteredPass:
 
 
 class PassRegistry:
-    """The passes of a process, by name. core: those that are always there, in their order. Read it by `order`."""
+    """The passes of a process, by name. core: the built-in ones, in order. `order` returns the passes of a stage."""
 
     def __init__(self, core: Iterable[RegisteredPass]) -> None:
         self._passes: dict[str, RegisteredPass] = {}
@@ -54,8 +54,8 @@ class PassRegistry:
             last.update(dict.fromkeys(p.stages, p.name))
 
     def register(self, p: RegisteredPass) -> None:
-        """Add a pass. Raises RegistrationError, leaving the registry as it was, for a name that is taken (naming both
-        owners), a stage or a pass that does not exist, an order that cannot be, and a place among the core's own."""
+        """Add a pass. Raises RegistrationError, leaving the registry unchanged, for a taken name (naming both owners),
+        an unknown stage or pass, a pass of another stage in `before` or `after`, and a cyclic order."""
         if not (isinstance(p.name, str) and p.name.isidentifier()):
             raise RegistrationError(f"pass {p.name!r} of {p.owner}: the name must be an identifier")
         taken = self._passes.get(p.name)
@@ -88,7 +88,7 @@ class PassRegistry:
         self._passes = trial
 
     def register_all(self, passes: Iterable[RegisteredPass]) -> dict[str, str]:
-        """Add passes that may name each other, in any order; name -> why it was not added, for those."""
+        """Add passes that may refer to each other, in any order. Returns name -> reason, of those that failed."""
         left = list(passes)
         failed: dict[str, str] = {}
         while left:
@@ -106,7 +106,7 @@ class PassRegistry:
         return failed
 
     def unregister(self, name: str) -> None:
-        """Take a pass out. Raises RegistrationError for an unknown one, one of the core, and one that others name."""
+        """Remove a pass. Raises RegistrationError if it is unknown, of the core, or referred to by others."""
         known = self._passes.get(name)
         if known is None:
             close = difflib.get_close_matches(str(name), self._passes, n=1)
@@ -121,23 +121,23 @@ class PassRegistry:
         self._passes = {n: p for n, p in self._passes.items() if n != name}
 
     def snapshot(self) -> PassRegistry:
-        """A registry with the passes that are in this one now."""
+        """A registry with the current passes of this one."""
         made = PassRegistry(())
         made._passes = self._passes  # replaced, never changed
         return made
 
     def with_plugins_of(self, other: PassRegistry) -> PassRegistry:
-        """This one, with the passes of plugins that another has beside it; those that do not fit in are left out."""
+        """This registry with the plugin passes of another; those that cannot be registered are left out."""
         made = self.snapshot()
         made.register_all(p for n, p in other._passes.items() if p.origin == "plugin" and n not in self._passes)
         return made
 
     def order(self, stage: Stage) -> tuple[RegisteredPass, ...]:
-        """The passes of a stage in the order in which they run: the core's as they stand, others as they ask."""
+        """The passes of a stage in execution order: the core's in their order, others by their constraints."""
         return _sorted(self._passes, stage)
 
     def names(self) -> tuple[str, ...]:
-        """Every name, the core's first."""
+        """All names, the core's first."""
         return tuple(self._passes)
 
     def _shares_stage(self, p: RegisteredPass, name: str) -> bool:
@@ -157,15 +157,15 @@ def described(
     requires: str | Iterable[str] | None = None,
     reason: str | None = None,
 ) -> RegisteredPass:
-    """The registration of a function Graph -> Graph, a `Pass`, or a subclass of it that needs no arguments.
+    """Describe a function Graph -> Graph, a `Pass`, or a subclass of it without required arguments for registration.
 
-    What is not given is read from attributes of these names on `thing`. Raises RegistrationError for what is no pass.
+    Arguments that are None are read from attributes of `thing`. Raises RegistrationError if `thing` is not a pass.
     """
 
-    def said(attribute: str, value: Any) -> Any:
+    def given(attribute: str, value: Any) -> Any:
         return value if value is not None else getattr(thing, attribute, None)
 
-    label = said("name", name) or getattr(thing, "__name__", "")
+    label = given("name", name) or getattr(thing, "__name__", "")
     if inspect.isclass(thing) and hasattr(thing, "rewrite"):
         try:
             made: Any = thing()
@@ -179,23 +179,23 @@ def described(
         raise RegistrationError(f"pass {label!r} of {owner} is a {kind}; give a function Graph -> Graph")
     if not _takes_one(rewrite):
         raise RegistrationError(f"pass {label!r} of {owner} cannot be called with a graph alone; give a function of it")
-    held = rewrite if isinstance(rewrite, Pass) else _FunctionPass(label, rewrite)
-    text = said("reason", reason) or (inspect.getdoc(thing) or "").partition("\n")[0]
+    checked = rewrite if isinstance(rewrite, Pass) else _FunctionPass(label, rewrite)
+    text = given("reason", reason) or (inspect.getdoc(thing) or "").partition("\n")[0]
     return RegisteredPass(
         label,
-        lambda graph, _: held(graph),
-        (said("stage", stage) or "signature",),
+        lambda graph, _: checked(graph),
+        (given("stage", stage) or "signature",),
         text,
-        _tuple(said("before", before)),
-        _tuple(said("after", after)),
-        _tuple(said("requires", requires)),
+        _tuple(given("before", before)),
+        _tuple(given("after", after)),
+        _tuple(given("requires", requires)),
         owner,
         origin,
     )
 
 
 class _FunctionPass(Pass):
-    """A function that is a pass, held to what passes promise."""
+    """A function as a pass, checked like any other."""
 
     def __init__(self, name: str, function: Callable[[Graph], Graph]) -> None:
         self.name = name  # type: ignore[misc]
@@ -206,12 +206,12 @@ class _FunctionPass(Pass):
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:
-    """Whether a function may be called with one argument, as far as it tells its parameters."""
+    """Whether a function can be called with one argument; True if its signature is unknown."""
     try:
         inspect.signature(function).bind(None)
     except TypeError:
         return False
-    except ValueError:  # one written in C that does not tell
+    except ValueError:  # a function in C without a signature
         return True
     return True
 

@@ -1,4 +1,4 @@
-"""Recomputation: what the way back reads is computed again there, instead of kept from the way forward."""
+"""Rematerialization: results of the forward pass are recomputed in the backward pass instead of being stored."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import is_deterministic, traits_of
 from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 from xrt_core.passes.pass_base import Pass
-from xrt_core.passes.simplify.constant_folding import nbytes
+from xrt_core.passes.simplify import nbytes
 
 MARK: Final = "xrt.recompute"
-"""Key in a node's metadata: nodes of one label are a region, which is computed again as a whole."""
+"""Key in a node's metadata: the nodes of one label are a region, which is recomputed as a whole."""
 
 _SUFFIX: Final = ".recomputed"
-_COUNTS: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of segments that are tried for a budget
+_COUNTS: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # the numbers of segments tried for a budget
 
 
 def marked(node: Node) -> str | None:
@@ -26,19 +26,19 @@ def marked(node: Node) -> str | None:
 
 
 class Recompute(Pass):
-    """Frees the results inside marked regions of the way forward until the way back asks for them.
+    """Recomputes the results of marked regions of the forward pass where the backward pass reads them.
 
-    The graph's first output is its loss; what the loss depends on is the way forward, all else comes after it. Where
-    something after it reads results of a region, copies of the region's nodes compute them again, right before the
-    first such reader, from what comes into the region. These inputs pass through an `xrt.Barrier` together with a
-    gradient that is there only then, and that is read from behind the barrier: so no compiler can compute the copies
-    early, or merge them with the originals.
+    The graph's first output is its loss. The forward pass is the nodes on which the loss depends; all other nodes are
+    the backward pass. If the backward pass reads results of a region, copies of the region's nodes recompute them right
+    before the first such reader, from the inputs of the region. These inputs pass through an `xrt.Barrier`, together
+    with a gradient that is available only then and whose readers read it from the barrier: therefore no compiler can
+    schedule the copies earlier or merge them with the originals.
 
-    1. With `label`: one region for each label. A Cast between a region's nodes belongs to it.
-    2. With `budget`: the regions are cut so that the intermediate results of a step, in the order of the nodes, never
-       take more than `budget` bytes, with as little computed twice as that allows. OptionError where none is enough.
-    3. Left alone: nodes that draw numbers without a seed, results that updates of variables alone read, results that
-       another region starts from, which are kept anyway, and a graph that has barriers already.
+    1. With `label`: one region per label. A Cast between nodes of a region belongs to it.
+    2. With `budget`: regions are chosen so that the intermediate results of a step, in the order of the nodes, never
+       take more than `budget` bytes, with the least recomputation. OptionError if no choice suffices.
+    3. Unchanged: nodes that draw random numbers without a seed; results that only updates of variables read; results
+       that are inputs of another region, which are stored anyway; a graph that has barriers already.
     """
 
     name = "recompute"
@@ -52,20 +52,20 @@ class Recompute(Pass):
         """See the class."""
         if any(_is_barrier(n) for n in graph.nodes):
             return graph
-        ahead = way_forward(graph)
+        forward_nodes = forward_pass(graph)
         regions: dict[str, list[int]] = {}
-        for i in ahead:
+        for i in forward_nodes:
             label = self._label(graph.nodes[i])
             if label is not None:
                 regions.setdefault(label, []).append(i)
         if regions:
-            graph = _rewritten(graph, ahead, list(_with_casts(graph, ahead, regions).values()))
+            graph = _rewritten(graph, forward_nodes, list(_with_casts(graph, forward_nodes, regions).values()))
         return graph if self._budget is None else _within(graph, self._budget)
 
 
 def peak_bytes(graph: Graph) -> int:
-    """The most that results of nodes take together when the nodes run in order and each result goes with its last
-    reader; results of unknown size and outputs of the graph do not count."""
+    """The peak memory of node results if nodes run in order and each result is freed after its last reader. Results of
+    unknown size and graph outputs do not count."""
     last: dict[Value, int] = {v: i for i, n in enumerate(graph.nodes) for v in n.uses()}
     returned = set(graph.outputs)
     frees: dict[int, int] = {}
@@ -82,7 +82,7 @@ def peak_bytes(graph: Graph) -> int:
     return most
 
 
-def way_forward(graph: Graph) -> list[int]:
+def forward_pass(graph: Graph) -> list[int]:
     """Indices of the nodes that the first output (the loss) depends on, ascending."""
     found: set[int] = set()
     todo = [i for v in graph.outputs[:1] if (i := graph.producers.get(v)) is not None]
@@ -94,11 +94,11 @@ def way_forward(graph: Graph) -> list[int]:
     return sorted(found)
 
 
-def _with_casts(graph: Graph, ahead: Sequence[int], regions: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """The regions, with the unmarked casts all of whose readers on the way forward are in one of them."""
+def _with_casts(graph: Graph, forward_nodes: Sequence[int], regions: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """The regions, with the unmarked casts all of whose readers in the forward pass are in one of them."""
     of = {i: label for label, nodes in regions.items() for i in nodes}
-    known = set(ahead)
-    for i in reversed(ahead):
+    known = set(forward_nodes)
+    for i in reversed(forward_nodes):
         n = graph.nodes[i]
         if n.op_type == "Cast" and not n.domain and i not in of:
             readers = {of.get(k) for v in n.outputs if v is not None for k in graph.consumers.get(v, ()) if k in known}
@@ -111,9 +111,9 @@ def _with_casts(graph: Graph, ahead: Sequence[int], regions: Mapping[str, list[i
     return found
 
 
-def _rewritten(graph: Graph, ahead: Sequence[int], regions: Sequence[Sequence[int]]) -> Graph:
-    """The graph with the results of the regions computed again where something after the loss reads them."""
-    forward = set(ahead)
+def _rewritten(graph: Graph, forward_nodes: Sequence[int], regions: Sequence[Sequence[int]]) -> Graph:
+    """The graph in which the backward pass reads recomputed results of the regions."""
+    forward = set(forward_nodes)
     nodes = graph.nodes
     kept = set(graph.outputs)
 
@@ -125,7 +125,7 @@ def _rewritten(graph: Graph, ahead: Sequence[int], regions: Sequence[Sequence[in
     plans: list[tuple[list[int], list[Value]]] = []
     wanted_of = [[v for i in r for v in nodes[i].outputs if v is not None and readers(v)] for r in regions]
     spans = [set(r) for r in regions]
-    for again in (False, True):  # the second time it is known what other regions keep
+    for again in (False, True):  # the second time with the values that other regions store
         plans = [
             _closure(graph, own, [v for v in wanted if v not in kept], kept)
             for own, wanted in zip(spans, wanted_of, strict=True)
@@ -161,7 +161,7 @@ def _rewritten(graph: Graph, ahead: Sequence[int], regions: Sequence[Sequence[in
     if not inserted:
         return graph
     result: list[Node] = []
-    held: dict[Value, Value] = {}  # gradients that barriers let through: who reads them from there on waits for it
+    held: dict[Value, Value] = {}  # gradient -> output of a barrier: later readers depend on the barrier
     for i, n in enumerate(nodes):
         for copy in inserted.get(i, ()):
             result.append(substitute(copy, held) if held else copy)
@@ -176,7 +176,7 @@ def _rewritten(graph: Graph, ahead: Sequence[int], regions: Sequence[Sequence[in
 def _closure(
     graph: Graph, own: set[int], wanted: Sequence[Value], kept: Collection[Value]
 ) -> tuple[list[int], list[Value]]:
-    """The nodes of a region that compute `wanted` from values that are kept, and those values."""
+    """The nodes of a region that compute `wanted` from stored values, and those values."""
     found: set[int] = set()
     boundary: dict[Value, None] = {}
     todo = list(wanted)
@@ -198,9 +198,9 @@ def _may_repeat(node: Node) -> bool:
 def _barrier(
     graph: Graph, closure: Sequence[int], boundary: Sequence[Value], token: Value | None, names: _Names
 ) -> tuple[Node | None, dict[Value, Value]]:
-    """The barrier for what comes into a region, and what its copies read instead.
+    """The barrier for the inputs of a region, and the substitution of its outputs for them.
 
-    Inputs of the graph pass through it only where a copy would otherwise be the same node as its original.
+    Graph inputs pass through it only if a copy would otherwise be equal to its original.
     """
     made = {v for i in closure for v in graph.nodes[i].outputs if v is not None}
     held = {v: None for v in boundary if v in graph.producers}
@@ -222,7 +222,7 @@ def _barrier(
 
 
 def _latest(graph: Graph, forward: Collection[int]) -> list[int]:
-    """For each node after the loss the last node of the way forward that it waits for; -1 for all others."""
+    """For each node of the backward pass the last node of the forward pass on which it depends, -1 for the others."""
     found: list[int] = []
     for i, before in enumerate(graph.predecessors):
         found.append(-1 if i in forward else max((p if p in forward else found[p] for p in before), default=-1))
@@ -230,8 +230,8 @@ def _latest(graph: Graph, forward: Collection[int]) -> list[int]:
 
 
 def _token(graph: Graph, late: Sequence[int], users: Sequence[int]) -> Value | None:
-    """A value that is there when the first of `users` runs, and no earlier than it must be: of the results after the
-    loss that they read, or else of all that are there, the one that waits for most of the way forward."""
+    """A value of the backward pass that is available when the first of `users` runs, and as late as possible: of the
+    values that they read, or else of all available ones, the one that depends on the last node of the forward pass."""
     first = users[0]
     read = [p for i in users for p in graph.predecessors[i]]
     for among in ([p for p in read if p < first], range(first)):
@@ -253,7 +253,7 @@ class _Names:
         self._used |= {n.name for n in graph.nodes}
 
     def fresh(self, base: str) -> str:
-        """`base`, marked as computed again."""
+        """A free name for the recomputed `base`."""
         name, count = f"{base}{_SUFFIX}", 1
         while name in self._used:
             name, count = f"{base}{_SUFFIX}.{count}", count + 1
@@ -265,22 +265,22 @@ class _Names:
 
 
 def _within(graph: Graph, budget: int) -> Graph:
-    """The graph whose intermediate results fit into the budget, with the fewest segments computed again."""
+    """The graph whose intermediate results fit into the budget, with the fewest segments recomputed."""
     least = have = peak_bytes(graph)
     if have <= budget:
         return graph
-    ahead = way_forward(graph)
+    forward_nodes = forward_pass(graph)
     for count in _COUNTS:
-        if count > len(ahead):
+        if count > len(forward_nodes):
             break
-        segments = _segments(graph, ahead, count)[:-1]  # the last would be computed again at once
-        made = _rewritten(graph, ahead, segments)
+        segments = _segments(graph, forward_nodes, count)[:-1]  # the last would be recomputed immediately
+        made = _rewritten(graph, forward_nodes, segments)
         peak = peak_bytes(made)
         least = min(least, peak)
         if peak <= budget:
-            for k in range(len(segments) - 1, -1, -1):  # the later a segment, the shorter its results are kept
+            for k in range(len(segments) - 1, -1, -1):  # the later a segment, the shorter its results are stored
                 fewer = [s for j, s in enumerate(segments) if j != k]
-                cheaper = _rewritten(graph, ahead, fewer)
+                cheaper = _rewritten(graph, forward_nodes, fewer)
                 if peak_bytes(cheaper) <= budget:
                     segments, made = fewer, cheaper
             return made
@@ -290,32 +290,33 @@ def _within(graph: Graph, budget: int) -> Graph:
     )
 
 
-def _segments(graph: Graph, ahead: Sequence[int], count: int) -> list[list[int]]:
-    """The way forward in `count` parts that keep about as much for the way back each, cut where little crosses."""
-    forward, place = set(ahead), {i: k for k, i in enumerate(ahead)}
-    size = len(ahead)
-    saved, crossing = [0] * size, [0] * (size + 1)
-    for k, i in enumerate(ahead):
+def _segments(graph: Graph, forward_nodes: Sequence[int], count: int) -> list[list[int]]:
+    """The forward pass in `count` segments that store about equally much for the backward pass, cut where few bytes are
+    live."""
+    forward, place = set(forward_nodes), {i: k for k, i in enumerate(forward_nodes)}
+    size = len(forward_nodes)
+    saved, change = [0] * size, [0] * (size + 1)  # change: of the live bytes at each node
+    for k, i in enumerate(forward_nodes):
         for v in graph.nodes[i].outputs:
             users = graph.consumers.get(v, ()) if v is not None else ()
             bytes_ = nbytes(v.type) or 0 if v is not None else 0
             end = max((place[u] for u in users if u in forward), default=k)
-            crossing[k] += bytes_
-            crossing[end] -= bytes_  # a cut after k separates k from k + 1
+            change[k] += bytes_
+            change[end] -= bytes_  # a cut after k separates k from k + 1
             if any(u not in forward for u in users):
                 saved[k] += bytes_
     total = sum(saved) or 1
-    run = passed = 0
-    weight, reach = [], []
+    run = live = 0
+    weight, live_after = [], []
     for k in range(size):
         run += saved[k]
-        passed += crossing[k]
+        live += change[k]
         weight.append(run / total)
-        reach.append(passed)
+        live_after.append(live)
     cuts: list[int] = []
     for c in range(1, count):
         near = [k for k in range(cuts[-1] + 1 if cuts else 0, size - 1) if abs(weight[k] - c / count) <= 0.5 / count]
         if near:
-            cuts.append(min(near, key=lambda k: (reach[k], abs(weight[k] - c / count))))
+            cuts.append(min(near, key=lambda k: (live_after[k], abs(weight[k] - c / count))))
     bounds = [0, *(k + 1 for k in cuts), size]
-    return [list(ahead[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
+    return [list(forward_nodes[a:b]) for a, b in itertools.pairwise(bounds) if a < b]

@@ -1,6 +1,8 @@
-"""Specialise a graph for one signature: one topological walk that evaluates what is known and types the rest.
+"""Shape specialisation: a graph for one signature, with static types where they follow from the signature.
 
-Which inputs of a graph determine shapes by their values, and so belong to its signature by value.
+`specialise` folds known values and infers types in one topological traversal. `shape_inputs` finds the inputs whose
+values determine shapes, and therefore belong to the signature. `SplitLate` moves the nodes whose shapes depend on data
+into a subgraph that is specialised at run time.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Annotations, Graph, Node, Value, closed, substitute
 from xrt_core.ir.inference import infer_types, merged
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.types import Dim, OptionalType, SequenceType, TensorType, ValueType
-from xrt_core.passes.simplify.constant_folding import (
+from xrt_core.ir.types import STRING, Dim, OptionalType, SequenceType, TensorType, ValueType
+from xrt_core.passes.pass_base import Pass
+from xrt_core.passes.simplify import (
     DEFAULT_FOLD_LIMIT,
     HostRun,
     constant_like,
@@ -27,7 +30,8 @@ _INT64 = TensorType(np.dtype(np.int64), ())
 
 
 Expand = Callable[[Node], Graph | None]
-"""Node of typed inputs -> the graph that stands for it (inputs: its given ones; outputs: its wanted ones), or None."""
+"""Node with typed inputs -> a graph that replaces it, or None. The graph has an input for each given input of the node,
+and an output for each wanted output."""
 
 
 def _keep(node: Node) -> None:
@@ -45,34 +49,33 @@ def specialise(
 ) -> Graph:
     """`graph` for inputs of these types, of which those in `known` (by index) have known values.
 
-    The result has the same number of inputs and outputs. What is known (constants, shapes, the arithmetic on them) is
-    constant in it; branches of an If whose condition is known are gone; Identity is gone; every other value has the
-    type that follows from its node. `expand` gives the body of an operator that nothing runs as it stands; it takes
-    the node's place. Nodes that do not fit their operator keep unknown types: the host says what is
-    wrong when it runs them.
+    The result has the same number of inputs and outputs. Known values (constants, shapes, arithmetic on them) are
+    constants in it; an If with a known condition is replaced by its branch; Identity nodes are removed; every other
+    value has the inferred type. `expand` returns the body that replaces an operator without a kernel. Nodes that
+    violate their operator's specification keep unknown types: the host raises the error when it runs them.
     """
-    walk = _Walk(run, fold_limit, expand)
+    specialiser = _Specialiser(run, fold_limit, expand)
     inputs = []
     for i, (value, type_) in enumerate(zip(graph.inputs, types, strict=True)):
         new = Value(value.name, type_)
         inputs.append(new)
-        walk.new[value] = constant_like(value, known[i]) if i in known else new
-    walk.nodes(graph.nodes)
-    outputs = [walk.new.get(v, v) for v in graph.outputs]
+        specialiser.new[value] = constant_like(value, known[i]) if i in known else new
+    specialiser.nodes(graph.nodes)
+    outputs = [specialiser.new.get(v, v) for v in graph.outputs]
     return Graph(
-        inputs, outputs, walk.made, opsets=graph.opsets, name=graph.name, doc=graph.doc, metadata=graph.metadata
+        inputs, outputs, specialiser.made, opsets=graph.opsets, name=graph.name, doc=graph.doc, metadata=graph.metadata
     )
 
 
-class _Walk:
-    """The state of one walk: what each old value became, and the nodes made so far."""
+class _Specialiser:
+    """The state of one traversal: the new value of each old one, and the new nodes so far."""
 
     def __init__(self, run: HostRun, fold_limit: int, expand: Expand) -> None:
         self.run = run
         self.expand = expand
         self.fold_limit = fold_limit
-        self.prefix = ""  # of names, inside a graph that takes a node's place: it may do so more than once
-        self.inherited: Annotations | None = None  # of the operator whose body takes its place
+        self.prefix = ""  # of names in an inlined graph, which may be inlined more than once
+        self.inherited: Annotations | None = None  # of the node whose body is being inlined
         self.new: dict[Value, Value] = {}
         self.made: list[Node] = []
 
@@ -131,7 +134,7 @@ class _Walk:
         self.made.append(node.replace(outputs=outputs) if changed else node)
 
     def inline(self, node: Node, body: Graph, results: Sequence[Value | None]) -> None:
-        """Put `body` in the place of `node`, its outputs in the place of `results`."""
+        """Replace `node` by `body`, and the values `results` by its outputs."""
         outer = self.prefix
         self.prefix = f"{outer}{node.name or node.op_type}/"
         self.nodes(body.nodes)
@@ -141,7 +144,7 @@ class _Walk:
                 self.new[result] = self.new.get(value, value)
 
     def shape_of(self, node: Node) -> bool:
-        """Whether `node` asks for a shape that is known; its result is then a constant."""
+        """Fold `node` if it is a query of a known shape. Returns whether it was folded."""
         if not traits_of(node).shape_query:
             return False
         source, result = node.inputs[0], node.outputs[0]
@@ -158,7 +161,7 @@ class _Walk:
         return True
 
     def types(self, node: Node) -> Sequence[ValueType | None]:
-        """The types of the node's outputs as far as they follow."""
+        """The inferred types of the node's outputs, None where unknown."""
         try:
             if not node.subgraphs:
                 return infer_types(node)
@@ -168,12 +171,12 @@ class _Walk:
                 return self.loop_types(node)
             if node.op_type == "Scan" and node.version >= 9:
                 return self.scan_types(node)
-        except (ShapeError, ValueError, IndexError, ArithmeticError):  # a body, or axes, that do not fit the operator
+        except (ShapeError, ValueError, IndexError, ArithmeticError):  # a body, or axes, that violate the specification
             pass
         return (None,) * len(node.outputs)
 
     def body_types(self, body: Graph, types: Sequence[ValueType | None]) -> list[ValueType | None]:
-        """Types of a body's outputs for inputs of these types (captures have theirs already)."""
+        """The types of a body's outputs for inputs of these types; captured values have their types already."""
         whole = closed(body)
         given = [*types, *(v.type for v in body.captures)]
         made = specialise(whole, given, {}, self.run, fold_limit=self.fold_limit, expand=self.expand)
@@ -187,7 +190,7 @@ class _Walk:
         body = node.subgraphs[0]
         states = [None if v is None else v.type for v in node.inputs[2:]]
         count = len(states)
-        while True:  # ends: each turn forgets a dimension or a type that a turn of the loop changes, or is the last
+        while True:  # terminates: each turn generalises a dimension or a type, or is the last
             made = self.body_types(body, [_INT64, _BOOL, *states])
             after = [a if a == b else _common(a, b) for a, b in zip(states, made[1 : 1 + count], strict=True)]
             if after == states:
@@ -223,7 +226,7 @@ class _Walk:
 
 
 def _common(a: ValueType | None, b: ValueType | None) -> ValueType | None:
-    """What holds of both types."""
+    """The most specific type that includes both types."""
     if isinstance(a, SequenceType | OptionalType) and type(a) is type(b):
         return type(a)(_common(a.element, b.element))
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
@@ -243,15 +246,15 @@ def _stacked(type_: ValueType | None, length: Dim, axis: int = 0) -> ValueType |
 
 
 MAX_ELEMENTS = 64
-"""Inputs larger than this are never taken by value."""
+"""Inputs with more elements are never part of a signature by value."""
 
 
 def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -> tuple[int, ...]:
-    """Indices of the graph's inputs that reach, through shape arithmetic alone, an input that must be known.
+    """Indices of the graph's inputs that determine, through shape arithmetic alone, an operand that must be known.
 
-    What must be known: the inputs of a node that `static_inputs` names (shapes, axes, repeats, ...), also inside
-    subgraphs. The condition of an If counts as well. A floating-point input that is compared with something on the way
-    is data, and does not count.
+    Operands that must be known: those that `static_inputs` returns for a node (shapes, axes, repeats, ...), also in
+    subgraphs, and the condition of an If. A floating-point input that is compared on the path is data and does not
+    count.
     """
     wanted: list[Value] = []
     conditions: list[Value] = []
@@ -268,9 +271,9 @@ def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -
                 look(body.nodes)
 
     look(graph.nodes)
-    shapes = _behind(graph, wanted, through_comparisons=False)
+    shapes = _sources(graph, wanted, through_comparisons=False)
     compared = [v for n in graph.nodes if traits_of(n).comparison and n.outputs[0] in shapes for v in n.uses()]
-    tests = _behind(graph, conditions + compared, through_comparisons=True)
+    tests = _sources(graph, conditions + compared, through_comparisons=True)
     return tuple(
         i
         for i, v in enumerate(graph.inputs)
@@ -278,8 +281,8 @@ def shape_inputs(graph: Graph, static_inputs: Callable[[Node], Iterable[int]]) -
     )
 
 
-def _behind(graph: Graph, values: Iterable[Value], *, through_comparisons: bool) -> set[Value]:
-    """The values that reach `values` through shape arithmetic alone."""
+def _sources(graph: Graph, values: Iterable[Value], *, through_comparisons: bool) -> set[Value]:
+    """The values from which `values` are computed by shape arithmetic alone."""
     producers = graph.producers
     seen: set[Value] = set()
     work = list(values)
@@ -295,3 +298,79 @@ def _behind(graph: Graph, values: Iterable[Value], *, through_comparisons: bool)
         if traits.shape_arithmetic and (through_comparisons or not traits.comparison):
             work.extend(u for u in graph.nodes[i].inputs if u is not None)
     return seen
+
+
+# --- splitting at data-dependent shapes ---
+
+
+class SplitLate(Pass):
+    """Moves nodes that can only be planned at run time into the body of one `xrt.Late` node at the end of the graph.
+
+    static_inputs: node -> indices of its inputs that must be known before it can be compiled.
+
+    1. A node is late if it reads a value that a node of this graph computes and whose shape or type is unknown.
+    2. A node is late if an input that must be known is computed by a node of this graph.
+    3. Every node that depends on a late node is late.
+    4. Unchanged: a graph without late nodes; nodes whose unknown inputs are inputs of the graph (they stay unknown at
+       run time: the host runs these nodes, and the split comes after them); a Late node.
+    """
+
+    name = "split_late"
+
+    def __init__(self, static_inputs: Callable[[Node], Iterable[int]]) -> None:
+        self.static_inputs = static_inputs
+
+    def rewrite(self, graph: Graph) -> Graph:
+        producers = graph.producers
+        late: set[Value] = set()  # outputs of late nodes
+        early_nodes: list[Node] = []
+        late_nodes: list[Node] = []
+        for node in graph.nodes:
+            if not is_late(node) and _must_wait(node, late, producers, self.static_inputs):
+                late_nodes.append(node)
+                late.update(v for v in node.outputs if v is not None)
+            else:
+                early_nodes.append(node)
+        if not late_nodes:
+            return graph
+        boundary = tuple(dict.fromkeys(v for n in late_nodes for v in n.uses() if v.data is None and v not in late))
+        outputs = tuple(dict.fromkeys(v for v in graph.outputs if v in late))
+        inner = {v: Value(v.name, v.type) for v in boundary}  # a body has inputs of its own
+        body = Graph(
+            inner.values(),
+            outputs,
+            [substitute(n, inner) for n in late_nodes],
+            opsets=graph.opsets,
+            name=f"{graph.name}.late",
+        )
+        outer = {v: Value(v.name, v.type) for v in outputs}  # and the node outputs of its own
+        node = Node("Late", boundary, outer.values(), {"body": body}, domain="xrt", version=1, name="late")
+        return graph.replace(nodes=[*early_nodes, node], outputs=[outer.get(v, v) for v in graph.outputs])
+
+
+def is_late(node: Node) -> bool:
+    """Whether the node holds the part of a graph that is planned at run time."""
+    return node.op_type == "Late" and node.domain == "xrt"
+
+
+def _must_wait(
+    node: Node,
+    late: set[Value],
+    producers: Mapping[Value, int],
+    static_inputs: Callable[[Node], Iterable[int]],
+) -> bool:
+    for v in (*node.inputs, *node.captures) if node.attributes else node.inputs:
+        if v is not None and (v in late or (v in producers and not _is_settled(v.type))):
+            return True
+    for i in static_inputs(node):
+        fixed = node.inputs[i]
+        if fixed is not None and fixed.data is None and fixed in producers:
+            return True
+    return False
+
+
+def _is_settled(type_: ValueType | None) -> bool:
+    """Whether run time would add nothing to the type: static tensors, strings, and types other than tensors."""
+    if type_ is None:
+        return False
+    return not isinstance(type_, TensorType) or type_.is_static or type_.dtype == STRING

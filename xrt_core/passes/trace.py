@@ -1,4 +1,4 @@
-"""Tracing: what every pass did to a graph, as a line of the log or as files."""
+"""Tracing: a record of what each pass changed, as log lines or as files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from xrt_core.events import EventLog
 from xrt_core.ir.graph import Graph
 
 LOG: Final = "1"
-"""The value of the option `trace` that asks for lines of the log instead of files."""
+"""The value of the option `trace` that selects log lines instead of files."""
 INDEX: Final = "index.tsv"
 _HEAD: Final = "number\tpass\towner\tmilliseconds\tnodes before\tnodes after\tfile before\tfile after\n"
 _serial = itertools.count()
 
 
 class Trace:
-    """Where the passes of one module leave what they did.
+    """Records the runs of passes of one module.
 
-    where: LOG, or a folder, which gets one folder for each model, part and specialisation: `index.tsv` with a row for
-    each pass, and the text of the graph, numbered, whenever a pass changed it.
-    Raises OptionError for a folder that cannot be made.
+    where: LOG, or a folder, in which every run of passes creates a folder: `index.tsv` with a row per pass, and a
+    numbered text of the graph after each pass that changed it. Raises OptionError if the folder cannot be created.
     """
 
     def __init__(self, where: str, events: EventLog) -> None:
@@ -40,16 +39,14 @@ class Trace:
                 raise OptionError(f"trace={where!r}: the folder cannot be made: {e}") from e
 
     def begin(self, graph: Graph, what: str) -> Callable[[Graph, Graph, str, str, float], None]:
-        """Begin the trace of one run of passes; the result is called after each pass.
-
-        It takes the graph before and after, the pass, its owner, and the seconds that it took.
-        """
+        """Begin the trace of one run of passes. what: the stage. Returns a function to call after each pass with the
+        graph before and after, the name of the pass, its owner, and its duration in seconds."""
         if self.where == LOG:
             return self._log(graph.name or "graph", what)
         return _Files(pathlib.Path(self.where).expanduser(), graph, what, self.events)
 
     def _log(self, model: str, what: str) -> Callable[[Graph, Graph, str, str, float], None]:
-        def told(before: Graph, after: Graph, name: str, owner: str, seconds: float) -> None:
+        def log(before: Graph, after: Graph, name: str, owner: str, seconds: float) -> None:
             self.events.emit(
                 f"pass.{name}",
                 level=logging.INFO,
@@ -59,11 +56,11 @@ class Trace:
                 nodes=f"{len(before.nodes)} -> {len(after.nodes)}" if before is not after else "unchanged",
             )
 
-        return told
+        return log
 
 
 class _Files:
-    """The files of one run of passes. A disk that fails is told once and ends the trace, not the run."""
+    """The files of one run of passes. A disk error is reported once and ends the trace, not the run."""
 
     def __init__(self, folder: pathlib.Path, graph: Graph, what: str, events: EventLog) -> None:
         name = re.sub(r"[^\w.-]+", "_", graph.name or "graph")[:60]

@@ -204,7 +204,7 @@ def make_plan(
 ) -> P:
     """Compile a partitioned graph to a plan. lower: translates each node (omitted inputs are passed as None).
 
-    Values are transferred between spaces by the converter nodes of the graph (`passes.partitioning.transfers`);
+    Values are transferred between spaces by the converter nodes of the graph (`passes.partitioning.outline`);
     constants are converted to host arrays by `to_host` here. Nodes run in the order of the graph, or in one that needs
     less memory. owned: results share no memory with inputs, constants or one another, so that neither side can modify
     the other's data; not needed for a plan whose results another plan reads. kind: creates the plan from a `Program`.

@@ -16,7 +16,7 @@ from xrt_core.frontends.tracing import Tracer, current_tracer, tracing
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.pass_base import run_passes
-from xrt_core.passes.rematerialization import Recompute, way_forward
+from xrt_core.passes.rematerialization import Recompute, forward_pass
 from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNodes
 from xrt_core.training.autodiff import found_backward
 from xrt_core.training.checks import IndexRange, index_ranges
@@ -215,8 +215,8 @@ def _new_state(
 def _finished(graph: Graph, recipe: Recipe) -> Graph:
     """Simplify the graph, set the phase of each node, and apply rematerialization."""
     graph = run_passes(graph, (IdentityNodes(), CommonSubexpressions(), DeadNodes()))
-    ahead = set(way_forward(graph))  # the other nodes exist in training alone, which not every engine supports
-    graph = graph.replace(nodes=[n if i in ahead else _of_training(n) for i, n in enumerate(graph.nodes)])
+    forward = set(forward_pass(graph))  # the other nodes exist in training alone, which not every engine supports
+    graph = graph.replace(nodes=[n if i in forward else _of_training(n) for i, n in enumerate(graph.nodes)])
     return graph if recipe.recompute is None else run_passes(graph, (recipe.recompute, DeadNodes()))
 
 

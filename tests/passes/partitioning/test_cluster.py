@@ -14,8 +14,7 @@ from tests.profiles import examples
 from xrt_core.errors import InternalError, OptionError
 from xrt_core.ir.graph import Annotations, Graph
 from xrt_core.passes.partitioning import cluster, mark
-from xrt_core.passes.partitioning.contraction import Contraction
-from xrt_core.passes.partitioning.grouping import _EdgeMerger, edge_groups, slices
+from xrt_core.passes.partitioning.contraction import Contraction, _EdgeMerger, edge_groups, reads_of, slices
 
 TOY = [engine("toy", "A", "B")]
 
@@ -251,14 +250,14 @@ def test_a_graph_without_nodes_has_no_clusters() -> None:
 
 def test_groups_that_make_a_cycle_are_noticed() -> None:
     """Contracting the two ends of a path of three, the middle left out, is refused."""
-    units = Contraction.of_graph(graph("a = A(x); h = H(a); b = A(h)"))
+    units = Contraction.of_reads(reads_of(graph("a = A(x); h = H(a); b = A(h)")))
     with pytest.raises(InternalError, match="wait for each other"):
         units.merge([0, 1, 0])
 
 
 def test_a_second_path_keeps_an_edge() -> None:
     """a and b are joined by an edge and by way of h: only the other edge is contracted."""
-    units = Contraction.of_graph(graph("a = A(x); h = H(a); b = A(a, h); c = A(b)"))
+    units = Contraction.of_reads(reads_of(graph("a = A(x); h = H(a); b = A(a, h); c = A(b)")))
     assert edge_groups(units, [True, False, True, True], 9) == [0, 1, 2, 2]
     assert edge_groups(units, [True, False, True, True], 1) == [0, 1, 2, 3]
 
@@ -275,7 +274,7 @@ def test_sets_that_differ_in_their_last_bit_are_told_apart() -> None:
 def test_contracting_edges_makes_no_cycle(recipe: Recipe, maximum: int) -> None:
     """On graphs where levels have grouped nothing yet, so that every edge has to be searched."""
     g = recipe.build()
-    units = Contraction.of_graph(g)
+    units = Contraction.of_reads(reads_of(g))
     merged, new = units.merge(edge_groups(units, [n.op_type == "A" for n in g.nodes], maximum))
     assert sum(merged.sizes) == len(g.nodes)
     assert max(merged.sizes) <= maximum

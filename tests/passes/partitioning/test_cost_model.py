@@ -15,7 +15,6 @@ from tests.profiles import examples
 from tests.random_graphs import F32, graph_of, node
 from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.flops import flops
 from xrt_core.passes.partitioning import Candidate, Clustering, Costs, cluster, costs_for, mark, outline, report
 from xrt_core.passes.partitioning.contraction import reads_of
 from xrt_core.passes.partitioning.cost_model import (
@@ -24,6 +23,7 @@ from xrt_core.passes.partitioning.cost_model import (
     CPU,
     Estimator,
     Rates,
+    flops,
     nbytes,
     passes_of,
 )
@@ -88,7 +88,7 @@ def test_all_clusters_are_estimated_as_one_by_one(recipe: Recipe, data: st.DataO
         entry = {v for i in nodes for v in g.nodes[i].uses() if v.data is None} - made
         leaving = {v for v in made if v in g.outputs or any(owner[i] != k for i in g.consumers.get(v, ()))}
         moved = sum(nbytes(v) for v in entry) + sum(nbytes(v) for v in leaving)
-        around = c.launch + len(entry | leaving) * c.crossing + moved / c.copy
+        around = c.launch + len(entry | leaving) * c.transfer + moved / c.copy
         host = work = 0.0
         for n in (g.nodes[i] for i in nodes):
             size = sum(nbytes(v) for v in (*n.inputs, *n.outputs) if v is not None and v.data is None)
@@ -168,7 +168,7 @@ def test_copies_decide_on_a_device_of_its_own() -> None:
     """Three passes over 4 MB pay beside the host, and not where the arrays must be brought there over a slow link."""
     g = chain("Exp", "Neg", "Abs", "Neg", "Log", shape=(1 << 20,))
     one = engine("one", "Neg", "Abs")
-    slow = Costs(ACCELERATOR.host, ACCELERATOR.engine, ACCELERATOR.launch, ACCELERATOR.crossing, copy=5e9)
+    slow = Costs(ACCELERATOR.host, ACCELERATOR.engine, ACCELERATOR.launch, ACCELERATOR.transfer, copy=5e9)
     assert len(clustered(g, one).clusters) == 1
     assert len(clustered(g, one, costs=slow).clusters) == 0
 
@@ -247,7 +247,7 @@ def test_pruning_leaves_only_what_pays(recipe: Recipe) -> None:
     else:
         assert all(c.estimate is not None and c.estimate.gain > 0 for c in found.clusters)
     assert set(whole.reasons) <= set(found.reasons)
-    told = report(g, found, outline(g, found)).to_json()
+    told = report(g.nodes, found, outline(g, found)).to_json()
     assert all(
         c["estimate"]["gain_us"] == pytest.approx(c["estimate"]["host_us"] - c["estimate"]["engine_us"], abs=0.002)
         for c in told["clusters"]

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from xrt_core.passes.partitioning import grouping
-from xrt_core.passes.partitioning.contraction import Contraction
-from xrt_core.passes.partitioning.grouping import free_groups
+from xrt_core.passes.partitioning import contraction as module
+from xrt_core.passes.partitioning.contraction import Contraction, free_groups
 
 Edges = list[tuple[int, int]]
 
@@ -55,7 +54,7 @@ def test_free_groups_are_those_for_which_the_same_closed_units_wait(
     unread = [u for u in range(count) if not open_[u] and all(s != u for s, _ in edges)]
     ignored = data.draw(st.lists(st.sampled_from(unread), unique=True)) if unread else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "_LONG", long)
+        patch.setattr(module, "_LONG", long)
         label = free_groups(contraction(count, edges), np.array(open_), ignored).tolist()
     sets = waiting(count, edges, [not o and u not in ignored for u, o in enumerate(open_)])
     for u in range(count):
@@ -68,12 +67,12 @@ def test_sets_stay_short_where_one_path_joins_everything(monkeypatch: pytest.Mon
     edges = [e for i in range(0, 12_000, 3) for e in ((i, i + 1), (i, i + 2), (i + 1, i + 3), (i + 2, i + 3))]
     open_ = np.arange(12_001) % 3 != 1
     lengths = []
-    find = grouping._Sets.find
-    monkeypatch.setattr(grouping._Sets, "find", lambda self, m, u: lengths.append(m.bit_length()) or find(self, m, u))
+    find = module._Sets.find
+    monkeypatch.setattr(module._Sets, "find", lambda self, m, u: lengths.append(m.bit_length()) or find(self, m, u))
     label = free_groups(contraction(12_001, edges), open_)
     assert len(set(label.tolist())) == 8001  # the open side of a diamond is one with its end
     assert len(lengths) > 4000
-    assert max(lengths) <= grouping._LONG + 2
+    assert max(lengths) <= module._LONG + 2
 
 
 @examples(100)

@@ -169,7 +169,7 @@ def test_the_report_names_every_cluster_and_every_host_node() -> None:
     """As objects and as plain data."""
     g = graph("a = A(x); b = B(a); c = A(b); h = H(c)")
     found = cluster(g, mark(g, TOY))
-    r = report(g, found, outline(g, found))
+    r = report(g.nodes, found, outline(g, found))
     assert r.offloaded_share == 0.75
     assert r.to_json() == {
         "node_count": 4,
@@ -199,4 +199,4 @@ def test_the_report_of_an_empty_graph_offloads_nothing() -> None:
     """No division by zero nodes."""
     g = graph("")
     found = cluster(g, mark(g, TOY))
-    assert report(g, found, outline(g, found)).offloaded_share == 0.0
+    assert report(g.nodes, found, outline(g, found)).offloaded_share == 0.0

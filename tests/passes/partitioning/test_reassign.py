@@ -22,11 +22,11 @@ from tests.random_graphs import F32, graph_of, node
 from xrt_core.ir.graph import Annotations, Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning import Candidate, Clustering, Costs, cluster, mark, outline, report
+from xrt_core.passes.partitioning.cluster import Grower
 from xrt_core.passes.partitioning.cost_model import CPU, Rates
-from xrt_core.passes.partitioning.grow import Grower
 
 CLUSTER = import_module("xrt_core.passes.partitioning.cluster")  # the package has a function of that name
-SLOW_HOST = Costs(Rates(1e-3, math.inf, math.inf), NOTHING, launch=5e-6, crossing=1e-6)
+SLOW_HOST = Costs(Rates(1e-3, math.inf, math.inf), NOTHING, launch=5e-6, transfer=1e-6)
 """Whatever an engine takes pays, and no engine is quicker than another."""
 
 
@@ -51,7 +51,7 @@ def test_a_piece_inside_what_a_later_engine_takes_goes_to_it() -> None:
     assert names(g, clustered(g, one, two, prune=False)) == ["two: v1", "one: v2", "two: v3"]
     found = clustered(g, one, two)
     assert names(g, found) == ["two: v1 v2 v3"]
-    (told,) = report(g, found, outline(g, found)).clusters
+    (told,) = report(g.nodes, found, outline(g, found)).clusters
     assert told.note == (
         "1 node of it would be a cluster of one, which stands before: launch and transfers of that are estimated to "
         "cost 14 us a call, and one is taken to save 0.0 us"
@@ -66,7 +66,7 @@ def test_what_the_first_engine_is_worth_decides() -> None:
     small = g.replace(outputs=[y])
     one, two = engine("one", "MatMul", "Neg"), engine("two", "MatMul", "Neg", "Exp")
     assert names(small, clustered(small, one, two)) == ["two: a", "one: b", "two: c d y"]
-    equal = Costs(CPU.host, CPU.engine, CPU.launch, CPU.crossing, preferred=0.0)
+    equal = Costs(CPU.host, CPU.engine, CPU.launch, CPU.transfer, preferred=0.0)
     assert names(small, clustered(small, one, two, costs=equal)) == ["two: a b c d y"]
 
 

@@ -1,4 +1,4 @@
-"""Converters as nodes: one at every crossing between spaces, none where nothing crosses."""
+"""Converters as nodes: one per transfer between spaces, none where nothing is transferred."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrt_core.ir.function import Function, launch
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.ir.verifier import verify
-from xrt_core.passes.partitioning.transfers import insert_converters, is_converter, space_of
+from xrt_core.passes.partitioning.outline import insert_converters, is_converter, space_of
 
 T = TensorType(F32, (2,))
 
@@ -40,7 +40,7 @@ def never(source: str, target: str) -> bool:
     return False
 
 
-def crossings(graph: Graph) -> list[tuple[str, str, str]]:
+def transfers(graph: Graph) -> list[tuple[str, str, str]]:
     """(value, source, target) of every converter, in order."""
     return [
         (n.inputs[0].name, str(n.attributes["source"]), str(n.attributes["target"]))  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def test_into_an_engine_and_out_again() -> None:
     x, a, y = value("x"), value("a"), value("y")
     g = insert_converters(graph_of([x], [y], [on("e", [x], [a]), host("Neg", [a], y)]), never)
     verify(g, "test")
-    assert crossings(g) == [("x", "host", "e"), ("a", "e", "host")]
+    assert transfers(g) == [("x", "host", "e"), ("a", "e", "host")]
     assert [n.op_type for n in g.nodes] == ["EngineInputConvert", "Launch", "EngineOutputConvert", "Neg"]
     assert all(v.type == T for n in g.nodes if is_converter(n) for v in n.outputs if v is not None)
 
@@ -63,7 +63,7 @@ def test_neighbours_of_one_engine_hand_over_as_it_is() -> None:
     """Between two launches of an engine nothing stands."""
     x, a, b = value("x"), value("a"), value("b")
     g = insert_converters(graph_of([x], [b], [on("e", [x], [a]), on("e", [a], [b])]), never)
-    assert crossings(g) == [("x", "host", "e")]
+    assert transfers(g) == [("x", "host", "e")]
     assert g.nodes[2].inputs == (a,)
     assert g.outputs == (b,)
 
@@ -73,10 +73,10 @@ def test_between_engines_by_way_of_the_host_or_directly() -> None:
     x, a, b, c = value("x"), value("a"), value("b"), value("c")
     g = graph_of([x], [b, c], [on("e", [x], [a]), on("f", [a], [b]), host("Neg", [a], c)])
     by_host = insert_converters(g, never)
-    assert crossings(by_host) == [("x", "host", "e"), ("a", "e", "host"), ("a_on_host", "host", "f")]
+    assert transfers(by_host) == [("x", "host", "e"), ("a", "e", "host"), ("a_on_host", "host", "f")]
     assert by_host.nodes[-1].inputs[0].name == "a_on_host"  # type: ignore[union-attr]
     direct = insert_converters(g, lambda s, t: (s, t) == ("e", "f"))
-    assert crossings(direct) == [("x", "host", "e"), ("a", "e", "f"), ("a", "e", "host")]
+    assert transfers(direct) == [("x", "host", "e"), ("a", "e", "f"), ("a", "e", "host")]
     verify(direct, "test")
 
 
@@ -86,7 +86,7 @@ def test_a_value_goes_to_a_space_once() -> None:
     outs = [value(f"o{i}") for i in range(4)]
     nodes = [on("e", [x], [a]), *[host("Add", [a, a], o) for o in outs[:2]], *[on("f", [a, x], [o]) for o in outs[2:]]]
     g = insert_converters(graph_of([x], outs, nodes), never)
-    assert sorted(crossings(g)) == [
+    assert sorted(transfers(g)) == [
         ("a", "e", "host"),
         ("a_on_host", "host", "f"),
         ("x", "host", "e"),
@@ -99,7 +99,7 @@ def test_outputs_stay_where_they_were_made() -> None:
     x, a = value("x"), value("a")
     g = insert_converters(graph_of([x], [a, a], [on("e", [x], [a])]), never)
     assert g.outputs[0] is a
-    assert crossings(g) == [("x", "host", "e"), ("a", "e", "host")]
+    assert transfers(g) == [("x", "host", "e"), ("a", "e", "host")]
     assert g.outputs[1].name == "a_on_host"
     verify(g, "test")
 
@@ -108,14 +108,14 @@ def test_outputs_whose_arrays_only_a_converter_knows() -> None:
     """They come to the host in the graph."""
     x, a = value("x"), value("a")
     g = insert_converters(graph_of([x], [a], [on("e", [x], [a])]), lambda s, t: (s, t) == ("e", "host"))
-    assert crossings(g) == [("x", "host", "e"), ("a", "e", "host")]
+    assert transfers(g) == [("x", "host", "e"), ("a", "e", "host")]
     assert g.outputs[0].name == "a_on_host"
 
 
 def test_constants_cross_as_well() -> None:
     """A launch that reads a constant of the graph."""
     c, a = Value.constant(np.zeros(2, np.float32), "c"), value("a")
-    assert crossings(insert_converters(graph_of([], [a], [on("e", [c], [a])]), never)) == [("c", "host", "e")]
+    assert transfers(insert_converters(graph_of([], [a], [on("e", [c], [a])]), never)) == [("c", "host", "e")]
 
 
 def test_what_a_body_captures_is_converted_before_the_node() -> None:
@@ -125,7 +125,7 @@ def test_what_a_body_captures_is_converted_before_the_node() -> None:
     branch = [graph_of([], [out], [host("Neg", [a], out)]) for out in (value("t"), value("u"))]
     choice = node("If", [flag], [y], then_branch=branch[0], else_branch=branch[1])
     g = insert_converters(graph_of([x, flag], [y], [on("e", [x], [a]), choice]), never)
-    assert crossings(g) == [("x", "host", "e"), ("a", "e", "host")]
+    assert transfers(g) == [("x", "host", "e"), ("a", "e", "host")]
     assert [v.name for v in g.nodes[-1].captures] == ["a_on_host"]
     verify(g, "test")
 
@@ -136,7 +136,7 @@ def test_pairs_that_cancel_go() -> None:
     out = Node("EngineOutputConvert", [a], [b], {"source": "e", "target": "host"}, domain="xrt", version=1)
     back = Node("EngineInputConvert", [b], [c], {"source": "host", "target": "e"}, domain="xrt", version=1)
     g = insert_converters(graph_of([x], [y], [on("e", [x], [a]), out, back, on("e", [c], [y])]), never)
-    assert crossings(g) == [("x", "host", "e")]
+    assert transfers(g) == [("x", "host", "e")]
     assert g.nodes[-1].inputs == (a,)
 
 
@@ -144,7 +144,7 @@ def test_launches_under_a_name_for_several_engines_share_no_space() -> None:
     """What one of them made may be another library's: it goes by way of the host."""
     x, a, b = value("x"), value("a"), value("b")
     g = insert_converters(graph_of([x], [b], [on("auto", [x], [a]), on("auto", [a], [b])]), never, mixed=("auto",))
-    assert crossings(g) == [("x", "host", "auto"), ("a", "auto", "host"), ("a_on_host", "host", "auto")]
+    assert transfers(g) == [("x", "host", "auto"), ("a", "auto", "host"), ("a_on_host", "host", "auto")]
 
 
 def test_names_that_are_taken() -> None:

@@ -1,12 +1,11 @@
-"""Partitioning: query support, cluster, outline clusters into Launch nodes, insert transfers, report."""
+"""Partitioning: query support, cluster, outline clusters into Launch nodes, insert converters, report."""
 
 from xrt_core.passes.partitioning.cluster import UNLIMITED, Cluster, Clustering, cluster
 from xrt_core.passes.partitioning.cost_model import Costs, Estimate, costs_for
-from xrt_core.passes.partitioning.outline import outline
+from xrt_core.passes.partitioning.outline import insert_converters, is_converter, outline
 from xrt_core.passes.partitioning.placement import MarkRule, apply_marks, names_an_engine, without_marks
 from xrt_core.passes.partitioning.report import ClusterReport, HostNodeReport, PartitionReport, TensorReport, report
 from xrt_core.passes.partitioning.support import HOST, Candidate, Marks, mark
-from xrt_core.passes.partitioning.transfers import insert_converters, is_converter
 
 __all__ = [
     "HOST",

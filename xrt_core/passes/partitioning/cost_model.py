@@ -1,20 +1,20 @@
-"""What a cluster saves: the estimated seconds of a call that its engine spares, so that tiny fragments go to the host.
+"""Cost model: estimated FLOPs of nodes, and the estimated time per call that a cluster saves over the host.
 
-The model has few constants, and they are meant to be right to a factor of two. With F the FLOPs of a node, B the bytes
-that it reads and writes, and k the array operations that its host kernel makes (`passes_of`):
+The constants are accurate to a factor of two at best. With F the FLOPs of a node, B the bytes that it reads and writes,
+and k the array operations of its host kernel (`passes_of`):
 
     host    = sum over the nodes of  k * host.call + max(k * B / host.bandwidth, F / host.flops)
-    engine  = launch + tensors * crossing + moved / copy            the way there and back
-            + max(moved / engine.bandwidth, sum of F / engine.flops)   a fused build passes over its boundary alone
+    engine  = launch + tensors * transfer + moved / copy               launch and transfers
+            + max(moved / engine.bandwidth, sum of F / engine.flops)   fused: only the boundary is in memory
     gain    = host - engine
 
-`tensors` are the values at the cluster's boundary and `moved` their bytes. Constants do not count: both sides have
-them already. Nodes that only look at an array in another way (Reshape, Transpose, ...) move nothing on the host.
+`tensors` is the number of values at the cluster's boundary and `moved` their bytes. Constants do not count: they are
+not transferred per call. Nodes whose result is a view (Reshape, Transpose, ...) move no bytes on the host.
 
-Where the constants are from. CPU: `benchmarks/partition_costs.py` on two cores of an EPYC with AVX-512, host NumPy
-against a compiling engine. Accelerators: not measured; the order of what vendors publish for an H100 (fp32 67 TFLOP/s,
-HBM3 3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy), taken at about half. What a preferred
-engine saves: on five whole models one engine saves -2, 5, 16, 20 and 48 % over another (`benchmarks/README.md`).
+Sources of the constants. CPU: `benchmarks/partition_costs.py` on two cores of an EPYC with AVX-512, host NumPy against
+a compiling engine. Accelerators: not measured; about half of the published figures of an H100 (fp32 67 TFLOP/s, HBM3
+3.35 TB/s, PCIe 5.0 x16 64 GB/s, a few microseconds for a kernel or a copy). `preferred`: on five whole models one
+engine saves -2, 5, 16, 20 and 48 % over another (`benchmarks/README.md`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,71 @@ import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.types import STRING, TensorType
-from xrt_core.passes.flops import flops
+from xrt_core.ir.types import STRING, Shape, TensorType
 from xrt_core.passes.partitioning.contraction import Reads, ascending
+
+# --- FLOPs ---
+
+
+def flops(node: Node) -> int:
+    """The estimated FLOPs of a node: two per multiply-add of products and convolutions, one per element of other
+    operators that compute, 0 if unknown. Subgraphs do not count.
+
+    Depends only on the operator, the types and the attribute `transA`.
+    """
+    op = node.op_type
+    out = _elements(node.outputs[0] if node.outputs else None)
+    if op in ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm"):
+        shape = _shape(node.inputs[0])
+        if not shape or not isinstance(shape[-1], int):
+            return 0
+        inner = shape[0] if op == "Gemm" and node.attributes.get("transA") else shape[-1]
+        return 2 * out * inner if isinstance(inner, int) else 0
+    if op in ("Conv", "ConvInteger", "QLinearConv"):
+        shape = _shape(node.inputs[3 if op == "QLinearConv" else 1])
+        return 2 * out * _product(shape[1:]) if shape else 0
+    if op == "ConvTranspose":
+        shape = _shape(node.inputs[1])
+        return 2 * _elements(node.inputs[0]) * _product(shape[1:]) if shape else 0
+    if op in ("LSTM", "GRU", "RNN"):
+        steps = _shape(node.inputs[0])
+        weights = sum(_elements(v) for v in node.inputs[1:3])
+        return 2 * weights * _product(steps[:2]) if steps else 0
+    traits = traits_of(node)
+    if traits.moves_elements or traits.fills or traits.shape_query or traits.cast:
+        return 0
+    return max(out, _elements(node.inputs[0] if node.inputs else None))
+
+
+def _shape(v: Value | None) -> Shape | None:
+    t = None if v is None else v.type
+    return t.shape if isinstance(t, TensorType) else None
+
+
+def _elements(v: Value | None) -> int:
+    shape = _shape(v)
+    return 0 if shape is None else _product(shape)
+
+
+def _product(shape: Shape) -> int:
+    found = 1
+    for d in shape:
+        if not isinstance(d, int):
+            return 0
+        found *= d
+    return found
+
+
+# --- constants and estimates ---
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast one side computes. call: seconds that an array operation costs by itself. bandwidth: bytes a second
-    through memory. flops: floating-point operations a second, in products and convolutions."""
+    """Throughput of the host or of an engine.
+
+    call: seconds of overhead per array operation. bandwidth: memory bandwidth in bytes per second. flops:
+    floating-point operations per second in matrix products and convolutions.
+    """
 
     call: float
     bandwidth: float
@@ -46,39 +102,45 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The constants for one device. launch: seconds of a call of an executable. crossing: seconds of a tensor in or
-    out. copy: bytes a second across the boundary; infinite where both sides share memory. preferred: the share of its
-    time between launch and boundary that an engine is taken to save over those behind it in the order."""
+    """The constants for one device.
+
+    launch: seconds per launch of an executable. transfer: seconds per tensor at a boundary. copy: bytes per second
+    between host and device; infinite if they share memory. preferred: the share of its compute time (without launch
+    and transfers) that an engine is assumed to save over engines of lower priority.
+    """
 
     host: Rates
     engine: Rates
     launch: float
-    crossing: float
+    transfer: float
     copy: float = math.inf
     preferred: float = 0.25
 
 
 _NUMPY: Final = Rates(call=1e-6, bandwidth=25e9, flops=150e9)
 _ACCELERATOR: Final = Rates(call=0.0, bandwidth=1.5e12, flops=30e12)
-CPU: Final = Costs(_NUMPY, Rates(call=0.0, bandwidth=35e9, flops=200e9), launch=5e-6, crossing=1e-6)
-ACCELERATOR: Final = Costs(_NUMPY, _ACCELERATOR, launch=10e-6, crossing=10e-6, copy=25e9)
+CPU: Final = Costs(_NUMPY, Rates(call=0.0, bandwidth=35e9, flops=200e9), launch=5e-6, transfer=1e-6)
+ACCELERATOR: Final = Costs(_NUMPY, _ACCELERATOR, launch=10e-6, transfer=10e-6, copy=25e9)
 ACCELERATOR_WITH_HOST: Final = Costs(
-    Rates(call=10e-6, bandwidth=1.5e12, flops=30e12), _ACCELERATOR, launch=10e-6, crossing=1e-6
+    Rates(call=10e-6, bandwidth=1.5e12, flops=30e12), _ACCELERATOR, launch=10e-6, transfer=1e-6
 )
 
 
 def costs_for(is_host: bool, host_on_device: bool = False) -> Costs:
-    """The constants for the host's processor (`is_host`), or for a device with memory of its own.
+    """Return the constants for the CPU (`is_host`), or for a device with separate memory.
 
-    host_on_device: the host computes on the device too, so that values between them are not copied.
+    host_on_device: the host computes on the device too, so no copies are needed.
     """
     return CPU if is_host else ACCELERATOR_WITH_HOST if host_on_device else ACCELERATOR
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of a call. host: of the nodes on the host. engine: of the cluster on its engine, with `boundary`, what
-    launching it and moving its inputs and outputs takes."""
+    """Estimated seconds per call of a cluster.
+
+    host: of its nodes on the host. engine: of the cluster on its engine. boundary: the part of `engine` that is launch
+    and transfers.
+    """
 
     host: float
     engine: float
@@ -103,7 +165,7 @@ class Estimate:
 
 
 class Estimator:
-    """Estimates clusters of one graph; what is known of nodes and values is worked out once, and by kind."""
+    """Estimates clusters of one graph; properties of nodes and values are computed once per graph."""
 
     def __init__(self, graph: Graph, reads: Reads) -> None:
         unread = {v: None for v in graph.outputs if v in graph.producers and v not in graph.consumers}
@@ -119,27 +181,27 @@ class Estimator:
         self._seconds: dict[Rates, np.ndarray] = {}
 
     def __call__(self, assignment: np.ndarray, costs: Sequence[Costs], which: np.ndarray) -> np.ndarray:
-        """What clusters save, all at once: seconds on the host, on the engine and of its boundary, each a row.
+        """Estimate all clusters at once. Returns three rows of seconds: host, engine, boundary (see `Estimate`).
 
         assignment: per node the number of its cluster, -1 for none. which: per cluster the index of its constants in
-        `costs`. Linear in nodes and edges but for a sort of the values at boundaries.
+        `costs`. Linear in nodes and edges, up to a sort of the values at boundaries.
         """
         count = len(which)
         nodes = np.flatnonzero(assignment >= 0)
         inside = assignment[nodes]
         found = np.zeros((3, count))
         work = np.bincount(inside, self._work[2][nodes], count)
-        crossing, moved = self._boundary(assignment, count)
+        tensors, moved = self._boundary(assignment, count)
         for k, c in enumerate(costs):
             own = which == k
             host = np.bincount(inside, self._host(c.host)[nodes], count)
-            around = c.launch + crossing * c.crossing + moved / c.copy
+            around = c.launch + tensors * c.transfer + moved / c.copy
             engine = around + np.maximum(moved / c.engine.bandwidth, work / c.engine.flops)
             found[:, own] = np.stack((host, engine, around))[:, own]
         return found
 
     def _boundary(self, assignment: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Per cluster how many values cross its boundary, and their bytes."""
+        """Per cluster the number of values at its boundary, and their bytes."""
         value = self._reads.value
         made = np.where(self._producer >= 0, assignment[self._producer], -1)
         read = assignment[self._reads.reader]
@@ -163,9 +225,9 @@ class Estimator:
 
 
 class _Sizes(dict["Value | None", int]):
-    """Value -> the number of its kind: of one type, and constants or not. of: kind -> bytes that move, 0 for constants.
+    """Value -> the number of its kind, where values of one type, constant or not, are a kind.
 
-    Models are repetitive, and have far fewer kinds than values.
+    of: kind -> bytes to transfer, 0 for constants. Models are repetitive: they have far fewer kinds than values.
     """
 
     def __init__(self) -> None:
@@ -186,7 +248,7 @@ class _Sizes(dict["Value | None", int]):
 
 
 def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
-    """For each node array operations on the host, bytes and FLOPs: three rows. Nodes of one kind are looked at once."""
+    """For each node its array operations on the host, bytes and FLOPs: three rows. Computed once per kind of node."""
     known: dict[tuple[object, ...], tuple[int, int, int]] = {}
     found = []
     kind_of = sizes.__getitem__
@@ -203,7 +265,7 @@ def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
     return np.array(found, np.float64).reshape(-1, 3).T.copy()
 
 
-# array operations of the host's kernels, from their times on arrays of a few elements; figures of this model alone
+# array operations per host kernel, derived from its time on arrays of a few elements
 _PASSES: Final[Mapping[str, int]] = MappingProxyType({
     "Attention": 30, "AveragePool": 15, "BatchNormalization": 9, "Clip": 2, "Concat": 3, "Conv": 27, "ConvInteger": 27,
     "ConvTranspose": 30, "DequantizeLinear": 4, "DynamicQuantizeLinear": 8, "Einsum": 10, "Elu": 4, "Erf": 8,
@@ -218,7 +280,7 @@ _PASSES: Final[Mapping[str, int]] = MappingProxyType({
 
 
 def passes_of(node: Node) -> int:
-    """How many array operations the host's kernel of this node makes: each costs a call and a pass over the arrays."""
+    """The number of array operations of the host's kernel of a node; each costs a call and a pass over the arrays."""
     op = node.op_type
     known = _PASSES.get(op)
     if known is not None:
@@ -229,18 +291,11 @@ def passes_of(node: Node) -> int:
 
 
 def nbytes(value: Value) -> int:
-    """Bytes of a static tensor; 0 for anything else."""
+    """Bytes of a static tensor; 0 for strings and anything else."""
     t = value.type
-    if not isinstance(t, TensorType) or not t.shape or t.dtype is None:
-        return t.dtype.itemsize if isinstance(t, TensorType) and t.shape == () and t.dtype is not None else 0
-    if t.dtype == STRING:
+    if not isinstance(t, TensorType) or not t.is_static or t.dtype == STRING:
         return 0
-    size = t.dtype.itemsize
-    for d in t.shape:
-        if not isinstance(d, int):
-            return 0
-        size *= d
-    return size
+    return math.prod(t.shape) * t.dtype.itemsize  # type: ignore[arg-type, union-attr]
 
 
 def duration(seconds: float) -> str:

@@ -1,36 +1,36 @@
-"""Outlining: every cluster becomes a Launch node that holds its nodes as a Function."""
+"""Outlining: every cluster becomes a Launch node that holds it as a Function; converter nodes mark the transfers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from xrt_core.errors import InternalError
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, launch
-from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, Value
+from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, Value, substitute
+from xrt_core.ir.op_traits import traits_of
+from xrt_core.ir.schema import DIALECT, DIALECT_VERSION
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.passes.partitioning.contraction import Reads, adjacency, ascending, collector_paused, distinct, reads_of
-
-XRT_VERSION = 1
+from xrt_core.passes.partitioning.support import HOST
 
 
 @collector_paused()
 def outline(graph: Graph, clustering: Clustering) -> Graph:
     """The graph with one `xrt.Launch` in place of each cluster; nodes and values outside are shared, not copied.
 
-    A function's params are the values that it reads from outside, those that its subgraphs capture included, in order
-    of first use; its returns are the values that are read outside or are graph outputs, in order of production.
-    Constants stay inside as they are. Aliases of nodes become aliases of the function where both ends are at its
-    boundary, and where everything else that reads the old value can run before: not where it waits for the function,
-    nor for a value that the graph returns. Nodes of the result stand in a topological order in which it does: each as
-    early as its inputs, and what it overwrites, allow, ties in the order of the graph. Linear but for that order's heap
-    and a search for each function with aliases.
+    A function's params are the values that it reads from outside, captures of its subgraphs included, in order of first
+    use; its returns are the values that are read outside or are graph outputs, in order of production. Constants stay
+    inside. Aliases of nodes become aliases of the function if both ends are at its boundary, the graph does not return
+    the old value, and all other readers of the old value can run before the function. The result is in a topological
+    order in which they do: each node as early as its inputs, and the readers of what it overwrites, allow; ties in the
+    order of the graph. Linear, except for the heap of that order and a search for each function with aliases.
 
-    Raises GraphError for a value at a boundary that is no tensor of known dtype and shape, and InternalError where
-    `clustering` was made for another graph or has clusters that wait for each other.
+    Raises GraphError for a value at a boundary that is not a tensor of known dtype and shape, and InternalError if
+    `clustering` was made for another graph or its clusters form a cycle.
     """
     if clustering.node_count != len(graph.nodes):
         raise InternalError(f"a clustering of {clustering.node_count} nodes for a graph of {len(graph.nodes)} nodes")
@@ -41,7 +41,7 @@ def outline(graph: Graph, clustering: Clustering) -> Graph:
     outer = _values_read_outside(graph, reads, assignment)
     names = _names(graph, clustering)
     parameters: dict[Value, Parameter] = {}
-    plain = Annotations(device=clustering.clusters[0].device)  # most launches can share it
+    plain = Annotations(device=clustering.clusters[0].device)  # shared by most launches
     units: list[int] = []  # for each its first node
     unit = [0] * len(graph.nodes)
     unit_of_cluster: dict[int, int] = {}
@@ -53,14 +53,14 @@ def outline(graph: Graph, clustering: Clustering) -> Graph:
                 unit_of_cluster[k] = unit[i]
         else:
             unit[i] = unit_of_cluster[k]
-    spared, before = _overwrites(graph, assignment, reads, unit, len(units))
+    preserved, before = _overwrites(graph, assignment, reads, unit, len(units))
     nodes = [
         graph.nodes[i]
         if (k := assignment[i]) < 0
-        else _launch(graph, clustering.clusters[k], names[k], outer, parameters, plain, spared)
+        else _launch(graph, clustering.clusters[k], names[k], outer, parameters, plain, preserved)
         for i in units
     ]
-    opsets = graph.opsets if "xrt" in graph.opsets else {**graph.opsets, "xrt": XRT_VERSION}
+    opsets = graph.opsets if DIALECT in graph.opsets else {**graph.opsets, DIALECT: DIALECT_VERSION}
     order = _order(_edges(reads, unit, len(units), before), len(units))
     return graph.replace(nodes=[nodes[u] for u in order], opsets=opsets)
 
@@ -68,10 +68,10 @@ def outline(graph: Graph, clustering: Clustering) -> Graph:
 def _overwrites(
     graph: Graph, assignment: Sequence[int], reads: Reads, unit: Sequence[int], count: int
 ) -> tuple[set[Value], list[tuple[int, int]]]:
-    """The values whose storage no function may take, and for all others (reader, writer): units in this order.
+    """The values that must not be overwritten, and for the others pairs (reader, writer) of units: their order.
 
-    A function that writes into the storage of a value runs behind all units that read it. It cannot where one of them
-    waits for the function, and must not where the graph returns the value.
+    A function that writes into the storage of a value must run after all units that read it. It must not write if one
+    of them depends on the function, or if the graph returns the value.
     """
     writes = [
         (unit[i], v)
@@ -81,27 +81,27 @@ def _overwrites(
         if (v := n.inputs[k]) is not None
     ]
     returned = set(graph.outputs)
-    spared = {v for _, v in writes if v in returned}
+    preserved = {v for _, v in writes if v in returned}
     before: list[tuple[int, int]] = []
     successors: list[set[int]] = []
     for writer, v in writes:
         readers = {unit[i] for i in graph.consumers.get(v, ())} - {writer}
-        if not readers or v in spared:
+        if not readers or v in preserved:
             continue
         if not successors:
             source, target = _edges(reads, unit, count)
             successors = [set(s) for s in adjacency(source, target, count)]
-        if readers & _behind(successors, writer):
-            spared.add(v)
+        if readers & _dependents(successors, writer):
+            preserved.add(v)
             continue
         for r in readers:
             successors[r].add(writer)
             before.append((r, writer))
-    return spared, before
+    return preserved, before
 
 
-def _behind(successors: Sequence[set[int]], unit: int) -> set[int]:
-    """The units that wait for a unit."""
+def _dependents(successors: Sequence[set[int]], unit: int) -> set[int]:
+    """The units that depend on a unit."""
     found: set[int] = set()
     todo = [unit]
     while todo:
@@ -115,8 +115,8 @@ def _values_read_outside(graph: Graph, reads: Reads, assignment: list[int]) -> s
     producers = graph.producers
     cluster = np.asarray(assignment, np.int64)
     made = np.where(reads.producer >= 0, cluster[reads.producer], -1)[reads.value]
-    crossing = distinct(reads.value[(made >= 0) & (made != cluster[reads.reader])])
-    return {v for v in graph.outputs if v in producers}.union(reads.values[k] for k in crossing)
+    read_outside = distinct(reads.value[(made >= 0) & (made != cluster[reads.reader])])
+    return {v for v in graph.outputs if v in producers}.union(reads.values[k] for k in read_outside)
 
 
 def _names(graph: Graph, clustering: Clustering) -> list[str]:
@@ -140,28 +140,28 @@ def _launch(
     outer: set[Value],
     parameters: dict[Value, Parameter],
     plain: Annotations,
-    spared: set[Value],
+    preserved: set[Value],
 ) -> Node:
     nodes = [graph.nodes[i] for i in cluster.nodes]
     made: dict[Value, None] = {}
     read: dict[Value, None] = {}
     for n in nodes:
-        for v in n.uses():
-            if v.data is None and v not in made:
+        for v in (*n.inputs, *n.captures) if n.attributes else n.inputs:
+            if v is not None and v.data is None and v not in made:
                 read[v] = None
         for o in n.outputs:
             if o is not None:
                 made[o] = None
     entry, exit_ = tuple(read), tuple(v for v in made if v in outer)
     body = Graph(entry, exit_, nodes, opsets=graph.opsets, name=name)
-    aliases = _aliases(nodes, entry, exit_, spared)
-    for v in (*entry, *exit_):  # what one function returns others read: one Parameter serves them all
+    aliases = _aliases(nodes, entry, exit_, preserved)
+    for v in (*entry, *exit_):  # a value at several boundaries has one Parameter
         t = v.type
         if v.name and v not in parameters and isinstance(t, TensorType) and t.is_static:
             parameters[v] = Parameter(v.name, t.dtype, t.shape)  # type: ignore[arg-type]
     try:
         function = Function(name, [parameters[v] for v in entry], [parameters[v] for v in exit_], body, aliases)
-    except KeyError:  # a value without a name or a static type: this names the one and refuses the other
+    except KeyError:  # a value without a name or a static type: `from_graph` names the former and rejects the latter
         function = Function.from_graph(body, name=name, aliases=aliases)
     annotations = plain
     if cluster.device != plain.device or cluster.model_update or aliases or not all(_is_plain(n) for n in nodes):
@@ -187,7 +187,7 @@ def _shared_sbp(nodes: list[Node], count: int) -> tuple[str, ...] | None:
 
 
 def _aliases(
-    nodes: list[Node], params: tuple[Value, ...], returns: tuple[Value, ...], spared: set[Value]
+    nodes: list[Node], params: tuple[Value, ...], returns: tuple[Value, ...], preserved: set[Value]
 ) -> list[InputOutputAlias]:
     if all(n.annotations is NO_ANNOTATIONS or not n.annotations.aliases for n in nodes):
         return []
@@ -199,9 +199,9 @@ def _aliases(
             source, target = n.inputs[i], n.outputs[o]
             if source is None or target is None or source not in entry or target not in exit_:
                 continue
-            if source.type != target.type or source in spared:
+            if source.type != target.type or source in preserved:
                 continue
-            found.append(InputOutputAlias(exit_.pop(target), entry.pop(source)))  # an end is in one alias only
+            found.append(InputOutputAlias(exit_.pop(target), entry.pop(source)))  # each end is in one alias only
     return found
 
 
@@ -233,3 +233,121 @@ def _order(edges: tuple[np.ndarray, np.ndarray], count: int) -> list[int]:
     if len(order) != count:
         raise InternalError("clusters wait for each other: contracting them leaves a cycle")
     return order
+
+
+# --- transfers ---
+
+
+def is_converter(node: Node) -> bool:
+    """Whether the node is a converter: `EngineInputConvert` or `EngineOutputConvert`."""
+    return traits_of(node).boundary
+
+
+def space_of(node: Node) -> str:
+    """The space of a node's values: the engine of a Launch, the host for all other nodes."""
+    return str(node.attributes["engine"]) if node.domain == DIALECT and node.op_type == "Launch" else HOST
+
+
+def insert_converters(graph: Graph, has_converter: Callable[[str, str], bool], mixed: Collection[str] = ()) -> Graph:
+    """The graph with a converter wherever a node reads a value of another space.
+
+    has_converter: whether a converter is registered for a pair of spaces: from engine to engine, which then need not go
+    through the host, or from an engine to the host, if only that converter can read the engine's arrays.
+    mixed: names that stand for several engines, so that two of their launches do not share a space.
+
+        host -> engine      EngineInputConvert(source="host", target=engine)
+        engine -> host      EngineOutputConvert(source=engine, target="host")
+        engine A -> B       EngineInputConvert(source=A, target=B) where `has_converter(A, B)`, else the two above
+
+    A value is transferred to a space once, right before its first reader there; launches of one engine pass arrays on
+    unconverted. Converters that are in the graph already are removed and inserted again where needed, so pairs that
+    cancel vanish, and the pass is idempotent.
+
+    Graph outputs stay in their space, since only the caller knows which array library it wants; exceptions: outputs of
+    an engine with `has_converter(engine, "host")`, and the repetition of an output that is returned twice, whose
+    storage must be distinct.
+    """
+    if not any(n.domain == DIALECT for n in graph.nodes):
+        return graph
+    return _Inserter(graph, has_converter, mixed).run()
+
+
+class _Inserter:
+    def __init__(self, graph: Graph, has_converter: Callable[[str, str], bool], mixed: Collection[str]) -> None:
+        self.graph = graph
+        self.has_converter = has_converter
+        self.mixed = mixed
+        self.home: dict[Value, str] = {}  # values made in an engine's space -> that engine
+        self.plain: dict[Value, Value] = {}  # what a converter of the given graph made -> what it was made of
+        self.forms: dict[tuple[Value, str], Value] = {}  # (value, space) -> the value there
+        self.nodes: list[Node] = []
+        self.names: set[str] = set()
+
+    def run(self) -> Graph:
+        graph = self.graph
+        for n in graph.nodes:
+            if is_converter(n):
+                v, made = n.inputs[0], n.outputs[0]
+                if v is not None and made is not None:
+                    self.plain[made] = self.plain.get(v, v)
+            else:
+                self.nodes.append(self.in_its_space(n))
+        outputs: list[Value] = []
+        for v in graph.outputs:
+            v = self.plain.get(v, v)
+            leaves = v in self.home and (v in outputs or self.has_converter(self.home[v], HOST))
+            outputs.append(self.form(v, HOST) if leaves else v)
+        opsets = graph.opsets if DIALECT in graph.opsets else {**graph.opsets, DIALECT: DIALECT_VERSION}
+        return graph.replace(nodes=self.nodes, outputs=outputs, opsets=opsets)
+
+    def in_its_space(self, node: Node) -> Node:
+        """The node, reading each value in its own space; inserts the converters before it."""
+        space = space_of(node)
+        if space == HOST and not self.home and not self.plain:
+            return node
+        new: dict[Value, Value] = {}
+        for v in node.uses():
+            there = self.form(self.plain.get(v, v), space)
+            if there is not v:
+                new[v] = there
+        if space != HOST:
+            self.home.update((v, space) for v in node.outputs if v is not None)
+        return substitute(node, new) if new else node
+
+    def form(self, v: Value, space: str) -> Value:
+        """The value that stands for `v` in `space`."""
+        home = self.home.get(v, HOST)
+        if home == space and space not in self.mixed:
+            return v
+        found = self.forms.get((v, space))
+        if found is not None:
+            return found
+        if HOST in (home, space) or (home != space and self.has_converter(home, space)):
+            made = self.convert(v, home, space)
+        else:
+            made = self.convert(self.form(v, HOST), HOST, space)
+        self.forms[v, space] = made
+        return made
+
+    def convert(self, v: Value, source: str, target: str) -> Value:
+        made = Value(self.name(f"{v.name}_on_{target}") if v.name else "", v.type)
+        op_type = "EngineOutputConvert" if target == HOST else "EngineInputConvert"
+        attributes: Mapping[str, str] = {"source": source, "target": target}
+        self.nodes.append(
+            Node(op_type, [v], [made], attributes, domain=DIALECT, version=DIALECT_VERSION, name=made.name)
+        )
+        return made
+
+    def name(self, wanted: str) -> str:
+        """`wanted`, with a number appended if the name is taken."""
+        if not self.names:
+            nodes = [n for n in self.graph.nodes if not is_converter(n)]
+            self.names = {n.name for n in nodes}
+            self.names.update(v.name for n in nodes for v in n.outputs if v is not None)
+            self.names.update(v.name for v in (*self.graph.inputs, *self.graph.constants))
+        name, i = wanted, 0
+        while name in self.names:
+            i += 1
+            name = f"{wanted}_{i}"
+        self.names.add(name)
+        return name

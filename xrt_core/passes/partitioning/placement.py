@@ -1,4 +1,4 @@
-"""Placement by users: rules by name or operator, and the metadata of nodes, become annotations of the nodes."""
+"""Marks: users' rules by name or operator, and the metadata of nodes, become annotations that pin nodes to engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xrt_core.ir.graph import MARK, NO_ANNOTATIONS, REGION, Annotations, Attribu
 log = logging.getLogger("xrt")
 
 _KINDS = ("name", "op")
-_KEYS = frozenset((MARK, REGION, "xrt.function", "xrt.same"))  # of nodes' metadata that XRT reads or writes
+_KEYS = frozenset((MARK, REGION, "xrt.function", "xrt.same"))  # keys in nodes' metadata that XRT reads or writes
 _MEANT = {MARK: MARK, REGION: REGION, "xrt.engine": MARK}
 
 
@@ -25,9 +25,9 @@ class MarkRule:
 
     pattern: "name:PATTERN" for node names (a node without one goes by its first output's), "op:PATTERN" for operators
         (those of the ONNX domain without it, others as "domain.Operator"); shell patterns with `*`, `?` and `[...]`,
-        upper and lower case told apart. engine: the name of an engine, or "host".
+        case-sensitive. engine: the name of an engine, or "host".
 
-    Raises OptionError for a pattern of no kind, or none at all.
+    Raises OptionError for a pattern of another form.
     """
 
     pattern: str
@@ -43,7 +43,7 @@ class MarkRule:
         object.__setattr__(self, "_match", re.compile(fnmatch.translate(glob)))
 
     def matches(self, node: Node) -> bool:
-        """Whether the rule is about this node."""
+        """Whether the rule applies to this node."""
         return self._match.match(node.operator if self.kind == "op" else label(node)) is not None
 
     def __str__(self) -> str:
@@ -51,20 +51,20 @@ class MarkRule:
 
 
 def label(node: Node) -> str:
-    """What a node is called in rules: its name, or its first output's."""
+    """The name of a node in rules: its own, or its first output's."""
     return node.name or next((v.name for v in node.outputs if v is not None and v.name), "")
 
 
 def apply_marks(graph: Graph, rules: Sequence[MarkRule]) -> Graph:
-    """The graph with the marks of `rules`, and of the metadata of its nodes, as annotations; bodies included.
+    """The graph with the marks of `rules` and of its nodes' metadata as annotations, subgraphs included.
 
-    All nodes that one rule matches are one region, and so are all that carry one label under REGION in their
-    metadata, or one engine without a label. A mark on a node with bodies (If, Loop, Scan) is one on the nodes in them
-    that have none of their own: the host runs the control. Keys of the metadata that look like these two, and say
-    nothing therefore, are one warning of the logger "xrt".
+    All nodes that one rule matches are a region, and so are all nodes with one label under REGION in their metadata, or
+    with one engine and no label. A mark on a node with subgraphs (If, Loop, Scan) applies to the nodes in them that
+    have no mark, since the host runs the control flow. Metadata keys that look like misspelled marks are logged in one
+    warning of the logger "xrt".
 
-    Raises GraphError for two marks of a node that contradict each other, naming both, and OptionError for a rule that
-    matches nothing, with the closest names.
+    Raises GraphError for two contradicting marks of a node, naming both, and OptionError for a rule without a match,
+    with the closest names.
     """
     keys = _metadata_keys(graph)
     _warn_of_typos(keys)
@@ -79,7 +79,7 @@ def apply_marks(graph: Graph, rules: Sequence[MarkRule]) -> Graph:
 
 
 def names_an_engine(graph: Graph) -> bool:
-    """Whether any node, bodies included, is marked for an engine (and not for the host)."""
+    """Whether any node, subgraphs included, is marked for an engine (not for the host)."""
     for n in graph.nodes:
         if n.annotations is not NO_ANNOTATIONS and n.annotations.engine not in (None, "host"):
             return True
@@ -89,11 +89,11 @@ def names_an_engine(graph: Graph) -> bool:
 
 
 def without_marks(graph: Graph) -> Graph:
-    """The graph with every mark taken off, bodies included."""
+    """The graph without marks, subgraphs included."""
     return _Marker((), erase=True).graph(graph, None)
 
 
-_Found = tuple[str, str, str]  # engine, region, where it comes from
+_Found = tuple[str, str, str]  # engine, region, source of the mark for messages
 
 
 class _Marker:
@@ -131,7 +131,7 @@ class _Marker:
 
     def mark_of(self, node: Node) -> _Found | None:
         found: _Found | None = None
-        for mark in (*_own(node), *self.ruled(node)):
+        for mark in (*_own(node), *self.marks_by_rules(node)):
             if found is None:
                 found = mark
             elif found[0] != mark[0]:
@@ -141,7 +141,7 @@ class _Marker:
                 )
         return found
 
-    def ruled(self, node: Node) -> Iterable[_Found]:
+    def marks_by_rules(self, node: Node) -> Iterable[_Found]:
         for rule in self.rules:
             if rule.matches(node):
                 self.used.add(rule)
@@ -160,7 +160,7 @@ def _own(node: Node) -> Iterable[_Found]:
 
 
 def _metadata_keys(graph: Graph) -> dict[str, str]:
-    """The keys of the nodes' metadata, bodies included, each with what a node that has it is called."""
+    """The keys of the nodes' metadata, subgraphs included, each with the name of a node that has it."""
     found: dict[str, str] = {}
     for n in graph.nodes:
         if n.annotations is not NO_ANNOTATIONS:

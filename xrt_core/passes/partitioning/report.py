@@ -1,20 +1,21 @@
-"""What partitioning decided, as data: every cluster and every host node with its reason."""
+"""Partition report: every cluster, and every host node with its reason, as data."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.passes.partitioning.cluster import Clustering
 from xrt_core.passes.partitioning.cost_model import Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """A value at a cluster's boundary, as texts."""
+    """A value at a cluster's boundary, human-readable."""
 
     name: str
     type: str
@@ -26,9 +27,10 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """One cluster. operators: operator -> how many, the most frequent first. region: the marked one that it is of.
+    """One cluster.
 
-    estimate: what it saves a call, by the cost model.
+    operators: pairs of an operator and its count, most frequent first. region: label of its marked region, or "".
+    estimate: of the cost model.
     """
 
     name: str
@@ -80,7 +82,7 @@ class HostNodeReport:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The whole partition of one graph."""
+    """The partition of one graph."""
 
     clusters: tuple[ClusterReport, ...]
     host_nodes: tuple[HostNodeReport, ...]
@@ -101,14 +103,14 @@ class PartitionReport:
         }
 
 
-def report(graph: Graph, clustering: Clustering, outlined: Graph) -> PartitionReport:
-    """Describe `outlined`, which `outline` made of `graph` and `clustering`."""
+def report(before: Sequence[Node], clustering: Clustering, outlined: Graph) -> PartitionReport:
+    """Describe `outlined`, which `outline` made by `clustering` of a graph with the nodes `before`."""
     made = [n for n in outlined.nodes if n.op_type == "Launch" and n.domain == "xrt"]
     functions = {id(f.body.nodes[0]): f for n in made if isinstance(f := n.attributes["function"], Function)}
     clusters = []
     for c in clustering.clusters:
-        function = functions[id(graph.nodes[c.nodes[0]])]
-        nodes = [graph.nodes[i] for i in c.nodes]
+        function = functions[id(before[c.nodes[0]])]
+        nodes = [before[i] for i in c.nodes]
         counted = Counter(n.operator for n in nodes)
         clusters.append(
             ClusterReport(
@@ -128,10 +130,10 @@ def report(graph: Graph, clustering: Clustering, outlined: Graph) -> PartitionRe
             )
         )
     host = tuple(
-        HostNodeReport(i, graph.nodes[i].name, graph.nodes[i].operator, reason)
+        HostNodeReport(i, before[i].name, before[i].operator, reason)
         for i, reason in sorted(clustering.reasons.items())
     )
-    return PartitionReport(tuple(clusters), host, len(graph.nodes))
+    return PartitionReport(tuple(clusters), host, len(before))
 
 
 def _tensor(value: Value) -> TensorReport:

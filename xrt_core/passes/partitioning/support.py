@@ -1,4 +1,4 @@
-"""The support matrix: which engine supports which node, or why not, and what nodes of one cluster have in common."""
+"""Support matrix: which engine supports which node, or why not, and which nodes may share a cluster (`Kind`)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from xrt_core.errors import GraphError
 from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, Phase, Support
 
 HOST = "host"
-"""The name that a node pinned to the host carries as its engine."""
+"""The engine name of nodes that are pinned to the host, and of the host's space."""
 
-_AUTO = "auto"  # stands for several engines, and takes no marks
+_AUTO = "auto"  # stands for several engines; nodes cannot be marked for it
 _LAUNCH = Support.no("it is a launch already")
 _CONTROL = Support.no("the host runs control flow; its bodies are planned by themselves")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine that takes part: its name, and what it says about a node.
+    """An engine that takes part in partitioning.
 
-    supports: Support.yes(), or Support.no(reason). It alone judges types (unknown, dynamic, strings, sequences),
-        devices and the phase of the run.
+    supports: node -> Support.yes(), or Support.no(reason). It alone decides on types (unknown, dynamic, strings,
+        sequences), devices and the phase.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The verdicts on every node of a graph.
+    """The support matrix and the marks of a graph.
 
-    engines: names of the candidates, in the order in which they are to be tried.
-    verdicts: engine -> one verdict per node; None where the engine was not asked.
+    engines: names of the candidates, by descending priority.
+    verdicts: engine -> one answer per node; None where the engine was not asked.
     pins: per node the engine it is pinned to, "host", or None.
     regions: per node the label of the marked region it belongs to, "" for none.
-    phase, device: what the verdicts hold for; `device` is where a node without a device annotation runs.
+    phase, device: those of the queries; `device` is the device of nodes without a device annotation.
     """
 
     engines: tuple[str, ...]
@@ -50,7 +50,7 @@ class Marks:
     device: str
 
     def reason(self, node: int) -> str:
-        """Why the node with this index is left to the host by every engine that was asked."""
+        """The reason why no engine that was asked supports the node with this index."""
         if self.pins[node] == HOST:
             return "pinned to the host"
         if not self.engines:
@@ -58,8 +58,8 @@ class Marks:
         asked = [(e, v) for e in self.engines if (v := self.verdicts[e][node]) is not None]
         if asked and all(v is _LAUNCH for _, v in asked):
             return _LAUNCH.reason
-        said = [f"{e}: {v.reason or 'no reason given'}" for e, v in asked if not v.ok]
-        return "; ".join(said) or "no engine was asked"
+        reasons = [f"{e}: {v.reason or 'no reason given'}" for e, v in asked if not v.ok]
+        return "; ".join(reasons) or "no engine was asked"
 
 
 def mark(
@@ -72,19 +72,19 @@ def mark(
     obey: bool = True,
     absent: Callable[[str], str] = lambda name: "",
 ) -> Marks:
-    """Ask each engine about each node that it may have.
+    """Query each engine for each node that it may run.
 
-    A pinned node (`annotations.engine`) is asked of that engine alone, one pinned to "host" of none, and a Launch is
-    never taken again. A node with bodies stays on the host whatever its mark, which is one on what is in them. A node
-    annotated with the other phase is refused. With `automatic` off only pinned nodes are asked about. A node of the way
-    back (phase "train") has its pin from a node of the forward pass; where that engine does not take it, it is free. So
-    is a node around tensors without elements, of an empty batch say: they leave an engine nothing to be wanted for.
+    Of a pinned node (`annotations.engine`) only that engine is asked, of one pinned to "host" none. A Launch is left
+    unchanged. A node with subgraphs stays on the host; its mark applies to their nodes. A node annotated with the other
+    phase is rejected. If `automatic` is off, only pinned nodes are queried. Two kinds of pinned nodes are treated as
+    unpinned if their engine does not support them: nodes of the backward pass (phase "train"), whose pins are copies of
+    those in the forward pass, and nodes with zero-element tensors, such as an empty batch.
 
-    obey: False lets pins to engines be, which is for runs that were told to use none.
-    absent: engine -> why it does not take part and what to do about it, "" where nothing is known.
+    obey: False ignores pins to engines, for runs without engines.
+    absent: engine -> why it does not take part and the remedy, "" if unknown.
 
-    Raises GraphError for a pinned node whose engine does not take part or does not take the node (names the node, its
-    operator and the reason), and for two candidates of one name.
+    Raises GraphError for a pinned node whose engine does not take part or does not support the node (names the node,
+    its operator and the reason), and for two candidates of one name.
     """
     names = tuple(c.name for c in engines)
     if len(set(names)) != len(names) or HOST in names:
@@ -126,7 +126,7 @@ def mark(
             if p == c.name:
                 verdict = apart[i] if i in apart else supports(nodes[i])
                 if not verdict.ok:
-                    raise GraphError(_refused(nodes[i], i, p, verdict, engines, apart.get(i)))
+                    raise GraphError(_rejection(nodes[i], i, p, verdict, engines, apart.get(i)))
                 found[i] = verdict
     pins: list[str | None] = [None] * len(nodes)
     regions = [""] * len(nodes)
@@ -137,7 +137,7 @@ def mark(
 
 
 def _set_apart(nodes: Sequence[Node], phase: Phase, obey: bool) -> tuple[dict[int, str], dict[int, Support]]:
-    """The nodes that are pinned, with their engines, and those that no engine is asked about, with the reason."""
+    """The pinned nodes with their engines, and the nodes of which no engine is asked, with the reasons."""
     pinned: dict[int, str] = {}
     apart: dict[int, Support] = {}
     for i, n in enumerate(nodes):
@@ -158,12 +158,12 @@ def _set_apart(nodes: Sequence[Node], phase: Phase, obey: bool) -> tuple[dict[in
 
 
 def _is_empty(node: Node) -> bool:
-    """Whether a tensor that the node reads or makes, and that is no constant, has no elements."""
+    """Whether a non-constant input or output of the node has no elements."""
     shapes = (v.shape for v in (*node.inputs, *node.outputs) if v is not None and v.data is None)
     return any(shape is not None and 0 in shape for shape in shapes)
 
 
-def _refused(
+def _rejection(
     node: Node, index: int, engine: str, verdict: Support, engines: Sequence[Candidate], apart: Support | None
 ) -> str:
     others = [c.name for c in engines if c.name not in (engine, _AUTO) and apart is None and c.supports(node).ok]
@@ -181,7 +181,7 @@ def _describe(node: Node, index: int) -> str:
 
 
 class Signature(NamedTuple):
-    """What a node says of where it runs; `model_update` is False for all nodes where updates may be among others."""
+    """The annotations that nodes of a cluster share. model_update: always False if updates may share clusters."""
 
     device: str
     sbp: tuple[str, ...] | None
@@ -189,12 +189,12 @@ class Signature(NamedTuple):
     model_update: bool
 
     def kind(self, engine: str, pinned: bool, region: str = "") -> Kind:
-        """The kind of such nodes where they go to this engine."""
+        """The kind of such nodes on this engine."""
         return Kind(engine, self.device, self.sbp, self.placement, self.model_update, pinned, region)
 
 
 class Kind(NamedTuple):
-    """Nodes may share a cluster only where all of this is equal."""
+    """The key of nodes that may share a cluster: nodes of different kinds never do."""
 
     engine: str
     device: str
@@ -206,12 +206,12 @@ class Kind(NamedTuple):
 
 
 Members = list[tuple[Kind, np.ndarray]]
-"""Kinds, each with its nodes, ascending. Of each engine's kinds model updates come first, so that all others see them
-as the one unit that they mostly become; otherwise they stand in the order of their first nodes."""
+"""Kinds, each with its nodes, ascending. Per engine, kinds of model updates come first, so that they are clusters when
+the others are grouped; otherwise kinds are ordered by their first nodes."""
 
 
 def signatures(graph: Graph, device: str, merge_updates: bool) -> tuple[list[Signature], np.ndarray]:
-    """The signatures that nodes have, and for each node the index of its own."""
+    """The distinct signatures of the nodes, and for each node the index of its signature."""
     plain = Signature(device, None, None, False)
     number = {plain: 0}
     found = []
@@ -219,7 +219,7 @@ def signatures(graph: Graph, device: str, merge_updates: bool) -> tuple[list[Sig
         a = n.annotations
         if a is NO_ANNOTATIONS or (a.sbp is None and a.device is None and a.placement is None and not a.model_update):
             found.append(0)
-        else:  # one entry per output says the same as one entry, where all agree
+        else:  # equal entries for all outputs are equivalent to one entry
             sbp = tuple(dict.fromkeys(a.sbp)) if a.sbp and len(set(a.sbp)) == 1 else a.sbp
             own = Signature(a.device or device, sbp, a.placement, a.model_update and not merge_updates)
             found.append(number.setdefault(own, len(number)))
@@ -227,7 +227,7 @@ def signatures(graph: Graph, device: str, merge_updates: bool) -> tuple[list[Sig
 
 
 def pinned_kinds(marks: Marks, signature: tuple[list[Signature], np.ndarray]) -> Members:
-    """The nodes that are pinned to engines: one kind for each marked region and signature."""
+    """The nodes that are pinned to engines: one kind per marked region and signature."""
     known, own = signature
     found: dict[tuple[str, str, int], list[int]] = {}
     for i, engine in enumerate(marks.pins):
@@ -238,7 +238,7 @@ def pinned_kinds(marks: Marks, signature: tuple[list[Signature], np.ndarray]) ->
 
 
 def taken(marks: Marks) -> dict[str, np.ndarray]:
-    """For each engine, in their order, whether it takes each node."""
+    """For each engine, in order of priority, whether it supports each node."""
     return {
         engine: np.fromiter((v is not None and v[0] for v in verdicts), np.bool_, len(verdicts))
         for engine in marks.engines
@@ -249,7 +249,7 @@ def taken(marks: Marks) -> dict[str, np.ndarray]:
 def takers(
     takes: Mapping[str, np.ndarray], signature: tuple[list[Signature], np.ndarray], clustered: np.ndarray
 ) -> Members:
-    """The nodes that each engine takes (see `taken`), but for those that are in clusters already."""
+    """The nodes that each engine supports (see `taken`) and that are in no cluster yet."""
     known, own = signature
     found: Members = []
     for engine, is_taken in takes.items():
