@@ -14,8 +14,7 @@ from xrt_core.events import EventLog
 from xrt_core.options import Options, resolve
 
 if TYPE_CHECKING:
-    from xrt_core.compiler.compiled_graph import CompiledGraph
-    from xrt_core.compiler.models import ImportedModel, TracedModel
+    from xrt_core.compiler.models import CompiledGraph, ImportedModel, TracedModel
     from xrt_core.engine.contract import CompileOptions
     from xrt_core.explanation import Explanation
     from xrt_core.ir.graph import Graph
@@ -204,7 +203,7 @@ class XRTModule(GuardedModule):
         if self.options.use_int8:
             raise QuantizationError("a module with use_int8 is quantised already: calibrate one without it")
         caller, arrays = self._source.bind(args, named)
-        from xrt_core.compiler.compiled_graph import CompiledGraph
+        from xrt_core.compiler.models import CompiledGraph
 
         recorder.record(caller.graph, arrays, lambda graph: CompiledGraph(graph, self._pipeline))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import xrt_core
 from xrt_core.cache.model_file import ModelFile, read_model_file, write_model_file
-from xrt_core.compiler.compiled_graph import CompiledGraph
+from xrt_core.compiler.models import CompiledGraph
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Planned
 from xrt_core.engine.contract import Engine

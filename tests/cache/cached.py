@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler
-from xrt_core.ir.fingerprint import function_lines
+from xrt_core.ir.function import function_lines
 from xrt_core.ir.graph import Value
 from xrt_core.testing.functions import function, node, value
 from xrt_core.testing.host_engine import HostCompiler, HostEngine

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from xrt_core.cache.weight_digests import FileDigests
+from xrt_core.cache.disk import FileDigests
 from xrt_core.frontends.onnx_import import import_model
-from xrt_core.ir import fingerprint
-from xrt_core.ir.fingerprint import graph_fingerprint, remembering
+from xrt_core.ir import function
+from xrt_core.ir.function import graph_fingerprint, remembering
 from xrt_core.ir.graph import Graph
 
 SHAPE = (64, 64)
@@ -41,14 +41,14 @@ def save(path: pathlib.Path, value: float) -> None:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the arrays whose contents were read."""
     seen: list[int] = []
-    content = fingerprint._content
+    content = function._content
 
     def note(array: np.ndarray) -> object:
         if array.nbytes > 1000:
             seen.append(array.nbytes)
         return content(array)
 
-    monkeypatch.setattr(fingerprint, "_content", note)
+    monkeypatch.setattr(function, "_content", note)
     # a file's time of change cannot be set, so the test looks at it from a later time
     later = time.time_ns() + int(10e9)
     monkeypatch.setattr(time, "time_ns", lambda: later)
@@ -132,7 +132,7 @@ def test_arrays_in_memory_are_hashed_every_time(tmp_path: pathlib.Path, hashed: 
     for _ in range(2):
         memory = FileDigests(tmp_path)
         with remembering(memory):
-            fingerprint.array_digest(np.ones(2000, np.float32))
+            function.array_digest(np.ones(2000, np.float32))
         memory.flush()
 
     assert hashed == [8000, 8000]
@@ -147,7 +147,7 @@ def test_a_transposed_view_of_a_mapped_array_is_not_mistaken_for_it(
     assert w is not None
     memory = FileDigests(tmp_path / "cache")
     with remembering(memory):
-        fingerprint.array_digest(w)
-        fingerprint.array_digest(w.T)
+        function.array_digest(w)
+        function.array_digest(w.T)
 
     assert len(hashed) == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from xrt_core.engine.serialization import Kind, Writer, open_bytes, open_file, pack_container
 from xrt_core.errors import CacheError
-from xrt_core.ir.fingerprint import SIZE, digest
+from xrt_core.ir.function import SIZE, digest
 
 KIND = Kind(b"XRTTESTS", 3, "a test", CacheError)
 WHOLE = pack_container(KIND, {"n": [1, 2]}, (b"one", b"", b"three" * 30))

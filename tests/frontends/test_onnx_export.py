@@ -19,8 +19,7 @@ from xrt_core.errors import ExportError
 from xrt_core.frontends import onnx_export
 from xrt_core.frontends.onnx_export import export_function, export_model, fitting_opsets, save
 from xrt_core.frontends.onnx_import import import_function, import_model
-from xrt_core.ir.fingerprint import graph_fingerprint
-from xrt_core.ir.function import Function, InputOutputAlias, launch
+from xrt_core.ir.function import Function, InputOutputAlias, graph_fingerprint, launch
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.ir.verifier import verify

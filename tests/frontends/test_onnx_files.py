@@ -21,7 +21,7 @@ from xrt_core.errors import ModelLoadError
 from xrt_core.frontends.onnx_file import map_file
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.frontends.onnx_wire import Weights
-from xrt_core.ir.fingerprint import graph_fingerprint
+from xrt_core.ir.function import graph_fingerprint
 from xrt_core.ir.verifier import verify
 
 BIG = np.arange(3000, dtype=np.float32).reshape(1000, 3)

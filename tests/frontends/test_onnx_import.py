@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from tests.frontends.onnx_models import ATTR, N, info, model, subgraph, tensor
 from xrt_core.frontends.onnx_import import import_model
-from xrt_core.ir.fingerprint import graph_fingerprint
+from xrt_core.ir.function import graph_fingerprint
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.ir.verifier import verify
 

@@ -11,7 +11,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from xrt_core.frontends.onnx_export import export_model
 from xrt_core.frontends.onnx_import import import_model
-from xrt_core.ir.fingerprint import graph_fingerprint
+from xrt_core.ir.function import graph_fingerprint
 from xrt_core.ir.verifier import verify
 
 

@@ -13,9 +13,8 @@ from hypothesis import given
 from tests.ir.random_graphs import graphs, node, renamed
 from tests.profiles import examples
 from xrt_core.errors import GraphError
-from xrt_core.ir import fingerprint
-from xrt_core.ir.fingerprint import array_digest, graph_fingerprint
-from xrt_core.ir.function import Function, InputOutputAlias, launch
+from xrt_core.ir import function
+from xrt_core.ir.function import Function, InputOutputAlias, array_digest, graph_fingerprint, launch
 from xrt_core.ir.graph import Annotations, Graph, Node, SourceLocation, Value
 from xrt_core.ir.types import TensorType
 
@@ -176,19 +175,19 @@ def test_weights_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.random.default_rng(0).standard_normal(1000)
     key = id(array)
     first = array_digest(array)
-    content: Callable[[np.ndarray], Any] = fingerprint._content
+    content: Callable[[np.ndarray], Any] = function._content
     seen: list[np.ndarray] = []
-    monkeypatch.setattr(fingerprint, "_content", lambda a: seen.append(a) or content(a))
+    monkeypatch.setattr(function, "_content", lambda a: seen.append(a) or content(a))
 
     assert array_digest(array) == first
     assert not seen
     assert array_digest(array.copy()) == first
-    assert key in fingerprint._digests
+    assert key in function._digests
 
     seen.clear()
     del array
     gc.collect()
-    assert key not in fingerprint._digests
+    assert key not in function._digests
 
 
 def test_layout_of_an_array_does_not_matter() -> None:

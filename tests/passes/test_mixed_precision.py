@@ -23,7 +23,7 @@ from xrt_core.errors import OptionError
 from xrt_core.frontends import ops
 from xrt_core.frontends.onnx_export import export_model
 from xrt_core.host.executor import run_node
-from xrt_core.ir.fingerprint import graph_fingerprint
+from xrt_core.ir.function import graph_fingerprint
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.schema import find_schema
 from xrt_core.ir.types import TensorType

@@ -21,7 +21,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.plugins.discovery import Discovery
-from xrt_core.runtime.converters import conversion
+from xrt_core.runtime.arrays import conversion
 from xrt_core.runtime.plan import Lowered, make_plan
 
 pytestmark = pytest.mark.tiny_clusters  # values cross between engines

@@ -17,8 +17,7 @@ import numpy as np
 import xrt_core
 from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
-from xrt_core.ir.fingerprint import digest
-from xrt_core.ir.function import Function
+from xrt_core.ir.function import Function, digest
 
 IGNORED_OPTIONS: Final[frozenset[str]] = frozenset()
 """Fields of `CompileOptions` that change no executable. Every other field is a row of every key, new ones included."""

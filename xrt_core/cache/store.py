@@ -8,16 +8,14 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from xrt_core.cache.disk import NOT_STORED, NOTHING, DiskCache, Hit, Miss
+from xrt_core.cache.disk import NOT_STORED, NOTHING, DiskCache, FileDigests, Hit, Miss
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
-from xrt_core.cache.weight_digests import FileDigests
 from xrt_core.engine.boundary import loads
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
 from xrt_core.errors import CacheError, UnsupportedError
 from xrt_core.events import EventLog, logger
-from xrt_core.ir.fingerprint import function_lines, remembering
-from xrt_core.ir.function import Function
+from xrt_core.ir.function import Function, function_lines, remembering
 
 WAIT_SECONDS: Final = 120.0
 """How long to wait for another process that compiles the same thing, before compiling it here as well."""

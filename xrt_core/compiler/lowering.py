@@ -17,10 +17,9 @@ from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.passes.partitioning import is_converter
 from xrt_core.passes.shape_specialization import is_late
-from xrt_core.runtime.arrays import to_host
+from xrt_core.runtime.arrays import conversion, has_converter, to_host
 from xrt_core.runtime.binding import taken_by
 from xrt_core.runtime.control_flow import control_step
-from xrt_core.runtime.converters import conversion, has_converter
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Call, Lowered, make_plan

@@ -30,8 +30,7 @@ from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
-from xrt_core.runtime.arrays import to_host
-from xrt_core.runtime.converters import has_converter
+from xrt_core.runtime.arrays import has_converter, to_host
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache
 from xrt_core.runtime.scheduler import independent_lanes

@@ -3,6 +3,7 @@
 A space is "host" or the name of an engine: where arrays live that its steps can read. Without an entry here, arrays of
 the host go into an engine as they are (`Executable.run` takes NumPy arrays), arrays of an engine come to the host by
 DLPack or the array protocol, and from one engine to another they go by way of the host. An entry replaces that.
+Array families tell which library an array type belongs to.
 """
 
 from __future__ import annotations
@@ -10,9 +11,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from xrt_core.errors import PluginError, RegistrationError
+
+_LIBRARIES: Final = MappingProxyType(
+    {"numpy": "numpy", "jax": "jax", "jaxlib": "jax", "cupy": "cupy", "torch": "torch"}
+)
+FAMILIES: Final = (*dict.fromkeys(_LIBRARIES.values()), "other")
+
+
+def library_of(array_type: type) -> str:
+    """The library an array type belongs to: "numpy", "jax", "cupy", "torch", or "other"."""
+    for base in array_type.__mro__:
+        found = _LIBRARIES.get(base.__module__.partition(".")[0])
+        if found is not None:
+            return found
+    return "other"
+
 
 HOST: Final = "host"
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.array_families import library_of
+from xrt_core.engine.converters import library_of
 from xrt_core.ir.graph import Support
 
 _DLPACK_CUDA: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine import cuda
-from xrt_core.engine.array_families import FAMILIES
+from xrt_core.engine.converters import FAMILIES
 from xrt_core.engine.registry import Registry
 from xrt_core.errors import DeviceNotFoundError, PluginError, RegistrationError
 from xrt_core.ir.graph import Support
@@ -184,7 +184,7 @@ class DeviceKinds:
 
     def names(self) -> tuple[str, ...]:
         """Names of all kinds, in the order of registration."""
-        return tuple(self._kinds)
+        return tuple(self._by_name)
 
     def find(self, device: str) -> DeviceKind:
         """The kind of a device such as "cuda:1", by its name alone.

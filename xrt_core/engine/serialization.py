@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Final
 
 from xrt_core.engine.contract import Parameter
 from xrt_core.errors import CompileError, XRTError
-from xrt_core.ir.fingerprint import SIZE, digest
+from xrt_core.ir.function import SIZE, digest
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
 _HEAD: Final = struct.Struct(f"<8sIQQ{SIZE}s")

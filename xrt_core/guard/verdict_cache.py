@@ -19,8 +19,7 @@ from typing import Any, Final
 from xrt_core.cache.disk import DiskCache, Miss
 from xrt_core.cache.key import CacheKey
 from xrt_core.cache.lru import LRU
-from xrt_core.ir.fingerprint import function_lines
-from xrt_core.ir.function import Function
+from xrt_core.ir.function import Function, function_lines
 from xrt_core.verify.verdict import Outcome
 
 _REVISION: Final = 3

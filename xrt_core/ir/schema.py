@@ -16,7 +16,7 @@ import numpy as np
 
 from xrt_core.errors import GraphError, RegistrationError, ShapeError
 from xrt_core.ir.graph import Node
-from xrt_core.ir.operator_set import find_operator, newest_version, operator_versions, plugin_domains
+from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator, newest_version, operator_versions, plugin_domains
 from xrt_core.ir.types import (
     ONNX_TO_DTYPE,
     Dim,
@@ -198,11 +198,13 @@ def opset_range(op_type: str, domain: str, version: int) -> tuple[int, int]:
 
 def dialect_inference(node: Node) -> InferTypes | None:
     """The type inference that an operator of the dialect, or of a plugin, brings with it; None for every other."""
-    if node.domain != DIALECT:
-        found = find_operator(node.domain, node.op_type, node.version)
-        return None if found is None else cast(Schema, found.schema).infer
-    own = _DIALECT.get(node.op_type)
-    return None if own is None else own.infer
+    if node.domain == DIALECT:
+        own = _DIALECT.get(node.op_type)
+        return None if own is None else own.infer
+    if node.domain in CORE_DOMAINS:
+        return None
+    found = find_operator(node.domain, node.op_type, node.version)
+    return None if found is None else cast(Schema, found.schema).infer
 
 
 def why_unknown(op_type: str, domain: str, opset: int) -> str:

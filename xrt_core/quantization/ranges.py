@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from xrt_core.errors import QuantizationError
 from xrt_core.files import replace_file
-from xrt_core.ir.fingerprint import graph_fingerprint
+from xrt_core.ir.function import graph_fingerprint
 from xrt_core.ir.graph import Graph, Value, substitute
 
 _FORMAT: Final = "xrt-ranges-1"

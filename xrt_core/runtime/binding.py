@@ -11,8 +11,7 @@ import numpy as np
 
 from xrt_core.engine.contract import Engine, RunOptions
 from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, kinds, number_of
-from xrt_core.runtime.arrays import Converter, family_of, from_numpy, is_array, to_numpy
-from xrt_core.runtime.converters import UnreadableResult
+from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
 from xrt_core.runtime.launch import engine_failure, launch_mode
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.transfers import on_host, to_caller, to_engine

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.array_families import library_of
 from xrt_core.engine.boundary import clipped, direct, failure_of
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
+from xrt_core.engine.converters import library_of
 from xrt_core.errors import EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, operators_of

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from xrt_core.engine.contract import Function
-from xrt_core.ir.fingerprint import graph_fingerprint
+from xrt_core.ir.function import graph_fingerprint
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType
 

@@ -13,7 +13,7 @@ import pathlib
 import threading
 from typing import Any, Final
 
-from xrt_core.ir.fingerprint import digest
+from xrt_core.ir.function import digest
 from xrt_tensorrt import timing
 
 log = logging.getLogger("xrt.tensorrt")
