@@ -20,7 +20,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.kernels import find_kernel, static_inputs
 from xrt_core.testing.functions import forms_of, node
 from xrt_core.testing.node_cases import all_cases
-from xrt_core.verify.checker import ResultChecker, _traits
+from xrt_core.verify.checker import ResultChecker, Rounding
 from xrt_core.verify.compare import tolerance_for
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
 from xrt_core.verify.inputs import synthesize_inputs
@@ -68,11 +68,9 @@ def test_what_rounds_and_what_jumps() -> None:
     floor, step = value("floor", (64,)), Value.constant(np.array(1, F32))
     plain = function([x], [node("Floor", [x], [floor]), node("Equal", [floor, zero], [flag])], flag)
     rounded = function([x], [node("Exp", [x], [floor]), node("Equal", [floor, zero], [flag])], flag)
-    ranged = function(
-        [start], [node("Range", [start, count, step], [made]), node("Equal", [made, zero], [flag])], flag
-    )
+    ranged = function([start], [node("Range", [start, count, step], [made]), node("Equal", [made, zero], [flag])], flag)
 
-    assert [f.body.outputs[0] in _traits(f.body)[1] for f in (plain, rounded, ranged)] == [False, True, True]
+    assert [f.body.outputs[0] in Rounding(f.body).jumps for f in (plain, rounded, ranged)] == [False, True, True]
 
 
 def test_cancellation_is_right() -> None:
@@ -237,14 +235,14 @@ def quantised() -> Function:
     return function([x], nodes, total)
 
 
-def test_quantised_networks_are_judged_node_by_node() -> None:
-    """One number behind many roundings may be off by some steps where every node is right; where one is wrong it is
+def test_quantised_networks_are_judged_part_by_part() -> None:
+    """One number behind many roundings may be off by some steps where every part is right; where one is wrong it is
     found."""
     f = quantised()
     right = float(run_host(f, synthesize_inputs(f), wide=True)[0][0])
 
     class Chance(Planted):
-        """Right in every node; of the whole network, a rounding fell to the other side."""
+        """Right in every part; of the whole network, a rounding fell to the other side."""
 
         def compile(self, function: Function, fused: bool) -> Executable:
             made = super().compile(function, fused)
@@ -259,7 +257,7 @@ def test_quantised_networks_are_judged_node_by_node() -> None:
     assert len(chance.compiled) == 2
     found = bisect_function(f, Chance().candidate)
     assert (found.is_right, found.compiles) == (True, 2)
-    assert "each by itself" in found.summary
+    assert "each part between roundings" in found.summary
 
     wrong = Planted(lambda n, k: n.op_type == "Tanh", spoil=lambda rs: [r * F32(1.01) for r in rs])
     outcome = evaluate(f, [wrong.candidate], EvaluationSettings(tune=False))

@@ -159,16 +159,13 @@ def test_one_wild_element_of_the_host_excuses_only_a_few() -> None:
     assert not compare(many, want, SMALL, host=host).is_right
 
 
-def test_integers_are_exact_but_for_flips() -> None:
-    """One different index is wrong, unless the host itself gets another one there, or rounding decides."""
+def test_integers_are_exact() -> None:
+    """One different index is wrong, also where the host gets another one for perturbed inputs."""
     want = np.arange(2000)
     got = want.copy()
     got[5] += 1
     assert not compare(got, want, EXACT).is_right
-    assert compare(got, want, EXACT, host=got.copy()).is_right
-    assert compare(got, want, EXACT, spare=1).is_right
-    got[:20] += 1
-    assert not compare(got, want, EXACT, spare=1).is_right
+    assert not compare(got, want, EXACT, host=got.copy()).is_right
 
 
 def test_empty_and_misshapen() -> None:

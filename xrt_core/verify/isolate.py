@@ -26,10 +26,10 @@ from xrt_core.errors import CompileError, XRTError
 from xrt_core.host.executor import run_node
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
-from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.checker import ResultChecker, Rounding
 from xrt_core.verify.inputs import SEQUENCE, synthesize_inputs
 from xrt_core.verify.reference import ReferenceExecutor, Values, run_host
-from xrt_core.verify.subgraph import Nodes, convex_partition, disjoint_union, subfunction
+from xrt_core.verify.subgraph import Nodes, convex_partition, cut_after, disjoint_union, subfunction
 from xrt_core.verify.verdict import HOST, Piece
 
 NO_TOLERANCES: Final[Mapping[str, Tolerance]] = MappingProxyType({})
@@ -170,7 +170,6 @@ class FaultIsolator:
         self._values: list[Values] = []
         self._known: dict[tuple[Nodes, bool], tuple[str, Executable | None]] = {}
         self._all: Nodes = tuple(range(len(function.body.nodes)))
-        self._nodes_are_right = False  # each by itself, without the offenders
         self._search = FaultBisector(function.body, self.reason, lambda nodes: self._right(nodes) is not None)
 
     def reject_whole(self, reason: str) -> None:
@@ -193,36 +192,47 @@ class FaultIsolator:
     def find_faulty_nodes(self) -> dict[int, str] | None:
         """Faulty node -> what is wrong with it, by one compilation of all nodes in isolation; None if that does not
         compile or run. Raises OutOfBudget."""
-        nodes = [i for i in self._all if not self.function.body.nodes[i].subgraphs]
-        if len(nodes) < 2:
+        nodes = [(i,) for i in self._all if not self.function.body.nodes[i].subgraphs]
+        reasons = self._reasons(nodes)
+        return None if reasons is None else {i: why for (i,), why in zip(nodes, reasons, strict=True) if why}
+
+    def are_parts_right(self) -> bool:
+        """Whether every part between discontinuous nodes is right on the host's values for its inputs, by one
+        compilation of all parts; False if that cannot be found out.
+
+        What an engine fuses lies within a part, unlike in a node by itself: a product of dequantised numbers with the
+        quantisation behind it, for instance. Parts with attribute graphs are left out.
+        """
+        body = self.function.body
+        jumps = set(Rounding(body).jumps.values())
+        parts = cut_after(body, {i for i in self._all if body.nodes[i] in jumps})
+        try:
+            reasons = self._reasons([p for p in parts if not any(body.nodes[i].subgraphs for i in p)])
+        except OutOfBudget:
+            return False
+        return reasons is not None and not any(reasons)
+
+    def _reasons(self, parts: Sequence[Nodes]) -> list[str] | None:
+        """For each part what is wrong with it by itself, "" for nothing; None if that cannot be found out."""
+        if len(parts) < 2:
             return None
-        function, meant, places = disjoint_union(self.function, nodes)
+        function, meant, places = disjoint_union(self.function, parts)
         try:
             executable = self.budget.build(self.candidate, function, True)
         except OutOfBudget:
             raise
         except Exception:  # bisection finds the node on which the compiler fails
             return None
-        found: dict[int, str] = {}
+        found = [""] * len(parts)
         for values in self._cases_values():
-            own = [values[v] for i in nodes for v in self.function.body.nodes[i].outputs if v is not None]
+            own = [values[v] for nodes in parts for v in subfunction(self.function, nodes).body.outputs]
             checker = ResultChecker(function, [values[v] for v in meant], self._seed, results=own)
             differences = checker.check(executable, self.candidate.tolerance).differences
             if not differences:  # it raised, or returned no results
                 return None
-            for i, returns in zip(nodes, places, strict=True):
-                reason = next((differences[k].reason for k in returns if differences[k].reason), "")
-                if reason:
-                    found.setdefault(i, reason)
-        self._nodes_are_right = len(nodes) == len(self._all)
+            for k, returns in enumerate(places):
+                found[k] = found[k] or next((differences[i].reason for i in returns if differences[i].reason), "")
         return found
-
-    def are_right_in_isolation(self) -> bool:
-        """Whether every node is right by itself; False if that cannot be found out."""
-        try:
-            return self.find_faulty_nodes() == {}
-        except OutOfBudget:
-            return False
 
     def reason(self, nodes: Sequence[int], fused: bool = True) -> str:
         """What is wrong with a part of the function, on the host's values for its inputs; "" for nothing.
@@ -245,7 +255,9 @@ class FaultIsolator:
         for values in self._cases_values():
             given, own = ([values[v] for v in ends] for ends in (part.body.inputs, part.body.outputs))
             check = ResultChecker(part, given, self._seed, results=own).check(executable, self.candidate.tolerance)
-            if not check.is_right and not (check.is_doubtful and self._nodes_are_right):
+            if not check.is_right and not (
+                check.is_doubtful and FaultIsolator(part, self.candidate, [given], self.budget).are_parts_right()
+            ):
                 return check.reason, None
         return "", executable
 
@@ -323,8 +335,8 @@ def bisect_function(
         for case in cases:
             check = ResultChecker(function, case, seed, host=host).check(executable, candidate.tolerance)
             if not check.is_right:
-                if check.is_doubtful and isolator.are_right_in_isolation():
-                    why = f"right ({total} nodes, each by itself; as a whole within what rounding to integers explains)"
+                if check.is_doubtful and isolator.are_parts_right():
+                    why = f"right ({total} nodes, each part between roundings to integers by itself)"
                     return Bisection(why, True, compiles=budget.made)
                 reason = check.reason
                 break
