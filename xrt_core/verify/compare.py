@@ -31,10 +31,6 @@ ROUNDED: Final = "rounded"
 NOISE: Final = 8.0
 """An element may be off by this many times the error of the host in the same dtype."""
 
-FLIPS: Final = 4.0
-"""As many elements may be out of bounds as this times the number that the host has beyond its own noise."""
-
-
 _BLOCK: Final = 1 << 14  # elements
 _LEAST: Final = float(np.finfo(np.float64).smallest_subnormal)  # divisor in place of zero
 
@@ -103,7 +99,7 @@ def compare(
 
     got: in the requested dtype. want: the reference, perhaps in a wider dtype. host: the host's result in the requested
     dtype for perturbed inputs: where it differs from `want`, the function amplifies rounding, and floats may differ as
-    well (`NOISE`, `FLIPS`). scale: a lower bound of the largest element that `absolute` refers to.
+    well (`NOISE`). scale: a lower bound of the largest element that `absolute` refers to.
 
     Elements that overflow or underflow in got's dtype must do so, and NaN and infinities must be where the reference
     has them, unless the host in that dtype differs there.
@@ -126,14 +122,12 @@ def compare(
         bound = tolerance.relative * np.abs(exact) + tolerance.absolute * largest + _smallest(got.dtype)
         error = np.abs(result - exact)
         inside = np.where(finite, error <= bound, _same(result, exact))
-        excused = tolerance.share * want.size
         if host is not None:
             theirs = host.astype(wide)
             spread = np.abs(theirs - exact)
             known = finite & np.isfinite(theirs)
             noise = float(np.quantile(spread[known], 0.95)) if known.any() else 0.0
             bound = bound + NOISE * noise
-            excused += FLIPS * np.count_nonzero(known & (spread > bound))
             inside |= known & (error <= bound + NOISE * np.where(known, spread, 0.0))
             inside |= ~finite & ~_same(theirs, exact)  # the host disagrees with itself here
             inside |= finite & ~np.isfinite(theirs)
@@ -143,7 +137,7 @@ def compare(
     outside = int(np.count_nonzero(~inside))
     # infinities and NaN in place of numbers are no rounding errors
     broken = int(np.count_nonzero(~inside & (np.isfinite(result) != finite)))
-    allowed = int(excused)
+    allowed = int(tolerance.share * want.size)
     reason = ""
     if broken or outside > allowed:
         index = tuple(int(i) for i in np.argwhere(~inside & (np.isfinite(result) != finite) if broken else ~inside)[0])
@@ -199,18 +193,18 @@ def _compare_exact(got: np.ndarray, want: np.ndarray, tolerance: Tolerance) -> D
     if tolerance.absolute or tolerance.relative:
         a, b = got.astype(np.float64), want.astype(np.float64)
         different &= np.abs(a - b) > tolerance.absolute * np.abs(b).max(initial=0.0) + tolerance.relative * np.abs(b)
-    excused = tolerance.share * want.size
+    allowed = int(tolerance.share * want.size)
     outside = int(np.count_nonzero(different))
     largest = float(np.abs(want.astype(np.float64)).max(initial=0.0)) or 1.0
     off = float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0.0)) / largest
     reason = ""
-    if outside > int(excused):
+    if outside > allowed:
         index = tuple(int(i) for i in np.argwhere(different)[0])
         reason = (
-            f"{outside} of {want.size} elements differ ({int(excused)} may): at {list(index)} it is {got[index]}, "
+            f"{outside} of {want.size} elements differ ({allowed} may): at {list(index)} it is {got[index]}, "
             f"not {want[index]}"
         )
-    return Difference(off, off, outside, want.size, int(excused), reason)
+    return Difference(off, off, outside, want.size, allowed, reason)
 
 
 def _component(name: str) -> str:

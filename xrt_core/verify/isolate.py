@@ -25,7 +25,7 @@ from xrt_core.engine.contract import Executable, Tolerance
 from xrt_core.errors import CompileError, XRTError
 from xrt_core.host.executor import run_node
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.verify.checker import ResultChecker, Rounding
 from xrt_core.verify.inputs import SEQUENCE, synthesize_inputs
 from xrt_core.verify.reference import ReferenceExecutor, Values, run_host
@@ -201,11 +201,15 @@ class FaultIsolator:
         compilation of all parts; False if that cannot be found out.
 
         What an engine fuses lies within a part, unlike in a node by itself: a product of dequantised numbers with the
-        quantisation behind it, for instance. Parts with attribute graphs are left out.
+        quantisations before and behind it, for instance. A quantisation before it gets numbers that it does not round.
+        Parts with attribute graphs are left out.
         """
         body = self.function.body
         jumps = set(Rounding(body).jumps.values())
-        parts = cut_after(body, {i for i in self._all if body.nodes[i] in jumps})
+        parts = []
+        for nodes in cut_after(body, {i for i in self._all if body.nodes[i] in jumps}):
+            before = {p for i in nodes for p in body.predecessors[i] if body.nodes[p].op_type == "QuantizeLinear"}
+            parts.append(tuple(sorted(before.union(nodes))))
         try:
             reasons = self._reasons([p for p in parts if not any(body.nodes[i].subgraphs for i in p)])
         except OutOfBudget:
@@ -216,7 +220,7 @@ class FaultIsolator:
         """For each part what is wrong with it by itself, "" for nothing; None if that cannot be found out."""
         if len(parts) < 2:
             return None
-        function, meant, places = disjoint_union(self.function, parts)
+        function, _, places = disjoint_union(self.function, parts)
         try:
             executable = self.budget.build(self.candidate, function, True)
         except OutOfBudget:
@@ -225,8 +229,8 @@ class FaultIsolator:
             return None
         found = [""] * len(parts)
         for values in self._cases_values():
-            own = [values[v] for nodes in parts for v in subfunction(self.function, nodes).body.outputs]
-            checker = ResultChecker(function, [values[v] for v in meant], self._seed, results=own)
+            given = [x for nodes in parts for x in _inputs_of(subfunction(self.function, nodes).body, values)]
+            checker = ResultChecker(function, given, self._seed, on_grid=True)
             differences = checker.check(executable, self.candidate.tolerance).differences
             if not differences:  # it raised, or returned no results
                 return None
@@ -283,6 +287,19 @@ class FaultIsolator:
         pieces.sort(key=lambda p: p[0].nodes)
         offenders = dict(sorted(self._search.offenders.items()))
         return Correction(tuple(p for p, _ in pieces), tuple(x for _, x in pieces), offenders, complete)
+
+
+def _inputs_of(part: Graph, values: Values) -> list[np.ndarray]:
+    """The inputs of a part; those of quantisations that it reads as well are what their results stand for."""
+    found = {v: values[v] for v in part.inputs}
+    for n in part.nodes:
+        x, q = n.inputs[0] if n.inputs else None, n.outputs[0]
+        if n.op_type == "QuantizeLinear" and x in found and q in part.consumers:
+            attributes = {k: a for k, a in n.attributes.items() if k in ("axis", "block_size")}
+            back = Node("DequantizeLinear", [q, *n.inputs[1:]], [x], attributes, version=n.version)
+            given = [v if v is None else v.data if v.data is not None else values[v] for v in back.inputs]
+            found[x] = np.asarray(run_node(back, given)[0])
+    return list(found.values())
 
 
 @dataclass(frozen=True)

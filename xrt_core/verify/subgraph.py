@@ -70,8 +70,8 @@ def disjoint_union(function: Function, parts: Iterable[Sequence[int]]) -> tuple[
         own = {v: Value(f"p{len(entry) + k}", v.type) for k, v in enumerate(part.inputs)}
         entry += own.values()
         meant += part.inputs
-        for i, node in zip(sorted(nodes), part.nodes, strict=True):
-            own |= {v: Value(f"r{i}_{k}", v.type) for k, v in enumerate(node.outputs) if v is not None}
+        for node in part.nodes:
+            own |= {v: Value(f"r{len(made)}_{k}", v.type) for k, v in enumerate(node.outputs) if v is not None}
             made.append(
                 node.replace(
                     inputs=[None if v is None else own.get(v, v) for v in node.inputs],
