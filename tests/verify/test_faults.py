@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.verify.planted import Planted, PlantedExecutable, value
+from tests.verify.planted import Planted, PlantedExecutable, candidate, value
+from xrt_core.engine import engines
 from xrt_core.engine.contract import Executable, Function
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.testing.functions import node
 from xrt_core.verify.checker import ResultChecker
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
-from xrt_core.verify.inputs import synthesize_inputs
+from xrt_core.verify.inputs import SEQUENCE, synthesize_inputs
 from xrt_core.verify.isolate import Budget, FaultIsolator
 from xrt_core.verify.reference import run_host
 
@@ -55,11 +57,16 @@ def arg_max() -> Function:
 
 
 def top_k() -> Function:
-    return behind_exp("TopK", scalar(0, I64).__class__.constant(np.array([3])), dtype=I64, shape=(20, 16, 3), outputs=2)
+    return behind_exp("TopK", Value.constant(np.array([3])), dtype=I64, shape=(20, 16, 3), outputs=2)
 
 
 def pool_indices() -> Function:
     return behind_exp("MaxPool", dtype=I64, shape=(20, 16, 4), outputs=2, kernel_shape=(2,), strides=(2,))
+
+
+def one_hot() -> Function:
+    values = Value.constant(np.array([0, 1], F32))
+    return behind_exp("OneHot", scalar(8, I64), values, shape=(*SHAPE, 8))
 
 
 def quantize() -> Function:
@@ -117,6 +124,9 @@ FAULTS: list[tuple[str, Callable[[], Function], Change]] = [
     ("many steps of a product", quantised_product, some(ONE, lambda y: y ^ np.uint8(8))),
     ("a gradient in the wrong place", max_pool_grad, some(ONE, lambda y: y + F32(1))),
     ("gradients in the wrong places", max_pool_grad, lambda y: np.roll(y, 1, -1)),
+    ("another place of the one", one_hot, lambda y: np.roll(y, 1, -1)),
+    ("two ones", one_hot, some(ONE, lambda y: 1 - y)),
+    ("a sign", lambda: behind_exp("Sign"), some(ONE, lambda y: -y)),
     ("a wrong class", lambda: behind_exp("Hardmax", axis=2), lambda y: np.roll(y, 1, -1)),
 ]  # fmt: skip
 
@@ -125,17 +135,14 @@ FAULTS: list[tuple[str, Callable[[], Function], Change]] = [
 def test_faults_are_found(make: Callable[[], Function], spoil: Change) -> None:
     """One wrong element of a discontinuous result, or a twentieth of them, is no rounding."""
     f = make()
-    for kind in ("normal", "ties"):
-        checker = ResultChecker(f, synthesize_inputs(f, kind))
-        right = run_host(f, checker.inputs)[0][0]
-        wrong = spoil(right)
-        if np.array_equal(wrong, right):
-            raise AssertionError("nothing is injected")
-        check = checker.check_results([wrong], {})
-        assert not check.is_right
-        assert not check.is_doubtful
-        assert checker.check_results([right], {}).is_right
-        break
+    checker = ResultChecker(f, synthesize_inputs(f))
+    right = run_host(f, checker.inputs)[0][0]
+    wrong = spoil(right)
+    assert not np.array_equal(wrong, right)
+    check = checker.check_results([wrong], {})
+    assert not check.is_right
+    assert not check.is_doubtful
+    assert checker.check_results([right], {}).is_right
 
 
 OPERATORS: dict[str, Callable[[], Function]] = {make().name: make for _, make, _ in FAULTS}
@@ -163,7 +170,7 @@ def test_rounding_passes(make: Callable[[], Function]) -> None:
         differs |= not np.array_equal(got, checker.expected()[0])
         check = checker.check_results([got], {})
         assert check.is_right, check.reason
-    assert differs or f.name in ("q", "Equal")
+    assert differs or f.name in ("q", "Sign")
 
 
 def _near_jumps(f: Function, seed: int) -> list[np.ndarray]:
@@ -171,7 +178,9 @@ def _near_jumps(f: Function, seed: int) -> list[np.ndarray]:
     inputs = [x.copy() for x in synthesize_inputs(f, seed=seed)]
     if inputs[0].dtype == F32:
         flat = inputs[0].reshape(-1)
-        edge = {"Round": 1.5, "Floor": 2.0, "Cast": 2.0, "Mod": 1.4, "QuantizeLinear": 0.125}.get(f.name, 1.0)
+        edge = {"Round": 1.5, "Floor": 2.0, "Cast": 2.0, "OneHot": 2.0, "Mod": 1.4, "QuantizeLinear": 0.125}.get(
+            f.name, 1.0
+        )
         flat[::40] = np.log(edge)
         if edge == 1.0:  # the greatest numbers of a row are equal but for rounding
             rows = inputs[0].reshape(-1, 8)
@@ -231,6 +240,62 @@ def test_sums_that_saturate_are_found() -> None:
     assert isolator.find_faulty_nodes() == {}
     assert not isolator.are_parts_right()
     assert evaluate(f, [Planted().candidate], CHECK).verdict == "ready"
+
+
+def integer_products() -> Iterator[tuple[str, Function]]:
+    """Products of 8-bit integers of all signs, some with weights whose sums of two products fit 16 bits."""
+    for a, b in itertools.product((np.uint8, np.int8), (np.uint8, np.int8)):
+        rng = np.random.default_rng(0)
+        name = f"{a.__name__} by {b.__name__}"
+        for what, most in (("", np.iinfo(b).max), (", small weights", 63)):
+            full = rng.integers(max(np.iinfo(b).min, -most), most + 1, (256, 48)).astype(b)
+            w, zero, zero_w = Value.constant(full), scalar(np.iinfo(a).min + 128, a), scalar(0, b)
+            q, y = value("q", (64, 256), a), value("y", (64, 48), np.int32)
+            yield f"MatMulInteger {name}{what}", one([q], [node("MatMulInteger", [q, w, zero, zero_w], [y])], y)
+            scales = [scalar(s) for s in (0.02, 0.013, 3.1)]
+            y = value("y", (64, 48), a)
+            inputs = [q, scales[0], zero, w, scales[1], zero_w, scales[2], zero]
+            yield f"QLinearMatMul {name}{what}", one([q], [node("QLinearMatMul", inputs, [y])], y)
+            x, d, m, y = value("x", (64, 256)), value("d", (64, 256)), value("m", (64, 48)), value("y", (64, 48))
+            weights, o = value("w", (256, 48)), value("o", (64, 48), a)
+            nodes = [
+                node("QuantizeLinear", [x, scales[0], zero], [q]), node("DequantizeLinear", [q, scales[0], zero], [d]),
+                node("DequantizeLinear", [w, scales[1], zero_w], [weights]), node("MatMul", [d, weights], [m]),
+                node("QuantizeLinear", [m, scales[2], zero], [o]), node("DequantizeLinear", [o, scales[2], zero], [y]),
+            ]  # fmt: skip
+            yield f"QDQ {name}{what}", one([x], nodes, y)
+
+
+def one(inputs: Sequence[Value], nodes: Sequence[Node], output: Value) -> Function:
+    return Function.from_graph(Graph(inputs, [output], nodes, opsets={"": 21}, name="f"))
+
+
+PRODUCTS = dict(integer_products())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["xla", "onnxruntime", "openvino"])
+def test_verdicts_on_integer_products(engine: str) -> None:
+    """An engine is right where at most a hundredth of its results are off, by a step, and wrong elsewhere. Which it is
+    depends on the processor, but small weights saturate nowhere."""
+    tried = candidate(engine)
+    count = 0
+    for name, f in PRODUCTS.items():
+        if not all(engines.get(engine).supports(n, "cpu", "inference") for n in f.body.nodes):
+            continue
+        count += 1
+        executable, is_right = tried.build(f, True), True
+        step = 3.1 if name.startswith("QDQ") else 1
+        for kind in SEQUENCE:
+            inputs = synthesize_inputs(f, kind)
+            want = run_host(f, inputs)[0][0].astype(np.float64)
+            got = np.asarray(executable.run([x.copy() for x in inputs])[0]).astype(np.float64)
+            off = np.abs(got - want) / step
+            is_right &= bool((off > 1e-3).mean() <= 0.01 and off.max() < 1.01)
+        outcome = evaluate(f, [tried], EvaluationSettings(tune=False, max_compiles=0, input_sets=3))
+        assert (outcome.verdict == "ready") is is_right, f"{name}: {outcome.reason}"
+        assert is_right or "small weights" not in name
+    assert count >= 4
 
 
 def test_inputs_reach_the_ends_of_8_bits() -> None:

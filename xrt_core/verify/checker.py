@@ -41,9 +41,8 @@ from xrt_core.verify.reference import ReferenceExecutor, Values, host_values, ru
 RUNS: Final = 2
 """Runs of a candidate on each set of inputs, so that results that differ between runs are found."""
 
-FLIP_SHARE: Final = 0.01
-"""Share of the results of a quantisation that may be off by one step, wherever they lie; and of the elements behind
-discontinuous operators that may be off by more than the row `ROUNDED` where the parts decide."""
+_DRAWN: Final = 64
+"""Random numbers, at least, of which the median is compared."""
 
 _NO_DONATION: Final = RunOptions(donate=False)
 _PERTURBATION: Final = 4.0  # rounding steps, of the inputs of the host's second run
@@ -116,6 +115,7 @@ class ResultChecker:
         self._moved: tuple[Values, Values] | None = None
         self._dtypes = float_dtypes(function.body)
         self._rounding = Rounding(function.body, on_grid=on_grid)
+        self._drawn = {v for n in function.body.nodes if draws_random(n) for v in n.outputs}
         self._unit = _unit_scaled(function.body)
         self._terms = _terms(function.body)
 
@@ -198,7 +198,9 @@ class ResultChecker:
         for k, (p, v) in enumerate(zip(self.function.returns, self.function.body.outputs, strict=True)):
             size = runs[0][k].size
             if v in self._rounding.random:
-                worst.append(Difference(0.0, 0.0, 0, size, size))
+                reason = next((why for r in runs if (why := _undrawn(r[k], self.expected()[k], v in self._drawn))), "")
+                failed, doubtful = failed or (reason and f"result {p.name!r}: {reason}"), doubtful and not reason
+                worst.append(Difference(0.0, 0.0, 0, size, size, reason))
                 continue
             tolerance = _widened_for_sum(tolerance_for(p.dtype, self._dtypes, own), p.dtype, self._terms.get(v, 0))
             if tolerance.reason:
@@ -211,7 +213,7 @@ class ResultChecker:
                 if 0 < len(bad) < len(found):
                     failed += ", in some runs only"
             if bad:
-                lenient = replace(table()[ROUNDED], share=FLIP_SHARE + 1 / max(size, 1))
+                lenient = replace(table()[ROUNDED], share=table()[ROUNDED].share + 1 / max(size, 1))
                 doubtful &= v in self._rounding.flipped and all(
                     compare(r[k], self.widened()[k], lenient).is_right for r in runs
                 )
@@ -254,7 +256,7 @@ class ResultChecker:
             and not float_like(got.dtype)
             and not (wrong & (np.abs(_wide(got) - _wide(want)) > 1)).any()
         ):
-            allowed = math.floor(FLIP_SHARE * got.size)
+            allowed = math.floor(table()[ROUNDED].share * got.size)
         outside = int(np.count_nonzero(wrong))
         reason = ""
         if outside > allowed:
@@ -300,6 +302,19 @@ def _distinct(runs: Sequence[Sequence[np.ndarray]], k: int) -> list[Sequence[np.
         if not any(_same_bytes(r[k], x[k]) for x in found):
             found.append(r)
     return found
+
+
+def _undrawn(got: np.ndarray, want: np.ndarray, is_drawn: bool) -> str:
+    """Why numbers cannot come from the distribution of the host's, "" if they may. is_drawn: they come straight from
+    the generator, one independent of the other."""
+    mine, theirs = _wide(got), _wide(want)
+    if np.isfinite(theirs).all() and not np.isfinite(mine).all():
+        return "random numbers are not finite, the host's are"
+    if is_drawn and got.size >= _DRAWN and np.isfinite(theirs).all():
+        for a, b in ((mine, theirs), (theirs, mine)):
+            if not a.min() <= np.median(b) <= a.max():
+                return f"random numbers lie between {mine.min():.4g} and {mine.max():.4g}, the host's elsewhere"
+    return ""
 
 
 def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:

@@ -26,7 +26,8 @@ EXACT: Final = Tolerance(0.0, 0.0)
 """Integers and booleans."""
 
 ROUNDED: Final = "rounded"
-"""The row for results behind a rounding to integers (quantised networks), which may go either way."""
+"""The row for results behind a rounding to integers (quantised networks), which may go either way. Its share is that of
+the results of a quantisation that may be off by one step."""
 
 NOISE: Final = 8.0
 """An element may be off by this many times the error of the host in the same dtype."""
