@@ -272,7 +272,7 @@ class ResultChecker:
         if self._moved is None:
             wanted = {v for n in self._rounding.jumps.values() for v in n.inputs if v is not None and v.data is None}
             own = host_values(self.function.body, self.inputs, wanted)
-            self.host_runs += 1
+            self.host_runs += 2
             try:
                 moved = host_values(self.function.body, self._perturbed_inputs(), wanted)
             except XRTError:
