@@ -11,7 +11,7 @@ import pytest
 
 from tests.verify.planted import Planted, PlantedExecutable, candidate, value
 from xrt_core.engine import engines
-from xrt_core.engine.contract import Executable, Function
+from xrt_core.engine.contract import Executable, Function, Tolerance
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.testing.functions import node
@@ -171,6 +171,33 @@ def test_rounding_passes(make: Callable[[], Function]) -> None:
         check = checker.check_results([got], {})
         assert check.is_right, check.reason
     assert differs or f.name in ("q", "Sign")
+
+
+def test_an_infinity_takes_no_bounds_away() -> None:
+    """Rows with infinities are compared as others are, and those beside them too."""
+    f = arg_max()
+    (x,) = synthesize_inputs(f)
+    x[0, 0, 3], x[0, 1, 4] = 200, np.nan  # of which the exponential is infinity
+    x[1, 0, :2] = 5
+    checker = ResultChecker(f, [x])
+    right = checker.expected()[0]
+    tie, wrong = right.copy(), right.copy()
+    tie[1, 0, 0] = 1 - right[1, 0, 0]
+    wrong[0, 0, 0] = 4
+    assert checker.check_results([tie], {}).is_right
+    assert not checker.check_results([wrong], {}).is_right
+
+
+def test_an_engines_own_tolerance_counts_for_what_a_node_reads() -> None:
+    """An engine that declares wider bounds for float32 may decide ties within those."""
+    f = arg_max()
+    (x,) = synthesize_inputs(f)
+    x[1, 0, 0], x[1, 0, 1] = 5, 5.001
+    checker = ResultChecker(f, [x])
+    other = checker.expected()[0].copy()
+    other[1, 0, 0] = 0
+    assert not checker.check_results([other], {}).is_right
+    assert checker.check_results([other], {"float32": Tolerance(1e-3, 1e-2, 0.0, "TF32")}).is_right
 
 
 def _near_jumps(f: Function, seed: int) -> list[np.ndarray]:

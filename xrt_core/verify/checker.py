@@ -205,7 +205,7 @@ class ResultChecker:
             tolerance = _widened_for_sum(tolerance_for(p.dtype, self._dtypes, own), p.dtype, self._terms.get(v, 0))
             if tolerance.reason:
                 reasons[tolerance.reason] = None
-            found = [self._difference(r[k], k, tolerance) for r in _distinct(runs, k)]
+            found = [self._difference(r[k], k, tolerance, own) for r in _distinct(runs, k)]
             bad = [d for d in found if not d.is_right]
             worst.append(bad[0] if bad else max(found, key=lambda d: d.absolute))
             if bad and not failed:
@@ -219,7 +219,7 @@ class ResultChecker:
                 )
         return Check(failed, tuple(worst), "; ".join(reasons), bool(failed) and doubtful)
 
-    def _difference(self, got: np.ndarray, k: int, tolerance: Tolerance) -> Difference:
+    def _difference(self, got: np.ndarray, k: int, tolerance: Tolerance, own: Mapping[str, Tolerance]) -> Difference:
         v = self.function.body.outputs[k]
         jump = self._rounding.jumps.get(v)
         scale = 1.0 if v in self._unit else 0.0
@@ -228,34 +228,29 @@ class ResultChecker:
             if found.is_right or got.shape != reference()[k].shape:
                 break
             if jump is not None and v not in self._rounding.flipped:
-                return self._judged(jump, jump.outputs.index(v), got, reference()[k], tolerance, found)
+                radii = self._radii(jump, own)
+                return self._judged(jump, jump.outputs.index(v), got, reference()[k], tolerance, radii, found)
             found = compare(got, reference()[k], tolerance, host=self._perturbed()[k], scale=scale)
             if found.is_right:
                 break
         return found
 
     def _judged(
-        self, node: Node, k: int, got: np.ndarray, want: np.ndarray, tolerance: Tolerance, strict: Difference
+        self,
+        node: Node,
+        k: int,
+        got: np.ndarray,
+        want: np.ndarray,
+        tolerance: Tolerance,
+        radii: Sequence[np.ndarray | None],
+        strict: Difference,
     ) -> Difference:
-        """The difference of result `k` of a discontinuous node, whose inputs may be off within their bounds."""
-        values, moved = self._before()
-        given = [None if v is None else values[v] if v.data is None else v.data for v in node.inputs]
-        radii: list[np.ndarray | None] = []
-        for v, x in zip(node.inputs, given, strict=True):
-            if v is None or x is None or not float_like(x.dtype):
-                radii.append(None)
-            elif v in self._rounding.rounded:
-                own = _widened_for_sum(tolerance_for(x.dtype, self._dtypes, {}), x.dtype, self._terms.get(v, 0))
-                radii.append(bounds_of(x, own, moved[v]))
-            else:  # exact, but for the scaling of a quantisation
-                own_rounding = _PERTURBATION * _eps(x.dtype) if node.op_type in _QUANTISES else 0.0
-                radii.append(own_rounding * np.abs(_wide(x)))
-        wrong, allowed = _unexplained(node, k, given, radii, got, want, bounds_of(want, tolerance), self._seed)
-        if (
-            node.op_type in _QUANTISES
-            and not float_like(got.dtype)
-            and not (wrong & (np.abs(_wide(got) - _wide(want)) > 1)).any()
-        ):
+        """The difference of result `k` of a discontinuous node, whose inputs may be off by `radii`."""
+        given = _given(node, self._before()[0])
+        with np.errstate(all="ignore"):
+            wrong, allowed = _unexplained(node, k, given, radii, got, want, bounds_of(want, tolerance), self._seed)
+            steps = np.abs(_wide(got) - _wide(want))[wrong]
+        if node.op_type in _QUANTISES and not float_like(got.dtype) and not (steps > 1).any():
             allowed = math.floor(table()[ROUNDED].share * got.size)
         outside = int(np.count_nonzero(wrong))
         reason = ""
@@ -267,10 +262,28 @@ class ResultChecker:
             )
         return replace(strict, outside=outside, allowed=allowed, reason=reason)
 
+    def _radii(self, node: Node, own: Mapping[str, Tolerance]) -> list[np.ndarray | None]:
+        """How far the elements of each floating input of a discontinuous node may be off."""
+        values, moved = self._before()
+        radii: list[np.ndarray | None] = []
+        for v, x in zip(node.inputs, _given(node, values), strict=True):
+            if v is None or x is None or not float_like(x.dtype):
+                radii.append(None)
+            elif v in self._rounding.rounded:
+                tolerance = tolerance_for(x.dtype, self._dtypes, own)
+                tolerance = _widened_for_sum(tolerance, x.dtype, self._terms.get(v, 0))
+                radii.append(bounds_of(x, tolerance, moved[v]))
+            else:  # exact, but for the scaling of a quantisation
+                steps = _PERTURBATION if node.op_type in _QUANTISES else 0.0
+                radii.append(steps * _eps(x.dtype) * np.abs(_wide(x)))
+        return radii
+
     def _before(self) -> tuple[Values, Values]:
-        """The inputs of the discontinuous nodes, on the host: as they are, and for perturbed inputs of the function."""
+        """The inputs of the discontinuous nodes that give results, by the host: as they are, and where the function's
+        inputs are perturbed."""
         if self._moved is None:
-            wanted = {v for n in self._rounding.jumps.values() for v in n.inputs if v is not None and v.data is None}
+            nodes = [n for v in self.function.body.outputs if (n := self._rounding.jumps.get(v)) is not None]
+            wanted = {v for n in nodes for v in n.inputs if v is not None and v.data is None}
             own = host_values(self.function.body, self.inputs, wanted)
             self.host_runs += 2
             try:
@@ -361,6 +374,10 @@ class Rounding:
                 self.rounded.update(outputs)
 
 
+def _given(node: Node, values: Values) -> list[np.ndarray | None]:
+    return [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
+
+
 def _unexplained(
     node: Node,
     k: int,
@@ -381,7 +398,8 @@ def _unexplained(
     x, radius = given[0], radii[0]
     if x is not None and radius is not None and (pick := _picker(node, k)) is not None:
         (ours, right), (theirs, _) = pick(_wide(x), got), pick(_wide(x), want)
-        return ~(right & (np.abs(ours - theirs) <= pick(radius, got)[0] + pick(radius, want)[0])), 0
+        agree = (ours == theirs) | (np.abs(ours - theirs) <= pick(radius, got)[0] + pick(radius, want)[0])
+        return (got != want) & ~(right & agree), 0
     if node.op_type == "Equal":
         apart = np.abs(_wide(given[0]) - _wide(given[1]))
         return (got != want) & (apart > sum(r for r in radii if r is not None)), 0

@@ -151,7 +151,7 @@ def compare(
 
 
 def bounds_of(x: np.ndarray, tolerance: Tolerance, host: np.ndarray | None = None) -> np.ndarray:
-    """How far each element may be from that of `x`. host: as for `compare`."""
+    """How far each element may be from that of `x`; one that is not finite, not at all. host: as for `compare`."""
     with np.errstate(all="ignore"):
         wide = x.astype(np.float64)
         size = np.abs(wide)
@@ -160,7 +160,7 @@ def bounds_of(x: np.ndarray, tolerance: Tolerance, host: np.ndarray | None = Non
             spread = np.abs(host.astype(np.float64) - wide)
             known = np.isfinite(spread)
             bound += NOISE * (np.where(known, spread, 0.0) + (np.quantile(spread[known], 0.95) if known.any() else 0.0))
-    return np.asarray(bound)
+    return np.where(np.isfinite(bound), bound, 0.0)
 
 
 def _clearly_inside(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, scale: float) -> Difference | None:

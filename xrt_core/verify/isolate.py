@@ -297,7 +297,7 @@ def _inputs_of(part: Graph, values: Values) -> list[np.ndarray]:
         if n.op_type == "QuantizeLinear" and x in found and q in part.consumers:
             attributes = {k: a for k, a in n.attributes.items() if k in ("axis", "block_size")}
             back = Node("DequantizeLinear", [q, *n.inputs[1:]], [x], attributes, version=n.version)
-            given = [v if v is None else v.data if v.data is not None else values[v] for v in back.inputs]
+            given = [None if v is None else v.data if v.data is not None else values[v] for v in back.inputs]
             found[x] = np.asarray(run_node(back, given)[0])
     return list(found.values())
 
