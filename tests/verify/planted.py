@@ -1,4 +1,4 @@
-"""Candidates with planted faults: the host node by node, but for the nodes that are chosen to be wrong."""
+"""Candidates: with planted faults, the host node by node but for the nodes that are chosen to be wrong; and engines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
-from xrt_core.engine.contract import Executable, Function
-from xrt_core.errors import CompileError
+from xrt_core.engine import engines
+from xrt_core.engine.contract import CompileOptions, Executable, Function
+from xrt_core.errors import CompileError, XRTError
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
@@ -107,3 +109,17 @@ def deep(count: int = 200, shape: Sequence[int] = (4, 6)) -> Function:
             nodes.append(node(op, [here], [out]))
         strands[side] = out
     return Function.from_graph(Graph([x, y], strands, nodes, opsets={"": 21}, name="deep"))
+
+
+def candidate(name: str) -> Candidate:
+    """An installed engine, without cache and processes."""
+    try:
+        engine = engines.usable(name)
+    except XRTError as e:
+        pytest.skip(str(e))
+    compilers = {fused: engine.compiler("cpu", CompileOptions(fused=fused)) for fused in (True, False)}
+
+    def compile(f: Function, fused: bool) -> Executable:
+        return compilers[fused].compile(f, f.params, f.returns, f.aliases)
+
+    return Candidate(name, compile, engine.tolerance)

@@ -148,27 +148,24 @@ def test_the_hosts_noise_widens_the_bounds() -> None:
     assert not compare(got, want, SMALL, host=want.copy()).is_right
 
 
-def test_one_wild_element_of_the_host_excuses_only_a_few() -> None:
-    """A tie that fell the other way on the host excuses as many elements as FLIPS says, not all of them."""
+def test_a_wild_element_of_the_host_excuses_no_other() -> None:
+    """The same element may be off as far; another one may not."""
     want, host = np.ones(1000), np.ones(1000)
     host[7] = 500.0
-    few, many = np.ones(1000), np.ones(1000)
-    few[[3, 9]] = 0.0
-    many[:50] = 0.0
-    assert compare(few, want, SMALL, host=host).is_right
-    assert not compare(many, want, SMALL, host=host).is_right
+    same, other = np.ones(1000), np.ones(1000)
+    same[7] = 300.0
+    other[3] = 0.0
+    assert compare(same, want, SMALL, host=host).is_right
+    assert not compare(other, want, SMALL, host=host).is_right
 
 
-def test_integers_are_exact_but_for_flips() -> None:
-    """One different index is wrong, unless the host itself gets another one there, or rounding decides."""
+def test_integers_are_exact() -> None:
+    """One different index is wrong, also where the host gets another one for perturbed inputs."""
     want = np.arange(2000)
     got = want.copy()
     got[5] += 1
     assert not compare(got, want, EXACT).is_right
-    assert compare(got, want, EXACT, host=got.copy()).is_right
-    assert compare(got, want, EXACT, spare=1).is_right
-    got[:20] += 1
-    assert not compare(got, want, EXACT, spare=1).is_right
+    assert not compare(got, want, EXACT, host=got.copy()).is_right
 
 
 def test_empty_and_misshapen() -> None:

@@ -25,7 +25,14 @@ from xrt_core.testing.functions import node, update
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.isolate import Budget, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import run_host
-from xrt_core.verify.subgraph import convex_partition, disjoint_union, run_pieces, subfunction, topological_order
+from xrt_core.verify.subgraph import (
+    convex_partition,
+    cut_after,
+    disjoint_union,
+    run_pieces,
+    subfunction,
+    topological_order,
+)
 from xrt_core.verify.verdict import HOST
 
 
@@ -255,12 +262,12 @@ def test_subfunctions_keep_aliases() -> None:
 
 
 def test_a_disjoint_union() -> None:
-    """Every node gets params of its own; each gives what it gives in its place."""
+    """Every part gets params of its own; each gives what it gives in its place."""
     function = deep(30)
     inputs = synthesize_inputs(function)
     values = run_host(function, inputs, keep=True)[1]
 
-    union, meant, places = disjoint_union(function, range(30))
+    union, meant, places = disjoint_union(function, [(i,) for i in range(30)])
 
     results = run_host(union, [values[v] for v in meant])[0]
     assert all(not p for p in union.body.predecessors)
@@ -268,3 +275,23 @@ def test_a_disjoint_union() -> None:
         outputs = [v for v in function.body.nodes[i].outputs if v is not None]
         for k, v in zip(returns, outputs, strict=True):
             np.testing.assert_array_equal(results[k], values[v])
+
+    parts = [tuple(range(10)), tuple(range(10, 30))]
+    union, meant, places = disjoint_union(function, parts)
+    results = run_host(union, [values[v] for v in meant])[0]
+    meant = [v for nodes in parts for v in subfunction(function, nodes).body.outputs]
+    assert [len(p) for p in places] == [len(subfunction(function, nodes).body.outputs) for nodes in parts]
+    for r, v in zip(results, meant, strict=True):
+        np.testing.assert_array_equal(r, values[v])
+
+
+def test_parts_end_at_marked_nodes() -> None:
+    """Nothing that depends on a marked node is in its part; what is computed from a constant is with its reader."""
+    x, c = value("x", (4,)), Value.constant(np.ones(4, np.float32))
+    a, q, w, m, y = (value(n, (4,)) for n in "aqwmy")
+    nodes = [node("Neg", [c], [w]), node("Exp", [x], [a]), node("Round", [a], [q]), node("Mul", [q, w], [m]),
+             node("Add", [m, a], [y])]  # fmt: skip
+    graph = Graph([x], [y], nodes, opsets={"": 21})
+    assert cut_after(graph, {2}) == [(1, 2), (0, 3, 4)]
+    assert cut_after(graph, {2, 3}) == [(1, 2), (0, 3), (4,)]
+    assert cut_after(graph, ()) == [(0, 1, 2, 3, 4)]

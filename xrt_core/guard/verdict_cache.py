@@ -22,7 +22,7 @@ from xrt_core.cache.lru import LRU
 from xrt_core.ir.function import Function, function_lines
 from xrt_core.verify.verdict import Outcome
 
-_REVISION: Final = 3
+_REVISION: Final = 4
 """Raised with every change of the verification that invalidates older verdicts."""
 _CAPABILITY_REVISION: Final = "1"  # the same for answers to capability queries
 _REQUIREMENT: Final = re.compile(r"[A-Za-z0-9._-]+")

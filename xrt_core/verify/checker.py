@@ -2,9 +2,14 @@
 
 A result is right if it is within the bounds of `compare` of the host's result in the function's own precision, which
 takes one run of the host. Only if it is out of bounds does the host run again, on inputs that are off by a few rounding
-steps: what the function makes of rounding then widens the bounds, so that cancelling sums, ties of ArgMax or TopK, and
-values on the edge between two integers do not count as wrong. What is still out of bounds is compared with the host in
-a wider precision (`reference.run_host`), in the same two steps, for the host may be further off than the candidate.
+steps: what the function makes of rounding then widens the bounds, so that cancelling sums do not count as wrong. What
+is still out of bounds is compared with the host in a wider precision (`reference.run_host`), in the same two steps, for
+the host may be further off than the candidate.
+
+Results of discontinuous operators on rounded numbers have bounds on the operator's inputs instead: a result is right if
+inputs within the bounds give it (`_unexplained`), so that ties of ArgMax or TopK and values on the edge between two
+integers may fall to either side, and no others. What depends on such results has no such bounds: if it is off, it is
+doubtful, and the caller compiles and checks the parts between the discontinuous nodes, each on the host's values.
 
 The first step allows the bound and the host's own error together, the last one the bound and `NOISE` times the host's
 error, so that the short path is no more lenient than the long one.
@@ -14,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,23 +28,33 @@ import numpy as np
 
 from xrt_core.engine.contract import Executable, RunOptions, Tolerance
 from xrt_core.errors import XRTError
+from xrt_core.host.executor import run_node
 from xrt_core.ir.function import Function, Parameter
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import draws_random, is_discontinuous, is_exact, traits_of
 from xrt_core.ir.types import dtype_name
 from xrt_core.kernels.namespace import float_like
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.verify.compare import ROUNDED, Difference, compare, float_dtypes, table, tolerance_for
-from xrt_core.verify.reference import ReferenceExecutor, run_host, wide_dtype
+from xrt_core.verify.compare import ROUNDED, Difference, bounds_of, compare, float_dtypes, table, tolerance_for
+from xrt_core.verify.reference import ReferenceExecutor, Values, host_values, run_host, wide_dtype
 
 RUNS: Final = 2
 """Runs of a candidate on each set of inputs, so that results that differ between runs are found."""
 
-FLIP_SHARE: Final = 1e-3
-"""Share of the elements behind a rounding to integers that may be rounded the other way."""
+_DRAWN: Final = 64
+"""Random numbers, at least, of which the median is compared."""
 
 _NO_DONATION: Final = RunOptions(donate=False)
 _PERTURBATION: Final = 4.0  # rounding steps, of the inputs of the host's second run
+
+_QUANTISES: Final = frozenset(("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear"))
+"""Operators that round to integers what they have divided by a scale, so that they jump for exact inputs too."""
+
+_SAMPLES: Final = 8
+"""How often the inputs of a discontinuous node are moved: in all directions (`_SIGNS`: of its first input, and of the
+others), and each element in a random one."""
+_POOL_VERSION: Final = 12
+_SIGNS: Final = ((1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0))
 
 _UNIT: Final = frozenset(("Sigmoid", "HardSigmoid"))
 """Operators whose results libraries round at the scale of their range, 1, also where all are tiny: one library's
@@ -56,8 +71,8 @@ class Check:
 
     reason: "" if all results are right. differences: for each return of the function the worst of the runs; empty if
     nothing could be compared. tolerance: the engine's reason for a tolerance of its own, if that was used. is_doubtful:
-    only floats behind a rounding to integers are out of bounds, by no more than such a rounding explains: then the
-    function is right if each of its nodes is right by itself.
+    only results that depend on a discontinuous node are out of bounds, by no more than that may explain: then the
+    function is right if the parts between its discontinuous nodes are (`isolate.FaultIsolator.are_parts_right`).
     """
 
     reason: str
@@ -75,7 +90,8 @@ class ResultChecker:
     """Checks executables of one Function on one set of inputs. The host's results are computed when first needed.
 
     host: the reference executor of the function, if the caller has one. results: the host's on these inputs, if the
-    caller has them. host_runs: how often the host has run the function so far.
+    caller has them. on_grid: quantisations of params that the function itself reads do not round these inputs.
+    host_runs: how often the host has run the function so far.
     """
 
     def __init__(
@@ -86,6 +102,7 @@ class ResultChecker:
         *,
         host: ReferenceExecutor | None = None,
         results: Sequence[np.ndarray] | None = None,
+        on_grid: bool = False,
     ) -> None:
         self.function = function
         self.inputs = tuple(_read_only(x) for x in inputs)
@@ -95,8 +112,10 @@ class ResultChecker:
         self._own = None if results is None else [np.asarray(r) for r in results]
         self._wide: list[np.ndarray] | None = None
         self._off: list[np.ndarray] | None = None
+        self._moved: tuple[Values, Values] | None = None
         self._dtypes = float_dtypes(function.body)
-        self._random, self._flipped = _traits(function.body)
+        self._rounding = Rounding(function.body, on_grid=on_grid)
+        self._drawn = {v for n in function.body.nodes if draws_random(n) for v in n.outputs}
         self._unit = _unit_scaled(function.body)
         self._terms = _terms(function.body)
 
@@ -105,7 +124,7 @@ class ResultChecker:
         other = copy.copy(self)
         other.inputs = tuple(_read_only(x) for x in inputs)
         other.host_runs = 0
-        other._own = other._wide = other._off = None
+        other._own = other._wide = other._off = other._moved = None
         return other
 
     def expected(self) -> list[np.ndarray]:
@@ -178,14 +197,15 @@ class ResultChecker:
         failed, doubtful = "", True
         for k, (p, v) in enumerate(zip(self.function.returns, self.function.body.outputs, strict=True)):
             size = runs[0][k].size
-            if v in self._random:
-                worst.append(Difference(0.0, 0.0, 0, size, size))
+            if v in self._rounding.random:
+                reason = next((why for r in runs if (why := _undrawn(r[k], self.expected()[k], v in self._drawn))), "")
+                failed, doubtful = failed or (reason and f"result {p.name!r}: {reason}"), doubtful and not reason
+                worst.append(Difference(0.0, 0.0, 0, size, size, reason))
                 continue
             tolerance = _widened_for_sum(tolerance_for(p.dtype, self._dtypes, own), p.dtype, self._terms.get(v, 0))
             if tolerance.reason:
                 reasons[tolerance.reason] = None
-            spare = math.floor(FLIP_SHARE * size + 0.9) if v in self._flipped else 0
-            found = [self._difference(r[k], k, tolerance, spare) for r in _distinct(runs, k)]
+            found = [self._difference(r[k], k, tolerance, own) for r in _distinct(runs, k)]
             bad = [d for d in found if not d.is_right]
             worst.append(bad[0] if bad else max(found, key=lambda d: d.absolute))
             if bad and not failed:
@@ -193,30 +213,99 @@ class ResultChecker:
                 if 0 < len(bad) < len(found):
                     failed += ", in some runs only"
             if bad:
-                lenient = table()[ROUNDED]
-                doubtful &= v in self._flipped and all(compare(r[k], self.widened()[k], lenient).is_right for r in runs)
+                lenient = replace(table()[ROUNDED], share=table()[ROUNDED].share + 1 / max(size, 1))
+                doubtful &= v in self._rounding.flipped and all(
+                    compare(r[k], self.widened()[k], lenient).is_right for r in runs
+                )
         return Check(failed, tuple(worst), "; ".join(reasons), bool(failed) and doubtful)
 
-    def _difference(self, got: np.ndarray, k: int, tolerance: Tolerance, spare: int) -> Difference:
-        scale = 1.0 if self.function.body.outputs[k] in self._unit else 0.0
+    def _difference(self, got: np.ndarray, k: int, tolerance: Tolerance, own: Mapping[str, Tolerance]) -> Difference:
+        v = self.function.body.outputs[k]
+        jump = self._rounding.jumps.get(v)
+        scale = 1.0 if v in self._unit else 0.0
         for reference in (self.expected, self.widened):
-            found = compare(got, reference()[k], tolerance, spare=spare, scale=scale)
-            if not found.is_right:
-                found = compare(got, reference()[k], tolerance, host=self._perturbed()[k], spare=spare, scale=scale)
+            found = compare(got, reference()[k], tolerance, scale=scale)
+            if found.is_right or got.shape != reference()[k].shape:
+                break
+            if jump is not None and v not in self._rounding.flipped:
+                radii = self._radii(jump, own)
+                return self._judged(jump, jump.outputs.index(v), got, reference()[k], tolerance, radii, found)
+            found = compare(got, reference()[k], tolerance, host=self._perturbed()[k], scale=scale)
             if found.is_right:
                 break
         return found
+
+    def _judged(
+        self,
+        node: Node,
+        k: int,
+        got: np.ndarray,
+        want: np.ndarray,
+        tolerance: Tolerance,
+        radii: Sequence[np.ndarray | None],
+        strict: Difference,
+    ) -> Difference:
+        """The difference of result `k` of a discontinuous node, whose inputs may be off by `radii`."""
+        given = _given(node, self._before()[0])
+        with np.errstate(all="ignore"):
+            wrong, allowed = _unexplained(node, k, given, radii, got, want, bounds_of(want, tolerance), self._seed)
+            steps = np.abs(_wide(got) - _wide(want))[wrong]
+        if node.op_type in _QUANTISES and not float_like(got.dtype) and not (steps > 1).any():
+            allowed = math.floor(table()[ROUNDED].share * got.size)
+        outside = int(np.count_nonzero(wrong))
+        reason = ""
+        if outside > allowed:
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            reason = (
+                f"{outside} of {got.size} elements are none that {node.op_type} gives for inputs within their bounds "
+                f"({allowed} may be): at {list(at)} it is {got[at]}, not {want[at]}"
+            )
+        return replace(strict, outside=outside, allowed=allowed, reason=reason)
+
+    def _radii(self, node: Node, own: Mapping[str, Tolerance]) -> list[np.ndarray | None]:
+        """How far the elements of each floating input of a discontinuous node may be off."""
+        values, moved = self._before()
+        radii: list[np.ndarray | None] = []
+        for v, x in zip(node.inputs, _given(node, values), strict=True):
+            if v is None or x is None or not float_like(x.dtype):
+                radii.append(None)
+            elif v in self._rounding.rounded:
+                tolerance = tolerance_for(x.dtype, self._dtypes, own)
+                tolerance = _widened_for_sum(tolerance, x.dtype, self._terms.get(v, 0))
+                radii.append(bounds_of(x, tolerance, moved[v]))
+            else:  # exact, but for the scaling of a quantisation
+                steps = _PERTURBATION if node.op_type in _QUANTISES else 0.0
+                radii.append(steps * _eps(x.dtype) * np.abs(_wide(x)))
+        return radii
+
+    def _before(self) -> tuple[Values, Values]:
+        """The inputs of the discontinuous nodes that give results, by the host: as they are, and where the function's
+        inputs are perturbed."""
+        if self._moved is None:
+            nodes = [n for v in self.function.body.outputs if (n := self._rounding.jumps.get(v)) is not None]
+            wanted = {v for n in nodes for v in n.inputs if v is not None and v.data is None}
+            own = host_values(self.function.body, self.inputs, wanted)
+            self.host_runs += 2
+            try:
+                moved = host_values(self.function.body, self._perturbed_inputs(), wanted)
+            except XRTError:
+                moved = own
+            self._moved = own, moved
+        return self._moved
 
     def _perturbed(self) -> list[np.ndarray]:
         """The host's results for perturbed inputs."""
         if self._off is None:
             self.host_runs += 1
-            rng = np.random.default_rng(self._seed)
             try:
-                self._off = self._host.run([_perturbed(x, rng) for x in self.inputs])
+                self._off = self._host.run(self._perturbed_inputs())
             except XRTError:  # an operator that accepts only the original values
                 self._off = self.expected()
         return self._off
+
+    def _perturbed_inputs(self) -> list[np.ndarray]:
+        rng = np.random.default_rng(self._seed)
+        return [_perturbed(x, rng) for x in self.inputs]
 
 
 def _distinct(runs: Sequence[Sequence[np.ndarray]], k: int) -> list[Sequence[np.ndarray]]:
@@ -226,6 +315,19 @@ def _distinct(runs: Sequence[Sequence[np.ndarray]], k: int) -> list[Sequence[np.
         if not any(_same_bytes(r[k], x[k]) for x in found):
             found.append(r)
     return found
+
+
+def _undrawn(got: np.ndarray, want: np.ndarray, is_drawn: bool) -> str:
+    """Why numbers cannot come from the distribution of the host's, "" if they may. is_drawn: they come straight from
+    the generator, one independent of the other."""
+    mine, theirs = _wide(got), _wide(want)
+    if np.isfinite(theirs).all() and not np.isfinite(mine).all():
+        return "random numbers are not finite, the host's are"
+    if is_drawn and got.size >= _DRAWN and np.isfinite(theirs).all():
+        for a, b in ((mine, theirs), (theirs, mine)):
+            if not a.min() <= np.median(b) <= a.max():
+                return f"random numbers lie between {mine.min():.4g} and {mine.max():.4g}, the host's elsewhere"
+    return ""
 
 
 def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
@@ -242,24 +344,113 @@ def _misfit(raw: Any, returns: Sequence[Parameter]) -> str:
     return "" if count == len(returns) else f"it returned {count} results, expected {len(returns)}"
 
 
-def _traits(body: Graph) -> tuple[set[Value], set[Value]]:
-    """The values that depend on random numbers, and those that depend on a discontinuous function of rounded values."""
-    random: set[Value] = set()
-    rounded: set[Value] = set()
-    flipped: set[Value] = set()
-    for node in body.nodes:
-        given = [v for v in node.inputs if v is not None]
-        outputs = [v for v in node.outputs if v is not None]
-        is_rounded = any(v in rounded for v in given)
-        if draws_random(node) or any(v in random for v in given):
-            random.update(outputs)
-        if any(v in flipped for v in given) or (is_rounded and is_discontinuous(node)):
-            flipped.update(outputs)
-        if is_rounded or (not is_exact(node) and any(_is_float(v) for v in (*given, *outputs))):
-            rounded.update(outputs)
-        if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear"):  # its division rounds first
-            flipped.update(outputs)
-    return random, flipped
+class Rounding:
+    """What rounding does to the values of a graph.
+
+    random: values that depend on random numbers. rounded: that rounding may have changed. jumps: results of
+    discontinuous nodes on rounded values -> the node. flipped: values that depend on such results. on_grid: as for
+    `ResultChecker`.
+    """
+
+    def __init__(self, body: Graph, *, on_grid: bool = False) -> None:
+        settled = set(body.inputs) if on_grid else set()
+        self.random: set[Value] = set()
+        self.rounded: set[Value] = set()
+        self.jumps: dict[Value, Node] = {}
+        self.flipped: set[Value] = set()
+        for node in body.nodes:
+            given = [v for v in node.inputs if v is not None]
+            outputs = [v for v in node.outputs if v is not None]
+            is_rounded = any(v in self.rounded for v in given)
+            if draws_random(node) or any(v in self.random for v in given):
+                self.random.update(outputs)
+            if any(v in self.flipped or v in self.jumps for v in given):
+                self.flipped.update(outputs)
+            if node.op_type == "QuantizeLinear" and given[0] in settled and node.outputs[0] in body.consumers:
+                continue
+            if node.op_type in _QUANTISES or (is_rounded and is_discontinuous(node)):
+                self.jumps.update((v, node) for v in outputs)
+            if is_rounded or (not is_exact(node) and any(_is_float(v) for v in (*given, *outputs))):
+                self.rounded.update(outputs)
+
+
+def _given(node: Node, values: Values) -> list[np.ndarray | None]:
+    return [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
+
+
+def _unexplained(
+    node: Node,
+    k: int,
+    given: Sequence[np.ndarray | None],
+    radii: Sequence[np.ndarray | None],
+    got: np.ndarray,
+    want: np.ndarray,
+    bound: np.ndarray,
+    seed: int,
+) -> tuple[np.ndarray, int]:
+    """Which elements of result `k` of a discontinuous node no inputs within `radii` of the given ones explain, and how
+    many may be.
+
+    Of indices, the elements that they point to must agree. Other elements must lie, up to `bound`, between the least
+    and the greatest that the node gives for inputs moved to the ends of their intervals; where an input can move any
+    result, as many others as move may be wrong, for not all combinations are tried.
+    """
+    x, radius = given[0], radii[0]
+    if x is not None and radius is not None and (pick := _picker(node, k)) is not None:
+        (ours, right), (theirs, _) = pick(_wide(x), got), pick(_wide(x), want)
+        agree = (ours == theirs) | (np.abs(ours - theirs) <= pick(radius, got)[0] + pick(radius, want)[0])
+        return (got != want) & ~(right & agree), 0
+    if node.op_type == "Equal":
+        apart = np.abs(_wide(given[0]) - _wide(given[1]))
+        return (got != want) & (apart > sum(r for r in radii if r is not None)), 0
+    rng = np.random.default_rng(seed)
+    first = next((i for i, r in enumerate(radii) if r is not None), 0)
+    low, high = _wide(want), _wide(want)
+    for sample in range(_SAMPLES):
+        moved = list(given)
+        for i, (array, r) in enumerate(zip(given, radii, strict=True)):
+            if array is not None and r is not None:
+                together = _SIGNS[sample][0 if i == first else 1] if sample < len(_SIGNS) else None
+                sign = together or rng.choice((-1.0, 1.0), array.shape)
+                moved[i] = (_wide(array) + sign * r).astype(array.dtype)
+        if node.op_type == "MaxPoolGrad":  # its last input is the result of the pooling
+            pool = Node("MaxPool", [node.inputs[1]], [node.inputs[2]], node.attributes, version=_POOL_VERSION)
+            moved[2] = np.asarray(run_node(pool, [moved[1]])[0])
+        result = np.asarray(run_node(node, moved)[k])
+        if result.shape == want.shape:
+            low, high = np.fmin(low, _wide(result)), np.fmax(high, _wide(result))
+    is_local = traits_of(node).elementwise or node.op_type in _QUANTISES
+    if is_local and float_like(got.dtype) and radius is not None:  # results on the way to the ends, as of Mod
+        bound = bound + radius
+    mine = _wide(got)
+    same = (got == want) | (np.isnan(mine) & np.isnan(_wide(want)))
+    inside = same | ((mine >= low - bound) & (mine <= high + bound))
+    return ~inside, 0 if is_local else int(np.count_nonzero(high - low > 2 * bound))
+
+
+def _picker(node: Node, k: int) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None:
+    """For a result that has indices into the first input: (input, indices) -> the elements there, and whether each
+    index is one. None for other results."""
+    axis = node.attributes.get("axis", -1 if node.op_type == "TopK" else 0)
+    keeps = node.op_type == "TopK" or bool(node.attributes.get("keepdims", 1))
+
+    def along(x: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert isinstance(axis, int)
+        at = at if keeps else np.expand_dims(at, axis)
+        valid = (at >= 0) & (at < x.shape[axis])
+        ordered = np.sort(at, axis=axis)
+        valid &= (np.diff(ordered, axis=axis) != 0).all(axis=axis, keepdims=True)  # of TopK, none twice
+        found = np.take_along_axis(x, np.clip(at, 0, x.shape[axis] - 1), axis)
+        return (found, valid) if keeps else (found.squeeze(axis), valid.squeeze(axis))
+
+    def anywhere(x: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return x.reshape(-1)[np.clip(at, 0, x.size - 1)], (at >= 0) & (at < x.size)
+
+    if node.op_type in ("ArgMax", "ArgMin") or (node.op_type == "TopK" and k == 1):
+        return along
+    if node.op_type == "MaxPool" and k == 1 and not node.attributes.get("storage_order", 0):
+        return anywhere
+    return None
 
 
 def _unit_scaled(body: Graph) -> set[Value]:
@@ -304,6 +495,15 @@ def _is_float(value: Value) -> bool:
     return value.dtype is not None and (float_like(value.dtype) or value.dtype.kind == "c")
 
 
+def _wide(x: Any) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+def _eps(dtype: np.dtype) -> float:
+    finfo: Any = ml_dtypes.finfo
+    return float(finfo(dtype).eps)
+
+
 def _read_only(x: np.ndarray) -> np.ndarray:
     view = np.asarray(x).view()
     view.flags.writeable = False
@@ -314,8 +514,7 @@ def _perturbed(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """`x` off by a few rounding steps; whole numbers stay, as they may be indices or masks."""
     if not float_like(x.dtype):
         return x
-    finfo: Any = ml_dtypes.finfo
     with np.errstate(all="ignore"):
         wide = x.astype(np.float64)
-        noise = _PERTURBATION * float(finfo(x.dtype).eps) * rng.uniform(-1.0, 1.0, x.shape)
+        noise = _PERTURBATION * _eps(x.dtype) * rng.uniform(-1.0, 1.0, x.shape)
         return np.where(wide == np.rint(wide), wide, wide * (1.0 + noise)).astype(x.dtype)

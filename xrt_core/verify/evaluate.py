@@ -158,14 +158,15 @@ class _Evaluation:
                 checker = self._checker(k)
                 if checker is None:
                     break
-                found = checker.check(runs.on(executable), candidate.tolerance)
-                if not found.is_right:
+                check = checker.check(runs.on(executable), candidate.tolerance)
+                found = found if found.is_doubtful and check.is_right else check
+                if not (found.is_right or found.is_doubtful):
                     break
             if found.is_doubtful:
                 timed = Candidate(
                     candidate.engine, lambda f, fused: isolated.on(candidate.build(f, fused)), candidate.tolerance
                 )
-                if self._isolator(timed, budget).are_right_in_isolation():
+                if self._isolator(timed, budget).are_parts_right():
                     found = Check("", found.differences, found.tolerance)
         self._move("verify", "compile", budget.seconds)
         self._move("verify", "checked runs", runs.seconds + isolated.seconds)

@@ -17,8 +17,9 @@ from xrt_core.kernels.namespace import float_like
 from xrt_core.verify.value_ranges import FREE, ValueConstraint, infer_constraints, is_synthesizable
 
 Kind = Literal["normal", "ties", "large", "gentle"]
-"""normal: normally distributed floats. ties: few distinct values, zero among them. large: normal, eight times as large.
-gentle: floats from 0.5 to 1.5, for which even unknown graphs rarely give NaN or infinity."""
+"""normal: normally distributed floats. ties: few distinct values, zero among them, and the ends of 8-bit integers.
+large: normal, eight times as large. gentle: floats from 0.5 to 1.5, for which even unknown graphs rarely give NaN or
+infinity."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
@@ -64,6 +65,8 @@ def make_array(p: Parameter, constraint: ValueConstraint, kind: Kind, rng: np.ra
         return _truths(p.shape, rng).astype(p.dtype)
     low, high = _integer_range(p.dtype, constraint, kind)
     numbers = rng.integers(low, high + 1, p.shape)
+    if kind == "ties" and constraint.is_free and p.dtype.itemsize == 1:  # the ends of 8-bit integers, and the middle
+        numbers = rng.choice((low, low, (low + high + 1) // 2, high, high), p.shape)
     if constraint.nonzero and low <= 0 <= high:
         numbers = np.where(numbers == 0, 1 if high >= 1 else -1, numbers)
     if (low, high) == (0, 1) and constraint.is_free:  # possibly a mask
@@ -75,6 +78,7 @@ def _floats(
     shape: Sequence[int], constraint: ValueConstraint, kind: Kind, rng: np.random.Generator, dtype: np.dtype
 ) -> np.ndarray:
     low, high = constraint.low, constraint.high
+    info: Any = ml_dtypes.finfo
     values: Any
     if low > -math.inf or high < math.inf:
         a = low if low > -math.inf else high - _WIDE
@@ -87,9 +91,9 @@ def _floats(
         if kind == "ties":  # few distinct values
             values = a + (b - a) * np.rint((values - a) / ((b - a) or 1.0) * 4.0) / 4.0
         values = np.clip(values, a, b)
-        # rounding to the dtype must stay in the interval
-        edge = np.asarray(values).astype(dtype).astype(np.float64)
-        values = np.where((edge < a) | (edge > b), (a + b) / 2.0, values)
+        for share in (8.0 * float(info(dtype).eps), 1.0):  # what rounding to the dtype moves out goes to the middle
+            edge = np.asarray(values).astype(dtype).astype(np.float64)
+            values = np.where((edge < a) | (edge > b), values + share * ((a + b) / 2.0 - values), values)
     elif kind == "gentle":
         values = 0.5 + rng.random(shape)
     elif kind == "ties":
@@ -103,7 +107,6 @@ def _floats(
             away = np.full_like(values, constraint.high if constraint.high < 0 else constraint.low or 0.25)
         values = np.where(np.abs(values) < 0.25, away, values)
         values = np.clip(values, low, high)
-    info: Any = ml_dtypes.finfo
     if float(info(dtype).min) > 0:  # float8_e8m0fnu has neither signs nor a zero
         values = np.maximum(np.abs(values), 2.0**-8)
     largest = float(info(dtype).max)

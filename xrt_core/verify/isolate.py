@@ -25,11 +25,11 @@ from xrt_core.engine.contract import Executable, Tolerance
 from xrt_core.errors import CompileError, XRTError
 from xrt_core.host.executor import run_node
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Value
-from xrt_core.verify.checker import ResultChecker
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.verify.checker import ResultChecker, Rounding
 from xrt_core.verify.inputs import SEQUENCE, synthesize_inputs
 from xrt_core.verify.reference import ReferenceExecutor, Values, run_host
-from xrt_core.verify.subgraph import Nodes, convex_partition, disjoint_union, subfunction
+from xrt_core.verify.subgraph import Nodes, convex_partition, cut_after, disjoint_union, subfunction
 from xrt_core.verify.verdict import HOST, Piece
 
 NO_TOLERANCES: Final[Mapping[str, Tolerance]] = MappingProxyType({})
@@ -170,7 +170,6 @@ class FaultIsolator:
         self._values: list[Values] = []
         self._known: dict[tuple[Nodes, bool], tuple[str, Executable | None]] = {}
         self._all: Nodes = tuple(range(len(function.body.nodes)))
-        self._nodes_are_right = False  # each by itself, without the offenders
         self._search = FaultBisector(function.body, self.reason, lambda nodes: self._right(nodes) is not None)
 
     def reject_whole(self, reason: str) -> None:
@@ -193,36 +192,51 @@ class FaultIsolator:
     def find_faulty_nodes(self) -> dict[int, str] | None:
         """Faulty node -> what is wrong with it, by one compilation of all nodes in isolation; None if that does not
         compile or run. Raises OutOfBudget."""
-        nodes = [i for i in self._all if not self.function.body.nodes[i].subgraphs]
-        if len(nodes) < 2:
+        nodes = [(i,) for i in self._all if not self.function.body.nodes[i].subgraphs]
+        reasons = self._reasons(nodes)
+        return None if reasons is None else {i: why for (i,), why in zip(nodes, reasons, strict=True) if why}
+
+    def are_parts_right(self) -> bool:
+        """Whether every part between discontinuous nodes is right on the host's values for its inputs, by one
+        compilation of all parts; False if that cannot be found out.
+
+        What an engine fuses lies within a part, unlike in a node by itself: a product of dequantised numbers with the
+        quantisations before and behind it, for instance. A quantisation before it gets numbers that it does not round.
+        Parts with attribute graphs are left out.
+        """
+        body = self.function.body
+        jumps = set(Rounding(body).jumps.values())
+        parts = []
+        for nodes in cut_after(body, {i for i in self._all if body.nodes[i] in jumps}):
+            before = {p for i in nodes for p in body.predecessors[i] if body.nodes[p].op_type == "QuantizeLinear"}
+            parts.append(tuple(sorted(before.union(nodes))))
+        try:
+            reasons = self._reasons([p for p in parts if not any(body.nodes[i].subgraphs for i in p)])
+        except OutOfBudget:
+            return False
+        return reasons is not None and not any(reasons)
+
+    def _reasons(self, parts: Sequence[Nodes]) -> list[str] | None:
+        """For each part what is wrong with it by itself, "" for nothing; None if that cannot be found out."""
+        if len(parts) < 2:
             return None
-        function, meant, places = disjoint_union(self.function, nodes)
+        function, _, places = disjoint_union(self.function, parts)
         try:
             executable = self.budget.build(self.candidate, function, True)
         except OutOfBudget:
             raise
         except Exception:  # bisection finds the node on which the compiler fails
             return None
-        found: dict[int, str] = {}
+        found = [""] * len(parts)
         for values in self._cases_values():
-            own = [values[v] for i in nodes for v in self.function.body.nodes[i].outputs if v is not None]
-            checker = ResultChecker(function, [values[v] for v in meant], self._seed, results=own)
+            given = [x for nodes in parts for x in _inputs_of(subfunction(self.function, nodes).body, values)]
+            checker = ResultChecker(function, given, self._seed, on_grid=True)
             differences = checker.check(executable, self.candidate.tolerance).differences
             if not differences:  # it raised, or returned no results
                 return None
-            for i, returns in zip(nodes, places, strict=True):
-                reason = next((differences[k].reason for k in returns if differences[k].reason), "")
-                if reason:
-                    found.setdefault(i, reason)
-        self._nodes_are_right = len(nodes) == len(self._all)
+            for k, returns in enumerate(places):
+                found[k] = found[k] or next((differences[i].reason for i in returns if differences[i].reason), "")
         return found
-
-    def are_right_in_isolation(self) -> bool:
-        """Whether every node is right by itself; False if that cannot be found out."""
-        try:
-            return self.find_faulty_nodes() == {}
-        except OutOfBudget:
-            return False
 
     def reason(self, nodes: Sequence[int], fused: bool = True) -> str:
         """What is wrong with a part of the function, on the host's values for its inputs; "" for nothing.
@@ -245,7 +259,9 @@ class FaultIsolator:
         for values in self._cases_values():
             given, own = ([values[v] for v in ends] for ends in (part.body.inputs, part.body.outputs))
             check = ResultChecker(part, given, self._seed, results=own).check(executable, self.candidate.tolerance)
-            if not check.is_right and not (check.is_doubtful and self._nodes_are_right):
+            if not check.is_right and not (
+                check.is_doubtful and FaultIsolator(part, self.candidate, [given], self.budget).are_parts_right()
+            ):
                 return check.reason, None
         return "", executable
 
@@ -271,6 +287,19 @@ class FaultIsolator:
         pieces.sort(key=lambda p: p[0].nodes)
         offenders = dict(sorted(self._search.offenders.items()))
         return Correction(tuple(p for p, _ in pieces), tuple(x for _, x in pieces), offenders, complete)
+
+
+def _inputs_of(part: Graph, values: Values) -> list[np.ndarray]:
+    """The inputs of a part; those of quantisations that it reads as well are what their results stand for."""
+    found = {v: values[v] for v in part.inputs}
+    for n in part.nodes:
+        x, q = n.inputs[0] if n.inputs else None, n.outputs[0]
+        if n.op_type == "QuantizeLinear" and x in found and q in part.consumers:
+            attributes = {k: a for k, a in n.attributes.items() if k in ("axis", "block_size")}
+            back = Node("DequantizeLinear", [q, *n.inputs[1:]], [x], attributes, version=n.version)
+            given = [None if v is None else v.data if v.data is not None else values[v] for v in back.inputs]
+            found[x] = np.asarray(run_node(back, given)[0])
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -323,8 +352,8 @@ def bisect_function(
         for case in cases:
             check = ResultChecker(function, case, seed, host=host).check(executable, candidate.tolerance)
             if not check.is_right:
-                if check.is_doubtful and isolator.are_right_in_isolation():
-                    why = f"right ({total} nodes, each by itself; as a whole within what rounding to integers explains)"
+                if check.is_doubtful and isolator.are_parts_right():
+                    why = f"right ({total} nodes, each part between roundings to integers by itself)"
                     return Bisection(why, True, compiles=budget.made)
                 reason = check.reason
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,14 +58,17 @@ def run_host(
     if wide:
         return _run_wide(function.body, inputs), {}
     body = function.body
-    outputs = list(body.outputs)
-    if keep:
-        outputs = list(dict.fromkeys((*outputs, *(v for n in body.nodes for v in n.outputs if v is not None))))
-    results = list(_plan(body.replace(outputs=outputs) if keep else body).run(list(inputs)))
     if not keep:
-        return results, {}
-    values = dict(zip(body.inputs, inputs, strict=True)) | dict(zip(outputs, results, strict=True))
+        return list(_plan(body).run(list(inputs))), {}
+    values = host_values(body, inputs, (*body.outputs, *(v for n in body.nodes for v in n.outputs if v is not None)))
     return [values[v] for v in body.outputs], values
+
+
+def host_values(body: Graph, inputs: Sequence[np.ndarray], wanted: Iterable[Value]) -> Values:
+    """The inputs and the wanted values of one run on the host. Raises XRTError if the host fails."""
+    outputs = list(dict.fromkeys(wanted))
+    results = _plan(body.replace(outputs=outputs)).run(list(inputs))
+    return dict(zip(body.inputs, inputs, strict=True)) | dict(zip(outputs, results, strict=True))
 
 
 def lower_host(node: Node) -> Lowered:

@@ -52,34 +52,54 @@ def subfunction(function: Function, nodes: Sequence[int], name: str = "") -> Fun
     return Function.from_graph(Graph(entry, exit_, chosen, opsets=body.opsets, name=label), name=label, aliases=aliases)
 
 
-def disjoint_union(function: Function, nodes: Iterable[int]) -> tuple[Function, list[Value], list[Nodes]]:
-    """The disjoint union of nodes: a Function in which each has params of its own and returns all its outputs.
+def disjoint_union(function: Function, parts: Iterable[Sequence[int]]) -> tuple[Function, list[Value], list[Nodes]]:
+    """The disjoint union of parts of a function, each as its `subfunction`: a Function in which each has params and
+    returns of its own.
 
-    Returns it, for each of its params the value of `function` that it stands for, and for each node, in the given
-    order, the indices of its returns. As no two nodes are connected, a compiler can neither fuse nor merge them, and
-    one compilation tests every node.
+    Returns it, for each of its params the value of `function` that it stands for, and for each part, in the given
+    order, the indices of its returns. As no two parts are connected, a compiler can neither fuse nor merge them, and
+    one compilation tests every part. Values that attribute graphs capture are not renamed.
     """
     entry: list[Value] = []
     meant: list[Value] = []
     made: list[Node] = []
     exit_: list[Value] = []
     places: list[Nodes] = []
-    for i in nodes:
-        node = function.body.nodes[i]
-        own: dict[Value, Value] = {}
-        for v in node.inputs:
-            if v is not None and v.data is None and v not in own:
-                own[v] = Value(f"p{len(entry)}", v.type)
-                entry.append(own[v])
-                meant.append(v)
-        outputs = [None if v is None else Value(f"r{i}_{k}", v.type) for k, v in enumerate(node.outputs)]
-        made.append(node.replace(inputs=[None if v is None else own.get(v, v) for v in node.inputs], outputs=outputs))
-        first = len(exit_)
-        exit_ += [v for v in outputs if v is not None]
-        places.append(tuple(range(first, len(exit_))))
-    name = f"{function.name}.nodes"
+    for nodes in parts:
+        part = subfunction(function, nodes).body
+        own = {v: Value(f"p{len(entry) + k}", v.type) for k, v in enumerate(part.inputs)}
+        entry += own.values()
+        meant += part.inputs
+        for node in part.nodes:
+            own |= {v: Value(f"r{len(made)}_{k}", v.type) for k, v in enumerate(node.outputs) if v is not None}
+            made.append(
+                node.replace(
+                    inputs=[None if v is None else own.get(v, v) for v in node.inputs],
+                    outputs=[None if v is None else own[v] for v in node.outputs],
+                )
+            )
+        places.append(tuple(range(len(exit_), len(exit_) + len(part.outputs))))
+        exit_ += [own[v] for v in part.outputs]
+    name = f"{function.name}.parts"
     graph = Graph(entry, exit_, made, opsets=function.body.opsets, name=name)
     return Function.from_graph(graph, name=name), meant, places
+
+
+def cut_after(graph: Graph, marked: Collection[int]) -> list[Nodes]:
+    """Partition nodes into convex sets, none of which has a marked node and another that depends on it.
+
+    A node is in the set of the earliest node that reads its results, so that what is computed from constants alone
+    stays with its reader. A set has the nodes with the same largest number of marked nodes on a path from them, which
+    never grows along a path. Linear in nodes and edges.
+    """
+    level = [0] * len(graph.nodes)
+    found: dict[int, list[int]] = {}
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        level[i] += i in marked
+        found.setdefault(level[i], []).append(i)
+        for p in graph.predecessors[i]:
+            level[p] = max(level[p], level[i])
+    return [tuple(reversed(found[k])) for k in sorted(found, reverse=True)]
 
 
 def convex_partition(

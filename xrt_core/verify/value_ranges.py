@@ -368,7 +368,15 @@ def _batch_norm(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | 
 
 
 def _quantize(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
-    return [None, ValueConstraint(0.01, 0.1)]
+    """Numbers over the whole range of the integers and an eighth beyond it, so that it is reached from both sides."""
+    target, scale, zero = node.outputs[0], _known(node, 1), _known(node, 2)
+    if target is None or target.dtype is None or target.dtype.kind not in "iu" or scale is None:
+        return [None, ValueConstraint(0.01, 0.1)]
+    ends, zeros = np.iinfo(target.dtype), (0.0,) if zero is None else (zero.min(), zero.max())
+    beyond = (float(ends.max) - float(ends.min)) / 8
+    step = float(np.abs(scale).max())
+    low, high = (ends.min - max(zeros) - beyond) * step, (ends.max - min(zeros) + beyond) * step
+    return [ValueConstraint(float(low), float(high))]
 
 
 def _dequantize(node: Node, outputs: Constraints) -> Sequence[ValueConstraint | None]:
