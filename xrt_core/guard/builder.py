@@ -6,6 +6,7 @@ the sandbox is on, and the verdict is cached.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -17,6 +18,7 @@ import numpy as np
 
 from xrt_core.cache.key import CacheKey
 from xrt_core.engine.contract import Executable
+from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
@@ -31,7 +33,7 @@ from xrt_core.ir.function import Function
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.verify.evaluate import EvaluationSettings
-from xrt_core.verify.verdict import Outcome, Piece
+from xrt_core.verify.verdict import HOST, Outcome, Piece
 
 _QUICKLY_HASHED: Final = 4 << 20  # bytes of constants, which take some ten milliseconds
 _WORTH_WAITING: Final = 0.1  # seconds of a host call; loading an executable takes about as long
@@ -95,6 +97,8 @@ class ClusterBuilder:
         if (saved := self._trusted.get(function.fingerprint)) is not None:
             return dataclasses.replace(saved, reason=f"it came with the model: {saved.reason}"), True
         with native_call():
+            if self._auto:
+                self._capabilities.exclude_unidentified(function)
             names = self._candidates(launch)
             if self._unchecked:
                 record.move(State.COMPILING)
@@ -114,6 +118,14 @@ class ClusterBuilder:
             outcome = dataclasses.replace(outcome, verdict="failed")  # a retry may succeed
         keep_verdict(key, function, disk, outcome)
         return outcome, False
+
+    def disprove(self, launch: GuardedLaunch, reason: str) -> None:
+        """Keep the verdict "wrong" for a cluster, in place of the one it was live by."""
+        with contextlib.suppress(XRTError):
+            key = self._verdict_key(launch, self._candidates(launch))
+            whole = Piece(HOST, tuple(range(len(launch.function.body.nodes))))
+            outcome = Outcome("wrong", (whole,), f"a shadow run disagreed: {reason}")
+            keep_verdict(key, launch.function, self._exchange.disk_cache(), outcome)
 
     def executable(self, launch: GuardedLaunch, outcome: Outcome, cached: bool) -> Executable:
         """The executable of an outcome, loaded from where the worker stored it, or compiled again in this process if

@@ -71,6 +71,8 @@ class Capabilities:
         failed: dict[str, WorkerFailure] = {}
         try:
             function = function_of(nodes, graph)
+            self.exclude_unidentified(function)
+            compilation = self.compilation
             with _Requests(self._settings, task) as requests:
                 for engine, device in compilation.engines.values():
                     key = None if disk is None else answers_key(compilation.key(function, engine.name))
@@ -90,11 +92,26 @@ class Capabilities:
         check_cancelled()
         for name, failure in failed.items():
             _report(self._events, name, "supports", failure, graph.name or "graph")
-        if failed:
-            with self._lock:
-                self.excluded = {**self.excluded, **{name: f"{f.kind}: {f}" for name, f in failed.items()}}
-                self.compilation = self.all_engines.without(self.excluded)
+        self._exclude({name: f"{f.kind}: {f}" for name, f in failed.items()})
         return found
+
+    def exclude_unidentified(self, function: Function) -> None:
+        """Exclude the engines that fail to say what their executables depend on (`Engine.fingerprint`)."""
+        compilation = self.compilation
+        for name in compilation.engines:
+            try:
+                compilation.key(function, name)
+            except EngineError as e:
+                self._events.fallback(
+                    cluster=function.name, engine=name, stage="compile", kind="unusable", error=str(e)
+                )
+                self._exclude({name: str(e)})
+
+    def _exclude(self, reasons: Mapping[str, str]) -> None:
+        if reasons:
+            with self._lock:
+                self.excluded = {**self.excluded, **reasons}
+                self.compilation = self.all_engines.without(self.excluded)
 
 
 def crashing_engines(settings: GuardSettings, disk: DiskCache | None, events: EventLog) -> list[str]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
+import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,15 +19,25 @@ from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
 from xrt_core.errors import ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
-from xrt_core.guard.policy import GuardSettings
+from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
-from xrt_core.guard.timeouts import CallTimeout, TimedCaller
+from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.launch import FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.verify.checker import ResultChecker
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 Arrays = Sequence[Any]
+
+log = logging.getLogger("xrt")
+
+_TIMED_EVERY: Final = 64  # calls; a power of two
+_SLOW: Final = 3.0
+_SLOW_CALLS: Final = 3
+"""An executable is slow if this many timed calls in a row took this many times as long as the host takes."""
+_SHARE: Final = 0.01
+"""Part of the time of the calls that comparisons with the host may take."""
+_MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
 
 
 class GuardedLaunch(Launch):
@@ -31,13 +47,17 @@ class GuardedLaunch(Launch):
     it may overwrite are copied first, so that a failure loses nothing. Every call is checked as any launch is
     (`LaunchCheck`); with a time limit, the check runs within it.
 
+    A live executable is watched. The host runs some calls as well, on copies, and the results must agree: the first one
+    before its results go out, the others in the background (`_Schedule`). Every 64th call is timed. An executable whose
+    results differ is rejected for good, one that has become slow is dropped until the next retry.
+
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs.
     """
 
     __slots__ = (
-        "__weakref__", "_build", "_call", "_donated", "_failures", "_passed", "_settings", "_timed", "record",
-        "shares_cores", "tolerance",
+        "__weakref__", "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
+        "record", "shares_cores", "tolerance",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +80,7 @@ class GuardedLaunch(Launch):
         self._build = build
         self._donated = tuple(a.input for a in function.aliases)
         self._passed = 0
+        self._schedule = _Schedule(settings.shadow)
         seconds = settings.run_timeout
         self._timed: TimedCaller[Any] | None = TimedCaller(seconds) if seconds > 0 else None
         self._call: HostRun = self._waiting
@@ -83,6 +104,7 @@ class GuardedLaunch(Launch):
     def go_live(self, executable: Executable, reason: str) -> None:
         """Let an executable answer from now on. Raises InternalError unless the state is READY."""
         self._passed = 0
+        self._schedule = _Schedule(self._settings.shadow, self.record.calls)
         self.failures = self.record.failures = 0
         self.executable = executable
         self.record.move(State.LIVE, reason)
@@ -158,35 +180,97 @@ class GuardedLaunch(Launch):
         def call(arrays: Arrays) -> Arrays:
             record.calls += 1
             try:
-                return limited(arrays)
+                if record.calls & _TIMED_EVERY - 1:
+                    return limited(arrays)
+                start = time.perf_counter()
+                results = limited(arrays)
+                self._note_seconds(time.perf_counter() - start)
+                return results
             except BaseException as e:
                 failure, kind = _failure_of(e, self.engine)
             return self._fall_back(executable, arrays, failure, kind)
 
         return call
 
+    def _note_seconds(self, seconds: float) -> None:
+        """Note the time of a live call; drop the executable if it has become slower than the host."""
+        record = self.record
+        record.engine_seconds.append(seconds)
+        known = [record.outcome.timings.get("host", 0.0)] if record.outcome is not None else []
+        host = max([*known, *sorted(record.host_seconds)[-1:]], default=0.0)
+        last = list(record.engine_seconds)[-_SLOW_CALLS:]
+        if host and len(last) == _SLOW_CALLS and min(last) > _SLOW * host:
+            message = f"its last {_SLOW_CALLS} timed calls took {min(last):.3g} s and more, the host takes {host:.3g} s"
+            self._record_failure("run", "slower", message)
+            if self.retire(State.FAILED, f"it has become slow: {message}"):
+                record.postpone(self._settings.retry)
+
+    # --- shadow runs -----------------------------------------------------------------------------------------------
+
     def _shadowed(self, call: HostRun) -> HostRun:
-        """`call`; with `guard_shadow=N`, every N-th time the host runs too, on copies, and the results must agree."""
-        record, every = self.record, self._settings.shadow
-        if every <= 0:
+        """`call`, with shadow runs as scheduled."""
+        record, schedule = self.record, self._schedule
+        if not schedule.is_on:
             return call
 
         def shadowed(arrays: Arrays) -> Arrays:
-            if record.calls % every != every - 1:
+            if record.calls < schedule.due or not schedule.claim():
                 return call(arrays)
-            kept = [np.array(to_numpy(a)) for a in arrays]
-            results = call(arrays)
-            record.shadow_runs += 1
-            expected = self.on_host(kept)
-            checker = ResultChecker(self.function, kept, results=[to_numpy(r) for r in expected])
-            check = checker.check_results([to_numpy(r) for r in results], self.tolerance)
-            if check.is_right or check.is_doubtful:
-                return results
-            self._record_failure("shadow", "wrong numbers", check.reason)
-            self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {check.reason}")
-            return expected
+            return self._shadow_run(call, arrays, schedule)
 
         return shadowed
+
+    def _shadow_run(self, call: HostRun, arrays: Arrays, schedule: _Schedule) -> Arrays:
+        """A call whose results are compared with the host's: before they are returned, or in the background."""
+        number = self.record.calls + 1
+        try:
+            if sum(getattr(a, "nbytes", 0) for a in arrays) > MAX_INPUT_BYTES:
+                schedule.postpone(number, 0.0, 0.0)
+                return call(arrays)
+            kept = [np.array(to_numpy(a)) for a in arrays]
+        except XRTError:  # unusable inputs, which the call rejects
+            schedule.postpone(number, 0.0, 0.0)
+            return call(arrays)
+        start = time.perf_counter()
+        results = call(arrays)
+        seconds = time.perf_counter() - start
+        if self.record.state is not State.LIVE or self._schedule is not schedule:  # the host answered
+            return results
+        try:
+            copies = [np.array(to_numpy(r)) for r in results]
+        except BaseException as e:  # reading an engine's array may run code of the engine
+            failure, kind = _failure_of(e, self.engine)
+        else:
+            if schedule.is_synchronous:
+                expected = self._compare(kept, copies, number, seconds, schedule)
+                return results if expected is None else expected
+            _shadow_thread.submit(lambda: self._compare(kept, copies, number, seconds, schedule))
+            return results
+        schedule.postpone(number, seconds, seconds)
+        assert self.executable is not None
+        return self._fall_back(self.executable, kept, failure, kind)
+
+    def _compare(
+        self, inputs: list[np.ndarray], results: list[np.ndarray], number: int, seconds: float, schedule: _Schedule
+    ) -> Arrays | None:
+        """Compare results of call `number` with the host's. Returns the host's if they differ: the cluster is rejected.
+        """
+        self.record.shadow_runs += 1
+        start = time.perf_counter()
+        reason, expected = "", None
+        with contextlib.suppress(XRTError):  # the host rejects these inputs
+            expected = [to_numpy(r) for r in self.on_host(inputs)]
+            check = ResultChecker(self.function, inputs, results=expected).check_results(results, self.tolerance)
+            reason = "" if check.is_right or check.is_doubtful else check.reason
+        schedule.postpone(number, time.perf_counter() - start, seconds)
+        if not reason:
+            schedule.last_right = max(schedule.last_right, number)
+            return None
+        doubt = f"results of its calls {schedule.last_right + 1} to {self.record.calls} are in doubt"
+        if self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {reason}; {doubt}"):
+            self._failures.disproved(self, reason)
+            self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
+        return expected
 
     # --- failures ------------------------------------------------------------------------------------------------
 
@@ -222,6 +306,100 @@ class GuardedLaunch(Launch):
 
     def _record_failure(self, stage: str, kind: Kind, message: str) -> None:
         self._failures.record_failure(self.record, self.function, FailureRecord(stage, kind, message))
+
+
+class _Schedule:
+    """Which calls of a live executable are compared with the host's.
+
+    every: each N-th one, before its results are returned; 0: none; None: the 1st, 2nd, 4th, 8th, ..., then so many that
+    the comparisons take at most `_SHARE` of the time of the calls. begin: the number of calls so far. due: from which
+    number of calls on the next one is compared. last_right: the last call that was found right.
+    """
+
+    __slots__ = ("_begin", "_every", "_lock", "due", "is_on", "last_right")
+
+    def __init__(self, every: int | None, begin: int = 0) -> None:
+        self._every = every
+        self._begin = begin
+        self._lock = threading.Lock()
+        self.is_on = every != 0
+        self.due: float = begin + (every - 1 if every else 0)
+        self.last_right = begin
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the caller waits for the comparison."""
+        return self._every is not None or self.last_right == self._begin
+
+    def claim(self) -> bool:
+        """Whether the calling thread is the one to compare; no other does until `postpone`."""
+        with self._lock:
+            if math.isinf(self.due):
+                return False
+            self.due = math.inf
+            return True
+
+    def postpone(self, number: int, cost: float, seconds: float) -> None:
+        """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took.
+        seconds: that the call took."""
+        since = number - self._begin
+        if self._every:
+            gap: float = self._every
+        elif cost and seconds:
+            gap = min(since, max(cost / (_SHARE * seconds), 1.0))
+        else:
+            gap = since
+        with self._lock:
+            self.due = number + int(gap) - 1
+
+
+class _ShadowThread:
+    """Compares results in the background, one after another; what comes meanwhile beyond a few is dropped."""
+
+    def __init__(self) -> None:
+        self._work: queue.Queue[Callable[[], object]] = queue.Queue(_MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Queue a comparison."""
+        with contextlib.suppress(queue.Full):
+            self._work.put_nowait(work)
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._serve, name="xrt-shadow", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until what was submitted is done."""
+        self._work.join()
+
+    def _serve(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                with native_call():
+                    work()
+            except Cancelled:
+                return
+            except Exception:
+                log.exception("a comparison with the host failed")
+            finally:
+                self._work.task_done()
+                del work
+
+
+_shadow_thread = _ShadowThread()
+
+
+def _after_fork() -> None:
+    """The thread of the parent does not exist in a forked process."""
+    global _shadow_thread
+    _shadow_thread = _ShadowThread()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _failure_of(error: BaseException, engine: str) -> tuple[XRTError, Kind]:

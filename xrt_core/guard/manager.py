@@ -280,6 +280,10 @@ class GuardManager:
             **more,
         )
 
+    def disproved(self, launch: GuardedLaunch, reason: str) -> None:
+        """See `FailureSink`."""
+        self._builder.disprove(launch, reason)
+
     def _fail(self, launch: GuardedLaunch, failure: FailureRecord) -> None:
         if is_shutting_down():  # which is why it failed
             return
@@ -289,9 +293,9 @@ class GuardManager:
         record.move(State.FAILED, f"{failure.kind}: {failure.message}")
 
     def _write_bundle(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> pathlib.Path | None:
-        """Write a repro bundle of a failed build into the disk cache; its path, or None if none can be written."""
-        is_of_build = failure.stage in ("compile", "examine") and failure.kind != "slower"
-        disk = self._exchange.disk_cache() if is_of_build else None
+        """Write a repro bundle of a failed build or of wrong numbers into the disk cache; its path, or None."""
+        is_written = failure.stage in ("compile", "examine", "shadow") and failure.kind != "slower"
+        disk = self._exchange.disk_cache() if is_written else None
         if disk is None or disk.mode != "readwrite":
             return None
         compilation = self.capabilities.all_engines

@@ -185,3 +185,6 @@ class FailureSink(Protocol):
 
     def record_failure(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> None:
         """Add a failure to the cluster's record, emit a `FallbackEvent`, and write a repro bundle where that helps."""
+
+    def disproved(self, launch: Any, reason: str) -> None:
+        """Replace the cached verdict of a `GuardedLaunch` whose results were found wrong while it was live."""

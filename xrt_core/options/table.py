@@ -267,10 +267,13 @@ class Options:
         "0: no limit.",
         "XRT_GUARD_RUN_TIMEOUT",
     )
-    guard_shadow: int = _option(
-        0, integer(0), "Every how many calls of a cluster the host runs it too and must agree. 0: never.",
+    guard_shadow: int | None = _option(
+        None,
+        integer(0),
+        "Every how many calls of a cluster the host runs it too and must agree. 0: never. Not given: where results are "
+        "verified, calls 1, 2, 4, 8, ..., then as many as take 1 % of the time, in the background.",
         "XRT_GUARD_SHADOW",
-    )  # fmt: skip
+    )
     guard_real_inputs: bool = _option(
         False,
         FLAG,
