@@ -257,6 +257,7 @@ def test_damaged_metadata_hides_nobody_else(folder: pathlib.Path, manager: Engin
     assert "xrt_bad" in process_events.recent("plugin.unreadable")[-1].fields["package"]
 
 
+@pytest.mark.slow
 def test_the_second_command_in_a_fresh_process(folder: pathlib.Path) -> None:
     """`python -m xrt_core.engines` prints a reason per engine, with a broken plugin on the path."""
     add_package(folder, "xrt-bad", "raise OSError('libbad.so is missing')", engine="bad")

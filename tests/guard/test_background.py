@@ -541,6 +541,7 @@ IMPORTING = """
 """
 
 
+@pytest.mark.slow
 def test_closing_while_the_pool_is_imported() -> None:
     """A module that another thread has half imported is waited for."""
     assert run_python(IMPORTING) == "closed"
@@ -557,6 +558,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a matter of how threads end")
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
 def test_shutdown_during_capability_queries(seconds: float) -> None:

@@ -60,7 +60,11 @@ def test_the_page_shows_the_matrix() -> None:
     assert as_markdown() in page
 
 
-@pytest.mark.parametrize(("fault", "mode", "threads"), QUICK_CELLS)
+@pytest.mark.parametrize(
+    ("fault", "mode", "threads"),
+    # a limit that runs out takes its seconds
+    [pytest.param(*c, marks=pytest.mark.slow if c[0].endswith("hangs") else ()) for c in QUICK_CELLS],
+)
 def test_faults(fault: str, mode: str, threads: int) -> None:
     """A few cells of every sort."""
     check(fault, mode, threads)

@@ -210,6 +210,7 @@ def in_a_process(model: pathlib.Path) -> dict[str, list[Any]]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_a_second_process_neither_compiles_nor_verifies(tmp_path: pathlib.Path) -> None:
     """It reads the verdicts, those against nodes of an engine too, and loads what the first one's worker stored; no
     worker is started."""
@@ -334,6 +335,7 @@ def test_first_answers_are_the_hosts_bit_for_bit(name: str) -> None:
 # --- what is chosen --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_faster_engine_stays_and_a_slower_one_goes() -> None:
     """By time against the host, with the times in the report."""
     for engine, state, made in (("memo", "live", product()), ("sleeps", "rejected", chain())):
@@ -347,6 +349,7 @@ def test_a_faster_engine_stays_and_a_slower_one_goes() -> None:
             assert {"compile", "verify", "host", engine} <= set(cluster["outcome"]["timings"])
 
 
+@pytest.mark.slow
 def test_of_several_engines_the_fastest() -> None:
     """Whatever their order."""
     graph, x, want = product()
@@ -434,6 +437,7 @@ def test_pieces() -> None:
     assert [p["nodes"] for p in cluster["outcome"]["pieces"]] == [[0, 1], [2]]
 
 
+@pytest.mark.slow
 def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine that is ready takes part, and the fastest has the cluster."""
     monkeypatch.setenv(DISABLE_VARIABLE, ",".join(plugins.names("xrt.engines")))
@@ -572,11 +576,13 @@ FORKS = """
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_workers_of_its_own() -> None:
     """It compiles through its own, and its end does nothing to its parent's."""
     run_python(FORKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["worker", "thread"])
 def test_shutdown_does_not_wait(where: str) -> None:
     """Nor does anything of it stay."""
@@ -625,6 +631,7 @@ def test_auto_is_alone() -> None:
         XRTModule(chain()[0], engine=["auto", "plain"])
 
 
+@pytest.mark.slow
 def test_a_mark_binds_the_guard_too() -> None:
     """A region that is marked for one engine is that engine's or the host's, whichever engine would be faster."""
     graph, x, want = chain()

@@ -169,7 +169,9 @@ PARENT = """
 """
 
 
-@pytest.mark.parametrize("end", ["return", "busy", "kill"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("return", marks=pytest.mark.slow), "busy", pytest.param("kill", marks=pytest.mark.slow)]
+)
 def test_no_worker_outlives_its_parent(end: str, tmp_path: pathlib.Path) -> None:
     """Whether the parent returns, returns while a job hangs, or is killed; and it never waits."""
     parent = subprocess.Popen(

@@ -50,11 +50,15 @@ def relu_model(domain: str = "", op_type: str = "Relu", version: int = 18, **att
 
 # --- engines ---
 
-HOOKED = "import xrt_core as xrt\n" + engine_source("hooked", 'switch = "use_hooked"') + """
+HOOKED = (
+    "import xrt_core as xrt\n"
+    + engine_source("hooked", 'switch = "use_hooked"')
+    + """
 @xrt.hookimpl
 def xrt_engines():
     return [TheEngine]
 """
+)
 
 
 def test_an_engine_by_its_hook(installed: pathlib.Path) -> None:
@@ -535,6 +539,7 @@ def test_commands(installed: pathlib.Path) -> None:
     assert "gives 7, which is no row" in text
 
 
+@pytest.mark.slow
 def test_a_command_in_a_fresh_process(installed: pathlib.Path) -> None:
     """`xrt recipes wash` runs it; `xrt --help` lists it, and says why a broken package's commands are missing."""
     import subprocess

@@ -248,6 +248,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no fork here")
 def test_a_forked_process_has_threads_of_its_own() -> None:
     """Those of the parent are not in the child."""
