@@ -258,9 +258,8 @@ def test_a_compilation_that_hangs_is_not_joined(monkeypatch: pytest.MonkeyPatch)
     Asked.before = staticmethod(lambda: go.wait(600))
     graph, x, want = chain()
     with module(graph, "asked", **{**ALONE, "guard_timeout": 0.2, "guard_retry": 0.001}) as m:
-        m(x)
-        assert m.wait(60)
-        assert len(abandoned_threads()) == 1
+        # on a busy machine the limit may run out before it is asked, and the next call begins anew
+        assert eventually(lambda: m(x) is not None and m.wait(60) and len(abandoned_threads()) == 1)
         for _ in range(20):
             np.testing.assert_array_equal(m(x), want)
             assert m.wait(0)
