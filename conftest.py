@@ -34,7 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--modules-run"):
         from tests.modules_run import ModulesRun
 
-        config.pluginmanager.register(ModulesRun(), "xrt-modules-run")
+        modules_run = ModulesRun()
+        modules_run.start()
+        config.pluginmanager.register(modules_run, "xrt-modules-run")
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """With `--fast`, a file that says `pytestmark = pytest.mark.slow` is not even imported: that takes seconds too."""
+    if not config.getoption("--fast") or collection_path.suffix != ".py":
+        return None
+    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,8 +1,8 @@
 """What a test may change for the whole process: registries, hooks, listeners, `xrt.config` and the environment.
 
-`isolated()` restores all of it when its block ends and returns what the block left behind, a sentence each.
-What an installed package registers when it is first used (kernels, hooks and converters of its engine) stays: loading
-it later gives the same.
+`isolated()` restores all of it when its block ends and returns what the block left behind, a sentence each. It forgets
+compiled executables and verdicts, so that no test finds those of another. What an installed package registers when it
+is first used (kernels, hooks and converters of its engine) stays: loading it later gives the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xrt_core import events
+from xrt_core.cache import store
 from xrt_core.compiler import passes as compiler_passes
 from xrt_core.engine import engines
 from xrt_core.engine.converters import converters
 from xrt_core.engine.device_kinds import kinds
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
+from xrt_core.guard import verdict_cache
 from xrt_core.ir import op_traits, schema
 from xrt_core.kernels import registry as kernels
 from xrt_core.options import declared, process_config
@@ -175,6 +177,8 @@ def isolated() -> Iterator[Leaks]:
     try:
         yield leaks
     finally:
+        store.forget_all()
+        verdict_cache.forget_all()
         for table, content in zip(_TABLES, before, strict=True):
             leaks.found += _restored(table, content)
         if os.getcwd() != folder:

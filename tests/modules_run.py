@@ -1,17 +1,19 @@
 """`pytest --fast --modules-run` fails where no function of a module of the core ran: what the fast tests must cover.
 
-Functions that only run while their module is imported (decorators that register, rows of tables) do not count; modules
-of packages that only find names, and hooks' specifications, have none to run.
+Each function of the core is compiled with a first statement that tells of its first run; tracing all calls instead
+doubles the time of the tests. Functions that only run while their module is imported (decorators that register, rows of
+tables) do not count; modules of packages that only find names, and hooks' specifications, have none to run.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
+import importlib.abc
+import importlib.machinery
 import pathlib
 import sys
-import threading
-from types import FrameType
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
 
 import pytest
@@ -19,6 +21,8 @@ import pytest
 CORE: Final = pathlib.Path(__file__).resolve().parents[1] / "xrt_core"
 TABLES: Final = frozenset((CORE / "testing" / "operator_table.py",))
 """Modules whose functions make the rows of a table when they are imported."""
+_TELL: Final = "__tell_of_first_run__"
+"""The name in a module of what its functions call, None once one of them ran."""
 
 
 def has_functions(path: pathlib.Path) -> bool:
@@ -34,42 +38,43 @@ def _is_declaration(function: ast.FunctionDef) -> bool:
     return len(function.body) == 1 and isinstance(function.body[0], ast.Expr)
 
 
-class ModulesRun:
-    """The modules under `root` of which a function ran, in this process and in those of xdist. seen: their paths."""
+class ModulesRun(importlib.abc.MetaPathFinder):
+    """The modules of a package of which a function ran, in this process and in those of xdist: it loads them itself.
+
+    root: the folder of the package. seen: the modules' paths, with those imported before `start`, which are of
+    `xrt_core.testing.plugin`: pytest has run its hooks. The kit's assertions are not rewritten by pytest meanwhile.
+    """
 
     def __init__(self, root: pathlib.Path = CORE) -> None:
         self.root, self.seen = root, set[str]()
-        self._prefix = f"{root}/"
 
     def start(self) -> None:
-        """Listen to calls, in this thread and in those that start from now on."""
-        threading.settrace(self._called)
-        sys.settrace(self._called)
+        """Load what is imported from now on."""
+        loaded = (m for n, m in sys.modules.items() if n.partition(".")[0] == self.root.name)
+        self.seen.update(m.__file__ for m in loaded if m.__file__)
+        sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Listen no more."""
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        """Leave further imports to others."""
+        sys.meta_path.remove(self)
 
     def missing(self) -> list[str]:
         """The modules that have functions and of which none ran, relative to the root's folder."""
         modules = [p for p in sorted(self.root.rglob("*.py")) if str(p) not in self.seen]
         return [str(p.relative_to(self.root.parent)) for p in modules if has_functions(p)]
 
-    def _called(self, frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        name = code.co_filename
-        if name in self.seen or not name.startswith(self._prefix):
-            return
-        if code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<") and not _imports(frame):
-            self.seen.add(name)
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """A module of the package, with a loader that tells."""
+        if name.partition(".")[0] != self.root.name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _TellingLoader(spec.loader.name, spec.loader.path, self.seen.add)
+        return spec
 
     # --- as a plugin of pytest --------------------------------------------------------------------------------------
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self) -> None:
-        """Anew for each test: one may have set a trace function of its own."""
-        self.start()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -85,6 +90,37 @@ class ModulesRun:
         elif missing := self.missing():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             print(f"\nno test ran a function of: {', '.join(missing)}")
+
+
+class _TellingLoader(importlib.machinery.SourceFileLoader):
+    """Loads a module from its source; `ran(path)` is called when one of its functions runs that no import called."""
+
+    def __init__(self, name: str, path: str, ran: Callable[[str], None]) -> None:
+        super().__init__(name, path)
+        self.ran = ran
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code with what tells in it; bytecode files have none of it."""
+        tree = ast.parse(self.get_data(self.path), self.path)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[0]
+                tell = ast.parse(f"if {_TELL}: {_TELL}()").body[0]
+                for part in ast.walk(tell):
+                    ast.copy_location(part, first)
+                node.body.insert(ast.get_docstring(node, clean=False) is not None, tell)
+        return compile(tree, self.path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's body."""
+
+        def tell() -> None:
+            if not _imports(sys._getframe(1)):
+                self.ran(self.path)
+                setattr(module, _TELL, None)
+
+        setattr(module, _TELL, tell)
+        super().exec_module(module)
 
 
 def _imports(frame: FrameType | None) -> bool:

@@ -36,17 +36,17 @@ def sources(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(folder.rglob("*.py"))
 
 
-def imports(path: pathlib.Path, tree: ast.Module | None = None) -> Iterator[Import]:
-    """Every import of a file, those inside functions and under TYPE_CHECKING included. tree: instead of the file's."""
-    tree = tree or parse(path)
-    later = {
-        id(node)
-        for outer in ast.walk(tree)
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _is_type_checking(outer)
-        for node in ast.walk(outer)
-    }
-    for node in ast.walk(tree):
-        at_import = id(node) not in later
+@cache
+def imports(path: pathlib.Path) -> tuple[Import, ...]:
+    """Every import of a file, those inside functions and under TYPE_CHECKING included."""
+    return tuple(imports_in(parse(path), path))
+
+
+def imports_in(tree: ast.Module, path: pathlib.Path) -> Iterator[Import]:
+    """Every import of a tree, as if it were that of the file `path`."""
+    todo: list[tuple[ast.AST, bool]] = [(tree, True)]
+    while todo:
+        node, at_import = todo.pop()
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(path, node.lineno, alias.name, at_import)
@@ -55,6 +55,9 @@ def imports(path: pathlib.Path, tree: ast.Module | None = None) -> Iterator[Impo
             for alias in node.names:
                 submodule = _is_module(f"{base}.{alias.name}")
                 yield Import(path, node.lineno, f"{base}.{alias.name}" if submodule else base, at_import)
+        else:
+            later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _is_type_checking(node)
+            todo += [(child, at_import and not later) for child in ast.iter_child_nodes(node)]
 
 
 def unit(module: str) -> str:
@@ -81,6 +84,7 @@ def _absolute(path: pathlib.Path, node: ast.ImportFrom) -> str:
     return ".".join([*base, *([node.module] if node.module else [])])
 
 
+@cache
 def _is_module(name: str) -> bool:
     target = ROOT.joinpath(*name.split("."))
     return target.is_dir() or target.with_suffix(".py").is_file()

@@ -58,6 +58,7 @@ WALK = """
 """
 
 
+@pytest.mark.slow
 def test_the_walk_is_short() -> None:
     """The lists are printed where one is too long."""
     pytest.importorskip("jax")

@@ -95,7 +95,7 @@ def test_entries_that_move_while_others_are_looked_at() -> None:
     sys.setswitchinterval(1e-6)
     thread.start()
     try:
-        for k in range(200_000):
+        for k in range(40_000):
             store.put(3, f"v{k}")
             store.replace(store.get(3) or "", "new")
     finally:

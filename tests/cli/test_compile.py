@@ -39,6 +39,7 @@ def xrt(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Xrt:
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 def test_what_is_compiled_here_runs_in_another_process(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Another process runs the file without a compilation, and gets what the host gets."""
     pytest.importorskip("xrt_onnxruntime", reason="the engine of this test")

@@ -11,6 +11,8 @@ import pytest
 from tests.conformance.node_tests import Outcome, node_tests, run_test
 from tests.conformance.test_onnx_nodes import expected_failures
 
+pytestmark = pytest.mark.slow
+
 ENGINES: Final[Mapping[str, float]] = MappingProxyType({"onnxruntime": 0.75, "openvino": 0.42})
 """Engine -> the least share of the tests with static numeric tensors only that leave no node to the host."""
 
@@ -21,7 +23,7 @@ _GIVEN_UP: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
         )
     }
 )
-_FAST, _SLOW = 100, 4  # one test in 100 with --fast, in 4 by day, all by night
+_DAY = 4  # one test in 4 by day, all by night
 _outcomes: dict[tuple[str, str], Outcome] = {}
 
 
@@ -31,7 +33,7 @@ def names() -> list[str]:
 
 
 def _cases() -> list[Any]:
-    marks = [pytest.mark.nightly if i % _SLOW else pytest.mark.slow if i % _FAST else () for i in range(len(names()))]
+    marks = [pytest.mark.nightly if i % _DAY else () for i in range(len(names()))]
     return [pytest.param(n, marks=m) for n, m in zip(names(), marks, strict=True)]
 
 

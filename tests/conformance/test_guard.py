@@ -27,14 +27,16 @@ for _engine in ("onnxruntime", "openvino", "xla"):
 for _library in ("jax", "onnxruntime", "openvino"):
     pytest.importorskip(_library, reason="an engine's library is not installed")
 
+pytestmark = pytest.mark.slow
+
 AT_ONCE: Final[Mapping[str, Any]] = MappingProxyType(
     {"engine": "auto", "guard": True, "guard_async": False, "guard_sandbox": False, "cache": False}
 )
-_NIGHTLY, _SLOW, _FAST = 10, 50, 400  # by night, one node test of ten; fewer by day
+_NIGHTLY, _DAY = 10, 50  # by night, one node test of ten; fewer by day
 _MODELS: Final = (
     "silero_vad_sequence",
-    pytest.param("silero_vad", marks=pytest.mark.slow),
-    pytest.param("ppocr_cls", marks=pytest.mark.slow),
+    "silero_vad",
+    "ppocr_cls",
     pytest.param("minilm_int8", marks=pytest.mark.nightly),
     pytest.param("light_shufflenet", marks=pytest.mark.nightly),
 )
@@ -43,13 +45,10 @@ _MODELS: Final = (
 def _node_cases() -> list[Any]:
     names = sorted(node_tests().keys() - expected_failures().keys())
     return [
-        pytest.param(n, marks=pytest.mark.nightly if i % _SLOW else pytest.mark.slow if i % _FAST else ())
-        for i, n in enumerate(names)
-        if i % _NIGHTLY == 0
+        pytest.param(n, marks=pytest.mark.nightly if i % _DAY else ()) for i, n in enumerate(names) if i % _NIGHTLY == 0
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", _node_cases())
 def test_a_node_test_passes(name: str) -> None:
     """Whoever is chosen gives what ONNX expects, and no engine is found wrong: they pass these tests by themselves."""

@@ -8,6 +8,8 @@ import pytest
 
 from tests.conformance.node_tests import Outcome, node_tests, run_test
 
+pytestmark = pytest.mark.slow
+
 _LIST = pathlib.Path(__file__).with_name("expected_failures.txt")
 _outcomes: dict[str, Outcome] = {}
 
@@ -35,7 +37,6 @@ def test_the_list_of_failures_is_short_and_reasoned() -> None:
     assert set(listed) <= set(node_tests())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(node_tests()))
 def test_on_the_host(name: str) -> None:
     """The host alone gives what ONNX expects."""
@@ -44,7 +45,7 @@ def test_on_the_host(name: str) -> None:
 
 def _by_day() -> list[object]:
     """All tests by night; by day one in four: the kernels run all of them in tests/kernels/test_backend.py."""
-    marks = [pytest.mark.nightly if i % 4 else pytest.mark.slow for i in range(len(node_tests()))]
+    marks = [pytest.mark.nightly if i % 4 else () for i in range(len(node_tests()))]
     return [pytest.param(n, marks=m) for n, m in zip(sorted(node_tests()), marks, strict=True)]
 
 

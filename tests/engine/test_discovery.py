@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -227,7 +228,7 @@ def test_slow_import_is_reported(folder: pathlib.Path, manager: EngineManager, m
     add_package(folder, "xrt-slow", "import time; time.sleep(0.1)\n" + engine_source("slow"), engine="slow")
 
     assert line(manager, "slow").status == "ready"
-    assert "importing it took 0.1 s" in line(manager, "slow").reason
+    assert re.search(r"importing it took \d+\.\d s", line(manager, "slow").reason)
     assert process_events.recent("plugin.imported")[-1].fields["plugin"] == "slow"
 
 
@@ -257,6 +258,7 @@ def test_damaged_metadata_hides_nobody_else(folder: pathlib.Path, manager: Engin
     assert "xrt_bad" in process_events.recent("plugin.unreadable")[-1].fields["package"]
 
 
+@pytest.mark.slow
 def test_the_second_command_in_a_fresh_process(folder: pathlib.Path) -> None:
     """`python -m xrt_core.engines` prints a reason per engine, with a broken plugin on the path."""
     add_package(folder, "xrt-bad", "raise OSError('libbad.so is missing')", engine="bad")

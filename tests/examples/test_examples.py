@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("jax")
 pytest.importorskip("sklearn")
+pytestmark = pytest.mark.slow
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
@@ -26,7 +28,6 @@ def example(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "share"), [("mlp", 0.95), ("cnn", 0.97)])
 def test_digits_are_read(kind: str, share: float) -> None:
     digits = example("digits")
@@ -45,7 +46,6 @@ def test_a_gpt_learns_characters() -> None:
     assert gpt.write(model, corpus, "The ", 20).startswith("The ")
 
 
-@pytest.mark.slow
 def test_a_gpt_begins_to_learn() -> None:
     gpt = example("char_gpt")
     losses, held, _, _ = gpt.run(60, "xla", length=32, size=8)

@@ -14,6 +14,8 @@ from xrt_core.frontends.onnx_import import import_model
 from xrt_core.ir.function import graph_fingerprint
 from xrt_core.ir.verifier import verify
 
+pytestmark = pytest.mark.slow
+
 
 def _valid(model: onnx.ModelProto) -> str:
     try:
@@ -23,7 +25,6 @@ def _valid(model: onnx.ModelProto) -> str:
     return ""
 
 
-@pytest.mark.slow
 def test_every_node_test_survives_import_and_export() -> None:
     """Each model keeps the IR's rules, its fingerprint over a round trip, and what the checker says of it."""
     with warnings.catch_warnings():

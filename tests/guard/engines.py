@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -82,14 +83,14 @@ class _Wrong(_FaultyExecutable):
         return [r + 1 for r in super().run(*args, **options)]
 
 
-class SlowToCompile(Faulty):
-    """Takes a while to compile."""
+class Waits(Faulty):
+    """Compiles once it may, in the process of the test (`guard_sandbox=False`)."""
 
-    name = "slow_to_compile"
-    seconds = 0.5
+    name = "waits"
+    may = threading.Event()
 
     def on_compile(self, compile: Callable[[], Executable]) -> Any:
-        time.sleep(self.seconds)
+        self.may.wait(60)
         return super().on_compile(compile)
 
 
@@ -157,6 +158,6 @@ class HangsOnSinh(CrashesOnSinh):
 
 
 ALL: tuple[type[Engine], ...] = (
-    Plain, Memo, Sleeps, Unserialisable, WrongUntilStored, SlowToCompile, FailsAWhile, Picky, WrongMul, CrashesOnSinh,
+    Plain, Memo, Sleeps, Unserialisable, WrongUntilStored, Waits, FailsAWhile, Picky, WrongMul, CrashesOnSinh,
     HangsOnSinh,
 )  # fmt: skip

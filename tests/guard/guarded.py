@@ -21,7 +21,7 @@ from xrt_core.ir.graph import Graph
 from xrt_core.module import XRTModule
 from xrt_core.testing import functions
 
-QUICK = {"guard_timeout": 20.0, "guard_retry": 0.0}
+QUICK = {"guard_timeout": 60.0, "guard_retry": 0.0}
 """Options that bound the time of a test whatever fails."""
 
 

@@ -258,9 +258,8 @@ def test_a_compilation_that_hangs_is_not_joined(monkeypatch: pytest.MonkeyPatch)
     Asked.before = staticmethod(lambda: go.wait(600))
     graph, x, want = chain()
     with module(graph, "asked", **{**ALONE, "guard_timeout": 0.2, "guard_retry": 0.001}) as m:
-        m(x)
-        assert m.wait(60)
-        assert len(abandoned_threads()) == 1
+        # on a busy machine the limit may run out before it is asked, and the next call begins anew
+        assert eventually(lambda: m(x) is not None and m.wait(60) and len(abandoned_threads()) == 1)
         for _ in range(20):
             np.testing.assert_array_equal(m(x), want)
             assert m.wait(0)
@@ -541,6 +540,7 @@ IMPORTING = """
 """
 
 
+@pytest.mark.slow
 def test_closing_while_the_pool_is_imported() -> None:
     """A module that another thread has half imported is waited for."""
     assert run_python(IMPORTING) == "closed"
@@ -557,6 +557,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a matter of how threads end")
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
 def test_shutdown_during_capability_queries(seconds: float) -> None:

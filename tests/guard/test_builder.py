@@ -58,9 +58,10 @@ def test_a_node_that_crashes_the_compiler_leaves_the_cluster_to_the_host(asynchr
     assert gone(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "kind"),
-    [(tested.CrashesOnSinh, "crashed"), pytest.param(tested.HangsOnSinh, "hung", marks=pytest.mark.slow)],
+    [(tested.CrashesOnSinh, "crashed"), (tested.HangsOnSinh, "hung")],
 )
 def test_another_engine_takes_the_cluster(engine: type[tested.CrashesOnSinh], kind: str) -> None:
     """With two engines the one that fails the worker is excluded, in whatever order, and the report says why."""

@@ -194,6 +194,7 @@ LATE = """
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_outlives_the_main_one_has_engines() -> None:
     """The interpreter shuts down after non-daemon threads, and not before."""
     pytest.importorskip("onnxruntime")
@@ -224,6 +225,7 @@ def test_a_partition_queries_the_worker(asynchronous: bool, monkeypatch: pytest.
         assert bool(asking) is asynchronous  # a caller does not wait in the queue of background work
 
 
+@pytest.mark.slow
 def test_a_module_without_the_engine_that_crashed() -> None:
     """It is asked once, not again for the next signature; another engine has the nodes; explain gives the reason."""
     value, square = Value("v", TensorType(F32, (None,))), Value("w")

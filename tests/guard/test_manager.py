@@ -106,12 +106,14 @@ def test_the_states_of_a_cluster() -> None:
 def test_synchronous() -> None:
     """The first call is accelerated already, and another thread is not kept waiting: the host answers it."""
     graph, x, want = chain()
-    with module(graph, "slow_to_compile", guard_async=False, guard_tune=False) as m:
+    tested.Waits.may.clear()
+    with module(graph, "waits", guard_async=False, guard_sandbox=False, guard_tune=False) as m:
         first = threading.Thread(target=m, args=(x,))
         first.start()
         assert eventually(lambda: m.report().clusters and m.report().clusters[0]["state"] != "queued")
         np.testing.assert_array_equal(m(x), want)
         assert m.report().clusters[0]["state"] != "live"
+        tested.Waits.may.set()
         first.join(60)
         cluster = m.report().clusters[0]
         assert (cluster["state"], cluster["calls"], cluster["host_calls"]) == ("live", 2, 1)
@@ -119,11 +121,13 @@ def test_synchronous() -> None:
 
 def test_prepare_sets_it_going() -> None:
     """Without a call; `wait` returns whether it has ended, and True if nothing is guarded."""
-    graph, x, _ = chain()
-    with module(graph, "slow_to_compile", guard_tune=False) as m:
+    graph, x, _ = product(8)  # that nobody compiled in this process
+    tested.Waits.may.clear()
+    with module(graph, "waits", guard_sandbox=False, guard_tune=False) as m:
         assert m.wait(0)
         m.prepare({"x": x})
         assert not m.wait(0.05)
+        tested.Waits.may.set()
         assert m.wait(60)
         m(x)
         assert m.report().clusters[0]["host_calls"] == 0
@@ -210,6 +214,7 @@ def in_a_process(model: pathlib.Path) -> dict[str, list[Any]]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_a_second_process_neither_compiles_nor_verifies(tmp_path: pathlib.Path) -> None:
     """It reads the verdicts, those against nodes of an engine too, and loads what the first one's worker stored; no
     worker is started."""
@@ -224,7 +229,7 @@ def test_a_second_process_neither_compiles_nor_verifies(tmp_path: pathlib.Path) 
     assert again["wrong_mul"][3] == first["wrong_mul"][3]
 
 
-@pytest.mark.parametrize("host_seconds", [0.2, 0.01])
+@pytest.mark.parametrize("host_seconds", [20.0, 0.01])
 def test_what_is_known_answers_the_first_call(host_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is planned at once, where the host would take longer than loading takes; a quick host answers itself."""
     from xrt_core.guard import verdict_cache
@@ -334,6 +339,7 @@ def test_first_answers_are_the_hosts_bit_for_bit(name: str) -> None:
 # --- what is chosen --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_faster_engine_stays_and_a_slower_one_goes() -> None:
     """By time against the host, with the times in the report."""
     for engine, state, made in (("memo", "live", product()), ("sleeps", "rejected", chain())):
@@ -347,6 +353,7 @@ def test_a_faster_engine_stays_and_a_slower_one_goes() -> None:
             assert {"compile", "verify", "host", engine} <= set(cluster["outcome"]["timings"])
 
 
+@pytest.mark.slow
 def test_of_several_engines_the_fastest() -> None:
     """Whatever their order."""
     graph, x, want = product()
@@ -434,6 +441,7 @@ def test_pieces() -> None:
     assert [p["nodes"] for p in cluster["outcome"]["pieces"]] == [[0, 1], [2]]
 
 
+@pytest.mark.slow
 def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine that is ready takes part, and the fastest has the cluster."""
     monkeypatch.setenv(DISABLE_VARIABLE, ",".join(plugins.names("xrt.engines")))
@@ -572,11 +580,13 @@ FORKS = """
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_workers_of_its_own() -> None:
     """It compiles through its own, and its end does nothing to its parent's."""
     run_python(FORKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["worker", "thread"])
 def test_shutdown_does_not_wait(where: str) -> None:
     """Nor does anything of it stay."""
@@ -625,6 +635,7 @@ def test_auto_is_alone() -> None:
         XRTModule(chain()[0], engine=["auto", "plain"])
 
 
+@pytest.mark.slow
 def test_a_mark_binds_the_guard_too() -> None:
     """A region that is marked for one engine is that engine's or the host's, whichever engine would be faster."""
     graph, x, want = chain()

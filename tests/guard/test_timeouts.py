@@ -62,12 +62,12 @@ def test_a_limit_stands_still_while_the_call_is_suspended() -> None:
         waits()
         threading.Event().wait(60)
 
-    releases = threading.Thread(target=lambda: (waited.wait(60), time.sleep(0.3), go.set()))
+    releases = threading.Thread(target=lambda: (waited.wait(60), time.sleep(0.7), go.set()))
     releases.start()
-    assert call_with_timeout(0.1, waits) == "done"
+    assert call_with_timeout(0.5, waits) == "done"
     releases.join()
     with pytest.raises(CallTimeout):
-        call_with_timeout(0.1, hangs)
+        call_with_timeout(0.5, hangs)
 
 
 def test_only_background_tasks_are_cancelled() -> None:

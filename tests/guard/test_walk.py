@@ -53,6 +53,7 @@ WALK = """
 """
 
 
+@pytest.mark.slow
 def test_the_first_guarded_call_enters_few_files() -> None:
     """The list is printed where it is too long."""
     pytest.importorskip("jax")

@@ -86,6 +86,7 @@ def test_it_answers_and_is_used_again(worker: Worker) -> None:
 )
 def test_a_signal_is_diagnosed_with_the_log(worker: Worker, number: signal.Signals, kind: str, match: str) -> None:
     """Kind, signal and, of a crash, the Python stack that faulthandler left in the log."""
+    worker.run(EMPTY, 60, 0, lambda _: None)  # it is up, with faulthandler on
     os.kill(worker.pid, number)
     with pytest.raises(WorkerFailure, match=match) as e:
         worker.run(EMPTY, 30, 0, lambda _: None)
@@ -169,7 +170,9 @@ PARENT = """
 """
 
 
-@pytest.mark.parametrize("end", ["return", "busy", "kill"])
+@pytest.mark.parametrize(
+    "end", [pytest.param("return", marks=pytest.mark.slow), "busy", pytest.param("kill", marks=pytest.mark.slow)]
+)
 def test_no_worker_outlives_its_parent(end: str, tmp_path: pathlib.Path) -> None:
     """Whether the parent returns, returns while a job hangs, or is killed; and it never waits."""
     parent = subprocess.Popen(

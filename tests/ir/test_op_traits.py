@@ -67,6 +67,7 @@ from xrt_core.testing.generated import retyped
 from xrt_core.testing.node_cases import Case, all_cases
 
 TRAITS: Final = tuple(f.name for f in fields(Traits))
+on_cases = pytest.mark.slow  # making the backend tests takes seconds
 NOT_IN_CASES: Final = {
     "moves_elements": {"Scatter"},  # of opset 9, and without tests of its own
     "piecewise_constant": {"Constant", "ImageDecoder", "OptionalHasElement", "SequenceLength"},  # no numbers come in
@@ -154,7 +155,7 @@ def test_elementwise_shapes_broadcast(op: str) -> None:
     """The shape of an elementwise result is that of the inputs, broadcast."""
     schema = schema_for(op, "", latest_opset())
     count = min(schema.max_inputs, 3) if op in ("Where", "Max", "Min", "Sum", "Mean") else schema.min_inputs
-    shapes = [(2, 3, 1), (1, 4), (3, 1)][: count] if op not in ("CastLike", "PRelu") else [(2, 3, 4), (3, 1)]
+    shapes = [(2, 3, 1), (1, 4), (3, 1)][:count] if op not in ("CastLike", "PRelu") else [(2, 3, 4), (3, 1)]
     inputs = [of(*s, dtype=_dtype_of(schema.onnx, i)) for i, s in enumerate(shapes)]
     attributes = {"Cast": {"to": 11}, "BitCast": {"to": 6}, "BitShift": {"direction": "LEFT"}}.get(op, {})
 
@@ -170,6 +171,7 @@ def _dtype_of(schema: Any, index: int) -> type:
     return next((d for t, d in order if t in texts), np.bool_)
 
 
+@on_cases
 def test_elementwise_numbers_stay_in_place() -> None:
     """Elements in reverse order give the results in reverse order; shown wherever the inputs have one shape."""
     shown = set()
@@ -186,6 +188,7 @@ def test_elementwise_numbers_stay_in_place() -> None:
     assert operators_with("elementwise") - shown <= {"CastLike", "Clip", "Where"}  # inputs of other kinds
 
 
+@on_cases
 def test_movers_invent_no_element() -> None:
     """Each element that a mover gives came in, or is zero."""
     for c in cases("moves_elements"):
@@ -205,6 +208,7 @@ def _elements(x: np.ndarray) -> list[Any]:
     return list(x.reshape(-1).tolist()) if x.dtype.kind in "biufcO" else [float(e) for e in x.reshape(-1)]
 
 
+@on_cases
 def test_views_share_memory() -> None:
     """The host gives a view as the memory of its input, and nothing else in that way but what depends on the node."""
     shared: dict[str, list[bool]] = {}
@@ -223,6 +227,7 @@ def test_views_share_memory() -> None:
     }  # fmt: skip
 
 
+@on_cases
 def test_exact_operators_do_not_round() -> None:
     """float32 and float64 give the same numbers for the same inputs."""
     shown = 0
@@ -254,6 +259,7 @@ def test_what_rounds_is_not_exact(op: str, x: tuple[Any, ...]) -> None:
     assert not find_traits(op).exact
 
 
+@on_cases
 def test_commutative_operators() -> None:
     """Exchanged inputs give the same, and of the binary elementwise operators only those that are marked do so."""
     differs, same = set(), set()
@@ -274,6 +280,7 @@ def test_commutative_operators() -> None:
     assert operators_with("commutative") == same - differs
 
 
+@on_cases
 def test_zeros_stay_zeros() -> None:
     """Zeros give zeros; of the elementwise operators, those that are not marked give something else in some case."""
     other = set()
@@ -307,6 +314,7 @@ def _numbers(n: Node) -> set[int]:
     return found or set(range(len(n.inputs)))
 
 
+@on_cases
 def test_piecewise_constant_operators_ignore_small_changes() -> None:
     """Inputs that are off by a millionth give the same, but for the few that stand at a jump."""
     rng = np.random.default_rng(5)
@@ -328,6 +336,7 @@ def _off(arrays: Sequence[Any], by: float, rng: np.random.Generator) -> list[Any
             for x in arrays]  # fmt: skip
 
 
+@on_cases
 def test_what_may_grow_without_bound() -> None:
     """An operator that is not marked has a type that follows from known inputs, or a result of a bounded size."""
     for c in all_cases():

@@ -13,6 +13,8 @@ from tests.kernels.node_cases import Case, all_cases, check, run_numpy, trace_ja
 from xrt_core.kernels import find_kernel
 from xrt_core.kernels.registry import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 RANDOM: Final = frozenset(("Bernoulli",))
 """Operators whose expected numbers no seed determines."""
 BATCH: Final = 48
@@ -58,7 +60,6 @@ def test_numpy(case: Case) -> None:
     check(softened(case), run_numpy(case))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cases", batches())
 def test_jax(cases: list[Case]) -> None:
     """The backend tests hold under jax.jit; those whose output shapes depend on data are not among them."""

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fake_engines import SecondEngine, chosen, fake_engine
+from tests.guard.guarded import eventually
 from tests.host_run import assert_same
 from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
@@ -248,6 +249,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no fork here")
 def test_a_forked_process_has_threads_of_its_own() -> None:
     """Those of the parent are not in the child."""
@@ -414,11 +416,7 @@ def test_a_failed_run_holds_no_arrays(lane: str) -> None:
     try:
         with contextlib.suppress(IndexError):
             plan.run([X])
-        for _ in range(100):  # a thread of the pool may still be on its way out of its task
-            if made[0]() is None:
-                break
-            threading.Event().wait(0.01)
-        assert made[0]() is None
+        assert eventually(lambda: made[0]() is None)  # a thread of the pool may still be on its way out of its task
     finally:
         gc.enable()
 

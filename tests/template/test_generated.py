@@ -18,7 +18,11 @@ STANDALONE = {"LICENSE", ".gitignore", "noxfile.py", ".github/workflows/ci.yml"}
 """What a repository of its own needs; the plugins in this one share those of its root."""
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(v, marks=[pytest.mark.slow] if i else []) for i, v in enumerate(VARIANTS)],
+    ids=list(map(str, VARIANTS)),
+)
 def baked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Variant, pathlib.Path]:
     """A variant, and the project that the template made of it."""
     return request.param, bake(tmp_path_factory.mktemp("baked") / "out", request.param)
@@ -130,6 +134,7 @@ def test_the_hooks_are_clean_for_ruff() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_the_end_says_what_to_do_next(tmp_path: pathlib.Path) -> None:
     """The next steps name the folder and the engine; a library that is not here is said."""
     answers = {"engine": "chip", "namespace": "no_such_library.numpy"}

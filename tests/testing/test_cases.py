@@ -68,6 +68,7 @@ def test_the_reference_is_wider_than_the_case() -> None:
     assert reference(cast, [b])[0].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_backend_tests_are_cases() -> None:
     """Each has its node with a version, inputs and outputs; those of strings are told apart."""
     cases = all_cases()
@@ -81,6 +82,7 @@ def test_backend_tests_are_cases() -> None:
     assert not any(c.is_numeric for c in texts)
 
 
+@pytest.mark.slow
 def test_forms_of_a_case() -> None:
     """First only what kernels must know is constant, then all but the first input, then nothing."""
     case = next(c for c in cases_for("Reshape") if len(c.inputs) == 2)
@@ -93,6 +95,7 @@ def test_forms_of_a_case() -> None:
     assert dtype_name(as_known.params[0].dtype) == "float32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", ["LayerNormalization", "Dropout", "MaxPool"])
 def test_outputs_that_are_left_out(op_type: str) -> None:
     """The reference gives one array for each output that the node lists, in order."""

@@ -26,10 +26,13 @@ class TestIt(ConformanceSuite):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def _cases_at_hand() -> None:
-    """The backend tests are made once: the runs below are in this process."""
+    """The backend tests are made once, which takes seconds: the runs below are in this process."""
     all_cases()
+
+
+takes_cases = pytest.mark.usefixtures("_cases_at_hand")
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
@@ -37,6 +40,7 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return pytester.runpytest_inprocess(*KIT, *arguments)
 
 
+@takes_cases
 def test_an_engine_by_name(pytester: pytest.Pytester) -> None:
     """`--xrt-engine` with `--pyargs xrt_core.testing` runs the kit; the card is in the terminal and in the file."""
     spec = "xrt_core.testing.host_engine:HostEngine"
@@ -65,6 +69,7 @@ def test_without_an_engine_everything_is_skipped(pytester: pytest.Pytester) -> N
 
 
 @pytest.mark.slow
+@takes_cases
 def test_two_lines_find_a_fault(pytester: pytest.Pytester) -> None:
     """A subclass of two lines is a suite; a wrong engine fails it, and its card names the operator."""
     pytester.makepyfile(SUITE.format(fault="WrongNumbers"))
@@ -76,6 +81,8 @@ def test_two_lines_find_a_fault(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["failed: *Relu*"])
 
 
+@pytest.mark.slow
+@takes_cases
 def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
     """What xfails.txt lists must fail: then the run is good; where it passes, the run is bad and says so."""
     pytester.makepyfile(SUITE.format(fault="WrongNumbers"))
@@ -86,6 +93,7 @@ def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.slow
+@takes_cases
 def test_unsupported_must_be_refused(pytester: pytest.Pytester) -> None:
     """An operator that is listed and taken, and a line about nothing, fail."""
     pytester.makepyfile(SUITE.format(fault="Unsteady"))
@@ -99,6 +107,8 @@ def test_unsupported_must_be_refused(pytester: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*unsupported.txt:1*")
 
 
+@pytest.mark.slow
+@takes_cases
 def test_a_complete_suite_lists_every_refusal(pytester: pytest.Pytester) -> None:
     """`complete` makes a refusal without a line a failure, with the engine's own reason."""
     pytester.makepyfile(SUITE.format(fault="Unsteady") + "    complete = True\n")
@@ -107,6 +117,8 @@ def test_a_complete_suite_lists_every_refusal(pytester: pytest.Pytester) -> None
     result.stdout.fnmatch_lines(["*test_nonzero_example (NonZero) is refused*the output's shape depends on the data*"])
 
 
+@pytest.mark.slow
+@takes_cases
 def test_an_unavailable_engine_skips_and_a_broken_one_fails(pytester: pytest.Pytester) -> None:
     """Absent hardware is no failure; an engine that cannot say whether it takes a node is one."""
     pytester.makepyfile(
@@ -135,6 +147,7 @@ def test_an_unavailable_engine_skips_and_a_broken_one_fails(pytester: pytest.Pyt
 
 
 @pytest.mark.slow
+@takes_cases
 def test_the_sample_and_the_rest(pytester: pytest.Pytester) -> None:
     """By default a sample runs; --xrt-full and -m see the rest, which is marked slow."""
     pytester.makepyfile(SUITE.format(fault="Unsteady"))

@@ -178,7 +178,7 @@ class Tokens(xrt.Graph):
         return ops.SoftmaxCrossEntropyLoss(scores.reshape((-1, 3)), labels, ignore_index=-5, outputs=1)
 
 
-@pytest.mark.parametrize("engine", ["host", "xla"])
+@pytest.mark.parametrize("engine", ["host", pytest.param("xla", marks=pytest.mark.slow)])
 def test_numbers_out_of_range(engine: str) -> None:
     """A label that is no class and a row that is not there are refused before the step, which then goes as before."""
     if engine == "xla":

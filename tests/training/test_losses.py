@@ -94,6 +94,7 @@ def test_xla_and_the_host(name: str) -> None:
     assert module._last.plan.launches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_jax(name: str) -> None:
     """Written by hand in JAX, jitted, with the state donated."""
@@ -108,7 +109,8 @@ def test_torch(name: str) -> None:
     agrees(name, peers.by_torch(model(name)))
 
 
-@pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_recomputed_and_accumulated(name: str) -> None:
     """The same numbers with less memory, and with one micro-batch to an update."""
     pytest.importorskip("jax")

@@ -163,7 +163,7 @@ def test_the_gradient_through_casts(precision: str) -> None:
         assert 0 < off < (0.05 if precision == "bf16" else 0.006), name
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", LONG)
 def test_an_overflow_is_skipped(engine: str) -> None:
     """A scale that float16 cannot carry: the step changes nothing but the scale, which halves until steps succeed."""
     t = made("perceptron", engine, precision="fp16", loss_scale=LossScale(2.0**24, interval=4))
@@ -191,6 +191,7 @@ def test_an_overflow_is_skipped(engine: str) -> None:
     assert not np.array_equal(t.state_dict()["w1"], fresh.w1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_resumed_run_goes_on_bit_for_bit(engine: str, precision: str, tmp_path: pathlib.Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from xrt_core.testing import ConformanceSuite, HostEngine
+
+pytestmark = pytest.mark.slow
 
 
 class TestHost(ConformanceSuite):
