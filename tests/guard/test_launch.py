@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,8 @@ import pytest
 
 from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
 from xrt_core.errors import InputError, InternalError
-from xrt_core.guard.launch import GuardedLaunch
+from xrt_core.guard import launch as launch_module
+from xrt_core.guard.launch import GuardedLaunch, _Schedule
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.ir.function import Function
@@ -32,7 +34,11 @@ class Guard:
         self.settings = settings
         self.live = live
         self.built: list[bool] = []
+        self.disproved_by: list[str] = []
         self.failures: list[tuple[str, str]] = []
+
+    def disproved(self, launch: GuardedLaunch, reason: str) -> None:
+        self.disproved_by.append(reason)
 
     def build(self, launch: GuardedLaunch, arrays: Sequence[Any], before_answer: bool) -> None:
         if before_answer is self.settings.asynchronous:
@@ -258,6 +264,80 @@ def test_shadow_runs() -> None:
     assert launch.record.reason == "wrong: a shadow run disagreed: " + launch.record.faults[-1].message
     np.testing.assert_array_equal(results[-1], X + X)
     np.testing.assert_array_equal(launch([X, X])[0], X + X)
+
+
+def test_a_live_executable_is_watched() -> None:
+    """Calls 1, 2, 4, 8, ... are compared: the first before its results go out, the others in the background."""
+    wrong = False
+    executable = Does(lambda i: [r.array * 2 for r in right(i)] if wrong else right(i))
+    launch = live(executable, settings=_with(shadow=None))
+    compared = []
+    for _ in range(40):
+        before = launch.record.shadow_runs
+        launch([X, X])
+        launch_module._shadow_thread.wait()
+        if launch.record.shadow_runs > before:
+            compared.append(launch.record.calls)
+    assert compared[:4] == [1, 2, 4, 8]
+    wrong = True
+    while launch.record.state is State.LIVE:
+        launch([X, X])
+        launch_module._shadow_thread.wait()
+        assert launch.record.calls < 100_000
+    assert launch.record.state is State.REJECTED
+    assert "in doubt" in launch.record.reason
+    assert f"results of its calls {compared[-1] + 1} to" in launch.record.reason
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+
+
+def test_wrong_in_this_process_from_the_first_call_on() -> None:
+    """No caller gets the numbers of an executable that was right elsewhere and is wrong here."""
+    launch = live(Does(lambda i: [i[0] * 7]), settings=_with(shadow=None))
+    for _ in range(5):
+        np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    assert launch.record.state is State.REJECTED
+    assert isinstance(launch._failures, Guard)
+    assert launch._failures.disproved_by
+
+
+def test_nan_from_finite_numbers() -> None:
+    """It is a difference like any other."""
+    launch = live(Does(lambda i: [np.full_like(i[0], np.nan)]), settings=_with(shadow=None))
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    assert launch.record.state is State.REJECTED
+
+
+def test_an_executable_that_becomes_slow() -> None:
+    """Three timed calls in a row, of every 64th, that take three times as long as the host: it is dropped."""
+    slow = False
+
+    def run(inputs: Sequence[Any]) -> Any:
+        if slow:
+            time.sleep(0.002)
+        return right(inputs)
+
+    launch = live(Does(run), settings=_with(shadow=0))
+    launch.record.host_seconds.append(1e-4)
+    for _ in range(200):
+        launch([X, X])
+    assert launch.record.state is State.LIVE
+    slow = True
+    for _ in range(3 * 64):
+        launch([X, X])
+    assert launch.record.state is State.FAILED
+    assert "it has become slow" in launch.record.reason
+
+
+def test_a_watch_that_costs_little() -> None:
+    """The gap between comparisons grows until they take a hundredth of the time of the calls."""
+    schedule = _Schedule(None)
+    due = []
+    for n in range(1, 20_000):
+        if n - 1 >= schedule.due and schedule.claim():
+            due.append(n)
+            schedule.postpone(n, cost=0.01, seconds=0.001)
+    assert due[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert {b - a for a, b in itertools.pairwise(due[12:])} == {1000}
 
 
 def test_many_threads_at_once() -> None:

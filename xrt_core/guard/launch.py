@@ -346,7 +346,7 @@ class _Schedule:
         if self._every:
             gap: float = self._every
         elif cost and seconds:
-            gap = min(since, max(cost / (_SHARE * seconds), 1.0))
+            gap = min(since, max(round(cost / (_SHARE * seconds)), 1))
         else:
             gap = since
         with self._lock:
