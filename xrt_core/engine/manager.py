@@ -1,4 +1,4 @@
-"""The engines that can be had: by name, in a listing that says why one cannot be used, or all that are ready."""
+"""EngineManager: engines by name, a report of their availability, and their selection by phase."""
 
 from __future__ import annotations
 
