@@ -12,6 +12,33 @@ if TYPE_CHECKING:
     from xrt_core.compiler.passes import register_pass, unregister_pass
     from xrt_core.engine.converters import register_array_type
     from xrt_core.engine.manager import register_converter
+    from xrt_core.errors import (
+        CacheError,
+        CheckpointError,
+        CompileError,
+        ConverterError,
+        DeviceNotFoundError,
+        EngineError,
+        EngineNotFoundError,
+        EngineUnavailableError,
+        ExecutionError,
+        ExportError,
+        GradientError,
+        GraphError,
+        InputError,
+        InternalError,
+        ModelLoadError,
+        OptionError,
+        PassError,
+        PluginError,
+        QuantizationError,
+        RegistrationError,
+        ShapeError,
+        TraceError,
+        TrainingError,
+        UnsupportedError,
+        XRTError,
+    )
     from xrt_core.events import FallbackEvent, subscribe
     from xrt_core.frontends import ops
     from xrt_core.frontends.graph import Graph, trace
@@ -28,10 +55,35 @@ if TYPE_CHECKING:
     from xrt_core.training.variables import Variable
 
 __all__ = [
+    "CacheError",
+    "CheckpointError",
+    "CompileError",
+    "ConverterError",
+    "DeviceNotFoundError",
+    "EngineError",
+    "EngineNotFoundError",
+    "EngineUnavailableError",
+    "ExecutionError",
+    "ExportError",
     "FallbackEvent",
+    "GradientError",
     "Graph",
+    "GraphError",
+    "InputError",
+    "InternalError",
+    "ModelLoadError",
+    "OptionError",
+    "PassError",
+    "PluginError",
+    "QuantizationError",
+    "RegistrationError",
+    "ShapeError",
     "TensorType",
+    "TraceError",
+    "TrainingError",
+    "UnsupportedError",
     "Variable",
+    "XRTError",
     "XRTModule",
     "__version__",
     "assert_offloaded",
@@ -73,6 +125,35 @@ _HOME: Final = {
     "trace": "frontends.graph",
     "unregister_pass": "compiler.passes",
 }
+_ERRORS: Final = frozenset(
+    (
+        "CacheError",
+        "CheckpointError",
+        "CompileError",
+        "ConverterError",
+        "DeviceNotFoundError",
+        "EngineError",
+        "EngineNotFoundError",
+        "EngineUnavailableError",
+        "ExecutionError",
+        "ExportError",
+        "GradientError",
+        "GraphError",
+        "InputError",
+        "InternalError",
+        "ModelLoadError",
+        "OptionError",
+        "PassError",
+        "PluginError",
+        "QuantizationError",
+        "RegistrationError",
+        "ShapeError",
+        "TraceError",
+        "TrainingError",
+        "UnsupportedError",
+        "XRTError",
+    )
+)
 _MODULES: Final = {
     "config": "options.process_config",
     "errors": "errors",
@@ -85,6 +166,8 @@ _MODULES: Final = {
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         found: Any = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    elif name in _ERRORS:
+        found = getattr(importlib.import_module(f"{__name__}.errors"), name)
     elif name in _HOME:
         found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     else:

@@ -17,10 +17,13 @@ import pytest
 from xrt_core.cache.store import forget_all
 from xrt_core.engine import engines
 from xrt_core.engine.contract import Tolerance
+from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.ir.graph import Graph, Support, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
+from xrt_core.plugins import plugins
+from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.testing import functions
 from xrt_core.testing.host_engine import HostCompiler, HostEngine, HostExecutable
 
@@ -450,3 +453,32 @@ def test_a_support_of_another_kind(register: Callable[[type[HostEngine]], str]) 
     found, module = answer(register(Odd))
     np.testing.assert_array_equal(found, WANT)
     assert module.explain().engine_node_count == 0
+
+
+def test_an_engine_without_a_fingerprint_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With "auto" it is left out, and the others are measured."""
+    monkeypatch.setenv(DISABLE_VARIABLE, ",".join(plugins.names("xrt.engines")))
+    good = type("Good", (HostEngine,), {"name": "good", "automatic": True})
+    bad = type("Bad", (HostEngine,), {"name": "bad", "automatic": True, "fingerprint": RAISES["raises SystemExit"]})
+    engines.register(good)
+    engines.register(bad)
+    try:
+        module = XRTModule(graph(), engine="auto", guard_sandbox=False, guard_async=False, cache="off")
+        np.testing.assert_array_equal(module(X), WANT)
+        (cluster,) = module.report().clusters
+        assert "good" in str(cluster["outcome"])
+        unusable = [e for e in module.events.recent("fallback") if e.engine == "bad"]
+        assert [e.kind for e in unusable] == ["unusable"]
+        assert "fingerprint raised SystemExit" in unusable[0].error
+    finally:
+        engines.unregister("good")
+        engines.unregister("bad")
+
+
+def test_no_process_is_started_to_name_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork of the program meanwhile would wait for it for ever."""
+    import subprocess
+
+    instruction_set.cache_clear()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert len(instruction_set()) == 16

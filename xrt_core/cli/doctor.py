@@ -107,7 +107,7 @@ def _version(name: str) -> str:
 
 def _processor() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    model, flags = platform.processor() or platform.machine(), set[str]()
+    model, flags = platform.machine(), set[str]()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:

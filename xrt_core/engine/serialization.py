@@ -210,7 +210,8 @@ def parameters_of(rows: Iterable[Sequence[Any]]) -> list[Parameter]:
 def instruction_set() -> str:
     """A digest of the processor's kind and features, 16 hexadecimal digits: what was compiled for one that has more may
     not run here."""
-    text = "|".join((platform.machine(), platform.processor(), " ".join(sorted(processor_features()))))
+    # not platform.processor(), which starts a process: a fork of this one meanwhile would wait for it for ever
+    text = "|".join((platform.machine(), " ".join(sorted(processor_features()))))
     return digest(text.encode())[:16]
 
 
