@@ -11,6 +11,7 @@ import dataclasses
 import pathlib
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ from xrt_core.verify.verdict import HOST, Outcome, Piece
 
 _QUICKLY_HASHED: Final = 4 << 20  # bytes of constants, which take some ten milliseconds
 _WORTH_WAITING: Final = 0.1  # seconds of a host call; loading an executable takes about as long
+_OF_AN_ATTEMPT: Final = 0.6  # part of the time that is left, while there are other candidates for another attempt
+_SHORTEST: Final = 0.5  # seconds that an attempt, or the loading of an executable, has at least
 _DEADLINE: Final = 0.8  # part of the time limit after which a verification concludes with what it has found
 
 
@@ -88,8 +91,12 @@ class ClusterBuilder:
         known = find_verdict(self._verdict_key(launch, self._candidates(launch)), function, disk)
         return known is not None and known.verdict == "ready" and known.timings.get("host", 0.0) >= _WORTH_WAITING
 
-    def outcome(self, launch: GuardedLaunch, inputs: list[np.ndarray] | None, slot: WorkerSlot) -> tuple[Outcome, bool]:
+    def outcome(
+        self, launch: GuardedLaunch, inputs: list[np.ndarray] | None, slot: WorkerSlot, until: float
+    ) -> tuple[Outcome, bool]:
         """The outcome for a cluster, and whether its executable is to be found in the module's own cache.
+
+        until: `time.monotonic` seconds by which it is ready, whatever it takes: attempts with several engines share it.
 
         Raises WorkerFailure, CallTimeout, Cancelled, and what compilation in this process raises.
         """
@@ -113,7 +120,7 @@ class ClusterBuilder:
         record.move(State.COMPILING)
         self._events.emit("guard.begin", cluster=function.name, engine=launch.engine, candidates=", ".join(names))
         build = self._in_worker if self._settings.sandbox else self._in_process
-        outcome = build(launch, names, inputs, slot)
+        outcome = build(launch, names, inputs, slot, until)
         if outcome.verdict == "wrong" and kind_of(outcome) in ("raised", "memory"):
             outcome = dataclasses.replace(outcome, verdict="failed")  # a retry may succeed
         keep_verdict(key, function, disk, outcome)
@@ -160,10 +167,15 @@ class ClusterBuilder:
     # --- compilation and verification ------------------------------------------------------------------------------
 
     def _in_process(
-        self, launch: GuardedLaunch, names: Sequence[str], inputs: list[np.ndarray] | None, slot: WorkerSlot
+        self,
+        launch: GuardedLaunch,
+        names: Sequence[str],
+        inputs: list[np.ndarray] | None,
+        slot: WorkerSlot,
+        until: float,
     ) -> Outcome:
         return call_with_timeout(
-            self._settings.timeout,
+            _left(until),
             evaluate_candidates,
             launch.function,
             self._compilation(launch).through(self._exchange.store()),
@@ -175,7 +187,12 @@ class ClusterBuilder:
         )
 
     def _in_worker(
-        self, launch: GuardedLaunch, names: Sequence[str], inputs: list[np.ndarray] | None, slot: WorkerSlot
+        self,
+        launch: GuardedLaunch,
+        names: Sequence[str],
+        inputs: list[np.ndarray] | None,
+        slot: WorkerSlot,
+        until: float,
     ) -> Outcome:
         """An engine that fails the worker is excluded, and the remaining candidates are tried again."""
         record, lost = launch.record, dict[str, tuple[str, WorkerFailure]]()
@@ -186,7 +203,8 @@ class ClusterBuilder:
                 left = [n for n in names if n not in lost]
                 attempt = _Attempt(record, left[0])
                 try:
-                    outcome = self._answer(slot, {**request, "candidates": left}, attempt)
+                    seconds = _left(until) * (_OF_AN_ATTEMPT if len(left) > 1 else 1.0)
+                    outcome = self._answer(slot, {**request, "candidates": left}, attempt, seconds)
                     break
                 except WorkerFailure as e:
                     lost[attempt.engine] = attempt.stage, e
@@ -203,8 +221,10 @@ class ClusterBuilder:
         errors = tuple(f"{engine}: {error.kind}: {error}" for engine, (_, error) in lost.items())
         return dataclasses.replace(outcome, errors=errors + outcome.errors)
 
-    def _answer(self, slot: WorkerSlot, request: Mapping[str, Any], attempt: _Attempt) -> Outcome:
-        answer = slot.run(request, self._settings.timeout, self._settings.memory, attempt.on_progress)
+    def _answer(self, slot: WorkerSlot, request: Mapping[str, Any], attempt: _Attempt, seconds: float) -> Outcome:
+        settings = {**request["settings"], "deadline_seconds": _DEADLINE * seconds}
+        request = {**request, "timeout": seconds, "settings": settings}
+        answer = slot.run(request, seconds, self._settings.memory, attempt.on_progress)
         if "error" in answer:
             raise WorkerFailure(answer["kind"], answer["error"])
         return Outcome.from_json(answer["outcome"])
@@ -218,7 +238,6 @@ class ClusterBuilder:
         write_function(function, folder)
         return {
             "folder": str(folder),
-            "timeout": self._settings.timeout,
             "fingerprint": function.fingerprint,
             "inputs": None if inputs is None else write_arrays(inputs, folder),
             "engines": [
@@ -232,6 +251,11 @@ class ClusterBuilder:
             "cache": {"folder": str(disk.folder), "limit": disk.limit, "mode": disk.mode},
             "settings": dataclasses.asdict(self._examine),
         }
+
+
+def _left(until: float) -> float:
+    """Seconds until a deadline, at least `_SHORTEST`."""
+    return max(until - time.monotonic(), _SHORTEST)
 
 
 class _Attempt:

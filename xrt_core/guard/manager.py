@@ -39,6 +39,7 @@ from xrt_core.verify.verdict import Outcome
 
 _MAX_RECORDS: Final = 4096
 _LONGEST_LOAD: Final = 10.0  # seconds that a first call waits for an executable with a cached verdict
+_SHORTEST_LOAD: Final = 2.0  # seconds that loading an executable has at least, whatever its verification took
 
 
 class GuardManager:
@@ -205,10 +206,11 @@ class GuardManager:
         """Build a cluster on a thread of the pool, up to LIVE, REJECTED or FAILED; nothing if the guard is closed."""
         record = launch.record
         start = time.perf_counter()
+        until = time.monotonic() + self.settings.timeout
         try:
             if self.closed:
                 return
-            outcome, cached = self._builder.outcome(launch, inputs, slot)
+            outcome, cached = self._builder.outcome(launch, inputs, slot, until)
             record.outcome = outcome
             if outcome.verdict in ("wrong", "slower"):
                 failure = FailureRecord("examine", kind_of(outcome), outcome.reason)
@@ -219,7 +221,8 @@ class GuardManager:
             else:
                 record.move(State.READY, outcome.reason)
                 build = self._builder.executable
-                executable = call_with_timeout(self.settings.timeout, build, launch, outcome, cached)
+                left = max(until - time.monotonic(), _SHORTEST_LOAD)
+                executable = call_with_timeout(left, build, launch, outcome, cached)
                 self._go_live(launch, executable, start)
         except Cancelled:
             pass
