@@ -54,6 +54,10 @@ class WorkerFailure(XRTError):
         self.exit_code = exit_code
 
 
+_dying: Final[list[subprocess.Popen[bytes]]] = []
+"""Killed processes that have not ended yet."""
+
+
 class Worker:
     """One worker process. Used by one thread at a time; `kill` may be called from any."""
 
@@ -157,8 +161,11 @@ class Worker:
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(1)
+        except subprocess.TimeoutExpired:  # a busy machine: it is reaped when another worker is killed
+            _dying.append(self._process)
+        _dying[:] = [p for p in _dying if p.poll() is None]
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
