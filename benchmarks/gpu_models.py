@@ -92,7 +92,7 @@ def row(name: str, engines: list[str], device: str, seconds: float) -> str | Non
     calls: dict[str, Callable[[], Any]] = {}
     for engine in (*engines, "host"):
         try:
-            module = XRTModule(file, engine=engine, device=device)
+            module = XRTModule(file, engine=engine, device=device, guard=False)
             module.run(given)
         except XRTError as e:
             print(f"no {engine} for {name}: {e}", file=sys.stderr)

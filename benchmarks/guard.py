@@ -125,7 +125,7 @@ def auto(names: Sequence[str]) -> None:
     for name in names:
         inputs = inputs_for(name)
         with tempfile.TemporaryDirectory() as cache:
-            modules = {e: XRTModule(path(name), engine=e, cache_dir=cache) for e in (*ready, "auto")}
+            modules = {e: XRTModule(path(name), engine=e, cache_dir=cache, guard=e == "auto") for e in (*ready, "auto")}
             for m in modules.values():
                 m.run(inputs)
             modules["auto"].wait()
@@ -163,7 +163,7 @@ def verify(names: Sequence[str]) -> None:
         if found is None:
             continue
         for engine in engines.select(resolve({"engine": "auto"})):
-            module = XRTModule(found[0], engine=engine.name, cache="off")
+            module = XRTModule(found[0], engine=engine.name, cache="off", guard=False)
             nodes = module.partitioned(found[1]).nodes
             functions = [f for n in nodes if isinstance(f := n.attributes.get("function"), Function)]
             compilers = {fused: engine.compiler("cpu", CompileOptions(fused=fused)) for fused in (True, False)}

@@ -46,7 +46,8 @@ def inputs_of(name: str, seed: int) -> dict[str, np.ndarray]:
 
 def compare(model: str, name: str, options: dict[str, Any]) -> list[str]:
     """One row: nodes lowered, the largest difference, SNR in decibels, agreement of the largest element."""
-    plain, other = xrt.XRTModule(model, engine="xla"), xrt.XRTModule(model, engine="xla", **options)
+    plain = xrt.XRTModule(model, engine="xla", guard=False)
+    other = xrt.XRTModule(model, engine="xla", guard=False, **options)
     worst, signal, noise, same, count = 0.0, 0.0, 0.0, 0, 0
     for seed in range(SEEDS):
         given = inputs_of(name, seed)
@@ -84,7 +85,7 @@ def main(names: list[str]) -> None:
             print(f"| {name} | {label} | {' | '.join(compare(model, name, options))} |", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             try:
-                m = xrt.XRTModule(model, engine="xla")
+                m = xrt.XRTModule(model, engine="xla", guard=False)
                 with xrt.ptq_calibration_mode(folder):
                     for seed in range(100, 104):
                         m.run(inputs_of(name, seed))

@@ -51,7 +51,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, float, Any]:
 
 def cluster_of(path: str, name: str, target: str) -> tuple[Function, float]:
     """The model's one cluster, and the seconds that specialising and partitioning took."""
-    module = xrt.XRTModule(path, engine="tensorrt", target=target, cache="off")
+    module = xrt.XRTModule(path, engine="tensorrt", target=target, cache="off", guard=False)
     _, seconds, graph = timed(lambda: module.partitioned(exported.inputs_for(name)))
     functions = [f for n in graph.nodes if isinstance(f := n.attributes.get("function"), Function)]
     assert len(functions) == 1, f"{name} is {len(functions)} clusters"

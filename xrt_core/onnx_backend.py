@@ -49,7 +49,7 @@ class XRTBackend(Backend):
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> XRTBackendRep:
         """Return the prepared model. Raises the errors of XRTModule."""
-        return XRTBackendRep(XRTModule(model, device=_device(device), **kwargs))
+        return XRTBackendRep(XRTModule(model, device=_device(device), **{"guard": False, **kwargs}))
 
     @classmethod
     def run_node(

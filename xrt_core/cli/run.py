@@ -42,6 +42,7 @@ def run(
     ready = time.perf_counter()
     with working("compiling"):
         module.prepare(arrays)
+        module.wait()
     compiled = time.perf_counter()
     times = []
     for _ in counted("running", repeat):

@@ -42,19 +42,21 @@ class GuardSettings:
     probation: int = 8
 
     @classmethod
-    def of(cls, options: Options) -> GuardSettings | None:
+    def of(cls, options: Options, saved: bool = False) -> GuardSettings | None:
         """The settings that the options ask for; None if no part of the guard is on.
 
-        A part that is not given follows `guard`. `engine="auto"` turns the whole guard on; with `guard=False` its
-        candidates are only timed against each other.
+        A part that is not given follows `guard`, which is on by default, except for a device elsewhere (`target`). By
+        default an engine is not timed against the host (`tune`): that comes with `guard=True` and with `engine="auto"`,
+        whose candidates are timed with `guard=False` as well. saved: the executables come from a file without verdicts,
+        and are run as they were saved unless `guard` is given.
         """
         auto = options.engine == (AUTO,)
-        whole = options.guard if options.guard is not None else auto
-        asynchronous, sandbox, verify, tune = (
-            bool(whole if given is None else given)
-            for given in (options.guard_async, options.guard_sandbox, options.guard_verify, options.guard_tune)
+        whole = options.guard if options.guard is not None else auto or (options.target is None and not saved)
+        asynchronous, sandbox, verify = (
+            whole if given is None else given
+            for given in (options.guard_async, options.guard_sandbox, options.guard_verify)
         )
-        tune = tune or auto
+        tune = auto or (bool(options.guard) if options.guard_tune is None else options.guard_tune)
         if not (asynchronous or sandbox or verify or tune or options.guard_shadow or options.guard_run_timeout):
             return None
         return cls(

@@ -70,7 +70,7 @@ class Worker:
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         environment = {**os.environ, **_CHILD, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         try:
-            with open(self._log_path, "wb") as log:
+            with open(self._log_path, "ab") as log:  # what others append stays in its place
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", "from xrt_core.guard.worker import main; main()"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,

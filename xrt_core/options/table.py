@@ -215,14 +215,15 @@ class Options:
     guard: bool | None = _option(
         None,
         FLAG,
-        "Safe to leave on (docs/guard.md): compiles in the background and in a worker process, verifies results and "
-        "speed against the host, and falls back to it. Not given: off, but on with `engine='auto'`.",
+        "The guard (docs/guard.md): compiles in the background and in a worker process, verifies results against the "
+        "host, watches what is live, and falls back to the host. Not given: on, and with `engine='auto'` also timed; "
+        "True: timed with any engine; False: engines run as they are.",
         "XRT_GUARD",
     )
     guard_async: bool | None = _option(
         None,
         FLAG,
-        "Compile in the background; the host answers meanwhile. Not given, as for the next three: what `guard` says.",
+        "Compile in the background; the host answers meanwhile. Not given, as for the next two: what `guard` says.",
         "XRT_GUARD_ASYNC",
     )
     guard_sandbox: bool | None = _option(
@@ -235,8 +236,8 @@ class Options:
     guard_tune: bool | None = _option(
         None,
         FLAG,
-        "Time the engines that take a cluster, and the host; the fastest keeps it. `engine='auto'` is this with every "
-        "engine that is ready.",
+        "Time the engines that take a cluster, and the host; the fastest keeps it. Not given: on with `guard=True` and "
+        "with `engine='auto'`, which is this with every engine that is ready.",
         "XRT_GUARD_TUNE",
     )
     guard_timeout: float = _option(
