@@ -39,6 +39,9 @@ class FakeModule:
         type(self).made = (model, options)
         type(self).runs = 0
 
+    def wait(self) -> bool:
+        return True
+
     @property
     def input_types(self) -> Mapping[str, TensorType]:
         return {

@@ -30,7 +30,7 @@ from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import State
 from xrt_core.guard.verdict_cache import forget_all
-from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerPool, WorkerSlot, planning_pool
+from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerPool, planning_pool
 from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
@@ -493,7 +493,7 @@ def test_waiting_for_what_was_closed_on_its_way(monkeypatch: pytest.MonkeyPatch)
     """`wait` returns although a job was running when the module was closed, however far it still gets."""
     entered, closed, cleared, go = (threading.Event() for _ in range(4))
 
-    def outcome(self: ClusterBuilder, launch: GuardedLaunch, inputs: Any, slot: WorkerSlot) -> Any:
+    def outcome(self: ClusterBuilder, launch: GuardedLaunch, *_: Any) -> Any:
         entered.set()
         closed.wait(30)
         launch.record.move(State.COMPILING)

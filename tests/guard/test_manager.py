@@ -645,3 +645,16 @@ def test_a_mark_binds_the_guard_too() -> None:
         (cluster,) = m.report().clusters
         assert cluster["engine"] == "sleeps"
         assert cluster["chosen"] != "plain"
+
+
+def test_a_module_without_options_is_guarded(own_cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host answers, the engine is verified in the background, and its first live result is compared."""
+    monkeypatch.delenv("XRT_GUARD")
+    graph, x, want = chain()
+    with registered(tested.Plain), XRTModule(graph, engine="plain", prune=False) as m:
+        np.testing.assert_array_equal(m(x), want)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        (cluster,) = m.report().clusters
+    assert (cluster["state"], cluster["chosen"]) == ("live", "plain")
+    assert cluster["shadow_runs"] >= 1

@@ -154,11 +154,18 @@ def settings(**options: object) -> GuardSettings | None:
     return GuardSettings.of(resolve(options, environ={}))
 
 
-def test_the_guard_is_off_unless_asked_for() -> None:
-    """No option, or the switch off: no guard."""
-    assert settings() is None
+def test_the_guard_is_on_unless_switched_off() -> None:
+    """Without an option all but the timing against the host is on; not for a device elsewhere, nor for a saved model
+    without verdicts."""
+    found = settings()
+    assert found is not None
+    assert (found.asynchronous, found.sandbox, found.verify, found.tune) == (True, True, True, False)
+    assert found.shadow is None
     assert settings(guard=False) is None
     assert settings(guard=False, guard_real_inputs=True) is None
+    assert settings(target="sm_89", engine="tensorrt") is None
+    assert GuardSettings.of(resolve({}, environ={}), saved=True) is None
+    assert GuardSettings.of(resolve({"guard": True}, environ={}), saved=True) is not None
 
 
 def test_the_switch_turns_all_on() -> None:
@@ -171,7 +178,7 @@ def test_the_switch_turns_all_on() -> None:
         part = settings(guard=True, **{f"guard_{name}": False})
         assert part is not None
         assert not getattr(part, field)
-        alone = settings(**{f"guard_{name}": True})
+        alone = settings(guard=False, **{f"guard_{name}": True})
         assert alone is not None
         assert [alone.asynchronous, alone.sandbox, alone.verify, alone.tune].count(True) == 1
         assert getattr(alone, field)
