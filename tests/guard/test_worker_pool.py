@@ -17,6 +17,7 @@ import pytest
 from tests.guard.guarded import eventually, gone, is_running
 from xrt_core.engine.boundary import inner_of
 from xrt_core.errors import EngineError
+from xrt_core.guard import worker_pool
 from xrt_core.guard.worker import engine_of
 from xrt_core.guard.worker_pool import (
     LOG_BYTES,
@@ -81,7 +82,7 @@ def test_it_answers_and_is_used_again(worker: Worker) -> None:
     [
         (signal.SIGSEGV, "crashed", "SIGSEGV"),
         (signal.SIGABRT, "crashed", "SIGABRT"),
-        (signal.SIGKILL, "memory", "when memory runs out"),
+        (signal.SIGKILL, "crashed", "not by the system"),
     ],
 )
 def test_a_signal_is_diagnosed_with_the_log(worker: Worker, number: signal.Signals, kind: str, match: str) -> None:
@@ -92,8 +93,18 @@ def test_a_signal_is_diagnosed_with_the_log(worker: Worker, number: signal.Signa
         worker.run(EMPTY, 30, 0, lambda _: None)
     assert e.value.kind == kind
     assert e.value.exit_code == -number
-    assert ("worker.py" in e.value.log) == (kind == "crashed")
+    assert ("worker.py" in e.value.log) == (number != signal.SIGKILL)
     assert not worker.alive
+
+
+def test_a_kill_for_want_of_memory(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system counts the processes that it ends so."""
+    worker.run(EMPTY, 60, 0, lambda _: None)
+    monkeypatch.setattr(worker_pool, "oom_kills", lambda: worker._oom_kills + 1)
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerFailure, match="as memory ran out") as e:
+        worker.run(EMPTY, 30, 0, lambda _: None)
+    assert e.value.kind == "memory"
 
 
 def test_one_that_hangs_is_killed(worker: Worker) -> None:

@@ -52,7 +52,8 @@ def test_the_coarsest_float_counts_and_an_engine_may_know_better() -> None:
     """A float32 result of a computation in float16 is judged as float16; integers are exact."""
     assert tolerance_for(F32, [F16], {}).relative == table()["float16"].relative
     assert tolerance_for(np.dtype(np.int64), [F32], {}) == EXACT
-    own = {"float32": Tolerance(0.5, 0.5, 0.25, "it rounds to thirds")}
+    row = table()["float32"]
+    own = {"float32": Tolerance(50 * row.absolute, 50 * row.relative, 0.25, "it rounds to thirds")}
     assert tolerance_for(F32, [], own) == own["float32"]
     assert tolerance_for(F64, [F64], own) == table()["float64"]
     assert tolerance_for(np.dtype(np.complex64), [], {}) == table()["float32"]
@@ -190,3 +191,15 @@ def test_the_page_says_the_same() -> None:
     assert {name for name, *_ in rows} == {"float64", "float32", "float16", "bfloat16"}
     for name, relative, absolute in rows:
         assert (float(relative), float(absolute)) == (table()[name].relative, table()[name].absolute)
+
+
+def test_an_engines_own_tolerance_is_bounded() -> None:
+    """It may be a hundred times as lenient as the table, and no more: else it would switch its own check off."""
+    f32 = np.dtype(np.float32)
+    own = {"float32": Tolerance(1e30, 1e30, 0.0, "trust me"), "int32": Tolerance(1e30, 1e30)}
+    row = table()["float32"]
+    found = tolerance_for(f32, (), own)
+    assert (found.absolute, found.relative) == (100 * row.absolute, 100 * row.relative)
+    assert tolerance_for(np.dtype(np.int32), (), own).absolute == 1.0
+    slightly = {"float32": Tolerance(2 * row.absolute, 2 * row.relative)}
+    assert tolerance_for(f32, (), slightly).absolute == 2 * row.absolute

@@ -65,6 +65,7 @@ class Worker:
         if not sys.executable:
             raise WorkerFailure("unusable", "this interpreter doesn't know its own path; set guard_sandbox=False")
         self._folder = new_folder("worker")
+        self._oom_kills = oom_kills()
         self._log_path = self._folder / "log"
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -134,8 +135,11 @@ class Worker:
         except subprocess.TimeoutExpired:
             return WorkerFailure("crashed", "the worker closed its pipe", self.log(begun))
         if code == -getattr(signal, "SIGKILL", 9):
-            message = "the worker was killed (SIGKILL), as the system does when memory runs out"
-            return WorkerFailure("memory", message, self.log(begun), code)
+            if oom_kills() > self._oom_kills:
+                message = "the worker was killed (SIGKILL), as memory ran out: the system ended a process for that"
+                return WorkerFailure("memory", message, self.log(begun), code)
+            message = "the worker was killed (SIGKILL); not by the system for want of memory, as far as it says"
+            return WorkerFailure("crashed", message, self.log(begun), code)
         how = f"exit code {code}"
         if code < 0:
             with contextlib.suppress(ValueError):
@@ -178,6 +182,13 @@ class Worker:
                 with contextlib.suppress(ValueError):
                     self._answers.put(json.loads(line))
         self._answers.put(None)
+
+
+def oom_kills() -> int:
+    """How many processes the system has ended because memory ran out; 0 where it does not say (other than Linux)."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/vmstat", encoding="ascii") as f:
+        return next((int(line.split()[1]) for line in f if line.startswith("oom_kill ")), 0)
+    return 0
 
 
 class Job:

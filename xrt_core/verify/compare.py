@@ -32,6 +32,9 @@ the results of a quantisation that may be off by one step."""
 NOISE: Final = 8.0
 """An element may be off by this many times the error of the host in the same dtype."""
 
+MOST_LENIENT: Final = 100.0
+"""How many times as lenient as the table an engine's own tolerance may be: 1e30 would switch its check off."""
+
 _BLOCK: Final = 1 << 14  # elements
 _LEAST: Final = float(np.finfo(np.float64).smallest_subnormal)  # divisor in place of zero
 
@@ -70,16 +73,27 @@ def tolerance_for(dtype: np.dtype, others: Iterable[np.dtype], own: Mapping[str,
     """The tolerance of a result of `dtype` that was computed through values of dtypes `others`: the coarsest float
     counts.
 
-    own: tolerances that the engine declares, which replace the rows of their dtypes.
+    own: tolerances that the engine declares, which replace the rows of their dtypes, up to `MOST_LENIENT` times them.
     """
     if not float_like(dtype) and dtype.kind != "c":
-        return own.get(dtype_name(dtype), EXACT)
+        declared = own.get(dtype_name(dtype), EXACT)
+        return Tolerance(min(declared.absolute, 1.0), min(declared.relative, 1.0), declared.share, declared.reason)
     names = {dtype_name(d) for d in (dtype, *others)}
-    rows = [row for n in sorted(names) if (row := own.get(n) or table().get(_component(n))) is not None]
+    rows = [row for n in sorted(names) if (row := _declared(own.get(n), table().get(_component(n)))) is not None]
     if not rows:
         raise ValueError(f"no tolerance for {dtype_name(dtype)}; known: {', '.join(table())}")
     reasons = "; ".join(dict.fromkeys(r.reason for r in rows if r.reason))
     return Tolerance(max(r.absolute for r in rows), max(r.relative for r in rows), max(r.share for r in rows), reasons)
+
+
+def _declared(own: Tolerance | None, row: Tolerance | None) -> Tolerance | None:
+    """The tolerance that counts for a dtype: the engine's own within limits, or the row of the table."""
+    if own is None or row is None:
+        return own or row
+    return Tolerance(
+        min(own.absolute, MOST_LENIENT * row.absolute), min(own.relative, MOST_LENIENT * row.relative), own.share,
+        own.reason,
+    )  # fmt: skip
 
 
 def float_dtypes(body: Graph) -> set[np.dtype]:
