@@ -16,12 +16,14 @@ import pytest
 import xrt_core as xrt
 from tests.cache.cached import CountingEngine
 from tests.fake_engines import fake_engine
+from xrt_core import saved_model
 from xrt_core.cache.store import forget_all
 from xrt_core.engine import engines
 from xrt_core.engine.boundary import inner_of
 from xrt_core.errors import CacheError, InputError, ModelLoadError, UnsupportedError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.module import XRTModule
+from xrt_core.saved_model import open_saved
 from xrt_core.testing.functions import node, value
 
 RNG = np.random.default_rng(0)
@@ -109,6 +111,26 @@ def test_options_come_along_and_can_be_overridden(engine: Named, tmp_path: pathl
     path, _ = saved(tmp_path, maximum_nodes=100)
     assert XRTModule.load(path, cache=False).options.maximum_nodes == 100
     assert XRTModule.load(path, cache=False, maximum_nodes=50, recompile=True).options.maximum_nodes == 50
+
+
+def test_a_file_decides_nothing_but_what_is_computed(
+    engine: Named, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options for folders, processes and caches are neither saved nor taken from a file; there is an event of them."""
+    given = {"guard": False, "trace": str(tmp_path / "mine"), "cache_size": 3}
+    path, expected = saved(tmp_path, maximum_nodes=100, **given)
+    assert set(open_saved(path).options) == {"maximum_nodes"}
+
+    crafted = {"trace": str(tmp_path / "elsewhere"), "cache_dir": str(tmp_path / "elsewhere"), "guard": True}
+    monkeypatch.setattr(saved_model, "_given", lambda options: {**crafted, "maximum_nodes": 7})
+    path, expected = saved(tmp_path)
+    m = XRTModule.load(path, cache=False)
+    np.testing.assert_array_equal(m(X, SHAPE), expected)
+    assert (m.options.maximum_nodes, m.options.trace, m.options.guard) == (7, "", None)
+    assert m.options.source("cache_dir") != "keyword cache_dir="
+    assert not (tmp_path / "elsewhere").exists()
+    (event,) = [e for e in m.events if e.name == "saved.ignored"]
+    assert event.fields["options"] == "cache_dir, guard, trace"
 
 
 def test_another_library_version_is_refused_or_compiled_anew(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -92,7 +93,7 @@ class XRTModule(GuardedModule):
         recompile: bool = False,
         **options: Any,
     ) -> XRTModule:
-        """Return the module that `save` wrote, with its saved options; options given here take precedence.
+        """Return the module that `save` wrote, with its saved options (docs/cache.md); options given here win.
 
         The saved signatures run without compilation; any other signature is compiled at its first call. recompile:
         on a machine that the executables do not fit, compile them again instead of raising. Load only files that you
@@ -101,17 +102,22 @@ class XRTModule(GuardedModule):
         Raises CacheError, with the reason, for a damaged file or one that was made for other engines or another kind
         of device, ModelLoadError if the file cannot be read, and the errors of `XRTModule`.
         """
+        from xrt_core.decoding import reading
         from xrt_core.saved_model import open_saved
 
         saved = open_saved(path)
         module = cls(saved, engine=engine or saved.engine_names(), **{**saved.options, **options})
         if not recompile:
             saved.check(module._pipeline.engines)
+        if saved.ignored:
+            ignored = ", ".join(saved.ignored)
+            module.events.emit("saved.ignored", level=logging.WARNING, file=str(path), options=ignored)
         executables, guard = module._pipeline.services.executables, module._pipeline.services.guard
         executables.sealed = not recompile
         for inputs in saved.signatures():
-            caller, arrays = module._source.bind((), inputs)
-            caller.prepare(arrays)
+            with reading(f"{path}: a saved signature", CacheError):
+                caller, arrays = module._source.bind((), inputs)
+                caller.prepare(arrays)
         missed = [*executables.missed, *(guard.missing(saved.file) if guard is not None else ())]
         if missed and not recompile:
             raise CacheError(f"{missed[0]}. XRTModule.load(..., recompile=True), or --recompile, compiles them again")

@@ -6,7 +6,7 @@ import base64
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO, Any, Final
 
 import numpy as np
@@ -16,55 +16,86 @@ from xrt_core.cache.model_file import ModelFile, read_model_file, write_model_fi
 from xrt_core.compiler.models import CompiledGraph
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Planned
+from xrt_core.decoding import Size, reading, storable
 from xrt_core.engine.contract import Engine
-from xrt_core.errors import CacheError, ModelLoadError
+from xrt_core.engine.serialization import ArrayRow, DtypeName, array_of
+from xrt_core.errors import CacheError, ModelLoadError, OptionError
 from xrt_core.frontends.onnx_file import DataFile, map_file, serialised
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_from_name, dtype_name
-from xrt_core.options import AUTO, TABLE, Options
+from xrt_core.options import AUTO, TABLE, Options, resolve
 
 _WEIGHTS: Final = "weights"  # the external-data location in the model's protobuf; it refers to the model file itself
-_OF_THE_MACHINE: Final = frozenset(("engine", "device", "target", "cache", "cache_dir", "cache_bytes", "verify"))
-"""Options not stored in a model file: they select machine, device and cache, and do not affect the results."""
+SAVED_OPTIONS: Final = frozenset(
+    (
+        "phase", "engine_options", "minimum_nodes", "maximum_nodes", "strict", "merge_updates", "prune", "marks",
+        "automatic", "max_workspace_bytes", "max_batch_size", "threads", "parallel", "use_fp16", "use_bf16",
+        "precision", "strict_types", "force_precision_constraints", "constant_fold_limit",
+    )
+)  # fmt: skip
+"""The options that a model file has: they decide what is computed, and by which executables.
+
+Whoever loads a file has not written it, so it decides nothing else: no folders, no caches, no processes, no traces.
+"""
 
 Inputs = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
+class _Engine:
+    name: str
+    device: str
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return f"engine {self.name} on {self.device} ({self.fingerprint})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Info:
+    options: dict[str, Any]
+    engines: tuple[_Engine, ...]
+    auto: bool
+    signatures: tuple[dict[str, tuple[DtypeName, tuple[Size, ...], str | None]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SavedModel:
-    """An open model file. options: the options given when the module was created."""
+    """An open model file. options: those of `SAVED_OPTIONS` that were given when the module was created.
+
+    ignored: names of others that the file has.
+    """
 
     file: ModelFile
     graph: Graph
+    info: _Info
     options: Mapping[str, Any]
+    ignored: Sequence[str] = ()
 
     def engine_names(self) -> tuple[str, ...] | str:
         """The engines whose executables the file holds, by priority; "auto" if saved with it, "host" for none."""
-        if self.file.info.get("auto"):
+        if self.info.auto:
             return AUTO
-        return tuple(e["name"] for e in self.file.info["engines"]) or "host"
+        return tuple(e.name for e in self.info.engines) or "host"
 
     def check(self, engines: Sequence[tuple[Engine, str]]) -> None:
         """Raise CacheError unless the engines of this process match those that compiled the executables."""
         here = _described(engines)
-        for made in self.file.info["engines"]:
-            found = next((e for e in here if e["name"] == made["name"]), None)
+        for made in self.info.engines:
+            found = next((e for e in here if e.name == made.name), None)
             if found != made:
                 raise CacheError(
-                    f"{self.file.path} was made for {_shown(made)}; here is "
-                    f"{_shown(found) if found else 'no such engine among those chosen'}. "
+                    f"{self.file.path} was made for {made}; here is "
+                    f"{found or 'no such engine among those chosen'}. "
                     "XRTModule.load(..., recompile=True), or --recompile, compiles them again"
                 )
 
     def signatures(self) -> Iterator[Inputs]:
         """Yield inputs for each saved signature: zeros, except for the values that determine shapes."""
-        for saved in self.file.info["signatures"]:
-            yield {
-                name: np.frombuffer(base64.b64decode(value), dtype_from_name(dtype)).reshape(shape)
-                if value is not None
-                else np.zeros(shape, dtype_from_name(dtype))
-                for name, (dtype, shape, value) in saved.items()
-            }
+        for saved in self.info.signatures:
+            with reading(f"{self.file.path}: a saved signature", CacheError):
+                inputs = {name: _example(*row) for name, row in saved.items()}
+            yield inputs
 
 
 def open_saved(path: str | os.PathLike[str]) -> SavedModel:
@@ -76,13 +107,16 @@ def open_saved(path: str | os.PathLike[str]) -> SavedModel:
 
     file = read_model_file(pathlib.Path(path), map_file(path))
     try:
-        options = {k: v for k, v in file.info["options"].items() if k in TABLE}
         graph = import_model(file.model(), mapped={_WEIGHTS: file.buffer})
     except ModelLoadError as e:
         raise ModelLoadError(f"{os.fspath(path)!r}: {e}") from e
-    except (KeyError, AttributeError, TypeError) as e:
-        raise CacheError(f"{os.fspath(path)}: its manifest makes no sense: {type(e).__name__}: {e}") from None
-    return SavedModel(file, graph, options)
+    info = file.info(_Info)
+    options = {k: v for k, v in info.options.items() if k in SAVED_OPTIONS}
+    try:
+        resolve(options)
+    except OptionError as e:
+        raise CacheError(f"{os.fspath(path)}: it was saved with options that are none here: {e}") from e
+    return SavedModel(file, graph, info, options, sorted(set(info.options) - SAVED_OPTIONS))
 
 
 def save_module(
@@ -101,7 +135,7 @@ def save_module(
     info = {
         "xrt-core": xrt_core.__version__,
         "options": _given(pipeline.options),
-        "engines": _described(pipeline.engines),
+        "engines": [asdict(e) for e in _described(pipeline.engines)],
         "auto": pipeline.options.engine == (AUTO,),
         "signatures": list(_signatures(callers)),
     }
@@ -120,18 +154,18 @@ def save_module(
 def _given(options: Options) -> dict[str, Any]:
     """Return the explicitly set options that are stored with the model."""
     return {
-        name: getattr(options, name)
-        for name in TABLE
-        if name not in _OF_THE_MACHINE and options.source(name) != "default"
+        name: getattr(options, name) for name in TABLE if name in SAVED_OPTIONS and options.source(name) != "default"
     }
 
 
-def _described(engines: Collection[tuple[Engine, str]]) -> list[dict[str, str]]:
-    return [{"name": e.name, "device": d, "fingerprint": e.fingerprint(d)} for e, d in engines]
+def _described(engines: Collection[tuple[Engine, str]]) -> list[_Engine]:
+    return [_Engine(e.name, d, storable(e.fingerprint(d))) for e, d in engines]
 
 
-def _shown(engine: Mapping[str, str]) -> str:
-    return f"engine {engine['name']} on {engine['device']} ({engine['fingerprint']})"
+def _example(dtype: str, shape: Sequence[int], value: str | None) -> np.ndarray:
+    if value is None:
+        return np.zeros(shape, dtype_from_name(dtype))
+    return array_of(ArrayRow(dtype, tuple(shape)), np.frombuffer(base64.b64decode(value, validate=True), np.uint8))
 
 
 def _signatures(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:

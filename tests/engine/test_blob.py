@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xrt_core.decoding import decode, encode
 from xrt_core.engine.contract import Parameter
-from xrt_core.engine.serialization import instruction_set, pack, parameters_of, rows_of, unpack
+from xrt_core.engine.serialization import ParameterRow, instruction_set, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import CompileError
 
 MAGIC = b"XRTTEST\n"
@@ -26,14 +27,14 @@ BLOB = pack(MAGIC, HEADER, (b"one", b"", b"three"))
 @given(plain, st.lists(st.binary(max_size=20), max_size=4))
 def test_what_is_packed_comes_back(header: dict[str, object], parts: list[bytes]) -> None:
     """Whatever the header says, and however many parts there are, empty ones too."""
-    assert unpack(MAGIC, pack(MAGIC, header, parts), "acme") == (header, parts)
+    assert unpack(MAGIC, pack(MAGIC, header, parts), "acme", dict[str, Any]) == (header, parts)
 
 
 @pytest.mark.parametrize("size", range(len(BLOB)))
 def test_what_is_cut_is_an_error(size: int) -> None:
     """At every byte."""
     with pytest.raises(CompileError, match=r"acme: the blob is (not a serialised executable|damaged|empty)"):
-        unpack(MAGIC, BLOB[:size], "acme")
+        unpack(MAGIC, BLOB[:size], "acme", dict[str, Any])
 
 
 @pytest.mark.parametrize(
@@ -48,20 +49,20 @@ def test_what_is_cut_is_an_error(size: int) -> None:
 def test_what_is_damaged_is_an_error(blob: bytes, reason: str) -> None:
     """With what is wrong; never another exception."""
     with pytest.raises(CompileError, match=reason):
-        unpack(MAGIC, blob, "acme")
+        unpack(MAGIC, blob, "acme", dict[str, Any])
 
 
 def test_what_was_made_elsewhere_is_an_error() -> None:
     """Both names are said."""
-    assert unpack(MAGIC, BLOB, "acme", "here")[0] == HEADER
+    assert unpack(MAGIC, BLOB, "acme", dict[str, Any], "here")[0] == HEADER
     with pytest.raises(CompileError, match="acme: the executable was made for 'here'; here is 'there'"):
-        unpack(MAGIC, BLOB, "acme", "there")
+        unpack(MAGIC, BLOB, "acme", dict[str, Any], "there")
 
 
 def test_parameters_as_rows() -> None:
     """Dtypes that NumPy does not have included, by way of JSON."""
     given = [Parameter("x", np.dtype(ml_dtypes.bfloat16), (2, 3)), Parameter("s", np.dtype(np.int64), ())]
-    assert parameters_of(json.loads(json.dumps(rows_of(given)))) == given
+    assert parameters_of(decode(encode(rows_of(given)), tuple[ParameterRow, ...], "it", CompileError)) == given
 
 
 def test_the_instruction_set_is_the_machine_s() -> None:

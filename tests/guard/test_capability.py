@@ -112,7 +112,7 @@ def test_an_engine_that_crashes_the_worker_is_excluded(tmp_path: pathlib.Path) -
         function = capability.function_of(graph.nodes, graph)
         for name in ("supports_crashes", "plain"):
             key = answers_key(asked.all_engines.key(function, name))
-            assert (read_json(key, function, disk) is None) == (name == "supports_crashes")
+            assert (read_json(key, function, disk, Answers) is None) == (name == "supports_crashes")
     (event,) = [e for e in events if isinstance(e, FallbackEvent)]
     assert (event.engine, event.stage, event.kind, event.fields["exit_code"]) == (
         "supports_crashes", "supports", "crashed", -6,
@@ -270,8 +270,8 @@ def test_answers_are_cached(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     key = cache_key(function, engines.get("picky"), "cpu", CompileOptions())
     for other in (cache_key(function, engines.get("memo"), "cpu", CompileOptions()),
                   cache_key(function, engines.get("picky"), "cpu", CompileOptions(phase="train"))):  # fmt: skip
-        assert read_json(answers_key(key), function, disk) is not None
-        assert read_json(answers_key(other), function, disk) is None
+        assert read_json(answers_key(key), function, disk, Answers) is not None
+        assert read_json(answers_key(other), function, disk, Answers) is None
     for data in ({"supports": [[True, ""]], "fault": ""}, "no answers", {"supports": 1}):
         write_json(answers_key(key), "x", function, disk, data)
         asked.clear()

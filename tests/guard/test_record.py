@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from xrt_core.errors import InternalError, OptionError
+from xrt_core.decoding import decode, encode
+from xrt_core.errors import CacheError, InternalError, OptionError
 from xrt_core.guard.policy import GuardSettings, physical_memory
 from xrt_core.guard.record import TRANSITIONS, ClusterRecord, FailureRecord, State
 from xrt_core.options import resolve
@@ -124,7 +125,7 @@ def test_record_as_data() -> None:
     assert [m["state"] for m in found["history"]] == ["queued", "ready", "live"]
     assert found["faults"][0]["exit_code"] == -6
     assert found["fault_counts"] == [{"stage": "run", "kind": "raised", "count": 1}]
-    assert Outcome.from_json(found["outcome"]) == record.outcome
+    assert decode(encode(found["outcome"]), Outcome, "it", CacheError) == record.outcome
 
 
 EMPTY = {"verdict": "ready", "pieces": [], "reason": "", "timings": {}, "errors": []}
@@ -142,8 +143,8 @@ EMPTY = {"verdict": "ready", "pieces": [], "reason": "", "timings": {}, "errors"
 )  # fmt: skip
 def test_what_is_no_outcome_is_refused(bad: object) -> None:
     """Data from a disk or another process is looked at before it is believed."""
-    with pytest.raises(ValueError, match="outcome|verdict|convert"):
-        Outcome.from_json(bad)
+    with pytest.raises(CacheError, match="it is damaged: .*(Expected|missing|Invalid)"):
+        decode(encode(bad), Outcome, "it", CacheError)
 
 
 # --- options ---------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_pieces_come_with_the_model(cache: bool, own_cache: pathlib.Path, tmp_pa
     m.save(tmp_path / "model.xrt")
     forget_all()
     forget_verdicts()
-    loaded = XRTModule.load(tmp_path / "model.xrt", cache=False)
+    loaded = XRTModule.load(tmp_path / "model.xrt", cache=False, **GUARD)
     assert states(loaded) == ["queued", "ready", "live"]
     for got, want in zip(loaded(*inputs), expected, strict=True):
         np.testing.assert_array_equal(got, want)

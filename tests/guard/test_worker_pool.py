@@ -72,8 +72,8 @@ def test_it_answers_and_is_used_again(worker: Worker) -> None:
     """An error of a job is an answer, and the process serves on."""
     for _ in range(2):
         answer = worker.run(EMPTY, 30, 0, lambda _: None)
-        assert answer["kind"] == "unusable"
-        assert "function.onnx" in answer["error"]
+        assert answer.kind == "unusable"
+        assert "function.onnx" in (answer.error or "")
     assert worker.alive
 
 
@@ -105,6 +105,30 @@ def test_a_kill_for_want_of_memory(worker: Worker, monkeypatch: pytest.MonkeyPat
     with pytest.raises(WorkerFailure, match="as memory ran out") as e:
         worker.run(EMPTY, 30, 0, lambda _: None)
     assert e.value.kind == "memory"
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "match"),
+    [
+        ("'[' * 100_000", "crashed", "nested more than 64 levels"),
+        ("'\"error\"'", "crashed", "Expected `object`, got `str`"),
+        ("'{\"supports\": [1]}'", "crashed", r"\$.supports\[0\]"),
+        ("'{\"outcome\": {\"verdict\": \"ready\"}}'", "crashed", r"missing required field `pieces`"),
+        ("'{\"stage\": \"verifying\"}\\n' * 2", "hung", "time limit"),
+    ],
+    ids=["deep", "type", "path", "outcome", "endless"],
+)
+def test_what_is_no_answer_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch, says: str, kind: str, match: str
+) -> None:
+    """An answer of other JSON, or progress without end, is a failure like any other, and nothing else is raised."""
+    program = f"import sys\nprint('{{}}', flush=True)\nwhile True: sys.stdout.write({says} + chr(10))"
+    monkeypatch.setattr(worker_pool, "_PROGRAM", program)
+    worker = Worker()
+    with pytest.raises(WorkerFailure, match=match) as e:
+        worker.run(EMPTY, 1.0, 0, lambda _: None)
+    assert e.value.kind == kind
+    assert gone([worker.pid])
 
 
 def test_one_that_hangs_is_killed(worker: Worker) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from tests.verify.planted import Planted, deep, value
+from xrt_core.decoding import decode, encode
 from xrt_core.engine.contract import CompileOptions, Executable, Function, Tolerance
+from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.plan import Plan
 from xrt_core.testing.faults import FAULTS
@@ -82,7 +84,7 @@ def test_a_right_engine_is_ready() -> None:
     assert not outcome.errors
     assert planted.compiled == [30]
     assert planted.runs == 4
-    assert Outcome.from_json(outcome.to_json()) == outcome
+    assert decode(encode(outcome.to_json()), Outcome, "it", XRTError) == outcome
 
 
 def test_the_host_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:

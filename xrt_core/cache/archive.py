@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterable
 
 from xrt_core.cache.disk import SUFFIX, DiskCache, EntryFile, check_entry, open_trusted, read_manifest
+from xrt_core.decoding import reading
 from xrt_core.errors import CacheError
 from xrt_core.files import PRIVATE, replace_file
 
@@ -41,12 +42,20 @@ def import_entries(disk: DiskCache, source: pathlib.Path) -> tuple[list[str], li
     if not disk.prepare():
         raise CacheError(f"the cache folder {disk.folder} cannot be written to")
     stored, refused = [], []
-    try:
+    with reading(f"the exported cache {source}", CacheError):
+        if not source.is_file():
+            raise CacheError(f"{source} is no exported cache: there is no such file")
+        most = source.stat().st_size
         with tarfile.open(source, "r:") as tar:
+            at = -1
             for member in tar:
-                reader = tar.extractfile(member) if member.isreg() else None
-                content = reader.read() if reader is not None else b""
-                reason = check_entry(io.BytesIO(content)) if reader is not None else "it is no regular file"
+                if member.offset <= at:  # a negative size leads back, and would never end
+                    raise CacheError(f"{source} is damaged: its member {member.name!r} lies before the last one")
+                at = member.offset
+                content = b""
+                if not (reason := _why_not(member, most)) and (reader := tar.extractfile(member)) is not None:
+                    content = reader.read()
+                    reason = check_entry(io.BytesIO(content))
                 if reason:
                     refused.append((member.name, reason))
                     continue
@@ -55,7 +64,14 @@ def import_entries(disk: DiskCache, source: pathlib.Path) -> tuple[list[str], li
                 with replace_file(disk.entries / f"{digest}{SUFFIX}", mode=PRIVATE) as stored_file:
                     stored_file.write(content)
                 stored.append(digest)
-    except tarfile.TarError as e:
-        raise CacheError(f"{source} is no exported cache: {e}") from None
     disk.evict()
     return stored, refused
+
+
+def _why_not(member: tarfile.TarInfo, most: int) -> str:
+    """Why a member is not even read. Nothing is unpacked under its own name, so that may be any."""
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+        return "it is no regular file"
+    if not 0 <= member.size <= most:
+        return f"it claims {member.size} bytes, the whole file has {most}"
+    return ""

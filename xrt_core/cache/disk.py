@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import pathlib
 import stat
@@ -25,11 +24,12 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal, TypedDict
 
 import numpy as np
 
 from xrt_core.cache.key import CacheKey
+from xrt_core.decoding import Size, decode, decompress, encode, reading, storable
 from xrt_core.engine.serialization import Blob, Container, Kind, Writer, open_file
 from xrt_core.errors import CacheError
 from xrt_core.files import PRIVATE, replace_file
@@ -45,15 +45,27 @@ NOT_STORED: Final = "not stored"
 """The field of `info` that says why an entry holds no executable, so that no process tries again to store it."""
 
 
+Info = TypedDict(
+    "Info",
+    {"cluster": str, "nodes": Size, "created": float, "compile_seconds": float, "verdict": str, "not stored": str},
+    total=False,
+)
+"""Facts about an entry, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    key: tuple[tuple[str, str], ...]
+    names: tuple[str, ...]
+    info: Info
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The manifest of an entry. info: fields that only inform (cluster, seconds, versions).
-
-    size: of the file in bytes.
-    """
+    """The manifest of an entry. size: of the file in bytes."""
 
     key: CacheKey
-    info: Mapping[str, Any]
+    info: Info
     blobs: Mapping[str, Blob]
     size: int
     container: Container
@@ -70,15 +82,11 @@ def write_entry(file: BinaryIO, key: CacheKey, info: Mapping[str, Any], blobs: M
 def read_manifest(file: BinaryIO) -> Manifest:
     """The manifest of an entry in an open file. Raises CacheError with what is wrong with the file."""
     found = open_file(KIND, "the file", file)
-    try:
-        key = CacheKey(tuple((str(label), str(row)) for label, row in found.header["key"]))
-        names = tuple(map(str, found.header["names"]))
-        info = dict(found.header["info"])
-    except (ValueError, TypeError, KeyError) as e:
-        raise CacheError(f"its manifest makes no sense: {type(e).__name__}: {e}") from None
-    if len(set(names)) != len(found.blobs):
-        raise CacheError(f"it has {len(found.blobs)} blobs and {len(set(names))} names for them")
-    return Manifest(key, info, dict(zip(names, found.blobs, strict=True)), found.size, found)
+    header = found.header(_Header)
+    if len(set(header.names)) != len(found.blobs) or len(header.names) != len(found.blobs):
+        raise CacheError(f"it has {len(found.blobs)} blobs and {len(set(header.names))} names for them")
+    blobs = dict(zip(header.names, found.blobs, strict=True))
+    return Manifest(CacheKey(header.key), header.info, blobs, found.size, found)
 
 
 def read_blob(manifest: Manifest, name: str) -> bytes:
@@ -109,6 +117,7 @@ LAYOUT: Final = "v2"  # a later layout lies beside this one, and versions of XRT
 _STALE_SECONDS: Final = 600.0  # a temporary file this old was left by a process that was killed
 _SCAN_SECONDS: Final = 1.0
 _LOCK_SHARDS: Final = 2  # hex digits of a key that choose its lock file
+_MOST_TEXT: Final = 1 << 28  # bytes of a function's text that is shown
 _NEAR: Final = 256  # entries that are looked at to say which one is nearest to a miss
 
 
@@ -186,13 +195,15 @@ class DiskCache:
                 manifest = read_manifest(file)
                 if manifest.key != key:
                     return Miss(f"it holds another key ({'; '.join(key.differences(manifest.key))})", stored=True)
-                if zlib.decompress(read_blob(manifest, FUNCTION)) != function_text:
+                with reading("its function's text", CacheError):
+                    text = decompress(read_blob(manifest, FUNCTION), len(function_text))
+                if text != function_text:
                     return Miss("it was made from another function with the same digest", stored=True)
                 refusal = manifest.info.get(NOT_STORED)
                 blob = b"" if refusal else read_blob(manifest, EXECUTABLE)
         except FileNotFoundError:
             return Miss(NOTHING)
-        except (CacheError, OSError, zlib.error, MemoryError) as e:
+        except (CacheError, OSError, MemoryError) as e:
             return Miss(str(e) or type(e).__name__, stored=True)
         self.touch(path)
         return Miss(str(refusal), final=True) if refusal else Hit(manifest, blob)
@@ -291,11 +302,8 @@ class DiskCache:
 
     def function_text(self, path: pathlib.Path) -> str:
         """The canonical text of the function that an entry was made from. Raises CacheError."""
-        try:
-            with open_trusted(path) as file:
-                return zlib.decompress(read_blob(read_manifest(file), FUNCTION)).decode("utf-8", "replace")
-        except (OSError, zlib.error) as e:
-            raise CacheError(f"{path.name}: {e}") from None
+        with reading(path.name, CacheError), open_trusted(path) as file:
+            return decompress(read_blob(read_manifest(file), FUNCTION), _MOST_TEXT).decode("utf-8", "replace")
 
     def nearest(self, key: CacheKey) -> tuple[EntryFile, list[str]] | None:
         """The stored entry whose key differs from `key` in the fewest rows, and these rows; None without entries."""
@@ -443,6 +451,15 @@ def prepare_folder(path: pathlib.Path, write: bool) -> bool:
 _LEAST: Final = 4096  # bytes; hashing less takes no longer than looking it up
 _SETTLED: Final = 2e9  # ns; a file changed later than this before now may change again within one tick of its clock
 _MOST_FILES: Final = 512
+_MOST_REMEMBERED: Final = 1 << 26  # bytes of a file of digests
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    seal: str
+    path: str
+    stamp: tuple[int, ...]
+    digests: dict[str, str]
 
 
 class FileDigests:
@@ -481,12 +498,12 @@ class FileDigests:
             self._changed.clear()
         for state, table in changed:
             if self._write and state.is_current() and time.time_ns() - max(state.stamp[3:]) > _SETTLED:
-                body = {"path": state.path, "stamp": list(state.stamp), "digests": {**self._read(state), **table}}
-                text = json.dumps({"seal": _seal(body), **body}, indent=0)
+                known = {**self._read(state), **table}
+                body = {"path": storable(state.path), "stamp": list(state.stamp), "digests": known}
                 with contextlib.suppress(OSError):
                     self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with replace_file(self._file(state), mode=PRIVATE) as file:
-                        file.write(text.encode("utf-8", "surrogateescape"))
+                        file.write(encode({"seal": _seal(body), **body}, indent=0))
                     self._bound()
 
     def _table(self, state: FileState) -> dict[str, str]:
@@ -500,14 +517,13 @@ class FileDigests:
 
     def _read(self, state: FileState) -> dict[str, str]:
         try:
-            with open_trusted(self._file(state)) as file:
-                found = json.loads(file.read().decode("utf-8", "surrogateescape"))
-            seal = found.pop("seal")
-            if seal != _seal(found) or found["path"] != state.path or tuple(found["stamp"]) != state.stamp:
-                return {}
-            return {str(k): str(v) for k, v in found["digests"].items()}
-        except (OSError, CacheError, ValueError, KeyError, TypeError, AttributeError):
+            with reading("remembered digests", CacheError), open_trusted(self._file(state)) as file:
+                found = decode(file.read(_MOST_REMEMBERED), _Remembered, "remembered digests", CacheError)
+        except CacheError:
             return {}
+        body = {"path": found.path, "stamp": list(found.stamp), "digests": found.digests}
+        is_of_it = found.path == storable(state.path) and found.stamp == state.stamp
+        return found.digests if is_of_it and found.seal == _seal(body) else {}
 
     def _file(self, state: FileState) -> pathlib.Path:
         name = digest(state.path.encode("utf-8", "surrogateescape"))
@@ -524,4 +540,4 @@ def _label(array: np.ndarray, offset: int) -> str:
 
 
 def _seal(body: dict[str, Any]) -> str:
-    return digest(json.dumps(body, sort_keys=True).encode())
+    return digest(encode({**body, "digests": dict(sorted(body["digests"].items()))}))

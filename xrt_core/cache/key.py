@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 import xrt_core
+from xrt_core.decoding import storable
 from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
 from xrt_core.ir.function import Function, digest
@@ -27,15 +28,19 @@ _CODE: Final = ("engine", "ir", "kernels")  # the parts of the core whose code d
 
 @dataclass(frozen=True)
 class CacheKey:
-    """Everything that an executable depends on. rows: (label, text) in a fixed order."""
+    """Everything that an executable depends on. rows: (label, text) in a fixed order, as entries can store them."""
 
     rows: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        if not "".join(map("".join, self.rows)).isascii():
+            object.__setattr__(self, "rows", tuple((storable(label), storable(text)) for label, text in self.rows))
 
     @cached_property
     def digest(self) -> str:
         """Hex digest over all rows."""
         rows = (f"{len(label)}:{label}={len(text)}:{text};" for label, text in self.rows)
-        return digest("".join(rows).encode("utf-8", "surrogatepass"))
+        return digest("".join(rows).encode())
 
     def row(self, label: str) -> str:
         """The text of a row, "" if there is none of that label."""

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
 from xrt_core.cache.key import CacheKey
+from xrt_core.decoding import Size, convert
 from xrt_core.engine.serialization import Container, Kind, Writer, open_bytes
 from xrt_core.errors import CacheError
 from xrt_core.files import replace_file
+
+T = TypeVar("T")
 
 KIND: Final = Kind(b"XRTMODEL", 2, "a model file of XRT, which XRTModule.save writes", CacheError)
 
@@ -44,37 +47,35 @@ class _Place:
     blob: int
 
 
-class ModelFile:
-    """An open model file. info: what the writer noted down (options, engines, signatures).
+@dataclass(frozen=True, slots=True)
+class _Executable:
+    key: tuple[tuple[str, str], ...]
+    whole: bool
+    cluster: str
+    nodes: Size
 
-    buffer: the whole file, mapped, for the weights.
-    """
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    info: dict[str, Any]
+    executables: tuple[_Executable, ...]
+
+
+class ModelFile:
+    """An open model file. buffer: the whole file, mapped, for the weights."""
 
     def __init__(self, path: Path, buffer: memoryview, container: Container) -> None:
         self.path = path
         self.buffer = buffer
         self._container = container
-        try:
-            self.info: Mapping[str, Any] = dict(container.header["info"])
-            places = [
-                _Place(
-                    CacheKey(tuple((str(a), str(b)) for a, b in e["key"])),
-                    bool(e["whole"]),
-                    str(e["cluster"]),
-                    int(e["nodes"]),
-                    i,
-                )
-                for i, e in enumerate(container.header["executables"], 1)
-            ]
-        except (KeyError, TypeError, ValueError) as e:
-            raise CacheError(f"{path}: its manifest makes no sense: {type(e).__name__}: {e}") from None
+        header = container.header(_Header)
+        self._info = header.info
+        places = [_Place(CacheKey(e.key), e.whole, e.cluster, e.nodes, i) for i, e in enumerate(header.executables, 1)]
         self._executables = {p.key.digest: p for p in places}
 
-    @property
-    def verdicts(self) -> Mapping[str, Any]:
-        """What the guard decided about the clusters, as plain data, by the fingerprints of their functions."""
-        found = self.info.get("verdicts", {})
-        return found if isinstance(found, dict) else {}
+    def info(self, type: type[T]) -> T:
+        """What the writer noted down, of a type that it declares (see `decoding`). Raises CacheError."""
+        return convert(self._info, type, f"{self.path}: its header", CacheError)
 
     @property
     def keys(self) -> list[CacheKey]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-from json import dumps, loads
+from json import dumps
 from typing import Annotated, Any
 
 import typer
 
 from xrt_core.cli import arguments
 from xrt_core.cli.display import command, say, working
+from xrt_core.decoding import decode, reading
 from xrt_core.errors import InputError
 from xrt_core.files import replace_file
 
@@ -82,8 +83,6 @@ def _compare(before: pathlib.Path, after: pathlib.Path) -> None:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        report: dict[str, Any] = loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise InputError(f"{path} is no JSON: {e}") from None
-    return report
+    with reading(f"report {path}", InputError):
+        content = path.read_bytes()
+    return decode(content, dict[str, Any], f"report {path}", InputError)

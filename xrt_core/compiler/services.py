@@ -101,9 +101,9 @@ def build_services(
     guard: GuardManager | None = None
     if settings is not None:
         from xrt_core.guard.manager import GuardManager
-        from xrt_core.verify.verdict import Outcome
+        from xrt_core.verify.verdict import SavedVerdicts
 
-        trusted = {} if saved is None else {k: Outcome.from_json(v) for k, v in saved.verdicts.items()}
+        trusted = {} if saved is None else saved.info(SavedVerdicts).verdicts
         auto = options.engine == (AUTO,)
         guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted)
     plugins.load("xrt.observers")

@@ -20,18 +20,37 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import os
 import platform
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
+import msgspec
+import numpy as np
+
+from xrt_core.decoding import Size as Size
+from xrt_core.decoding import decode, encode, reading
 from xrt_core.engine.contract import Parameter
 from xrt_core.errors import CompileError, XRTError
 from xrt_core.ir.function import SIZE, digest
-from xrt_core.ir.types import dtype_from_name, dtype_name
+from xrt_core.ir.types import ONNX_TO_DTYPE, dtype_from_name, dtype_name
+
+T = TypeVar("T")
+
+DtypeName = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(map(dtype_name, ONNX_TO_DTYPE.values()))})\Z")]
+ParameterRow = tuple[str, DtypeName, tuple[Size, ...]]
+"""Types for headers: the name of a dtype, and what `rows_of` makes of a Parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRow:
+    """Dtype and shape of an array whose bytes lie elsewhere."""
+
+    dtype: DtypeName
+    shape: tuple[Size, ...]
+
 
 _HEAD: Final = struct.Struct(f"<8sIQQ{SIZE}s")
 _ALIGN: Final = 64
@@ -60,6 +79,17 @@ class Blob:
     digest: str
 
 
+class _Manifest(msgspec.Struct, frozen=True):
+    header: msgspec.Raw
+    blobs: tuple[tuple[Size, Size, str], ...]
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """What every header of an executable may say: what it was made for."""
+
+    made_for: str | None = msgspec.field(name="for", default=None)
+
+
 class Writer:
     """Writes a container into a file that is open for writing and seeking, and empty."""
 
@@ -79,8 +109,7 @@ class Writer:
 
     def finish(self, header: Mapping[str, Any]) -> None:
         """Write the manifest. header: what JSON can say."""
-        manifest = {"header": dict(header), "blobs": [[b.offset, b.size, b.digest] for b in self._blobs]}
-        text = json.dumps(manifest, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        text = encode({"header": dict(header), "blobs": [[b.offset, b.size, b.digest] for b in self._blobs]})
         at = self._file.tell()
         self._file.write(text)
         self._file.seek(0)
@@ -100,6 +129,7 @@ def pack_container(kind: Kind, header: Mapping[str, Any], blobs: Iterable[bytes 
 class Container:
     """A container that is read: its header, and blobs that are checked when they are asked for.
 
+    blobs: where they lie, as far as the manifest says.
     where: the subject of messages ("model.xrt"). Raises `kind.error` for what is no such container, of another version,
     cut off or damaged.
     """
@@ -122,12 +152,16 @@ class Container:
             raise self._error("is damaged or cut off: its manifest does not fit its digest")
         if at + length != size:
             raise self._error(f"has {size} bytes, its manifest describes {at + length}")
-        try:
-            found = json.loads(text.decode("utf-8", "surrogatepass"))
-            self.header: dict[str, Any] = dict(found["header"])
-            self.blobs = tuple(Blob(_place(a, at), _place(n, at - a), str(d)) for a, n, d in found["blobs"])
-        except (ValueError, TypeError, KeyError, RecursionError) as e:
-            raise self._error(f"has a manifest that makes no sense: {type(e).__name__}: {e}") from None
+        found = decode(text, _Manifest, f"{where}: its manifest", kind.error)
+        self._header = bytes(found.header)
+        self.blobs = tuple(Blob(*row) for row in found.blobs)
+        for number, blob in enumerate(self.blobs):
+            if blob.offset + blob.size > at:
+                raise self._error(f"is damaged: blob {number} does not end before the manifest")
+
+    def header(self, type: type[T]) -> T:
+        """The header, of a type that the owner declares (see `decoding`). Raises `kind.error`."""
+        return decode(self._header, type, f"{self._where}: its header", self._kind.error)
 
     def blob(self, number: int) -> memoryview:
         """A blob whose digest has been checked: a view, where the container is in memory or mapped."""
@@ -160,12 +194,6 @@ def open_file(kind: Kind, where: str, file: BinaryIO) -> Container:
     return Container(kind, where, file.seek(0, os.SEEK_END), read)
 
 
-def _place(number: object, limit: int) -> int:
-    if type(number) is not int or not 0 <= number <= limit:
-        raise ValueError(f"{number!r} is no place before the manifest")
-    return number
-
-
 def _seal(text: bytes) -> bytes:
     return bytes.fromhex(digest(text))
 
@@ -179,17 +207,23 @@ def pack(magic: bytes, header: Mapping[str, Any], parts: Sequence[bytes | memory
 
 
 def unpack(
-    magic: bytes, blob: bytes, engine: str, made_for: str | None = None
-) -> tuple[dict[str, Any], list[memoryview]]:
-    """The header and the parts of what `pack` packed, as views. engine: its name, for messages.
+    magic: bytes, blob: bytes, engine: str, header: type[T], made_for: str | None = None
+) -> tuple[T, list[memoryview]]:
+    """The header and the parts of what `pack` packed, the parts as views. engine: its name, for messages.
 
+    header: its type, a frozen dataclass of what the engine wrote; `ParameterRow` and `Size` are types for its fields.
     made_for: what the header must have as "for", such as the engine's fingerprint here; None asks nothing.
     Raises CompileError for bytes that are not of this package, or of another machine or library, cut or damaged.
     """
     found = open_bytes(_kind(magic), f"{engine}: the blob", blob)
-    if made_for is not None and found.header.get("for") != made_for:
-        raise CompileError(f"{engine}: the executable was made for {found.header.get('for')!r}; here is {made_for!r}")
-    return found.header, [found.blob(i) for i in range(len(found.blobs))]
+    if made_for is not None and (known := found.header(_Made).made_for) != made_for:
+        raise CompileError(f"{engine}: the executable was made for {known!r}; here is {made_for!r}")
+    return found.header(header), [found.blob(i) for i in range(len(found.blobs))]
+
+
+def loading(engine: str) -> contextlib.AbstractContextManager[None]:
+    """A context in which an engine makes an executable of what `unpack` gave: every error is a CompileError."""
+    return reading(f"{engine}: a serialised executable", CompileError)
 
 
 def _kind(magic: bytes) -> Kind:
@@ -197,13 +231,18 @@ def _kind(magic: bytes) -> Kind:
 
 
 def rows_of(parameters: Iterable[Parameter]) -> list[list[Any]]:
-    """Parameters as plain data for a header."""
+    """Parameters as plain data for a header, in which `ParameterRow` is the type of each."""
     return [[p.name, dtype_name(p.dtype), list(p.shape)] for p in parameters]
 
 
-def parameters_of(rows: Iterable[Sequence[Any]]) -> list[Parameter]:
+def parameters_of(rows: Iterable[ParameterRow]) -> list[Parameter]:
     """The parameters that `rows_of` wrote."""
-    return [Parameter(name, dtype_from_name(dtype), tuple(shape)) for name, dtype, shape in rows]
+    return [Parameter(name, dtype_from_name(dtype), shape) for name, dtype, shape in rows]
+
+
+def array_of(row: ArrayRow, raw: np.ndarray) -> np.ndarray:
+    """The array over its bytes. Raises ValueError, TypeError where they are not as many."""
+    return raw.view(dtype_from_name(row.dtype)).reshape(row.shape)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
-from xrt_core.guard.ipc import ArtifactExchange, describe_engine, new_folder, write_arrays, write_function
+from xrt_core.guard.ipc import ArtifactExchange, Message, describe_engine, new_folder, write_arrays, write_function
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
@@ -201,10 +201,10 @@ class ClusterBuilder:
             request = self._request(launch, names, inputs, folder)
             while True:
                 left = [n for n in names if n not in lost]
-                attempt = _Attempt(record, left[0])
+                attempt = _Attempt(record, left)
                 try:
                     seconds = _left(until) * (_OF_AN_ATTEMPT if len(left) > 1 else 1.0)
-                    outcome = self._answer(slot, {**request, "candidates": left}, attempt, seconds)
+                    outcome = self._answer(slot, {**request, "candidates": left}, attempt, launch.function, seconds)
                     break
                 except WorkerFailure as e:
                     lost[attempt.engine] = attempt.stage, e
@@ -221,13 +221,23 @@ class ClusterBuilder:
         errors = tuple(f"{engine}: {error.kind}: {error}" for engine, (_, error) in lost.items())
         return dataclasses.replace(outcome, errors=errors + outcome.errors)
 
-    def _answer(self, slot: WorkerSlot, request: Mapping[str, Any], attempt: _Attempt, seconds: float) -> Outcome:
+    def _answer(
+        self, slot: WorkerSlot, request: Mapping[str, Any], attempt: _Attempt, function: Function, seconds: float
+    ) -> Outcome:
         settings = {**request["settings"], "deadline_seconds": _DEADLINE * seconds}
         request = {**request, "timeout": seconds, "settings": settings}
         answer = slot.run(request, seconds, self._settings.memory, attempt.on_progress)
-        if "error" in answer:
-            raise WorkerFailure(answer["kind"], answer["error"])
-        return Outcome.from_json(answer["outcome"])
+        if answer.error is not None:
+            raise WorkerFailure(answer.kind, answer.error)
+        outcome = answer.outcome
+        known = {HOST, *(e["name"] for e in request["engines"])}
+        if (
+            outcome is None
+            or not outcome.covers(len(function.body.nodes))
+            or not known.issuperset(p.engine for p in outcome.pieces)
+        ):
+            raise WorkerFailure("crashed", "the worker's answer is no outcome for this cluster")
+        return outcome
 
     def _request(
         self, launch: GuardedLaunch, names: Sequence[str], inputs: list[np.ndarray] | None, folder: pathlib.Path
@@ -259,16 +269,19 @@ def _left(until: float) -> float:
 
 
 class _Attempt:
-    """How far the worker is with a request: the engine that it compiles with, and the stage."""
+    """How far the worker is with a request: the one of the engines that it compiles with, and the stage."""
 
-    def __init__(self, record: ClusterRecord, engine: str) -> None:
+    def __init__(self, record: ClusterRecord, engines: Sequence[str]) -> None:
         self._record = record
-        self.engine = engine
+        self._engines = engines
+        self.engine = engines[0]
         self.stage = "compile"
 
-    def on_progress(self, message: Mapping[str, Any]) -> None:
-        if message["stage"] == "compiling":
-            self.engine, self.stage = message["engine"], "compile"
+    def on_progress(self, message: Message) -> None:
+        if message.stage == "compiling":
+            self.stage = "compile"
+            if message.engine in self._engines:
+                self.engine = message.engine
         else:
             self.stage = "examine"
             _verifying(self._record)

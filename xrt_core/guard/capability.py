@@ -20,7 +20,7 @@ from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import Engine, Phase, ask_support
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.events import EventLog
-from xrt_core.guard.ipc import describe_engine, new_folder, read_function, write_function
+from xrt_core.guard.ipc import Message, describe_engine, new_folder, read_function, write_function
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.timeouts import BackgroundTask, check_cancelled, current_task, is_shutting_down
 from xrt_core.guard.verdict_cache import answers_key, probe_key, read_json, write_json
@@ -37,8 +37,12 @@ class Answers:
     """What one engine says about a graph. supports: for each node. fault: the first thing that it raised, or returned
     instead of a Support; "" for nothing."""
 
-    supports: Sequence[Support]
+    supports: tuple[Support, ...]
     fault: str = ""
+
+    def fits(self, function: Function) -> bool:
+        """Whether there is an answer for each node."""
+        return len(self.supports) == len(function.body.nodes)
 
 
 class Capabilities:
@@ -76,8 +80,8 @@ class Capabilities:
             with _Requests(self._settings, task) as requests:
                 for engine, device in compilation.engines.values():
                     key = None if disk is None else answers_key(compilation.key(function, engine.name))
-                    answers = None if key is None else _answers(read_json(key, function, disk), function)
-                    if answers is None:
+                    answers = None if key is None else read_json(key, function, disk, Answers)
+                    if answers is None or not answers.fits(function):
                         try:
                             answers = requests.supports(engine, device, phase, function)
                         except WorkerFailure as e:
@@ -127,7 +131,7 @@ def crashing_engines(settings: GuardSettings, disk: DiskCache | None, events: Ev
         for name in process_engines.names():
             line = None if readable is None else versions.get(name)
             key = None if line is None else probe_key(name, line.package, line.version)
-            if key is not None and read_json(key, None, readable) is not None:
+            if key is not None and read_json(key, None, readable, dict[str, str]) is not None:
                 continue
             try:
                 answered = requests.probe(name)
@@ -203,9 +207,13 @@ class _Requests:
             write_function(function, self.folder)
             self._sent = function
         request = {"query": "supports", "engine": describe_engine(engine), "device": device, "phase": phase}
-        return _answers(self._send(request), function)
+        found = self._send(request)
+        if found is None or found.supports is None:
+            return None
+        answers = Answers(found.supports, found.fault)
+        return answers if answers.fits(function) else None
 
-    def _send(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _send(self, request: Mapping[str, Any]) -> Message | None:
         limit = min(self._settings.timeout, _LIMIT)
         request = {**request, "folder": str(self.folder), "timeout": limit}
         try:
@@ -214,9 +222,9 @@ class _Requests:
             if e.kind == "unusable":
                 return None
             raise
-        if found.get("kind") == "memory":
-            raise WorkerFailure("memory", found["error"])
-        return None if "error" in found else found
+        if found.error is not None and found.kind == "memory":
+            raise WorkerFailure("memory", found.error)
+        return None if found.error is not None else found
 
 
 def _report(events: EventLog, engine: str, stage: str, failure: WorkerFailure, graph: str = "any graph") -> None:
@@ -226,15 +234,6 @@ def _report(events: EventLog, engine: str, stage: str, failure: WorkerFailure, g
     more |= {"log": failure.log} if failure.log else {}
     error = f"{failure}; the engine is excluded"
     events.fallback(cluster=graph, engine=engine, stage=stage, kind=failure.kind, error=error, **more)
-
-
-def _answers(data: Any, function: Function) -> Answers | None:
-    """Answers as data; None for anything else."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        supports = [Support(bool(ok), str(reason)) for ok, reason in data["supports"]]
-        if len(supports) == len(function.body.nodes):
-            return Answers(supports, str(data["fault"]))
-    return None
 
 
 def _readable(disk: DiskCache | None) -> DiskCache | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import pathlib
 import re
@@ -16,24 +15,47 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import StoredExecutable
 from xrt_core.cache.store import ExecutableStore
+from xrt_core.decoding import Size, convert, decode, encode, reading
 from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import Engine
+from xrt_core.engine.serialization import ArrayRow, array_of
 from xrt_core.errors import ModelLoadError, XRTError
 from xrt_core.events import EventLog
-from xrt_core.frontends.onnx_sidecar import describe_node, restore_types
+from xrt_core.frontends.onnx_sidecar import NodeRow, describe_node, restore_types
 from xrt_core.ir.file_backed import place_of
 from xrt_core.ir.function import Function
-from xrt_core.ir.types import dtype_from_name, dtype_name
+from xrt_core.ir.graph import Support
+from xrt_core.ir.types import dtype_name
+from xrt_core.verify.verdict import Outcome
 
 if TYPE_CHECKING:
     from onnx import TensorProto
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a worker writes, a line each; the fields of one kind of message are given.
+
+    ready: it has started. stage, engine: how far it is with a request. The answer to a request is one of: error and
+    kind, why there is none; outcome; supports and fault, see `capability.Answers`; nothing, of a probe.
+    """
+
+    ready: Size | None = None
+    stage: Literal["compiling", "verifying"] | None = None
+    engine: str = ""
+    error: str | None = None
+    kind: Literal["memory", "raised", "unusable"] = "raised"
+    outcome: Outcome | None = None
+    supports: tuple[Support, ...] | None = None
+    fault: str = ""
 
 
 _MODEL: Final = "function.onnx"
@@ -69,7 +91,7 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
 
         model = export_function(function, tensor=tensor)
     (folder / _MODEL).write_bytes(serialised(model))
-    (folder / _TYPES).write_text(json.dumps([describe_node(n) for n in function.body.nodes]), encoding="utf-8")
+    (folder / _TYPES).write_bytes(encode([describe_node(n) for n in function.body.nodes]))
 
 
 def read_function(folder: pathlib.Path) -> Function:
@@ -78,7 +100,9 @@ def read_function(folder: pathlib.Path) -> Function:
 
     # external data is located relative to the root, as references may point anywhere
     function = import_function(folder / _MODEL, folder=folder.resolve().anchor)
-    described = json.loads((folder / _TYPES).read_text(encoding="utf-8"))
+    with reading(_TYPES, ModelLoadError):
+        content = (folder / _TYPES).read_bytes()
+    described = decode(content, tuple[NodeRow, ...], _TYPES, ModelLoadError)
     if len(described) != len(function.body.nodes):
         raise ModelLoadError(f"{len(function.body.nodes)} nodes were received, {len(described)} were sent")
     return restore_types(function, described)
@@ -86,19 +110,16 @@ def read_function(folder: pathlib.Path) -> Function:
 
 def write_arrays(arrays: Sequence[np.ndarray], folder: pathlib.Path) -> list[dict[str, Any]]:
     """Write arrays into a folder, a file each; returns their descriptions for `read_arrays`. Raises OSError."""
-    rows = []
     for i, a in enumerate(arrays):
         np.ascontiguousarray(a).tofile(folder / f"input{i}.raw")
-        rows.append({"dtype": dtype_name(a.dtype), "shape": list(a.shape)})
-    return rows
+    return [{"dtype": dtype_name(a.dtype), "shape": list(a.shape)} for a in arrays]
 
 
 def read_arrays(folder: pathlib.Path, rows: Sequence[dict[str, Any]]) -> list[np.ndarray]:
-    """The arrays that `write_arrays` wrote. Raises OSError and ValueError."""
-    return [
-        np.fromfile(folder / f"input{i}.raw", np.uint8).view(dtype_from_name(r["dtype"])).reshape(r["shape"])
-        for i, r in enumerate(rows)
-    ]
+    """The arrays that `write_arrays` wrote. Raises ModelLoadError."""
+    with reading("an input", ModelLoadError):
+        found = convert(rows, tuple[ArrayRow, ...], "the inputs", ModelLoadError)
+        return [array_of(row, np.fromfile(folder / f"input{i}.raw", np.uint8)) for i, row in enumerate(found)]
 
 
 def _reference(array: np.ndarray, name: str, location: str, offset: int) -> TensorProto:

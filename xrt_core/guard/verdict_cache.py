@@ -8,19 +8,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 import os
 import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from xrt_core.cache.disk import DiskCache, Miss
 from xrt_core.cache.key import CacheKey
 from xrt_core.cache.lru import LRU
+from xrt_core.decoding import decode, encode
+from xrt_core.errors import CacheError
 from xrt_core.ir.function import Function, function_lines
 from xrt_core.verify.verdict import Outcome
+
+T = TypeVar("T")
 
 _REVISION: Final = 4
 """Raised with every change of the verification that invalidates older verdicts."""
@@ -53,11 +56,9 @@ def verdict_key(executables: Sequence[CacheKey], settings: Any) -> CacheKey:
 def find_verdict(key: CacheKey, function: Function, disk: DiskCache | None) -> Outcome | None:
     """The verdict of a key in memory or on disk, if it fits the function; None otherwise."""
     found = _memory.get(key.digest)
-    if found is None and (data := read_json(key, function, disk)) is not None:
-        with contextlib.suppress(ValueError):
-            found = Outcome.from_json(data)
-            _memory.put(key.digest, found)
-    return found if found is not None and _fits(found, function) else None
+    if found is None and (found := read_json(key, function, disk, Outcome)) is not None:
+        _memory.put(key.digest, found)
+    return found if found is not None and found.covers(len(function.body.nodes)) else None
 
 
 def keep_verdict(key: CacheKey, function: Function, disk: DiskCache | None, outcome: Outcome) -> str:
@@ -89,14 +90,17 @@ def probe_key(name: str, package: str, version: str) -> CacheKey:
     return CacheKey((*dict(rows).items(), ("python", f"{sys.executable} {sys.version}")))
 
 
-def read_json(key: CacheKey, function: Function | None, disk: DiskCache | None) -> Any:
-    """The data of an entry of the disk cache; None if there is none. function: that it is about, None for none."""
+def read_json(key: CacheKey, function: Function | None, disk: DiskCache | None, type: type[T]) -> T | None:
+    """The data of an entry of the disk cache, of a type that `decoding` knows; None if there is none, or of another.
+
+    function: that it is about, None for none.
+    """
     hit = None if disk is None else disk.read(key, _text(function))
     if hit is None or isinstance(hit, Miss):
         return None
     try:
-        return json.loads(hit.blob)
-    except ValueError:
+        return decode(hit.blob, type, "the entry", CacheError)
+    except CacheError:
         return None
 
 
@@ -120,12 +124,7 @@ def write_json(
     }
     if verdict:
         info["verdict"] = verdict
-    return disk.write(key, info, _text(function), json.dumps(data).encode())
-
-
-def _fits(outcome: Outcome, function: Function) -> bool:
-    covered = sorted(i for p in outcome.pieces for i in p.nodes)
-    return covered == list(range(len(function.body.nodes)))
+    return disk.write(key, info, _text(function), encode(data))
 
 
 def _text(function: Function | None) -> bytes:

@@ -22,6 +22,7 @@ from typing import IO, Any, Final
 
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.store import ExecutableStore
+from xrt_core.decoding import encode
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import CompileOptions, Engine
@@ -52,7 +53,7 @@ def main() -> None:
     threading.Thread(target=_read, args=(requests, jobs, state), daemon=True).start()
 
     def send(answer: Mapping[str, Any]) -> None:
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(encode(answer) + b"\n")
         answers.flush()
 
     send({"ready": os.getpid()})
@@ -121,9 +122,9 @@ def _answer(request: Mapping[str, Any], send: Send) -> dict[str, Any]:
         return {"error": f"{type(e).__name__}: {e}", "kind": kind}
 
 
-def _take_pipes() -> tuple[IO[str], IO[str]]:
+def _take_pipes() -> tuple[IO[str], IO[bytes]]:
     """Move the pipes to the parent to new descriptors; then stdin is empty and stdout is the log for every library."""
-    requests, answers = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests, answers = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -21,26 +21,34 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from xrt_core.decoding import decode
 from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.errors import XRTError
 from xrt_core.events import Kind, logger
 from xrt_core.guard import timeouts
-from xrt_core.guard.ipc import new_folder
+from xrt_core.guard.ipc import Message, new_folder
 from xrt_core.guard.timeouts import BackgroundTask
 
 LOG_BYTES: Final = 8192
 """Bytes of the end of a worker's log that are kept with a failure."""
+_LONGEST: Final = 1 << 28  # bytes of an answer
+_MOST_WAITING: Final = 256  # answers that nobody has taken yet; a worker that writes more waits
+_PROGRAM: Final = "from xrt_core.guard.worker import main; main()"
 _POLL: Final = 0.05  # seconds between measurements of a worker's memory
 _START_SECONDS: Final = 60.0  # time limit for a worker's start
 _CANCEL_POLL: Final = 0.5  # seconds between checks whether the answer to a queued request is still wanted
 _CHILD: Final = {WORKER_VARIABLE: "1"}
 
 Request = Mapping[str, Any]
-Progress = Callable[[Mapping[str, Any]], None]
+Progress = Callable[[Message], None]
 
 
-def _ignore(message: Mapping[str, Any]) -> None:
+def _ignore(message: Message) -> None:
     """For callers that need no progress."""
+
+
+class WorkerAnswerError(XRTError):
+    """What a worker wrote is no answer."""
 
 
 class WorkerFailure(XRTError):
@@ -67,13 +75,13 @@ class Worker:
         self._folder = new_folder("worker")
         self._oom_kills = oom_kills()
         self._log_path = self._folder / "log"
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.Queue[Message | WorkerFailure | None] = queue.Queue(_MOST_WAITING)
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         environment = {**os.environ, **_CHILD, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         try:
             with open(self._log_path, "ab") as log:  # what others append stays in its place
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", "from xrt_core.guard.worker import main; main()"],
+                    [sys.executable, "-c", _PROGRAM],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
                     start_new_session=True,  # Ctrl-C is for the parent; an engine's processes die with the group
                 )  # fmt: skip
@@ -89,7 +97,7 @@ class Worker:
             self.kill()
             raise
 
-    def run(self, request: Request, timeout: float, memory: int, progress: Progress) -> dict[str, Any]:
+    def run(self, request: Request, timeout: float, memory: int, progress: Progress) -> Message:
         """Send a request and return the answer. `progress` is called with every message before it.
 
         Raises WorkerFailure if the worker crashes, exceeds `timeout` seconds, or holds more than `memory` bytes of its
@@ -98,7 +106,7 @@ class Worker:
         begun = self._answered  # what was written since the last answer belongs to a crash between two requests
         try:
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")  # its paths may be no Unicode text
             self._process.stdin.flush()
         except OSError:
             pass  # it has ended: `_wait` finds out how
@@ -110,13 +118,13 @@ class Worker:
         self._answered = self._log_path.stat().st_size
         return answer
 
-    def _wait(self, deadline: float, memory: int, begun: int, progress: Progress) -> dict[str, Any]:
+    def _wait(self, deadline: float, memory: int, begun: int, progress: Progress) -> Message:
         while True:
+            if time.monotonic() > deadline:
+                raise WorkerFailure("hung", "it did not finish within its time limit", self.log(begun))
             try:
                 answer = self._answers.get(timeout=_POLL)
             except queue.Empty:
-                if time.monotonic() > deadline:
-                    raise WorkerFailure("hung", "it did not finish within its time limit", self.log(begun)) from None
                 held = own_memory(self.pid)
                 if memory and held > memory:
                     message = f"it held {held >> 20} MiB, its limit is {memory >> 20} MiB"
@@ -124,7 +132,9 @@ class Worker:
                 continue
             if answer is None:
                 raise self._ended(begun)
-            if "stage" in answer:
+            if isinstance(answer, WorkerFailure):
+                raise answer
+            if answer.stage is not None:
                 progress(answer)
             else:
                 return answer
@@ -177,11 +187,14 @@ class Worker:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
+        found: WorkerFailure | None = None
         with contextlib.suppress(OSError, ValueError), self._process.stdout as answers:
-            for line in answers:
-                with contextlib.suppress(ValueError):
-                    self._answers.put(json.loads(line))
-        self._answers.put(None)
+            while found is None and (line := answers.readline(_LONGEST)):
+                try:
+                    self._answers.put(decode(line, Message, "the worker's answer", WorkerAnswerError))
+                except WorkerAnswerError as e:
+                    found = WorkerFailure("crashed", str(e), self.log())
+        self._answers.put(found)
 
 
 def oom_kills() -> int:
@@ -208,7 +221,7 @@ class WorkerSlot:
         self.job: Job | None = None
         self._worker: Worker | None = None
 
-    def run(self, request: Request, timeout: float, memory: int, progress: Progress) -> dict[str, Any]:
+    def run(self, request: Request, timeout: float, memory: int, progress: Progress) -> Message:
         """See `Worker.run`; the worker is started if there is none. Raises WorkerFailure."""
         job, worker = self.job, self._worker
         if job is not None and job.cancelled:
@@ -265,12 +278,12 @@ class WorkerPool:
             self._open += 1
         self._jobs.put(job)
 
-    def call(self, request: Request, timeout: float, memory: int, task: BackgroundTask) -> dict[str, Any]:
+    def call(self, request: Request, timeout: float, memory: int, task: BackgroundTask) -> Message:
         """Queue a request for a worker and wait for its answer, as a job of `task.owner`.
 
         Raises OSError, and WorkerFailure as `Worker.run`; of kind "closed" if the task is cancelled meanwhile.
         """
-        answers: list[dict[str, Any]] = []
+        answers: list[Message] = []
         failures: list[OSError | WorkerFailure] = []
         closed = WorkerFailure("closed", "the result is no longer wanted")
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from xrt_core.decoding import Size, decode, encode, reading
 from xrt_core.errors import QuantizationError
 from xrt_core.files import replace_file
 from xrt_core.ir.function import graph_fingerprint
@@ -46,10 +46,9 @@ class Ranges:
         tensors = {n: None if math.isnan(low) else [low, high] for n, (low, high) in self.tensors.items()}
         content = {"format": _FORMAT, "model": self.model, "fingerprint": self.fingerprint, "batches": self.batches,
                    "tensors": tensors}  # fmt: skip
-        text = json.dumps(content, indent=1, allow_nan=False)
         try:
             with replace_file(path) as file:
-                file.write(text.encode())
+                file.write(encode(content, indent=1))
         except OSError as e:
             raise QuantizationError(f"ranges cannot be written to {path}: {e.strerror or e}") from e
         return path
@@ -87,13 +86,7 @@ def prepare_folder(folder: str | os.PathLike[str]) -> pathlib.Path:
 def find_ranges(folder: str | os.PathLike[str], fingerprint: str) -> Ranges | None:
     """Return the ranges of a model in the folder, or None. Raises QuantizationError for an unreadable file."""
     path = file_of(folder, fingerprint)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, UnicodeDecodeError) as e:
-        raise QuantizationError(f"ranges cannot be read from {path}: {e}") from e
-    return _parse(text, path)
+    return _parse(_read(path), path) if path.exists() else None
 
 
 def load_ranges(folder: str | os.PathLike[str], fingerprint: str, model: str) -> Ranges:
@@ -105,7 +98,7 @@ def load_ranges(folder: str | os.PathLike[str], fingerprint: str, model: str) ->
     how = f"record them with: with xrt.ptq_calibration_mode({str(path)!r}): XRTModule(model)(inputs)"
     if not path.is_dir():
         raise QuantizationError(f"there is no folder of ranges {path}; {how}")
-    others = [_parse(p.read_text(encoding="utf-8"), p) for p in sorted(path.glob("*.json"))]
+    others = [_parse(_read(p), p) for p in sorted(path.glob("*.json"))]
     if not others:
         raise QuantizationError(f"the folder {path} holds no ranges; {how}")
     shown = ", ".join(f"{o.model or 'a graph'} ({o.fingerprint[:8]})" for o in others[:4])
@@ -115,16 +108,30 @@ def load_ranges(folder: str | os.PathLike[str], fingerprint: str, model: str) ->
     )
 
 
-def _parse(text: str, path: pathlib.Path) -> Ranges:
+@dataclass(frozen=True, slots=True)
+class _File:
+    format: str
+    model: str
+    fingerprint: str
+    batches: Size
+    tensors: dict[str, Range | None]
+
+
+def _parse(content: bytes, path: pathlib.Path) -> Ranges:
     try:
-        read: Any = json.loads(text)
-        if read["format"] != _FORMAT:
-            raise ValueError(f"its format is {read['format']!r}, not {_FORMAT!r}")
-        endless = (math.nan, math.nan)
-        rows = read["tensors"].items()
-        tensors = {str(n): endless if r is None else (float(r[0]), float(r[1])) for n, r in rows}
-        return Ranges(str(read["model"]), str(read["fingerprint"]), int(read["batches"]), tensors)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
-        raise QuantizationError(
-            f"{path} is damaged: {type(e).__name__}: {e}. Delete it and record the ranges again"
-        ) from None
+        found = decode(content, _File, str(path), QuantizationError)
+        if found.format != _FORMAT:
+            raise QuantizationError(f"{path} is damaged: its format is {found.format!r}, not {_FORMAT!r}")
+        if any(r is not None and r[0] > r[1] for r in found.tensors.values()):
+            raise QuantizationError(f"{path} is damaged: it has a minimum above its maximum")
+    except QuantizationError as e:
+        raise QuantizationError(f"{e}. Delete it and record the ranges again") from e
+    tensors = {n: (math.nan, math.nan) if r is None else r for n, r in found.tensors.items()}
+    return Ranges(found.model, found.fingerprint, found.batches, tensors)
+
+
+def _read(path: pathlib.Path) -> bytes:
+    with reading(f"ranges {path}", QuantizationError):
+        if not path.is_file():
+            raise QuantizationError(f"ranges cannot be read from {path}: it is no regular file")
+        return path.read_bytes()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from xrt_core.decoding import Size, convert
 from xrt_core.errors import InputError
 
 
@@ -50,11 +51,35 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Differenc
     gone = [f"gone: {name} ({len(c)} nodes)" for c, name in old.clusters.items() if c not in new.clusters]
     come = [f"new: {name} ({len(c)} nodes)" for c, name in new.clusters.items() if c not in old.clusters]
     figures = [
-        f"{key}: {before[key]} -> {after[key]}"
+        f"{key}: {mine} -> {theirs}"
         for key in ("nodes", "node_share", "flop_share")
-        if before.get(key) != after.get(key) and key in before and key in after
+        if (mine := getattr(old.report, key)) != (theirs := getattr(new.report, key)) and None not in (mine, theirs)
     ]
     return Difference(tuple(moved), tuple(reasons), tuple(gone + come), tuple(nodes), tuple(figures))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    name: str
+    engine: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _HostNode:
+    name: str
+    operator: str
+    index: Size
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    clusters: tuple[_Cluster, ...]
+    host_nodes: tuple[_HostNode, ...]
+    nodes: Size | None = None
+    node_share: float | None = None
+    flop_share: float | None = None
 
 
 class _Partition:
@@ -64,18 +89,13 @@ class _Partition:
         self.where: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.clusters: dict[tuple[str, ...], str] = {}
-        try:
-            for c in report["clusters"]:
-                names = tuple(str(n) for n in c["nodes"])
-                self.clusters[names] = f"{c['name']} on {c['engine']}"
-                for i, n in enumerate(names):
-                    self.where[n or f"{c['name']} node {i}"] = str(c["engine"])
-            for h in report["host_nodes"]:
-                name = str(h["name"]) or f"{h['operator']} #{h['index']}"
-                self.where[name] = "host"
-                self.reasons[name] = str(h["reason"])
-        except (KeyError, TypeError, AttributeError) as e:
-            raise InputError(
-                f"{which} is no report of a partition ({type(e).__name__}: {e}); "
-                "`xrt partition MODEL --json FILE` writes such reports"
-            ) from None
+        where = f"{which} is no report of a partition, as `xrt partition MODEL --json FILE` writes them: it"
+        self.report = convert(report, _Report, where, InputError)
+        for c in self.report.clusters:
+            self.clusters[c.nodes] = f"{c.name} on {c.engine}"
+            for i, n in enumerate(c.nodes):
+                self.where[n or f"{c.name} node {i}"] = c.engine
+        for h in self.report.host_nodes:
+            name = h.name or f"{h.operator} #{h.index}"
+            self.where[name] = "host"
+            self.reasons[name] = h.reason

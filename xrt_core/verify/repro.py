@@ -7,24 +7,27 @@ values. Nothing in a bundle is code.
 
 from __future__ import annotations
 
-import json
+import math
 import pathlib
 import platform
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 import numpy as np
 
 from xrt_core import __version__
+from xrt_core.decoding import Size, decode, encode, reading
 from xrt_core.engine.contract import CompileOptions, Engine
-from xrt_core.errors import ModelLoadError, XRTError
+from xrt_core.engine.serialization import ArrayRow, array_of
+from xrt_core.errors import ModelLoadError
 from xrt_core.files import replace_file
-from xrt_core.frontends.onnx_sidecar import describe_node, restore_types
+from xrt_core.frontends.onnx_sidecar import NodeRow, describe_node, restore_types
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value, substitute
-from xrt_core.ir.types import STRING, TensorType, dtype_from_name, dtype_name
+from xrt_core.ir.types import STRING, TensorType, dtype_name
 from xrt_core.kernels.namespace import float_like
 from xrt_core.verify.checker import ResultChecker
 from xrt_core.verify.inputs import synthesize_inputs
@@ -39,7 +42,8 @@ MAX_BUNDLES: Final = 32
 """Bundles that `save_bundle` keeps in a folder; it deletes the oldest."""
 
 _LOG: Final = 1 << 16  # bytes of a log that are kept
-_BOUND: Final = 1 << 31  # bytes that one member may unpack to
+_BOUND: Final = 1 << 31  # bytes that all members together may unpack to
+_MOST_WEIGHTS: Final = 1 << 34  # bytes of all random constants together
 
 Stage = Literal["compile", "wrong"]
 
@@ -61,6 +65,35 @@ class Bundle:
     inputs: tuple[np.ndarray, ...] | None
     versions: Mapping[str, str]
     log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    format: Size
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """Statistics of a large constant, by which a random one is made."""
+
+    seed: Size
+    low: float
+    high: float
+    mean: float
+    std: Annotated[float, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    engine: str
+    device: str
+    options: CompileOptions
+    stage: Stage
+    error: str
+    versions: dict[str, str]
+    weights: tuple[_Weight, ...]
+    types: tuple[NodeRow, ...]
+    inputs: tuple[ArrayRow, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +146,9 @@ def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None
         else [{"dtype": dtype_name(x.dtype), "shape": list(x.shape)} for x in bundle.inputs],
     }
     with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("manifest.json", json.dumps(manifest, indent=1, default=str))
+        archive.writestr("manifest.json", encode(manifest, indent=1, default=str))
         archive.writestr("function.onnx", export_function(small).SerializeToString())
-        archive.writestr("log.txt", bundle.log)
+        archive.writestr("log.txt", bundle.log.encode("utf-8", "replace"))
         for i, x in enumerate(bundle.inputs or ()):
             archive.writestr(f"input{i}.raw", np.ascontiguousarray(x).tobytes())
 
@@ -124,36 +157,36 @@ def read_bundle(path: pathlib.Path) -> Bundle:
     """Read a bundle, with random large constants. Raises ModelLoadError for a file that is none."""
     from xrt_core.frontends.onnx_import import import_function
 
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {name: _member(archive, name) for name in archive.namelist()}
-        manifest = json.loads(members["manifest.json"])
-        if manifest["format"] != FORMAT:
-            raise ModelLoadError(f"{path}: a bundle of format {manifest['format']}; this XRT reads {FORMAT}")
-        function = _with_large(
-            restore_types(import_function(members["function.onnx"]), manifest["types"]), manifest["weights"]
-        )
-        inputs = manifest["inputs"] and tuple(
-            np.frombuffer(members[f"input{i}.raw"], np.uint8).view(dtype_from_name(r["dtype"])).reshape(r["shape"])
-            for i, r in enumerate(manifest["inputs"])
-        )
+    if not path.exists():
+        raise ModelLoadError(f"bundle {path} does not exist")
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        raise ModelLoadError(f"{path} is not a bundle of XRT")
+    where = f"bundle {path}"
+    with reading(where, ModelLoadError), zipfile.ZipFile(path) as archive:
+        size = sum(m.file_size for m in archive.infolist())
+        if size > _BOUND:
+            raise ModelLoadError(f"{where} would unpack to {size} bytes, more than {_BOUND}")
+        content = archive.read("manifest.json")
+        version = decode(content, _Format, where, ModelLoadError).format
+        if version != FORMAT:
+            raise ModelLoadError(f"{path}: a bundle of format {version}; this XRT reads {FORMAT}")
+        manifest = decode(content, _Manifest, where, ModelLoadError)
+        function = import_function(archive.read("function.onnx"))
+        inputs = [
+            array_of(row, np.frombuffer(archive.read(f"input{i}.raw"), np.uint8))
+            for i, row in enumerate(manifest.inputs or ())
+        ]
         return Bundle(
-            function,
-            str(manifest["engine"]),
-            str(manifest["device"]),
-            CompileOptions(**manifest["options"]),
-            manifest["stage"],
-            str(manifest["error"]),
-            inputs,
-            {str(k): str(v) for k, v in manifest["versions"].items()},
-            members["log.txt"].decode("utf-8", "replace"),
+            _with_large(restore_types(function, manifest.types), manifest.weights),
+            manifest.engine,
+            manifest.device,
+            manifest.options,
+            manifest.stage,
+            manifest.error,
+            None if manifest.inputs is None else tuple(inputs),
+            manifest.versions,
+            archive.read("log.txt").decode("utf-8", "replace"),
         )
-    except XRTError:
-        raise
-    except FileNotFoundError:
-        raise ModelLoadError(f"bundle {path} does not exist") from None
-    except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError) as e:
-        raise ModelLoadError(f"{path} is not a bundle of XRT: {type(e).__name__}: {e}") from e
 
 
 def save_bundle(bundle: Bundle, folder: pathlib.Path, most: int = MAX_BUNDLES) -> pathlib.Path:
@@ -211,24 +244,32 @@ def _statistics(array: np.ndarray, seed: int) -> dict[str, Any]:
     finite = np.abs(wide[np.isfinite(wide)]) if array.dtype.kind == "c" else wide[np.isfinite(wide)]
     ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     mean, std = (float(finite.mean()), float(finite.std())) if finite.size else (0.0, 0.0)
-    return {"seed": seed, "low": ends[0], "high": ends[1], "mean": mean, "std": std}
+    # the square of a large number may be infinite, which JSON does not have
+    return dict(zip(("seed", "low", "high", "mean", "std"), (seed, *map(_finite, (*ends, mean, std))), strict=True))
 
 
-def _sample(type_: TensorType, row: Mapping[str, Any]) -> np.ndarray:
+def _finite(number: float) -> float:
+    return float(np.nan_to_num(number))
+
+
+def _sample(type_: TensorType, row: _Weight) -> np.ndarray:
     assert type_.dtype is not None
     assert type_.shape is not None
-    rng = np.random.default_rng(int(row["seed"]))
+    rng = np.random.default_rng(row.seed)
     shape = tuple(d for d in type_.shape if isinstance(d, int))
     if float_like(type_.dtype) or type_.dtype.kind == "c":
-        values: Any = np.clip(rng.normal(row["mean"], row["std"], shape), row["low"], row["high"])
+        values: Any = np.clip(rng.normal(row.mean, row.std, shape), row.low, row.high)
     else:
-        values = rng.integers(int(row["low"]), int(row["high"]) + 1, shape)
+        values = rng.integers(int(row.low), int(row.high) + 1, shape)
     return np.asarray(values).astype(type_.dtype)
 
 
-def _with_large(function: Function, rows: Sequence[Mapping[str, Any]]) -> Function:
+def _with_large(function: Function, rows: Sequence[_Weight]) -> Function:
     body = function.body
     own = len(body.inputs) - len(rows)
+    size = sum(math.prod(p.shape) * p.dtype.itemsize for p in function.params[own:])
+    if own < 0 or size > _MOST_WEIGHTS:
+        raise ValueError(f"it describes {len(rows)} weights of {size} bytes")
     new = {}
     for v, row in zip(body.inputs[own:], rows, strict=True):
         if not isinstance(v.type, TensorType):
@@ -238,9 +279,3 @@ def _with_large(function: Function, rows: Sequence[Mapping[str, Any]]) -> Functi
         return function
     graph = body.replace(inputs=body.inputs[:own], nodes=[substitute(n, new) for n in body.nodes])
     return Function(function.name, function.params[:own], function.returns, graph, function.aliases)
-
-
-def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    if archive.getinfo(name).file_size > _BOUND:
-        raise ValueError(f"{name} would unpack to more than {_BOUND} bytes")
-    return archive.read(name)

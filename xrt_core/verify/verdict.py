@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
+
+from xrt_core.decoding import Size
 
 Verdict = Literal["ready", "wrong", "slower", "failed"]
 """ready: an engine takes nodes. wrong, slower: the host keeps all of them. failed: nothing could be compiled or run."""
@@ -23,7 +25,7 @@ class Piece:
     """
 
     engine: str
-    nodes: tuple[int, ...]
+    nodes: tuple[Size, ...]
     fused: bool = True
 
 
@@ -43,7 +45,7 @@ class Outcome:
     errors: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for `from_json`."""
+        """As plain data, of which `decoding` makes an Outcome again."""
         return {
             "verdict": self.verdict,
             "pieces": [{"engine": p.engine, "nodes": list(p.nodes), "fused": p.fused} for p in self.pieces],
@@ -52,30 +54,13 @@ class Outcome:
             "errors": list(self.errors),
         }
 
-    @classmethod
-    def from_json(cls, data: Any) -> Outcome:
-        """The outcome that `to_json` described. Raises ValueError for anything else."""
-        try:
-            pieces = tuple(
-                Piece(_text(p["engine"]), tuple(_index(i) for i in p["nodes"]), bool(p["fused"]))
-                for p in data["pieces"]
-            )
-            if data["verdict"] not in get_args(Verdict):
-                raise ValueError(f"the verdict is {data['verdict']!r}")
-            timings = {_text(k): float(v) for k, v in data["timings"].items()}
-            errors = tuple(map(_text, data["errors"]))
-            return cls(data["verdict"], pieces, _text(data["reason"]), MappingProxyType(timings), errors)
-        except (KeyError, TypeError, AttributeError) as e:
-            raise ValueError(f"this is no outcome: {type(e).__name__}: {e}") from None
+    def covers(self, nodes: int) -> bool:
+        """Whether the pieces have each of so many nodes once."""
+        return sorted(i for p in self.pieces for i in p.nodes) == list(range(nodes))
 
 
-def _text(x: Any) -> str:
-    if not isinstance(x, str):
-        raise TypeError(f"{x!r} is no text")
-    return x
+@dataclass(frozen=True, slots=True)
+class SavedVerdicts:
+    """What a saved module holds of them. verdicts: outcomes by the fingerprints of their functions."""
 
-
-def _index(x: Any) -> int:
-    if not isinstance(x, int) or isinstance(x, bool) or x < 0:
-        raise TypeError(f"{x!r} is no index")
-    return x
+    verdicts: Mapping[str, Outcome] = field(default_factory=dict)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
-from xrt_core.engine.serialization import pack, parameters_of, rows_of, unpack
+from xrt_core.engine.serialization import ParameterRow, loading, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import ExecutionError, UnsupportedError
 from xrt_onnxruntime import _toolkit
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from xrt_onnxruntime.compiler import OnnxRuntimeCompiler
 
 _MAGIC: Final = b"XRTORT2\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    params: tuple[ParameterRow, ...]
+    returns: tuple[ParameterRow, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 class OnnxRuntimeExecutable(Executable):
@@ -132,7 +141,9 @@ class OnnxRuntimeExecutable(Executable):
 
 def load_executable(blob: bytes, compiler: OnnxRuntimeCompiler) -> OnnxRuntimeExecutable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
-    header, (model, constants) = unpack(_MAGIC, blob, "onnxruntime", _toolkit.fingerprint())
-    session = _toolkit.load_optimised(bytes(model), bytes(constants), compiler.session_options(optimised=True))
-    params, returns = (parameters_of(header[k]) for k in ("params", "returns"))
-    return OnnxRuntimeExecutable(session, params, returns, header["inputs"], header["outputs"], compiler, blob)
+    header, parts = unpack(_MAGIC, blob, "onnxruntime", _Header, _toolkit.fingerprint())
+    with loading("onnxruntime"):
+        model, constants = parts
+        session = _toolkit.load_optimised(bytes(model), bytes(constants), compiler.session_options(optimised=True))
+    params, returns = parameters_of(header.params), parameters_of(header.returns)
+    return OnnxRuntimeExecutable(session, params, returns, header.inputs, header.outputs, compiler, blob)

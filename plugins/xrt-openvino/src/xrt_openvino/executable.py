@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter, RunOptions
-from xrt_core.engine.serialization import pack, parameters_of, rows_of, unpack
+from xrt_core.engine.serialization import ParameterRow, loading, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import ExecutionError, UnsupportedError
 from xrt_openvino import _toolkit
 
@@ -17,6 +18,13 @@ _MAGIC: Final = b"XRTOPV2\n"
 _MOST_STORED: Final = 1 << 25
 _LOST: Final = frozenset(("RoPE",))
 """Operations whose settings are not in what the library exports (2026.4): imported they compute something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    params: tuple[ParameterRow, ...]
+    returns: tuple[ParameterRow, ...]
+    names: tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class OpenVinoExecutable(Executable):
@@ -114,8 +122,10 @@ class OpenVinoExecutable(Executable):
 
 def load_executable(blob: bytes, config: Mapping[str, Any]) -> OpenVinoExecutable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
-    header, (model,) = unpack(_MAGIC, blob, "openvino", _toolkit.fingerprint())
-    compiled = _toolkit.import_model(bytes(model), config)
-    params, returns = (parameters_of(header[k]) for k in ("params", "returns"))
-    inputs, outputs = header["names"]
+    header, parts = unpack(_MAGIC, blob, "openvino", _Header, _toolkit.fingerprint())
+    with loading("openvino"):
+        (model,) = parts
+        compiled = _toolkit.import_model(bytes(model), config)
+    params, returns = parameters_of(header.params), parameters_of(header.returns)
+    inputs, outputs = header.names
     return OpenVinoExecutable(compiled, params, returns, inputs, outputs, {})

@@ -36,15 +36,6 @@ class Manifest:
         """The fields, as JSON has them."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Manifest:
-        """Raises CompileError for what is no manifest."""
-        try:
-            made: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-            return cls(**made)
-        except (TypeError, AttributeError) as e:
-            raise CompileError(f"tensorrt: the engine's manifest makes no sense: {e}") from None
-
     def check(self, toolkit: Toolkit, here: str, settings: Settings) -> None:
         """Raises CompileError where the engine does not fit this library, or GPU. here: its "sm_89", "" for none."""
         if self.flavour != toolkit.flavour:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
-from xrt_core.engine.serialization import pack, parameters_of, rows_of, unpack
+from xrt_core.engine.serialization import ParameterRow, Size, loading, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
 from xrt_tensorrt import _cuda
 from xrt_tensorrt.engine import BuiltEngine, Manifest
@@ -18,6 +19,14 @@ from xrt_tensorrt.memory import LEGACY, PER_THREAD, own_stream
 from xrt_tensorrt.session import Session
 
 _MAGIC: Final = b"XRTTRT3\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    manifest: Manifest
+    params: tuple[ParameterRow, ...]
+    returns: tuple[ParameterRow, ...]
+    aliases: tuple[tuple[Size, Size], ...]
 
 
 class TensorRTExecutable(Executable):
@@ -135,15 +144,11 @@ class Stored(NamedTuple):
 
 def read_blob(blob: bytes) -> Stored:
     """What a serialised executable holds. Raises CompileError for what is none."""
-    header, parts = unpack(_MAGIC, blob, "tensorrt")
-    try:
+    header, parts = unpack(_MAGIC, blob, "tensorrt", _Header)
+    with loading("tensorrt"):
         (engine,) = parts
-        manifest = Manifest.from_json(header["manifest"])
-        params, returns = (parameters_of(header[k]) for k in ("params", "returns"))
-        aliases = [InputOutputAlias(o, i) for o, i in header["aliases"]]
-    except (ValueError, KeyError, TypeError) as e:
-        raise CompileError(f"tensorrt: a serialised executable is damaged: {type(e).__name__}: {e}") from None
-    return Stored(manifest, bytes(engine), params, returns, aliases)
+    aliases = [InputOutputAlias(o, i) for o, i in header.aliases]
+    return Stored(header.manifest, bytes(engine), parameters_of(header.params), parameters_of(header.returns), aliases)
 
 
 def _same_dtype(dtype: Any, wanted: np.dtype) -> bool:

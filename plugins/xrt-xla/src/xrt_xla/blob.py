@@ -13,13 +13,24 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.contract import InputOutputAlias, Parameter
+from xrt_core.engine.serialization import ArrayRow, ParameterRow, Size, array_of, loading, parameters_of, rows_of
 from xrt_core.engine.serialization import pack as pack_parts
-from xrt_core.engine.serialization import parameters_of, rows_of
 from xrt_core.engine.serialization import unpack as unpack_parts
 from xrt_core.errors import CompileError
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
-_MAGIC: Final = b"XRTXLA5\n"  # the digit is the version of the format
+_MAGIC: Final = b"XRTXLA6\n"  # the digit is the version of the format
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    params: tuple[ParameterRow, ...]
+    outputs: Size
+    linalg: bool
+    aliases: tuple[tuple[Size, Size], ...]
+    weights: tuple[ArrayRow, ...]
+    holds: bool
+
 
 ArrayType = tuple[np.dtype, tuple[int, ...]]
 
@@ -58,7 +69,7 @@ def pack(stored: Stored, made_for: str, weights: Sequence[Any], hold: bool) -> b
         "outputs": stored.outputs,
         "linalg": stored.linalg,
         "aliases": [[a.output, a.input] for a in stored.aliases],
-        "weights": [[dtype_name(np.dtype(w.dtype)), list(w.shape)] for w in weights],
+        "weights": [{"dtype": dtype_name(np.dtype(w.dtype)), "shape": list(w.shape)} for w in weights],
         "holds": hold,
     }
     held = (np.ascontiguousarray(np.asarray(w)).reshape(-1).view(np.uint8).data for w in (weights if hold else ()))
@@ -67,20 +78,18 @@ def pack(stored: Stored, made_for: str, weights: Sequence[Any], hold: bool) -> b
 
 def unpack(blob: bytes, made_for: str) -> Stored:
     """What `pack` packed. Raises CompileError for what was made for something else, or is damaged."""
-    header, (program, *parts) = unpack_parts(_MAGIC, blob, "xla", made_for)
-    try:
-        types = tuple((dtype_from_name(name), tuple(shape)) for name, shape in header["weights"])
+    header, parts = unpack_parts(_MAGIC, blob, "xla", _Header, made_for)
+    with loading("xla"):
+        program, *rest = parts
         held = None
-        if header["holds"]:
-            held = tuple(np.frombuffer(p, d).reshape(s) for p, (d, s) in zip(parts, types, strict=True))
+        if header.holds:
+            held = tuple(array_of(row, np.frombuffer(p, np.uint8)) for row, p in zip(header.weights, rest, strict=True))
         return Stored(
-            tuple(parameters_of(header["params"])),
-            header["outputs"],
-            tuple(InputOutputAlias(o, i) for o, i in header["aliases"]),
-            header["linalg"],
+            tuple(parameters_of(header.params)),
+            header.outputs,
+            tuple(InputOutputAlias(o, i) for o, i in header.aliases),
+            header.linalg,
             bytes(program),
-            types,
+            tuple((dtype_from_name(row.dtype), row.shape) for row in header.weights),
             held,
         )
-    except Exception as e:
-        raise CompileError(f"xla: a serialised executable does not load: {type(e).__name__}: {e}") from e

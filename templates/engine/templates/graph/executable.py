@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
-from xrt_core.engine.serialization import pack, parameters_of, rows_of, unpack
-from xrt_core.errors import CompileError, ExecutionError
+from xrt_core.engine.serialization import ParameterRow, Size, loading, pack, parameters_of, rows_of, unpack
+from xrt_core.errors import ExecutionError
 
 from {{ cookiecutter.__module }} import _toolkit
 
 _MAGIC: Final = b"{{ (cookiecutter.engine[:7] ~ '1').ljust(8) }}"  # 8 bytes; the digit is the version of the format
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What `serialize` notes down; a serialised executable that says anything else is not loaded."""
+
+    entries: tuple[ParameterRow, ...]
+    returns: tuple[ParameterRow, ...]
+    aliases: tuple[tuple[Size, Size], ...]
 
 
 class {{ cookiecutter.__class }}Executable(Executable):
@@ -105,16 +115,12 @@ class {{ cookiecutter.__class }}Executable(Executable):
 
 def load_executable(blob: bytes, device: str) -> {{ cookiecutter.__class }}Executable:
     """The executable that `serialize` made `blob` of. Raises CompileError where it does not fit."""
-    header, parts = unpack(_MAGIC, blob, "{{ cookiecutter.engine }}", _toolkit.fingerprint_of(device))
-    try:
+    header, parts = unpack(_MAGIC, blob, "{{ cookiecutter.engine }}", _Header, _toolkit.fingerprint_of(device))
+    with loading("{{ cookiecutter.engine }}"):
         model = bytes(parts[0])
-        entries, returns = (parameters_of(header[what]) for what in ("entries", "returns"))
-        aliases = [InputOutputAlias(o, i) for o, i in header["aliases"]]
         session = _toolkit.Session(model, device)
-    except Exception as e:
-        raise CompileError(
-            f"{{ cookiecutter.engine }}: a serialised executable does not load: {type(e).__name__}: {e}"
-        ) from e
+    entries, returns = parameters_of(header.entries), parameters_of(header.returns)
+    aliases = [InputOutputAlias(o, i) for o, i in header.aliases]
     return {{ cookiecutter.__class }}Executable(session, model, entries, returns, aliases, device)
 
 
