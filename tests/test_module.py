@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
+import pickle
 import threading
 import tracemalloc
 import weakref
@@ -23,6 +25,7 @@ from xrt_core.errors import (
     InputError,
     ModelLoadError,
     OptionError,
+    UnsupportedError,
 )
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import forget
@@ -667,3 +670,12 @@ def test_dtypes_of_ml_dtypes_pass_through() -> None:
         out = unary("Identity", dtype=dtype)(given)
         assert out.dtype == given.dtype
         np.testing.assert_array_equal(out.astype(np.float32), [1, 2])
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_module_is_saved_not_copied(copied: Any) -> None:
+    """The error says how."""
+    x, y = ints(3), Value("y")
+    m = XRTModule(graph_of([], [y], [node("Neg", [x], [y])]), engine="host")
+    with pytest.raises(UnsupportedError, match=r"m\.save\(path\) .* XRTModule\.load\(path\)"):
+        copied(m)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from xrt_core.decoding import printable
 from xrt_core.errors import InputError
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.mixed_precision import PrecisionReport
@@ -116,7 +117,7 @@ class Explanation:
             if c.note:
                 lines.append(f"    note: {c.note}")
             if c.name in self.errors:
-                lines.append(f"    {self.errors[c.name]}")
+                lines.extend(f"    {line}" for line in self.errors[c.name].splitlines())
         by_reason: dict[tuple[str, str], list[str]] = {}
         for h in self.report.host_nodes:
             by_reason.setdefault((h.operator, h.reason), []).append(h.name or f"#{h.index}")
@@ -127,7 +128,7 @@ class Explanation:
             lines.append(f"    {operator} ({shown}): {reason}")
         if self.precision is not None:
             lines.extend(f"  {line}" for line in self.precision.lines())
-        text = "\n".join(indent + line for line in lines)
+        text = "\n".join(indent + printable(line, lines=False) for line in lines)
         for label, parts in self.nested.items():
             for part in parts:
                 text += f"\n{indent}  in {label}:\n{part.as_text(indent + '    ')}"

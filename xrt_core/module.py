@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xrt_core.compiler.guarded import GuardedModule
-from xrt_core.errors import CacheError, InputError, QuantizationError
+from xrt_core.errors import CacheError, InputError, QuantizationError, UnsupportedError
 from xrt_core.events import EventLog
 from xrt_core.options import Options, resolve
 
@@ -67,6 +67,13 @@ class XRTModule(GuardedModule):
         else:
             graph = saved.graph if saved is not None else quantised(read_model(model), self._pipeline)
             self._source = ImportedModel(graph, self._pipeline)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raise UnsupportedError: executables and threads are neither pickled nor copied."""
+        raise UnsupportedError(
+            "an XRTModule cannot be pickled or copied: m.save(path) writes it with its executables, and "
+            "XRTModule.load(path) makes a module of the file"
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model and the executables of every signature that has been run or prepared into one file.

@@ -144,6 +144,9 @@ BAD_EXTERNAL: dict[str, tuple[dict[str, str], str]] = {
     "link": ({"location": "link.bin"}, "leads out of the model's folder"),
     "linked folder": ({"location": "away/outside.bin"}, "leads out of the model's folder"),
     "a directory": ({"location": "sub"}, "is a directory"),
+    "link to itself": ({"location": "circle.bin"}, "cannot be (located|read)"),
+    "linked device": ({"location": "null.bin"}, "leads out of the model's folder"),
+    "long name": ({"location": "x" * 5000}, "cannot be (located|read)"),
     "range past the end": ({"length": "64"}, "bytes 0 to 64 .* has only 32"),
     "offset past the end": ({"offset": "40"}, "has only 32"),
     "negative offset": ({"offset": "-4"}, "offset '-4' .* is not a number"),
@@ -162,6 +165,8 @@ def test_bad_external_data_is_refused(case: str, tmp_path: pathlib.Path) -> None
     np.arange(8, dtype=np.float32).tofile(folder / "w.bin")
     (folder / "link.bin").symlink_to(outside)
     (folder / "away").symlink_to(tmp_path)
+    (folder / "circle.bin").symlink_to(folder / "circle.bin")
+    (folder / "null.bin").symlink_to("/dev/null")
     entries, message = BAD_EXTERNAL[case]
     with pytest.raises(ModelLoadError, match=message) as e:
         import_model(_external(folder, **{"location": "w.bin", **entries}))

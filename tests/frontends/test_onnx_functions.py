@@ -206,6 +206,49 @@ def test_exponential_inlining_is_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
         import_model(model([N("F29", ["x"], ["y"], domain="f")], functions=functions, domains=("f",)))
 
 
+@pytest.mark.parametrize("leaf", [N("Neg", ["a"], ["c"]), N("Constant", [], ["c"], value_float=1.0)])
+def test_the_bound_is_checked_before_the_work(leaf: onnx.NodeProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is inlined where all of them would be too many, of constants as well."""
+    functions = [function("F0", ["a"], ["c"], [leaf])]
+    for i in range(1, 40):
+        calls = [N(f"F{i - 1}", ["a"], ["h"], domain="f"), N(f"F{i - 1}", ["h"], ["c"], domain="f")]
+        functions.append(function(f"F{i}", ["a"], ["c"], calls))
+    monkeypatch.setattr("xrt_core.frontends.onnx_reader.Reader._call", lambda *a: pytest.fail("a call was inlined"))
+    with pytest.raises(ModelLoadError, match="makes more than 500000 nodes"):
+        import_model(model([N("F39", ["x"], ["y"], domain="f")], functions=functions, domains=("f",)))
+
+
+def test_long_names_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name inside a call begins with the call's own."""
+    monkeypatch.setattr("xrt_core.frontends.onnx_reader.MAX_INLINED_NAMES", 10_000)
+    functions = [function("F", ["a"], ["c"], [N("Neg", ["a"], ["c"])] * 1)]
+    call = N("F", ["x"], ["y"], domain="f", name="n" * 5000)
+    assert import_model(model([call], functions=functions, domains=("f",))).nodes
+    call.name = "n" * 20_000
+    with pytest.raises(ModelLoadError, match="names of more than 10000 characters"):
+        import_model(model([call], functions=functions, domains=("f",)))
+
+
+def test_unsorted_bodies_are_read_once() -> None:
+    """Trying the order of the file first would double the work at each level of calls."""
+    functions = [function("F0", ["a"], ["c"], [N("Neg", ["a"], ["c"])])]
+    for i in range(1, 40):
+        nodes = [N(f"F{i - 1}", ["a"], ["h"], domain="f"), N("Add", ["h", "k"], ["c"]), N("Neg", ["a"], ["k"])]
+        functions.append(function(f"F{i}", ["a"], ["c"], nodes))
+    graph = import_model(model([N("F39", ["x"], ["y"], domain="f")], functions=functions, domains=("f",)))
+    assert len(graph.nodes) == 1 + 2 * 39
+
+
+def test_repeated_calls_get_names_in_linear_time() -> None:
+    """Thousands of unnamed calls of one function each find a free name at once."""
+    f = function("F", ["a"], ["c"], [N("Neg", ["a"], ["h"]), N("Neg", ["h"], ["c"])])
+    calls = [N("F", ["x" if not i else f"v{i}"], [f"v{i + 1}"], domain="f") for i in range(5000)]
+    graph = import_model(model([*calls, N("Neg", ["v5000"], ["y"])], functions=[f], domains=("f",)))
+    names = [v.name for n in graph.nodes for v in n.outputs if v]
+    assert len(set(names)) == len(names) == 10_001
+    assert "F/h_5000" in names
+
+
 def test_element_types_of_results_reach_the_body() -> None:
     """What the model declares of a call's result holds for the value inside."""
     f = function("F", ["a"], ["c"], [helper.make_node("Relu", ["a"], ["c"])])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 
 from tests.random_graphs import graph_of, ints, node
 from xrt_core.host.executor import run_node
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import STRING
 from xrt_core.passes.simplify import ConstantFold
 
@@ -104,3 +105,29 @@ def test_strings_are_folded() -> None:
     result = fold(chain("Concat", text, text, axis=0))
     assert result.outputs[0].dtype == STRING
     assert list(result.outputs[0].data) == ["a", "b", "a", "b"]  # type: ignore[arg-type]
+
+
+def test_text_is_counted_by_its_characters() -> None:
+    """Concatenations that double a string stop at the limit, before the larger one is made."""
+    made: list[int] = []
+
+    def run(n: Node, arrays: Any) -> Any:
+        results = run_node(n, arrays)
+        made.extend(len(s) for r in results for s in r.flat)
+        return results
+
+    values = [Value.constant(np.array(["ab" * 16], STRING)), *(Value(f"s{i}") for i in range(40))]
+    nodes = [Node("StringConcat", [a, a], [b], version=20) for a, b in itertools.pairwise(values)]
+    result = ConstantFold(run, 1024)(Graph([], [values[-1]], nodes, opsets={"": 20}))
+    assert max(made) == 1024
+    assert len(result.nodes) == 40 - 5
+
+
+def test_a_table_of_texts_is_counted_before_it_is_made() -> None:
+    """Every string of a column with every one of a row: the product of their numbers, each as long as both."""
+    column = Value.constant(np.array([["x" * 100]] * 32, STRING))
+    row = Value.constant(np.array([["y" * 100] * 32], STRING))
+    y = Value("y")
+    g = Graph([], [y], [Node("StringConcat", [column, row], [y], version=20)], opsets={"": 20})
+    assert len(fold(g, 32 * 32 * 8).nodes) == 1
+    assert fold(g, 32 * 32 * 200).nodes == ()

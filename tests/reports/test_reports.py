@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fake_engines import fake_engine
 from tests.profiles import examples
 from tests.reports.partitions import explained
 from xrt_core.errors import InputError
 from xrt_core.explanation import Explanation
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.module import XRTModule
 from xrt_core.reports import assert_offloaded, difference
 from xrt_core.reports.diagram import HOST, Box, Diagram, Edge, diagram, node_count, transfers
 from xrt_core.reports.layout import HEIGHT, place
+from xrt_core.testing.functions import value
 
 pytestmark = pytest.mark.tiny_clusters  # the pictures show clusters
 
@@ -216,3 +220,21 @@ def test_an_operator_that_is_not_there_would_mean_nothing(mixed: Explanation) ->
         assert_offloaded(mixed, [3])  # type: ignore[list-item]
     with pytest.raises(InputError, match=r"takes what XRTModule\.explain gives, not a str"):
         assert_offloaded("model", ["Abs"])  # type: ignore[arg-type]
+
+
+# --- names of others ----------------------------------------------------------------------------------------------
+
+
+def test_control_characters_of_names_are_escaped() -> None:
+    """Names of values, nodes and models reach no terminal, DOT or page as they are; the data has them."""
+    name = "\x1b[2Jwiped\x07\r\nforged"
+    x, y, z = value(name, 2, 3), Value("y" + name), Value("z")
+    nodes = [Node("Relu", [x], [y], version=14, name=name), Node("Exp", [y], [z], version=13, name=name)]
+    with fake_engine() as one:
+        one.takes = lambda n: n.op_type != "Exp"
+        told = XRTModule(Graph([x], [z], nodes, opsets={"": 21}, name=name), engine="fake", prune=False).explain()
+    for text in (told.as_text(), told.to_dot(), told.to_html()):
+        assert "wiped" in text
+        assert not {c for c in text if not c.isprintable()} - {"\n"}
+        assert not any(line.startswith("forged") for line in text.splitlines())
+    assert name in told.signature

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from xrt_core.decoding import printable
 from xrt_core.errors import XRTError
 
 USER_ERROR: Final = 2
@@ -32,7 +33,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(text: str = "", *, stderr: bool = False) -> None:
     """Print plain text: no markup in square brackets, no wrapping of long lines."""
-    console(stderr=stderr).print(text, markup=False, soft_wrap=True)
+    console(stderr=stderr).print(printable(text), markup=False, soft_wrap=True)
 
 
 def command(function: C) -> C:
@@ -51,7 +52,8 @@ def command(function: C) -> C:
             if os.environ.get("XRT_DEBUG", "") not in ("", "0"):
                 traceback.print_exc()
             code, text = _exit_code_and_message(e)
-        console(stderr=True).print(f"error: {' '.join(text.split())}", style="bold red", markup=False, soft_wrap=True)
+        line = f"error: {printable(' '.join(text.split()))}"
+        console(stderr=True).print(line, style="bold red", markup=False, soft_wrap=True)
         raise typer.Exit(code)
 
     return run  # type: ignore[return-value]
@@ -99,7 +101,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, colours
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, style=(colours or {}).get(cell, "")) for cell in row))
+        table.add_row(*(Text(printable(cell), style=(colours or {}).get(cell, "")) for cell in row))
     console().print(table)
 
 

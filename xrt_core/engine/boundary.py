@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from xrt_core import errors
+from xrt_core.decoding import printable
 from xrt_core.engine.contract import (
     ARRAY_FAMILIES,
     DEFAULT_RUN_OPTIONS,
@@ -70,13 +71,6 @@ def message_of(error: BaseException) -> str:
     except BaseException:
         return "(its message cannot be printed)"
     return printable(text[:MESSAGE_LIMIT])
-
-
-def printable(text: str) -> str:
-    """The text with control characters escaped, line ends and tabs aside."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def is_from_program(error: BaseException) -> bool:

@@ -80,9 +80,9 @@ class ExternalData:
     ) -> None:
         self._mapped = {k: np.frombuffer(v, np.uint8) for k, v in (mapped or {}).items()}
         self._folder = folder
-        self._roots = [] if folder is None else [folder.resolve()]
+        self._roots = [] if folder is None else [_resolved(folder, "the model's folder")]
         if model is not None:
-            self._roots.append(model.resolve().parent)
+            self._roots.append(_resolved(model, "the model").parent)
         self._files: dict[pathlib.Path, np.ndarray] = {}
 
     def find(self, tensor: TensorProto, where: str) -> np.ndarray:
@@ -115,7 +115,7 @@ class ExternalData:
         if not location or "\0" in location or parts.is_absolute() or drive or ".." in parts.parts:
             raise ModelLoadError(f"{where}: external data {location!r} must be a path inside the model's folder")
         path = self._folder / location
-        real = path.resolve()
+        real = _resolved(path, f"{where}: external data")
         if not any(real.is_relative_to(root) for root in self._roots):
             raise ModelLoadError(
                 f"{where}: external data {location!r} leads out of the model's folder, to {str(real)!r}"
@@ -125,6 +125,14 @@ class ExternalData:
             buffer = map_file(real, f"{where}: external data file")
             found = self._files[real] = np.frombuffer(buffer, np.uint8)
         return found
+
+
+def _resolved(path: pathlib.Path, what: str) -> pathlib.Path:
+    """The path with links followed. Raises ModelLoadError for links in a circle and names that cannot be."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as e:
+        raise ModelLoadError(f"{what} {os.fspath(path)!r} cannot be located: {e}") from e
 
 
 def _number(text: str, what: str, where: str) -> int:

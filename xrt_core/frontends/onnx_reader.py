@@ -5,7 +5,7 @@ AttributeReader: converts attributes and tensors: resolves attribute references,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -48,7 +48,15 @@ DECLARED: Final = "xrt.declared_type/"
 SAME: Final = "xrt.same"
 """Key of the metadata of an Identity that export added; import drops the node and uses its input instead."""
 
-MAX_INLINED: Final = 5_000_000  # nodes; functions that call functions can grow exponentially
+MAX_INLINED: Final = 500_000
+"""Nodes that inlining the model's functions may make, constants included, beside `_PER_NODE` for each in the file;
+calls of calls grow exponentially."""
+
+_PER_NODE: Final = 50
+_CALL: Final = 10  # nodes that are read in the time that a call takes
+
+MAX_INLINED_NAMES: Final = 1 << 28
+"""Characters that inlining may put before the names of these nodes and their results."""
 
 
 class Reader:
@@ -63,7 +71,8 @@ class Reader:
         self._functions: dict[FunctionKey, FunctionProto] = {}
         self._function_operators: dict[FunctionKey, tuple[dict[str, int], dict[tuple[str, str], Operator]]] = {}
         self._taken: set[str] | None = None
-        self._inlined = 0
+        self._used: dict[str, int] = {}
+        self._bodies: dict[FunctionKey, Sequence[NodeProto]] = {}
         for f in model.functions:
             key = (normal_domain(f.domain), f.name, f.overload)
             if key in self._functions:
@@ -72,6 +81,8 @@ class Reader:
 
     def main(self) -> Graph:
         """The model's graph."""
+        if self._functions:
+            check_inlining(self._model, self._functions)
         try:
             return self._graph(self._model.graph, self._context, None)
         except Unresolved as e:
@@ -103,10 +114,11 @@ class Reader:
         nodes: list[Node] = []
         scope = Scope(dict(base), parent)
         where = f"graph {g.name!r}"
+        first = None if parent is None else in_order(g.node)  # tried twice, nested graphs would take 2**levels times
         try:
-            self._nodes(g.node, scope, context, types, nodes)
+            self._nodes(g.node if first is None else [g.node[i] for i in first], scope, context, types, nodes)
         except Unresolved:
-            order = in_order(g.node)
+            order = in_order(g.node) if parent is None else None
             if order is None:  # already sorted: the name is undefined, or an enclosing graph defines it later
                 raise
             nodes.clear()
@@ -309,23 +321,11 @@ class Reader:
             if name in body.names:
                 raise ModelLoadError(f"function {f.name!r} has two inputs named {name!r}")
             body.names[name] = value
-        before = len(out)
         hints = {i: t for i, o in zip(f.output, p.output, strict=False) if (t := types.get(o)) is not None}
         try:
-            try:
-                self._nodes(f.node, body, inside, hints, out)
-            except Unresolved:
-                order = in_order(f.node)
-                if order is None:
-                    raise
-                del out[before:]
-                body = Scope({"": None, **dict(zip(f.input, given, strict=True))}, None)
-                self._nodes([f.node[i] for i in order], body, inside, hints, out)
+            self._nodes(self._sorted(key), body, inside, hints, out)
         except Unresolved as e:
             raise ModelLoadError(f"{where}: {e}") from None
-        self._inlined += len(out) - before
-        if self._inlined > MAX_INLINED:
-            raise ModelLoadError(f"{at}: inlining the model's functions makes more than {MAX_INLINED} nodes")
         bound: set[Value] = set()
         for inner, outer, final in zip(f.output, p.output, finals, strict=False):
             if not outer:
@@ -352,6 +352,15 @@ class Reader:
         out.append(Node("Identity", [value], [made], version=version, annotations=context.annotations))
         return made
 
+    def _sorted(self, key: FunctionKey) -> Sequence[NodeProto]:
+        """Return the nodes of a function in topological order."""
+        found = self._bodies.get(key)
+        if found is None:
+            protos = list(self._functions[key].node)
+            order = in_order(protos)
+            found = self._bodies[key] = protos if order is None else [protos[i] for i in order]
+        return found
+
     def _of_function(self, key: FunctionKey) -> tuple[dict[str, int], dict[tuple[str, str], Operator]]:
         found = self._function_operators.get(key)
         if found is None:
@@ -375,12 +384,52 @@ class Reader:
             self._taken = set()
             names_in(self._model.graph, self._taken)
         label = candidate = context.prefix + name
-        n = 1
+        n = self._used.get(label, 1)
         while candidate in self._taken:
             n += 1
             candidate = f"{label}_{n}"
+        self._used[label] = n
         self._taken.add(candidate)
         return candidate
+
+
+def check_inlining(model: ModelProto, functions: Mapping[FunctionKey, FunctionProto]) -> None:
+    """Raise ModelLoadError if inlining would make too many nodes, or names too long: counted without making any, each
+    function once. Calls in a circle count as nothing; reading them is an error of its own."""
+    known: dict[FunctionKey, tuple[int, int]] = {}  # nodes of a call, and the characters before their names
+    under_way: set[FunctionKey] = set()
+
+    def of_nodes(protos: Iterable[NodeProto]) -> tuple[int, int]:
+        nodes = characters = 0
+        for p in protos:
+            nodes += 1 + (p.ByteSize() >> 8)  # small tensors are copied
+            key = (normal_domain(p.domain), p.op_type, p.overload)
+            if key in functions:
+                inner, before = of_call(key)
+                nodes += inner + _CALL
+                characters += before + inner * (len(p.name or p.op_type) + 1)
+            for a in p.attribute:
+                for g in (a.g, *a.graphs) if a.type in _GRAPHS else ():
+                    inner, before = of_nodes(g.node)
+                    nodes, characters = nodes + inner, characters + before
+        return nodes, characters
+
+    def of_call(key: FunctionKey) -> tuple[int, int]:
+        if key in under_way:
+            return 0, 0
+        found = known.get(key)
+        if found is None:
+            under_way.add(key)
+            found = known[key] = of_nodes(functions[key].node)
+            under_way.remove(key)
+        return found
+
+    nodes, characters = of_nodes(model.graph.node)
+    in_file = len(model.graph.node) + sum(len(f.node) for f in functions.values())
+    if nodes > MAX_INLINED + _PER_NODE * in_file:
+        raise ModelLoadError(f"inlining the model's functions makes more than {MAX_INLINED} nodes")
+    if characters > MAX_INLINED_NAMES:
+        raise ModelLoadError(f"inlining the model's functions makes names of more than {MAX_INLINED_NAMES} characters")
 
 
 def _marks(p: NodeProto) -> dict[str, str]:
@@ -419,6 +468,7 @@ class _TypesByDtype(dict[np.dtype, TensorType]):
 _DTYPE_ONLY = _TypesByDtype()
 
 
+_GRAPHS: Final = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _INT: Final = AttributeProto.INT
 _INTS: Final = AttributeProto.INTS
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xrt_core.decoding import printable
 from xrt_core.guard.record import ClusterRecord, State
 
 
@@ -85,7 +86,7 @@ class GuardReport:
                 code = "" if f["exit_code"] is None else f" (exit code {f['exit_code']})"
                 lines.append(f"  failed at {f['stage']}, {f['kind']}{code}: {f['message']}")
                 lines += [f"    | {line}" for line in f["log"].splitlines()]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def to_prometheus(self) -> str:
         """Counters and gauges in Prometheus' text format.

@@ -72,7 +72,7 @@ F = TypeVar("F", bound=KernelFunction)
 FAMILIES = (
     "elementwise", "logic", "cast", "activation", "reduction", "linear", "normalization", "loss", "quantization",
     "optimizer", "movement", "padding", "indexing", "scatter", "generator", "random", "convolution", "pooling",
-    "resize", "recurrent", "signal", "attention", "vision", "sequence", "detection", "gradient",
+    "resize", "recurrent", "signal", "attention", "vision", "sequence", "text", "detection", "gradient",
 )  # fmt: skip
 """Modules of this package that register kernels."""
 

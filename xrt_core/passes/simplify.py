@@ -126,6 +126,8 @@ def evaluate(
             return None
     elif sum(s for s in sizes if s is not None) > budget:
         return None
+    if _text_bytes(node, types) > budget:
+        return None
     try:
         results = run(node, [None if v is None else v.data for v in inputs])
     except XRTError:
@@ -138,9 +140,25 @@ def evaluate(
             arrays.append(np.asarray(r))
         else:
             return None  # sequences and optionals stay with the host
-    if sum(a.nbytes for a in arrays if a is not None and a.dtype != STRING) > budget:
+    if sum(_bytes(a) for a in arrays if a is not None) > budget:
         return None
     return arrays
+
+
+def _bytes(array: np.ndarray) -> int:
+    """Bytes of an array, of strings those of their characters."""
+    return sum(len(str(s)) for s in array.flat) if array.dtype == STRING else array.nbytes
+
+
+def _text_bytes(node: Node, types: Sequence[ValueType | None]) -> int:
+    """The most that the strings of a node's results may have, where their number is known: each is made of one string
+    of every input. Strings grow by concatenation, so the bound holds before they are made."""
+    counts = [math.prod(t.shape) for t in types if isinstance(t, TensorType) and t.dtype == STRING and t.is_static]  # type: ignore[arg-type]
+    if not any(counts):
+        return 0
+    given = [v.data for v in node.inputs if v is not None and v.data is not None and v.data.dtype == STRING]
+    longest = sum(max((len(str(s)) for s in a.flat), default=0) for a in given)
+    return max(counts) * longest
 
 
 def is_known(node: Node) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from xrt_core.decoding import printable
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import traits_of
@@ -80,25 +81,25 @@ def diagram(graph: Graph, report: PartitionReport, *, expanded: bool) -> Diagram
         made.update({v: index for v in outputs if v is not None})
 
     for v in graph.inputs:
-        add(Box("input", v.name or "input", str(v.type or "?"), HOST, "", _described(v)), (), (v,))
+        add(Box("input", _name(v) or "input", str(v.type or "?"), HOST, "", _described(v)), (), (v,))
     for n in graph.nodes:
         function = n.attributes.get("function") if _is(n, "Launch") else None
         if traits_of(n).boundary:
             made.update({o: made[i] for i, o in zip(n.inputs, n.outputs, strict=False) if i in made and o is not None})
         elif not isinstance(function, Function):
-            tip = f"{n.operator} {n.name}\non the host: {reasons.of(n)}"
-            add(Box("node", n.operator, n.name, HOST, "", tip), [*n.inputs, *n.captures], n.outputs)
+            tip = f"{n.operator} {_name(n)}\non the host: {reasons.of(n)}"
+            add(Box("node", n.operator, _name(n), HOST, "", tip), [*n.inputs, *n.captures], n.outputs)
         elif not expanded:
             add(_cluster_box(function, str(n.attributes["engine"])), n.inputs, n.outputs)
         else:
-            body, engine = function.body, str(n.attributes["engine"])
+            body, engine, cluster = function.body, str(n.attributes["engine"]), _name(function)
             made.update({b: made[o] for b, o in zip(body.inputs, n.inputs, strict=False) if o in made})
             for inner in body.nodes:
-                tip = f"{inner.operator} {inner.name}\n{function.name} on {engine}"
-                add(Box("node", inner.operator, inner.name, engine, function.name, tip), inner.inputs, inner.outputs)
+                tip = f"{inner.operator} {_name(inner)}\n{cluster} on {engine}"
+                add(Box("node", inner.operator, _name(inner), engine, cluster, tip), inner.inputs, inner.outputs)
             made.update({o: made[b] for b, o in zip(body.outputs, n.outputs, strict=False) if b in made and o})
     for v in graph.outputs:
-        add(Box("output", v.name or "output", str(v.type or "?"), HOST, "", _described(v)), (v,), ())
+        add(Box("output", _name(v) or "output", str(v.type or "?"), HOST, "", _described(v)), (v,), ())
     return Diagram(tuple(boxes), tuple(edges))
 
 
@@ -119,7 +120,7 @@ def transfers(graph: Graph) -> Iterator[Transfer]:
     def transfer_of(v: Value, target: str) -> Iterator[Transfer]:
         v = made.get(v, v)
         if v.data is None and (source := where.get(v, HOST)) != target:
-            yield Transfer(v.name, str(v.type or "?"), _bytes(v), source, target)
+            yield Transfer(_name(v), str(v.type or "?"), _bytes(v), source, target)
 
     for n in graph.nodes:
         if traits_of(n).boundary:
@@ -136,7 +137,7 @@ def transfers(graph: Graph) -> Iterator[Transfer]:
 
 def _place(node: Node) -> str:
     function = node.attributes.get("function") if _is(node, "Launch") else None
-    return f"{function.name} ({node.attributes['engine']!s})" if isinstance(function, Function) else HOST
+    return f"{_name(function)} ({node.attributes['engine']!s})" if isinstance(function, Function) else HOST
 
 
 def _cluster_box(function: Function, engine: str) -> Box:
@@ -144,8 +145,9 @@ def _cluster_box(function: Function, engine: str) -> Box:
     counted = Counter(n.operator for n in nodes).most_common()
     said = [f"{o} x{k}" if k > 1 else o for o, k in counted]
     short = ", ".join(said[:_SHOWN]) + (", ..." if len(said) > _SHOWN else "")
-    tip = f"{function.name} on {engine}: {len(nodes)} nodes\n{', '.join(said)}"
-    return Box("cluster", f"{function.name} on {engine}: {len(nodes)} nodes", short, engine, function.name, tip)
+    name = _name(function)
+    tip = f"{name} on {engine}: {len(nodes)} nodes\n{', '.join(said)}"
+    return Box("cluster", f"{name} on {engine}: {len(nodes)} nodes", short, engine, name, tip)
 
 
 class _Reasons:
@@ -166,7 +168,11 @@ def _is(node: Node, operator: str) -> bool:
 
 
 def _described(v: Value) -> str:
-    return f"{v.name}: {v.type or '?'}"
+    return f"{_name(v)}: {v.type or '?'}"
+
+
+def _name(named: Value | Node | Function) -> str:
+    return printable(named.name, lines=False)
 
 
 def _bytes(v: Value) -> int | None:

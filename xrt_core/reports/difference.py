@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xrt_core.decoding import Size, convert
+from xrt_core.decoding import Size, convert, printable
 from xrt_core.errors import InputError
 
 
@@ -33,7 +33,7 @@ class Difference:
         lines = [
             f"{title}:\n" + "\n".join(f"  {x}" for x in found) for title in titles if (found := getattr(self, title))
         ]
-        return "\n".join(lines) or "no difference"
+        return printable("\n".join(lines)) or "no difference"
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Difference:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xrt_core.decoding import printable
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.reports.colours import colours
@@ -43,5 +44,5 @@ def _node(index: int, box: Box, colour: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    escaped = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -6,6 +6,7 @@ import html as _html
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from xrt_core.decoding import printable
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.reports.colours import colours
@@ -72,7 +73,7 @@ def _drawing(drawn: Diagram | None, paint: dict[str, str]) -> str:
         middle = x + width / 2
         parts.append(
             f'<g><rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{HEIGHT}" rx="{round_}"{dash} '
-            f'fill="{paint[box.space]}"><title>{_text(box.tip)}</title></rect>'
+            f'fill="{paint[box.space]}"><title>{_text(box.tip, lines=True)}</title></rect>'
             f'<text x="{middle:.1f}" y="{y + (14 if box.detail else 21):.1f}">{_text(box.label)}</text>'
             + (
                 f'<text class="detail" x="{middle:.1f}" y="{y + 27:.1f}">{_text(box.detail)}</text>'
@@ -133,5 +134,5 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
-def _text(text: str) -> str:
-    return _html.escape(text)
+def _text(text: str, lines: bool = False) -> str:
+    return _html.escape(printable(text, lines))
