@@ -99,17 +99,6 @@ def _fault(e: Exception) -> str:
     return f"{kind}{e}"[:500]
 
 
-def printable(text: str, lines: bool = True) -> str:
-    """The text with control characters escaped, so that a terminal shows them instead of obeying.
-
-    lines: line ends and tabs stay; not within a name.
-    """
-    if text.isprintable():
-        return text
-    kept = "\n\t" if lines else ""
-    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
-
-
 def decompress(content: bytes | memoryview, limit: int) -> bytes:
     """What zlib compressed, of at most `limit` bytes. Raises ValueError for more, and zlib.error."""
     machine = zlib.decompressobj()

@@ -1,6 +1,6 @@
 """The exception hierarchy: every exception that XRT raises deliberately is an `XRTError`.
 
-A message names the offending value, its origin, and the remedy.
+A message names the offending value, its origin, and the remedy. `printable` is for what it quotes of others.
 """
 
 from __future__ import annotations
@@ -104,3 +104,14 @@ class CacheError(XRTError):
 
 class InternalError(XRTError):
     """XRT violated one of its own invariants (such as a pass that produced an invalid graph). Please report it."""
+
+
+def printable(text: str, lines: bool = True) -> str:
+    """The text with control characters escaped, so that a terminal shows them instead of obeying.
+
+    lines: line ends and tabs stay; not within a name.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from xrt_core.errors import RegistrationError
+from xrt_core.errors import RegistrationError, printable
 
 logger: Final = logging.getLogger("xrt")
 
@@ -34,7 +34,7 @@ class Event:
 
     def __str__(self) -> str:
         took = "" if self.seconds is None else f" in {self.seconds * 1e3:.1f} ms"
-        return self.name + took + "".join(f" {k}={v}" for k, v in self.fields.items())
+        return printable(self.name + took + "".join(f" {k}={v}" for k, v in self.fields.items()))
 
 
 Kind = Literal[

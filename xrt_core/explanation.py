@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from xrt_core.decoding import printable
-from xrt_core.errors import InputError
+from xrt_core.errors import InputError, printable
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning.report import PartitionReport

@@ -16,8 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from xrt_core.decoding import printable
-from xrt_core.errors import XRTError
+from xrt_core.errors import XRTError, printable
 
 USER_ERROR: Final = 2
 BUG: Final = 1

@@ -25,7 +25,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from xrt_core import errors
-from xrt_core.decoding import printable
 from xrt_core.engine.contract import (
     ARRAY_FAMILIES,
     DEFAULT_RUN_OPTIONS,
@@ -38,7 +37,7 @@ from xrt_core.engine.contract import (
     Tolerance,
 )
 from xrt_core.engine.device_kinds import device_kind, kinds, number_of
-from xrt_core.errors import CompileError, EngineError, ExecutionError, PluginError, XRTError
+from xrt_core.errors import CompileError, EngineError, ExecutionError, PluginError, XRTError, printable
 from xrt_core.events import process_events
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, operators_of
 from xrt_core.ir.graph import Node, Phase, Support

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xrt_core.decoding import printable
+from xrt_core.errors import printable
 from xrt_core.guard.record import ClusterRecord, State
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from xrt_core.decoding import printable
+from xrt_core.errors import printable
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import traits_of

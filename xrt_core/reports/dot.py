@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xrt_core.decoding import printable
+from xrt_core.errors import printable
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.reports.colours import colours

@@ -6,7 +6,7 @@ import html as _html
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from xrt_core.decoding import printable
+from xrt_core.errors import printable
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.reports.colours import colours

@@ -340,7 +340,7 @@ class TrainModule(GuardedModule):
         arrays, metadata = checkpoint.load(path)
         if metadata.get("format") != _FORMAT:
             raise CheckpointError(f"{pathlib.Path(path)} is no training state: format {metadata.get('format')!r}")
-        if int(metadata.get("seed", self._seed)) != self._seed:
+        if metadata.get("seed", str(self._seed)) != str(self._seed):
             raise CheckpointError(
                 f"{pathlib.Path(path)} was written with seed={metadata['seed']}, this module has seed={self._seed}; "
                 "they must be equal to continue the same run"
