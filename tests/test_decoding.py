@@ -147,7 +147,7 @@ def texts(whole: Any, rng: random.Random, count: int) -> Iterator[bytes]:
             elif kind == 2 and isinstance(container, list) and container is not root:
                 container.append(container[key])
             else:
-                container[key] = rng.choice(STRANGE)
+                container[key] = copy.deepcopy(rng.choice(STRANGE))
         yield json.dumps(root[0]).replace('"@', "").replace('@"', "").replace('\\"', '"').encode()
 
 

@@ -94,7 +94,7 @@ def test_pictures_and_the_difference_of_two(xrt: Xrt, model: pathlib.Path, tmp_p
     [
         (["partition"], "give a model, or two reports with --diff"),
         (["partition", "MODEL", "--diff", "WRONG", "WRONG"], "it takes no model"),
-        (["partition", "--diff", "RANDOM", "RANDOM"], "is no JSON"),
+        (["partition", "--diff", "RANDOM", "RANDOM"], "JSON is malformed"),
         (["run", "/no/such/model.onnx"], "/no/such/model.onnx"),
         (["run", "FOLDER"], "FOLDER"),
         (["run", "RANDOM"], "RANDOM"),
