@@ -126,8 +126,9 @@ def test_a_file_decides_nothing_but_what_is_computed(
     path, expected = saved(tmp_path)
     m = XRTModule.load(path, cache=False)
     np.testing.assert_array_equal(m(X, SHAPE), expected)
-    assert (m.options.maximum_nodes, m.options.trace, m.options.guard) == (7, "", None)
-    assert m.options.source("cache_dir") != "keyword cache_dir="
+    assert (m.options.maximum_nodes, m.options.trace) == (7, "")
+    for name in ("cache_dir", "guard"):
+        assert not m.options.source(name).startswith("keyword")
     assert not (tmp_path / "elsewhere").exists()
     (event,) = [e for e in m.events if e.name == "saved.ignored"]
     assert event.fields["options"] == "cache_dir, guard, trace"

@@ -73,6 +73,11 @@ class ModelFile:
         places = [_Place(CacheKey(e.key), e.whole, e.cluster, e.nodes, i) for i, e in enumerate(header.executables, 1)]
         self._executables = {p.key.digest: p for p in places}
 
+    @property
+    def has_verdicts(self) -> bool:
+        """Whether the guard of the module that was saved had decided about clusters."""
+        return bool(self._info.get("verdicts"))
+
     def info(self, type: type[T]) -> T:
         """What the writer noted down, of a type that it declares (see `decoding`). Raises CacheError."""
         return convert(self._info, type, f"{self.path}: its header", CacheError)

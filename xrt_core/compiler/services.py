@@ -97,7 +97,7 @@ def build_services(
     executables = ExecutableStore(disk, events, saved)
     compilation = Compilation(tuple(engines), compile_options, executables, events)
     compilation.check_options()
-    settings = GuardSettings.of(options, saved is not None and not saved.verdicts) if engines else None
+    settings = GuardSettings.of(options, saved is not None and not saved.has_verdicts) if engines else None
     guard: GuardManager | None = None
     if settings is not None:
         from xrt_core.guard.manager import GuardManager

@@ -47,7 +47,7 @@ def pipeline_for(
 
     Raises OptionError, and the errors of `choose`.
     """
-    settings = GuardSettings.of(options, saved is not None and not saved.verdicts)
+    settings = GuardSettings.of(options, saved is not None and not saved.has_verdicts)
     waits = settings is None or not settings.asynchronous or saved is not None or options.target is not None
     if settings is None or waits or options.engine == (HOST,):
         return Pipeline(build_services(options, choose(()), events, saved))
