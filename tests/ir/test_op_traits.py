@@ -495,6 +495,7 @@ def test_rows_of_the_core_stay() -> None:
 ELSEWHERE: Final = {
     "xrt_core/engine/onnx_bridge.py": "what a version of an operator changed",
     "xrt_core/frontends/tensor.py": "what NumPy's operators are in ONNX for bool",
+    "xrt_core/ir/attribute_limits.py": "what operators allow as attributes",
     "xrt_core/passes/mixed_precision.py": "IsInf and IsNaN, which the pass leaves alone",
     "xrt_core/passes/mixed_precision_ops.py": "the policy of mixed precision: what gains or loses in a narrow float",
     "xrt_core/passes/partitioning/cost_model.py": "formulas of products, by the operands they read",
