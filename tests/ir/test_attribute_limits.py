@@ -73,6 +73,9 @@ INVALID: dict[str, tuple[str, list[Any], int, int, dict[str, Any], str]] = {
     "Slice, step": ("Slice", [_f(4), _ints(0), _ints(2), _ints(0), _ints(0)], 1, 0, {}, r"steps = \[0\]"),
     "Slice, axes": ("Slice", [_f(4), _ints(0, 0), _ints(2, 2), _ints(0, -1)], 1, 0, {}, "listed once"),
     "Gather, axis": ("Gather", [_f(4), _ints(0)], 1, 0, {"axis": 1}, "axis = 1; .*rank 1 allows -1 to 0"),
+    "LayerNormalization of a scalar": (
+        "LayerNormalization", [_f(), _f()], 1, 0, {"axis": 2**63 - 1}, "axis = 9223372036854775807",
+    ),
     "Flatten, axis": ("Flatten", [_f(4, 2)], 1, 0, {"axis": 3}, "axis = 3; .*-2 to 2"),
     "OneHot, axis": ("OneHot", [_ints(0), _ints(3), _f(2)], 1, 0, {"axis": 2}, "axis = 2"),
     "ReduceSum, axes": ("ReduceSum", [_f(4, 2), _ints(0, -2)], 1, 0, {}, "each axis may be listed once"),

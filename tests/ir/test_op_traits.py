@@ -501,6 +501,7 @@ ELSEWHERE: Final = {
     "xrt_core/passes/partitioning/cost_model.py": "formulas of products, by the operands they read",
     "xrt_core/quantization/calibration.py": "the policy of quantisation: products that engines have in int8",
     "xrt_core/runtime/memory_planner.py": "what NumPy copies: a regrouping of elements that do not lie in a row",
+    "xrt_core/runtime/input_checks.py": "how indices of operators are bounded",
     "xrt_core/testing/operator_table.py": "cases that are generated for operators",
     "xrt_core/testing/operator_tests.py": "the kit's tolerances: sums that may cancel, and sums that cannot",
     "xrt_core/training/checks.py": "how operators read their second input",

@@ -219,9 +219,9 @@ def _axis(extra: int = 0, above: int = 0) -> Agreement:
 
     def check(node: Node) -> str | None:
         axis, rank = node.attributes.get("axis"), _rank(node)
-        if not isinstance(axis, int) or not rank:  # libraries take axis 0 of a scalar
+        if not isinstance(axis, int) or rank is None:
             return None
-        count = rank + extra
+        count = max(rank + extra, 1)  # libraries take axis 0 of a scalar
         if -count <= axis < count + above:
             return None
         return f"axis = {axis}; an input of rank {rank} allows {-count} to {count + above - 1}"
