@@ -33,7 +33,7 @@ class Outcome:
 
     pieces: cover all nodes of the Function; a single piece is the whole cluster. reason: human-readable. timings:
     seconds, by "compile", "verify", "host", an engine's name, "<engine> unfused", ... errors: why candidates were
-    rejected.
+    rejected. finite_only: the engines' results are the host's for finite inputs, and not for NaN and infinities.
     """
 
     verdict: Verdict
@@ -41,6 +41,7 @@ class Outcome:
     reason: str
     timings: Mapping[str, float] = field(default_factory=lambda: _NO_TIMINGS)
     errors: tuple[str, ...] = ()
+    finite_only: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for `from_json`."""
@@ -50,6 +51,7 @@ class Outcome:
             "reason": self.reason,
             "timings": dict(self.timings),
             "errors": list(self.errors),
+            "finite_only": self.finite_only,
         }
 
     @classmethod
@@ -64,7 +66,14 @@ class Outcome:
                 raise ValueError(f"the verdict is {data['verdict']!r}")
             timings = {_text(k): float(v) for k, v in data["timings"].items()}
             errors = tuple(map(_text, data["errors"]))
-            return cls(data["verdict"], pieces, _text(data["reason"]), MappingProxyType(timings), errors)
+            return cls(
+                data["verdict"],
+                pieces,
+                _text(data["reason"]),
+                MappingProxyType(timings),
+                errors,
+                data.get("finite_only") is True,
+            )
         except (KeyError, TypeError, AttributeError) as e:
             raise ValueError(f"this is no outcome: {type(e).__name__}: {e}") from None
 
