@@ -13,6 +13,7 @@ from xrt_core.host.executor import host_kernel, run_node
 from xrt_core.host.reference import reference_kernel
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import STRING, TensorType
+from xrt_core.runtime.plan import _own
 
 X = np.array([1, -2], np.float32)
 
@@ -108,3 +109,10 @@ def test_counts_of_tf_idf_that_share_a_column_add_up() -> None:
          "ngram_indexes": (1, 1), "pool_int64s": (1, 2), "weights": (10.0, 1.0)}, version=9,
     )  # fmt: skip
     np.testing.assert_array_equal(run_node(node, [x])[0], np.array([0, 12], np.float32))
+
+
+def test_a_view_that_does_not_fit_the_memory_is_an_error_with_its_size() -> None:
+    """A result that is a broadcast view is copied for the caller; without the memory for it that is no MemoryError."""
+    view = np.broadcast_to(np.zeros(1, np.float32), (1 << 45,))
+    with pytest.raises(ExecutionError, match=r"float32\[35184372088832\] takes 140,737,488,355,328 bytes"):
+        _own([view])
