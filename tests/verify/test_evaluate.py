@@ -359,6 +359,11 @@ def test_elementwise_results_are_judged_element_by_element() -> None:
     assert wrong.verdict == "wrong"
 
 
+def test_an_exponential_less_one_is_right_for_small_numbers() -> None:
+    """Elu by exp(x) - 1, as the standard writes it, passes although it is rounded at the scale of 1."""
+    assert _relu(lambda x: np.where(x > 0, x, np.exp(np.minimum(x, np.float32(0))) - 1), "Elu").verdict == "ready"
+
+
 def test_normalisations_of_constants_are_checked() -> None:
     """A library whose variance of equal numbers is negative gives NaN there, and is rejected."""
 

@@ -56,9 +56,9 @@ others), and each element in a random one."""
 _POOL_VERSION: Final = 12
 _SIGNS: Final = ((1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0))
 
-_UNIT: Final = frozenset(("Sigmoid", "HardSigmoid"))
-"""Operators whose results libraries round at the scale of their range, 1, also where all are tiny: one library's
-logistic function is 1/2 plus a polynomial."""
+_UNIT: Final = frozenset(("Celu", "Elu", "HardSigmoid", "Selu", "Sigmoid"))
+"""Operators whose results libraries round at the scale of 1, also where all are tiny: one library's logistic function
+is 1/2 plus a polynomial, and an exponential less 1 has the rounding of 1."""
 
 _MOST_OPERANDS: Final = 16
 """Results of elementwise operators on more arrays than these are judged by their largest element."""
@@ -473,16 +473,25 @@ def _picker(node: Node, k: int) -> Callable[[np.ndarray, np.ndarray], tuple[np.n
 
 
 def _elementwise_operands(body: Graph) -> dict[Value, tuple[Value, ...]]:
-    """For each value that elementwise operators alone make of the graph's inputs and constants: the floating ones."""
-    found: dict[Value, tuple[Value, ...]] = {v: (v,) for v in body.inputs}
+    """For each result of an elementwise operator on exact operands: the floating ones, among inputs and constants.
+
+    Exact are inputs, constants, and what operators that round nothing make of them. Behind a rounding, a result may be
+    much smaller than the values that were rounded, so those are judged by their largest element.
+    """
+    exact: dict[Value, tuple[Value, ...]] = {v: (v,) for v in body.inputs}
+    found: dict[Value, tuple[Value, ...]] = {}
     for node in body.nodes:
         given = [v for v in node.inputs if v is not None]
-        if not traits_of(node).elementwise or any(v not in found and v.data is None for v in given):
+        if not traits_of(node).elementwise or any(v not in exact and v.data is None for v in given):
             continue
-        operands = dict.fromkeys(u for v in given for u in found.get(v, (v,)) if _is_real(u))
-        if len(operands) <= _MOST_OPERANDS:
-            found.update((v, tuple(operands)) for v in node.outputs if v is not None)
-    return {v: operands for v, operands in found.items() if v not in body.inputs}
+        operands = dict.fromkeys(u for v in given for u in exact.get(v, (v,)) if _is_real(u))
+        if len(operands) > _MOST_OPERANDS:
+            continue
+        made = [v for v in node.outputs if v is not None]
+        found.update((v, tuple(operands)) for v in made)
+        if is_exact(node):
+            exact.update((v, tuple(operands)) for v in made)
+    return found
 
 
 def _is_real(value: Value) -> bool:
