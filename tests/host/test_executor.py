@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from xrt_core.host.executor import host_kernel, run_node
 from xrt_core.host.reference import reference_kernel
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import STRING, TensorType
+from xrt_core.runtime.plan import _own
 
 X = np.array([1, -2], np.float32)
 
@@ -76,3 +79,40 @@ def test_an_operator_that_nobody_has() -> None:
         ExecutionError, match=r"node 'f': the host has no kernel for com.example.Frobnicate \(version 2\)"
     ):
         host_kernel(n)
+
+
+@pytest.mark.parametrize("strings", [False, True])
+@pytest.mark.parametrize(("mode", "expected"), [("TF", [1, 2, 2, 2]), ("IDF", [30, 20, 40, 10]),
+                                                ("TFIDF", [30, 40, 80, 20])])  # fmt: skip
+def test_weights_of_tf_idf_go_by_entry_of_the_pool(mode: str, expected: list[float], strings: bool) -> None:
+    """The i-th weight is that of the i-th n-gram of the pool, wherever its count stands."""
+    pool: Any = (1, 2, 3, 1, 2)
+    x = np.array([[1, 2, 3, 1, 2]], np.int64)
+    if strings:
+        pool, x = tuple(map(str, pool)), x.astype(str).astype(object)
+    node = Node(
+        "TfIdfVectorizer", [Value("x", TensorType(x.dtype, x.shape))], [Value("y")],
+        {"mode": mode, "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "ngram_counts": (0, 3),
+         "ngram_indexes": (3, 1, 0, 2), "pool_strings" if strings else "pool_int64s": pool,
+         "weights": (10.0, 20.0, 30.0, 40.0)}, version=9,
+    )  # fmt: skip
+    np.testing.assert_array_equal(run_node(node, [x])[0], [np.array(expected, np.float32)])
+    np.testing.assert_array_equal(run_node(node, [x[0]])[0], np.array(expected, np.float32))
+
+
+def test_counts_of_tf_idf_that_share_a_column_add_up() -> None:
+    """Two n-grams of one index are counted, and weighted, together."""
+    x = np.array([1, 2, 2], np.int64)
+    node = Node(
+        "TfIdfVectorizer", [Value("x", TensorType(x.dtype, x.shape))], [Value("y")],
+        {"mode": "TFIDF", "min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0, "ngram_counts": (0,),
+         "ngram_indexes": (1, 1), "pool_int64s": (1, 2), "weights": (10.0, 1.0)}, version=9,
+    )  # fmt: skip
+    np.testing.assert_array_equal(run_node(node, [x])[0], np.array([0, 12], np.float32))
+
+
+def test_a_view_that_does_not_fit_the_memory_is_an_error_with_its_size() -> None:
+    """A result that is a broadcast view is copied for the caller; without the memory for it that is no MemoryError."""
+    view = np.broadcast_to(np.zeros(1, np.float32), (1 << 45,))
+    with pytest.raises(ExecutionError, match=r"float32\[35184372088832\] takes 140,737,488,355,328 bytes"):
+        _own([view])

@@ -495,11 +495,13 @@ def test_rows_of_the_core_stay() -> None:
 ELSEWHERE: Final = {
     "xrt_core/engine/onnx_bridge.py": "what a version of an operator changed",
     "xrt_core/frontends/tensor.py": "what NumPy's operators are in ONNX for bool",
+    "xrt_core/ir/attribute_limits.py": "what operators allow as attributes",
     "xrt_core/passes/mixed_precision.py": "IsInf and IsNaN, which the pass leaves alone",
     "xrt_core/passes/mixed_precision_ops.py": "the policy of mixed precision: what gains or loses in a narrow float",
     "xrt_core/passes/partitioning/cost_model.py": "formulas of products, by the operands they read",
     "xrt_core/quantization/calibration.py": "the policy of quantisation: products that engines have in int8",
     "xrt_core/runtime/memory_planner.py": "what NumPy copies: a regrouping of elements that do not lie in a row",
+    "xrt_core/runtime/input_checks.py": "how indices of operators are bounded",
     "xrt_core/testing/operator_table.py": "cases that are generated for operators",
     "xrt_core/testing/operator_tests.py": "the kit's tolerances: sums that may cancel, and sums that cannot",
     "xrt_core/training/checks.py": "how operators read their second input",

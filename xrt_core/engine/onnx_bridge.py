@@ -77,9 +77,7 @@ def is_large(data: np.ndarray | None, external_bytes: int = EXTERNAL_BYTES) -> b
     return data.dtype != STRING and data.dtype.name not in SUB_BYTE
 
 
-def to_onnx(
-    function: Function, *, tensor: Callable[[np.ndarray, str], TensorProto] = tensor_from_array
-) -> ModelProto:
+def to_onnx(function: Function, *, tensor: Callable[[np.ndarray, str], TensorProto] = tensor_from_array) -> ModelProto:
     """The function as a standalone ONNX model; importing it gives the same fingerprint.
 
     tensor: writes a constant of a name, by default with its data. Raises ExportError for what ONNX cannot express.
@@ -277,10 +275,20 @@ def _form(schema: Any) -> Any:
 _REMEMBERED: Final = 10_000
 
 
+_LONG: Final = frozenset(("end", "ends", "ignore_index", "start", "starts", "value_int", "value_ints"))
+"""Attributes of which large values are common, and read in 64 bits."""
+_INT32: Final = np.iinfo(np.int32)
+
+
+def _each(attribute: Any) -> tuple[Any, ...]:
+    return attribute if isinstance(attribute, tuple) else (attribute,)
+
+
 def why_unfit(node: Node, engine: str) -> str | None:
     """Why a library of static ONNX models cannot take `node`, whatever it computes; None where it might.
 
-    Every input and output must be a tensor of known dtype and shape, and the node must have no subgraphs.
+    Every input and output must be a tensor of known dtype and shape, the node must have no subgraphs, and its integer
+    attributes must fit into 32 bits, to which libraries cut them unseen.
     """
     for what, values in (("input", node.inputs), ("output", node.outputs)):
         for v in values:
@@ -289,6 +297,9 @@ def why_unfit(node: Node, engine: str) -> str | None:
             t = v.type
             if type(t) is not TensorType or t.dtype is None or t.shape is None or not t.is_static:
                 return _unfit(v, f"{what} {v.name!r} of {node.operator}", engine)
+    for name, a in node.attributes.items():
+        if name not in _LONG and any(isinstance(i, int) and not _INT32.min <= i <= _INT32.max for i in _each(a)):
+            return f"{name} of {node.operator} is {a!r}, which does not fit into the 32 bits that {engine} reads"
     if node.attributes and node.subgraphs:
         return f"{node.operator} has subgraphs, which XRT runs step by step with their parts on engines"
     return None

@@ -31,6 +31,7 @@ from xrt_core.frontends.onnx_scope import (
     wrong_arity,
 )
 from xrt_core.frontends.onnx_wire import Weights
+from xrt_core.ir.attribute_limits import attribute_fault, node_fault
 from xrt_core.ir.graph import MARK, REGION, Annotations, Attribute, Graph, Node, SparseTensor, Value
 from xrt_core.ir.onnx_proto import (
     array_from_bytes,
@@ -225,18 +226,25 @@ class Reader:
                     names[p.output[0]] = inputs[0]
                     continue
                 annotations = Annotations(doc=text(doc), metadata=metadata)
-            out.append(
-                Node(
-                    op_type,
-                    inputs,
-                    outputs,
-                    attributes,
-                    domain=operator.schema.domain,
-                    version=operator.version,
-                    name=context.prefix + p.name if labelled else p.name,
-                    annotations=annotations,
-                )
+            node = Node(
+                op_type,
+                inputs,
+                outputs,
+                attributes,
+                domain=operator.schema.domain,
+                version=operator.version,
+                name=context.prefix + p.name if labelled else p.name,
+                annotations=annotations,
             )
+            if attributes:
+                self._check_attributes(p, node)
+            out.append(node)
+
+    def _check_attributes(self, p: NodeProto, node: Node) -> None:
+        """Raise ModelLoadError for values that the operator does not allow, and bodies that do not fit the node."""
+        fault = node_fault(node) if node.subgraphs else attribute_fault(node.domain, node.op_type, node.attributes)
+        if fault is not None:
+            raise ModelLoadError(f"{node_label(p)}: {fault}")
 
     def _operator(self, p: NodeProto, context: Context) -> Operator:
         domain = normal_domain(p.domain)

@@ -23,6 +23,7 @@ from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call
 from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.input_checks import input_checks
 from xrt_core.runtime.launch import FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.verify.checker import ResultChecker
 
@@ -107,6 +108,8 @@ class GuardedLaunch(Launch):
         self._schedule = _Schedule(self._settings.shadow, self.record.calls)
         self.failures = self.record.failures = 0
         self.executable = executable
+        if self.record.outcome is not None and self.record.outcome.finite_only and self._settings.finite:
+            self.input_checks = input_checks(self.function, finite=True)
         self.record.move(State.LIVE, reason)
         self._call = self._shadowed(self._on_probation)
 
@@ -147,6 +150,8 @@ class GuardedLaunch(Launch):
         if executable is None:  # another thread retired it
             return self._waiting(arrays)
         record.calls += 1
+        if self.input_checks is not None and self.input_checks.violates(arrays):
+            return self._from_host(arrays)
         kept = list(arrays)
         for i in self._donated:
             kept[i] = np.array(to_numpy(arrays[i]))
@@ -171,6 +176,7 @@ class GuardedLaunch(Launch):
 
     def _live(self, executable: Executable) -> HostRun:
         record, check, execute, timed = self.record, self._check, direct(executable), self._timed
+        checks = self.input_checks
 
         def run(arrays: Arrays) -> Arrays:
             return check.results(execute.run(check.inputs(arrays)))
@@ -179,6 +185,8 @@ class GuardedLaunch(Launch):
 
         def call(arrays: Arrays) -> Arrays:
             record.calls += 1
+            if checks is not None and checks.violates(arrays):
+                return self._from_host(arrays)
             try:
                 if record.calls & _TIMED_EVERY - 1:
                     return limited(arrays)

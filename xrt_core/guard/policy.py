@@ -24,7 +24,8 @@ class GuardSettings:
     compilation and verification of one cluster may take. memory: bytes that the worker may hold. failures: failed runs
     after which an executable is dropped. retry: seconds until the first retry of a failed cluster; later waits grow (0:
     never). run_timeout: seconds that one run may take (0: no limit). shadow: every how many calls the host runs too and
-    results are compared (0: never; None: as `guard/launch.py` schedules it). real_inputs: verify on the inputs of a
+    results are compared (0: never; None: as `guard/launch.py` schedules it). finite: NaN
+    and infinities are for the host where an engine is right for finite inputs only. real_inputs: verify on the inputs of a
     call. probation: first calls of an executable for which donated inputs are copied.
     """
 
@@ -38,6 +39,7 @@ class GuardSettings:
     retry: float
     run_timeout: float
     shadow: int | None
+    finite: bool
     real_inputs: bool
     probation: int = 8
 
@@ -70,6 +72,7 @@ class GuardSettings:
             retry=options.guard_retry,
             run_timeout=options.guard_run_timeout,
             shadow=options.guard_shadow if options.guard_shadow is not None or verify else 0,
+            finite=options.nan == "host",
             real_inputs=options.guard_real_inputs,
         )
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.errors import ExecutionError, XRTError
+from xrt_core.errors import ExecutionError, ShapeError, XRTError
 from xrt_core.host.reference import reference_kernel
+from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.kernels import OpContext, find_kernel
@@ -26,8 +27,12 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     inputs and outputs copied.
 
     The function raises ExecutionError, naming the node and its inputs, for any exception of the kernel.
+    For a node that its operator does not allow (`node_fault`), which engines are not given, it raises ShapeError.
     Control flow is executed by `runtime.control_flow`.
     """
+    fault = node_fault(node)
+    if fault is not None:
+        return _refusal(f"node {node.name!r} ({node.operator}): {fault}")
     portable = find_kernel(node.domain, node.op_type)
     if portable is None or _has_strings(node):
         return _wrap_errors(node, _on_cpu(reference_kernel(node), xp))
@@ -161,6 +166,13 @@ def _wrap_errors(node: Node, kernel: HostKernel) -> HostKernel:
             raise ExecutionError(f"node {node.name!r}: {node.operator}({given}) failed on the host: {e}") from e
 
     return call
+
+
+def _refusal(message: str) -> HostKernel:
+    def refuse(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        raise ShapeError(message)
+
+    return refuse
 
 
 def _describe(a: Any) -> str:

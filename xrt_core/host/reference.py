@@ -36,7 +36,9 @@ def reference_kernel(node: Node) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     if node.domain:
         opsets.append(onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version()))
     try:
-        evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
+        evaluator = ReferenceEvaluator(
+            onnx.helper.make_model(graph, opset_imports=opsets), new_ops=_corrected(node.op_type)
+        )
     except Exception as e:
         raise ExecutionError(
             f"node {node.name!r}: the host has no kernel for {node.operator} (version {node.version}): {e}"
@@ -49,6 +51,38 @@ def reference_kernel(node: Node) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
         return tuple(_tidy(next(results)) if n else None for n in names_out)
 
     return run
+
+
+def _corrected(op_type: str) -> list[Any] | None:
+    """Implementations in the place of those of onnx that do something else than the standard says."""
+    if op_type != "TfIdfVectorizer":
+        return None
+    from onnx.reference.ops import op_tfidf_vectorizer
+
+    base: Any = op_tfidf_vectorizer.TfIdfVectorizer
+
+    class TfIdfVectorizer(base):  # type: ignore[misc]
+        """Weights go by entry of the pool, not by column of the result, and counts add up where entries share one."""
+
+        op_domain = ""
+
+        def __init__(self, onnx_node: Any, run_params: Any) -> None:
+            super().__init__(onnx_node, run_params)
+            self._columns = np.array(self.ngram_indexes, np.int64)
+            self.ngram_indexes_ = range(len(self._columns))  # what the base class counts in
+            self.output_size_ = len(self._columns)
+
+        def output_result(self, B: int, frequencies: Any) -> np.ndarray:
+            counts = np.asarray(frequencies, np.float32).reshape(max(B, 1), -1)
+            if self.mode == "IDF":
+                counts = np.minimum(counts, 1)
+            if self.mode != "TF" and self.weights:
+                counts = counts * np.array(self.weights, np.float32)
+            out = np.zeros((len(counts), int(self._columns.max()) + 1), np.float32)
+            np.add.at(out.T, self._columns, counts.T)
+            return out if B else out[0]
+
+    return [TfIdfVectorizer]
 
 
 def _kind(node: Node, attribute: str) -> int:

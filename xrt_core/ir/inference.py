@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
+from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.graph import Node, Value, attribute_key
-from xrt_core.ir.types import Dim, TensorType, ValueType
+from xrt_core.ir.types import Dim, TensorType, ValueType, type_fault
 
 _MAX_DATA = 1024  # elements of a known input that inference is shown: shapes, axes, scales; never weights
 _MEMO_SIZE = 4096
@@ -26,7 +27,8 @@ _memo: OrderedDict[Any, tuple[ValueType | None, ...]] = OrderedDict()
 def infer_types(node: Node) -> tuple[ValueType | None, ...]:
     """The types of `node`'s outputs from the types and known data of its inputs; None where nothing follows.
 
-    Raises ShapeError, naming the node, where the inputs do not fit the operator.
+    Raises ShapeError, naming the node, where attributes and inputs do not fit the operator or each other, and for a
+    result that exceeds the machine's memory.
     Nodes with subgraphs are not for this function: their types follow from their bodies.
     """
     key = _memo_key(node)
@@ -34,7 +36,15 @@ def infer_types(node: Node) -> tuple[ValueType | None, ...]:
         found = _memo.get(key)
         if found is not None:
             return found
-    result = corrected(node, _infer(node))
+    inferred = _infer(node)
+    try:
+        result = corrected(node, inferred)
+    except (ValueError, TypeError, IndexError, ArithmeticError, AssertionError) as e:
+        raise _misfit(node, _first_line(e)) from e
+    for t in result:
+        fault = type_fault(t)
+        if fault is not None:
+            raise _misfit(node, fault)
     if key is not None:
         _memo[key] = result
         if len(_memo) > _MEMO_SIZE:
@@ -87,6 +97,9 @@ def _infer(node: Node) -> tuple[ValueType | None, ...]:
         type_to_proto,
     )
 
+    fault = node_fault(node)  # before onnx's own code, which some faults end or hang
+    if fault is not None:
+        raise _misfit(node, fault)
     try:
         definition = onnx.defs.get_schema(node.op_type, node.version, node.domain)
     except onnx.defs.SchemaError:
@@ -111,14 +124,16 @@ def _infer(node: Node) -> tuple[ValueType | None, ...]:
     try:
         found = onnx.shape_inference.infer_node_outputs(definition, proto, types, data, None, imports)
     except Exception as e:
-        given = ", ".join("_" if v is None else str(v.type or "?") for v in node.inputs)
-        raise ShapeError(
-            f"node {node.name!r}: {node.operator}({given}) does not fit the operator: {_first_line(e)}"
-        ) from e
+        raise _misfit(node, _first_line(e)) from e
     return tuple(
         None if v is None or f"o{i}" not in found else type_from_proto(found[f"o{i}"], node.name)
         for i, v in enumerate(node.outputs)
     )
+
+
+def _misfit(node: Node, why: str) -> ShapeError:
+    given = ", ".join("_" if v is None else str(v.type or "?") for v in node.inputs)
+    return ShapeError(f"node {node.name!r}: {node.operator}({given}) does not fit the operator: {why}")
 
 
 def _first_line(error: Exception) -> str:
@@ -178,6 +193,8 @@ def _stft(node: Node, inferred: Types) -> Types:
     if signal is None or not signal.is_static or step is None:
         return inferred
     length = _data(node, 3)
+    if int(step) < 1:
+        raise ValueError(f"frame_step = {int(step)}; it must be positive")
     window = node.inputs[2] if len(node.inputs) > 2 else None
     if length is not None:
         frame = int(length)

@@ -141,6 +141,14 @@ def unregister_traits(domain: str, op_types: Iterable[str]) -> None:
         del _ROWS[key], _OWNERS[key]
 
 
+def index_input(node: Node) -> int | None:
+    """The position of the input whose elements are positions in another array, or lengths of one; None for none.
+
+    Inputs that must be known when a node is compiled (axes, sizes, depths) are not meant.
+    """
+    return _INDEX_INPUTS.get((node.domain, node.op_type))
+
+
 # --- what depends on the node ----------------------------------------------------------------------------------------
 
 
@@ -306,6 +314,19 @@ _DIALECT: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
 _OPTIMISERS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {"stateful": frozenset({"Adagrad", "Adam", "Momentum"})}
 )
+
+
+_INDEX_INPUTS: Final[Mapping[Key, int]] = MappingProxyType({
+    **{("", op): 1 for op in (
+        "Gather", "GatherElements", "GatherND", "MaxUnpool", "NegativeLogLikelihoodLoss", "ReverseSequence", "Scatter",
+        "ScatterElements", "ScatterND", "SoftmaxCrossEntropyLoss",
+    )},
+    **{("", op): 2 for op in ("RoiAlign", "TensorScatter")},
+    ("", "RotaryEmbedding"): 3,
+    **{("", op): 4 for op in ("GRU", "LSTM", "RNN")},
+    ("", "Attention"): 6,
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): 1,
+})  # fmt: skip
 
 
 def _rows() -> Iterator[tuple[Key, Traits]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
@@ -125,3 +129,36 @@ def type_from_text(text: str) -> TensorType | None:
         return TensorType(dtype)
     dims = inside.split(", ") if inside else []
     return TensorType(dtype, tuple(None if d == "?" else int(d) if d.isdecimal() else d for d in dims))
+
+
+# --- the size of a tensor --------------------------------------------------------------------------------------------
+
+
+@cache
+def largest_tensor() -> int:
+    """The bytes of the largest tensor that is accepted: this machine's memory, 8 GiB where the system doesn't say.
+
+    Libraries answer larger ones by an abort, a MemoryError far from the node, or the killer of processes.
+    """
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30
+
+
+def size_fault(shape: Sequence[int], dtype: np.dtype) -> str | None:
+    """Why a tensor of this shape is not accepted, with its size; None where it is."""
+    size = math.prod(shape) * dtype.itemsize
+    if size <= largest_tensor():
+        return None
+    return (
+        f"{dtype_name(dtype)}{list(shape)} takes {size:,} bytes; the memory of this machine has {largest_tensor():,}, "
+        "which no one tensor may exceed"
+    )
+
+
+def type_fault(type_: ValueType | None) -> str | None:
+    """`size_fault` of a static tensor type; None for every other type."""
+    if not isinstance(type_, TensorType) or type_.dtype is None or type_.shape is None or not type_.is_static:
+        return None
+    return size_fault([d for d in type_.shape if isinstance(d, int)], type_.dtype)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.errors import GraphError
+from xrt_core.errors import GraphError, ShapeError
 from xrt_core.ir.graph import SparseTensor
 from xrt_core.ir.types import ONNX_TO_DTYPE
-from xrt_core.kernels.movement import ints
+from xrt_core.kernels.movement import check_size, ints
 from xrt_core.kernels.namespace import float_like
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -63,20 +63,33 @@ def constant(ctx: OpContext) -> Any:
 def constant_of_shape(ctx: OpContext, shape: Any) -> Any:
     """ConstantOfShape: filled with the one element of `value`, float32 0 without it."""
     value = np.asarray(ctx.attr("value", np.zeros(1, np.float32))).reshape(-1)
-    return ctx.xp.full(ints(shape), value[0], value.dtype)
+    wanted = ints(shape)
+    if any(d < 0 for d in wanted):
+        raise ShapeError(f"ConstantOfShape: the shape {list(wanted)} has a negative dimension")
+    check_size(wanted, value.dtype, "ConstantOfShape")
+    return ctx.xp.full(wanted, value[0], value.dtype)
 
 
 @kernel("Range", static=(0, 1, 2))
 def range_(ctx: OpContext, start: Any, limit: Any, delta: Any) -> Any:
-    """Range: start + i * delta; integers exactly, floats in float64 and rounded once."""
+    """Range: start + i * delta; integers exactly, floats in float64 and rounded once.
+
+    Raises ShapeError for a step of 0, a limit that no number of steps reaches, and more elements than fit the memory.
+    """
     dtype = start.dtype
+    if not np.any(delta):
+        raise ShapeError("Range: the step delta is 0; give a positive or negative one")
     if float_like(dtype):
         first, last, step = (float(np.asarray(v).reshape(())) for v in (start, limit, delta))
-        count = max(math.ceil((last - first) / step), 0) if step else 0
+        if not math.isfinite((last - first) / step):
+            raise ShapeError(f"Range: from {first:g} to {last:g} by {step:g} is no finite number of steps")
+        count = max(math.ceil((last - first) / step), 0)
+        check_size((count,), dtype, "Range")
         values = (first + np.arange(count) * step).astype(dtype)
     else:
         low, high, by = (int(np.asarray(v).reshape(())) for v in (start, limit, delta))
-        count = max(-((low - high) // by), 0) if by else 0
+        count = max(-((low - high) // by), 0)
+        check_size((count,), dtype, "Range")
         values = (low + np.arange(count, dtype=np.int64) * by).astype(dtype)
     return ctx.xp.asarray(values)
 

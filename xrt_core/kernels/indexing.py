@@ -8,7 +8,7 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Node
-from xrt_core.kernels.movement import axis_of
+from xrt_core.kernels.movement import axis_of, check_size
 from xrt_core.kernels.namespace import float_like, is_jax
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -80,6 +80,7 @@ def one_hot(ctx: OpContext, indices: Any, depth: Any, values: Any) -> Any:
     xp, rank = ctx.xp, indices.ndim
     axis = axis_of(ctx.attr("axis", -1), rank + 1, "OneHot")
     count = int(np.asarray(depth).reshape(-1)[0])
+    check_size((*indices.shape, max(count, 0)), values.dtype, "OneHot")
     whole = xp.expand_dims(indices.astype(np.int64), axis)
     classes = xp.reshape(xp.arange(count), (count,) + (1,) * (rank - axis))
     hot = (whole == classes) | (whole + count == classes)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
+from xrt_core.ir.types import size_fault
 from xrt_core.kernels.namespace import is_jax
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -23,6 +24,13 @@ def axis_of(axis: int, rank: int, where: str) -> int:
     if not -rank <= axis < rank:
         raise ShapeError(f"{where}: axis {axis} is out of range for rank {rank}; give one of {-rank} to {rank - 1}")
     return axis % rank
+
+
+def check_size(shape: Iterable[int], dtype: np.dtype, where: str) -> None:
+    """Raise ShapeError for a result that exceeds the machine's memory, of which it may be a view at first."""
+    fault = size_fault(tuple(shape), dtype)
+    if fault is not None:
+        raise ShapeError(f"{where}: {fault}")
 
 
 def axes_of(axes: Iterable[int], rank: int, where: str) -> tuple[int, ...]:
@@ -122,7 +130,7 @@ def split(ctx: OpContext, x: Any, sizes: Any = None) -> Any:
         parts = tuple(max(0, min(chunk, total - i * chunk)) for i in range(count))
     else:
         parts = (total // count,) * count
-    if sum(parts) != total or len(parts) != count:
+    if sum(parts) != total or len(parts) != count or any(n < 0 for n in parts):
         raise ShapeError(f"Split: sizes {list(parts)} for {count} outputs do not fit axis {axis} of {list(x.shape)}")
     outputs, start = [], 0
     for size in parts:
@@ -166,13 +174,18 @@ def expand(ctx: OpContext, x: Any, shape: Any) -> Any:
         target = np.broadcast_shapes(x.shape, ints(shape))
     except ValueError:
         raise ShapeError(f"Expand: {list(x.shape)} cannot be broadcast with {list(ints(shape))}") from None
+    check_size(target, x.dtype, "Expand")
     return ctx.xp.broadcast_to(x, target)
 
 
 @kernel("Tile", static=(1,))
 def tile(ctx: OpContext, x: Any, repeats: Any) -> Any:
     """Tile: repeats has one entry an axis."""
-    return ctx.xp.tile(x, ints(repeats))
+    times = ints(repeats)
+    if len(times) != x.ndim or any(n < 0 for n in times):
+        raise ShapeError(f"Tile: repeats {list(times)} for {list(x.shape)}; give one count an axis, none negative")
+    check_size((d * n for d, n in zip(x.shape, times, strict=True)), x.dtype, "Tile")
+    return ctx.xp.tile(x, times)
 
 
 @kernel("DepthToSpace")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.movement import axes_of, ints
+from xrt_core.kernels.movement import axes_of, check_size, ints
 from xrt_core.kernels.namespace import pad_with
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -45,6 +45,10 @@ def pad(ctx: OpContext, x: Any, pads: Any = None, value: Any = None, axes: Any =
     widths = [(0, 0)] * x.ndim
     for i, a in enumerate(where):
         widths[a] = (given[i], given[i + count])
+    sides = list(zip(widths, x.shape, strict=True))
+    if len(set(where)) != count or any(d + min(b, 0) + min(e, 0) < 0 for (b, e), d in sides):
+        raise ShapeError(f"Pad: pads {list(given)} crop more than there is of {list(x.shape)}, or an axis comes twice")
+    check_size((d + b + e for (b, e), d in sides), x.dtype, "Pad")
     if any(min(w) < 0 for w in widths):
         x = x[tuple(slice(max(0, -b), d - max(0, -e)) for (b, e), d in zip(widths, x.shape, strict=True))]
         widths = [(max(0, b), max(0, e)) for b, e in widths]

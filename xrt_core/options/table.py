@@ -281,6 +281,13 @@ class Options:
         "The inputs of a first call may be used to verify executables; they are written to a temporary file then.",
         "XRT_GUARD_REAL_INPUTS",
     )
+    nan: Literal["host", "engine"] = _option(
+        "host",
+        choice("host", "engine"),
+        "Who runs a cluster whose engine is right for finite inputs only, when NaN or infinity comes in: the host, "
+        "which costs a look at the floating inputs of each call, or the engine all the same.",
+        "XRT_NAN",
+    )
     verify: bool = _option(False, FLAG, "Check the graph against the IR's rules after every stage.", "XRT_VERIFY")
     switches: tuple[tuple[str, bool], ...] = ()
     sections: Mapping[str, Mapping[str, Any]] = dataclasses.field(

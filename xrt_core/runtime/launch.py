@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,7 +25,11 @@ from xrt_core.engine.converters import library_of
 from xrt_core.errors import EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, operators_of
+from xrt_core.ir.op_traits import index_input
 from xrt_core.runtime.arrays import to_numpy
+
+if TYPE_CHECKING:
+    from xrt_core.runtime.input_checks import InputChecks
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -52,6 +56,7 @@ class Launch:
     function, engine: the cluster and the engine's name. executable: None if compilation failed; `error` has the cause.
     host: creates the function that runs the same nodes on the host (called at the first failure).
     policy: after which failures the executable is dropped and the host runs the cluster. error: the last failure.
+    input_checks: of indices in range (and, under guard, of finite numbers): what violates them is for the host.
     enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
     events: the log that receives fallback events. calls, failures: their numbers; updated without a lock, statistics
     that may lose increments.
@@ -61,7 +66,7 @@ class Launch:
 
     __slots__ = (
         "_check", "_direct", "_events", "_host", "_host_run", "_lock", "_policy", "_recent", "calls", "engine", "enter",
-        "error", "executable", "failures", "function",
+        "error", "executable", "failures", "function", "input_checks",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +87,7 @@ class Launch:
         self.failures = 0
         self.enter: HostRun | None = None
         self._check = LaunchCheck(function, engine)
+        self.input_checks = _index_checks(function)
         self._direct: Executable | None = None  # the engine's own object, once it has run
         self._recent: deque[int] = deque(maxlen=policy.limit)  # numbers of the calls that failed last
         self._events = events
@@ -96,6 +102,8 @@ class Launch:
         if executable is None:
             return self.on_host(arrays)
         self.calls += 1
+        if self.input_checks is not None and self.input_checks.violates(arrays):
+            return self.on_host(arrays)
         check = self._check
         try:
             if self._direct is not None:
@@ -186,6 +194,8 @@ class DeviceLaunch(Launch):
             return self.on_host(arrays)
         self.calls += 1
         options, wait = launch_mode.get()
+        if self.input_checks is not None and self.input_checks.violates(arrays):
+            return self.on_host(arrays)
         check = self._check
         try:
             given = check.inputs(arrays if self.enter is None else self.enter(arrays))
@@ -197,6 +207,14 @@ class DeviceLaunch(Launch):
         if not wait:
             raise failure
         return self.fall_back(arrays, failure)
+
+
+def _index_checks(function: Function) -> InputChecks | None:
+    if all(index_input(n) is None for n in function.body.nodes):
+        return None
+    from xrt_core.runtime.input_checks import input_checks
+
+    return input_checks(function)
 
 
 def engine_failure(error: BaseException, engine: str) -> XRTError:

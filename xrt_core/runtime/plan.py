@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from xrt_core.errors import InternalError, XRTError
+from xrt_core.errors import ExecutionError, InternalError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy
 from xrt_core.runtime.launch import DeviceLaunch, Launch
@@ -247,7 +247,7 @@ def _own(results: list[Any]) -> list[Any]:
     """Return the results, host arrays that do not own their memory exclusively replaced by copies.
 
     These are read-only arrays (views of inputs and constants, broadcasts), views of larger arrays, and arrays that
-    share memory with an earlier result.
+    share memory with an earlier result. Raises ExecutionError with its size for a view that does not fit the memory.
     """
     seen: set[int] = set()
 
@@ -259,7 +259,11 @@ def _own(results: list[Any]) -> list[Any]:
             if x.flags.writeable and root.base is None and root.nbytes == x.nbytes and id(root) not in seen:
                 seen.add(id(root))
                 return x
-            return np.array(x)
+            try:
+                return np.array(x)
+            except MemoryError as e:
+                size = f"{x.dtype}{list(x.shape)} takes {x.size * x.itemsize:,} bytes"
+                raise ExecutionError(f"a result, a view until now, does not fit the memory: {size}") from e
         if family_of(type(x)) == "cupy":  # CuPy has no read-only arrays, so views of inputs are not recognisable
             return x.copy()
         return [own(e) for e in x] if isinstance(x, list) else x

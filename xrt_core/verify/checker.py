@@ -56,9 +56,12 @@ others), and each element in a random one."""
 _POOL_VERSION: Final = 12
 _SIGNS: Final = ((1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0))
 
-_UNIT: Final = frozenset(("Sigmoid", "HardSigmoid"))
-"""Operators whose results libraries round at the scale of their range, 1, also where all are tiny: one library's
-logistic function is 1/2 plus a polynomial."""
+_UNIT: Final = frozenset(("Celu", "Elu", "HardSigmoid", "Selu", "Sigmoid"))
+"""Operators whose results libraries round at the scale of 1, also where all are tiny: one library's logistic function
+is 1/2 plus a polynomial, and an exponential less 1 has the rounding of 1."""
+
+_MOST_OPERANDS: Final = 16
+"""Results of elementwise operators on more arrays than these are judged by their largest element."""
 
 _OF_A_SUM: Final = 1 / 16
 """Rounding steps allowed for each term of a sum. Some libraries add sequentially, which was off by 1/27 of a step a
@@ -118,6 +121,7 @@ class ResultChecker:
         self._drawn = {v for n in function.body.nodes if draws_random(n) for v in n.outputs}
         self._unit = _unit_scaled(function.body)
         self._terms = _terms(function.body)
+        self._operands = _elementwise_operands(function.body)
 
     def for_inputs(self, inputs: Sequence[np.ndarray]) -> ResultChecker:
         """A checker for other inputs of the same function; the analysis of the function is shared."""
@@ -223,17 +227,32 @@ class ResultChecker:
         v = self.function.body.outputs[k]
         jump = self._rounding.jumps.get(v)
         scale = 1.0 if v in self._unit else 0.0
+        sizes = self._sizes(v, got.shape)
         for reference in (self.expected, self.widened):
-            found = compare(got, reference()[k], tolerance, scale=scale)
+            found = compare(got, reference()[k], tolerance, scale=scale, sizes=sizes)
             if found.is_right or got.shape != reference()[k].shape:
                 break
             if jump is not None and v not in self._rounding.flipped:
                 radii = self._radii(jump, own)
                 return self._judged(jump, jump.outputs.index(v), got, reference()[k], tolerance, radii, found)
-            found = compare(got, reference()[k], tolerance, host=self._perturbed()[k], scale=scale)
+            found = compare(got, reference()[k], tolerance, host=self._perturbed()[k], scale=scale, sizes=sizes)
             if found.is_right:
                 break
         return found
+
+    def _sizes(self, v: Value, shape: tuple[int, ...]) -> np.ndarray | None:
+        """For each element of a result of elementwise operators the largest finite operand at its place; None for
+        other results."""
+        operands = self._operands.get(v)
+        if not operands:
+            return None
+        given = dict(zip(self.function.body.inputs, self.inputs, strict=True))
+        sizes = np.zeros(shape)
+        for u in operands:
+            x = u.data if u.data is not None else given[u]
+            size = np.abs(_wide(x))
+            sizes = np.maximum(sizes, np.where(np.isfinite(size), size, 0.0))
+        return sizes
 
     def _judged(
         self,
@@ -451,6 +470,32 @@ def _picker(node: Node, k: int) -> Callable[[np.ndarray, np.ndarray], tuple[np.n
     if node.op_type == "MaxPool" and k == 1 and not node.attributes.get("storage_order", 0):
         return anywhere
     return None
+
+
+def _elementwise_operands(body: Graph) -> dict[Value, tuple[Value, ...]]:
+    """For each result of an elementwise operator on exact operands: the floating ones, among inputs and constants.
+
+    Exact are inputs, constants, and what operators that round nothing make of them. Behind a rounding, a result may be
+    much smaller than the values that were rounded, so those are judged by their largest element.
+    """
+    exact: dict[Value, tuple[Value, ...]] = {v: (v,) for v in body.inputs}
+    found: dict[Value, tuple[Value, ...]] = {}
+    for node in body.nodes:
+        given = [v for v in node.inputs if v is not None]
+        if not traits_of(node).elementwise or any(v not in exact and v.data is None for v in given):
+            continue
+        operands = dict.fromkeys(u for v in given for u in exact.get(v, (v,)) if _is_real(u))
+        if len(operands) > _MOST_OPERANDS:
+            continue
+        made = [v for v in node.outputs if v is not None]
+        found.update((v, tuple(operands)) for v in made)
+        if is_exact(node):
+            exact.update((v, tuple(operands)) for v in made)
+    return found
+
+
+def _is_real(value: Value) -> bool:
+    return value.dtype is not None and float_like(value.dtype)
 
 
 def _unit_scaled(body: Graph) -> set[Value]:

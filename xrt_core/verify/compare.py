@@ -109,12 +109,14 @@ def compare(
     *,
     host: np.ndarray | None = None,
     scale: float = 0.0,
+    sizes: np.ndarray | None = None,
 ) -> Difference:
     """Compare a result with the reference.
 
     got: in the requested dtype. want: the reference, perhaps in a wider dtype. host: the host's result in the requested
     dtype for perturbed inputs: where it differs from `want`, the function amplifies rounding, and floats may differ as
-    well (`NOISE`). scale: a lower bound of the largest element that `absolute` refers to.
+    well (`NOISE`). scale: a lower bound of the largest element that `absolute` refers to. sizes: for each element, what
+    `absolute` refers to where that is less than the largest one (results of elementwise operators).
 
     Elements that overflow or underflow in got's dtype must do so, and NaN and infinities must be where the reference
     has them, unless the host in that dtype differs there.
@@ -126,7 +128,12 @@ def compare(
         return Difference(0.0, 0.0, 0, 0, 0)
     if not float_like(got.dtype) and got.dtype.kind != "c":
         return _compare_exact(got, want, tolerance)
-    if host is None and got.dtype == want.dtype and (found := _clearly_inside(got, want, tolerance, scale)):
+    if (
+        host is None
+        and sizes is None
+        and got.dtype == want.dtype
+        and (found := _clearly_inside(got, want, tolerance, scale))
+    ):
         return found
     wide = np.dtype(np.complex128 if got.dtype.kind == "c" else np.float64)
     with np.errstate(all="ignore"):
@@ -134,7 +141,11 @@ def compare(
         result = got.astype(wide)
         finite = np.isfinite(exact)
         largest = float(np.abs(exact[finite]).max(initial=scale))
-        bound = tolerance.relative * np.abs(exact) + tolerance.absolute * largest + _smallest(got.dtype)
+        whole: Any = largest
+        if sizes is not None:
+            whole = np.minimum(np.maximum(np.where(finite, np.abs(exact), 0.0), sizes), largest)
+        bound = tolerance.relative * np.abs(exact) + tolerance.absolute * np.maximum(whole, scale)
+        bound = bound + _smallest(got.dtype)
         error = np.abs(result - exact)
         inside = np.where(finite, error <= bound, _same(result, exact))
         if host is not None:

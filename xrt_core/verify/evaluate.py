@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,20 +17,24 @@ import numpy as np
 from xrt_core.engine.contract import Executable, RunOptions
 from xrt_core.errors import InputError, XRTError
 from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Value
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
-from xrt_core.verify.inputs import SEQUENCE, synthesize_inputs
+from xrt_core.verify.inputs import EDGES, SEQUENCE, Kind, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces
-from xrt_core.verify.value_ranges import infer_constraints
+from xrt_core.verify.value_ranges import ValueConstraint, infer_constraints
 from xrt_core.verify.verdict import HOST, Outcome, Piece
 
 __all__ = ["Candidate", "EvaluationSettings", "evaluate"]
 
 _NO_DONATION: Final = RunOptions(donate=False)
 _SHOWN: Final = 5
+
+EDGE_SECONDS: Final = 0.05
+"""Of the host's fastest run, up to which candidates are checked on the edges as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,9 @@ class EvaluationSettings:
     verify: check results, and isolate faults. tune: time what is right against the host and each other. seed: of the
     synthesized inputs. deadline_seconds: after which no compilation, check or round of timing begins. max_compiles:
     compilations that isolating the faults of one candidate may take. input_sets: sets of inputs that results are
-    checked on, and host runs that this may cost; a result of the last set that is out of bounds costs two more.
+    checked on, and host runs that this may cost; a result of the last set that is out of bounds costs two more. edges:
+    check a candidate that is right on those on the sets `EDGES` too, and on NaN and infinities, which it may get wrong
+    (`Outcome.finite_only`), where a run of the host takes less than `EDGE_SECONDS`.
     """
 
     verify: bool = True
@@ -49,6 +55,7 @@ class EvaluationSettings:
     deadline_seconds: float = float("inf")
     max_compiles: int = 64
     input_sets: int = 2
+    edges: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,9 @@ class _Evaluation:
         self.first: ResultChecker | None = None  # the checkers of other sets share its analysis of the function
         self.quickest: dict[str, float] = {}  # seconds of the fastest run of each candidate while it was checked
         self._wasted = 0  # host runs on uninformative sets
-        self._sources = _sources(function, settings.seed, inputs)
+        self.constraints = infer_constraints(function.body)
+        self.finite_only = False
+        self._sources = _sources(function, settings.seed, inputs, self.constraints)
 
     def outcome(self, candidates: Sequence[Candidate]) -> Outcome:
         accepted: list[_Accepted] = []
@@ -168,9 +177,33 @@ class _Evaluation:
                 )
                 if self._isolator(timed, budget).are_parts_right():
                     found = Check("", found.differences, found.tolerance)
+            if found.is_right:
+                found = self._check_edges(candidate, executable, found)
         self._move("verify", "compile", budget.seconds)
         self._move("verify", "checked runs", runs.seconds + isolated.seconds)
         self.quickest[candidate.engine] = runs.quickest
+        return found
+
+    def _check_edges(self, candidate: Candidate, executable: Executable, found: Check) -> Check:
+        """The check on `EDGES`, or `found` where that is right; notes whether non-finite inputs go wrong."""
+        if not self.settings.edges or self.first is None or self.host.seconds > EDGE_SECONDS:
+            return found
+        kinds: tuple[Kind, ...] = (*EDGES, "nonfinite")
+        for kind in kinds:
+            if self.clock() > self.until:
+                break
+            try:
+                arrays = synthesize_inputs(self.function, kind, self.settings.seed, self.constraints)
+                checker = self.first.for_inputs(arrays)
+                is_informative = checker.is_informative
+                check = checker.check(executable, candidate.tolerance)
+            except XRTError:  # inputs that an operator rejects
+                continue
+            if kind == "nonfinite":
+                self.finite_only |= not check.is_right
+            elif not check.is_right and not check.is_doubtful and is_informative:
+                self.checkers.append(checker)  # for the isolation of the fault
+                return check
         return found
 
     def _checker(self, k: int) -> ResultChecker | None:
@@ -264,7 +297,8 @@ class _Evaluation:
             return "results were not checked"
         own = f", within its own tolerance ({check.tolerance})" if check.tolerance else ""
         count = len(self.checkers)
-        return f"right on {count} set{'s' if count != 1 else ''} of inputs{own}"
+        finite = ", for finite inputs only" if self.finite_only else ""
+        return f"right on {count} set{'s' if count != 1 else ''} of inputs{own}{finite}"
 
     def _summary(self, found: Correction, reason: str) -> str:
         total = len(self.whole)
@@ -277,7 +311,7 @@ class _Evaluation:
         return f"right for {found.kept} of {total} nodes, the host runs {shown or 'the others'}{cut}"
 
     def _ready(self, chosen: _Accepted, reason: str) -> Outcome:
-        return Outcome("ready", chosen.pieces, reason, dict(self.timings), tuple(self.errors))
+        return Outcome("ready", chosen.pieces, reason, dict(self.timings), tuple(self.errors), self.finite_only)
 
     def _on_host(self, verdict: Any, reason: str) -> Outcome:
         return Outcome(verdict, (Piece(HOST, self.whole),), reason, dict(self.timings), tuple(self.errors))
@@ -301,11 +335,15 @@ def label(function: Function, index: int) -> str:
     return f"{node.operator} {node.name!r} (node {index})" if node.name else f"{node.operator} (node {index})"
 
 
-def _sources(function: Function, seed: int, inputs: Sequence[np.ndarray] | None) -> Iterator[Sequence[np.ndarray]]:
+def _sources(
+    function: Function,
+    seed: int,
+    inputs: Sequence[np.ndarray] | None,
+    constraints: Mapping[Value, ValueConstraint],
+) -> Iterator[Sequence[np.ndarray]]:
     """Sets of inputs, the most informative first, synthesized lazily."""
     if inputs is not None:
         yield inputs
-    constraints = infer_constraints(function.body)
     for kind in SEQUENCE:
         yield synthesize_inputs(function, kind, seed, constraints)
 

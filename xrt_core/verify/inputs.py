@@ -16,17 +16,26 @@ from xrt_core.ir.graph import Value
 from xrt_core.kernels.namespace import float_like
 from xrt_core.verify.value_ranges import FREE, ValueConstraint, infer_constraints, is_synthesizable
 
-Kind = Literal["normal", "ties", "large", "gentle"]
+Kind = Literal["normal", "ties", "large", "gentle", "small", "constant", "nonfinite"]
 """normal: normally distributed floats. ties: few distinct values, zero among them, and the ends of 8-bit integers.
 large: normal, eight times as large. gentle: floats from 0.5 to 1.5, for which even unknown graphs rarely give NaN or
-infinity."""
+infinity. small: normal, a thousandth as large. constant: each channel (axis 1; of a matrix or vector, each row) is one
+number that no sum of it divides exactly, for normalisations of what does not vary. nonfinite: normal, with a few NaN
+and infinities, wherever floats are free."""
 
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+KINDS: Final[tuple[Kind, ...]] = tuple(k for k in get_args(Kind) if k != "nonfinite")
+"""The kinds of numbers."""
 
 SEQUENCE: Final[tuple[Kind, ...]] = ("normal", "ties", "gentle")
 """The order in which they are used for verification."""
 
+EDGES: Final[tuple[Kind, ...]] = ("small", "constant")
+"""Checked after those, where the host is quick: what libraries were seen to get wrong on them only."""
+
 _LEVELS: Final = (-1.5, -0.7, 0.0, 0.0, 0.3, 0.7, 1.5)
+_BROKEN: Final = (math.nan, math.inf, -math.inf)
+_RARE: Final = 8  # of so many elements at most one is not finite
+_WITH_INFINITY: Final = frozenset(("float16", "float32", "float64", "bfloat16"))
 _WIDE: Final = 4.0  # length of an interval that is open on one side
 
 
@@ -99,8 +108,10 @@ def _floats(
     elif kind == "ties":
         values = rng.choice(np.array(_LEVELS), shape)
     else:
-        values = rng.standard_normal(shape) * (8.0 if kind == "large" else 1.0)
+        values = rng.standard_normal(shape) * {"large": 8.0, "small": 1e-3}.get(kind, 1.0)
     values = np.asarray(values)
+    if kind == "constant" and len(shape) > 1:
+        values = np.broadcast_to(_one_a_channel(values), shape)
     if constraint.nonzero:
         away = np.where(values < 0, -0.25, 0.25)
         if constraint.high < 0.25:
@@ -110,7 +121,19 @@ def _floats(
     if float(info(dtype).min) > 0:  # float8_e8m0fnu has neither signs nor a zero
         values = np.maximum(np.abs(values), 2.0**-8)
     largest = float(info(dtype).max)
-    return np.asarray(np.clip(values, -largest, largest)).astype(dtype)
+    made: np.ndarray = np.asarray(np.clip(values, -largest, largest)).astype(dtype)
+    if kind == "nonfinite" and constraint.is_free and dtype.name in _WITH_INFINITY:
+        flat = made.reshape(-1)
+        places = rng.permutation(flat.size)[: min(len(_BROKEN), max(flat.size // _RARE, 1))]
+        flat[places] = np.array(_BROKEN[: len(places)]).astype(dtype)
+    return made
+
+
+def _one_a_channel(values: np.ndarray) -> np.ndarray:
+    """The first number of each channel, or of each row where there are no channels."""
+    if values.ndim > 2:
+        return np.asarray(values[(slice(0, 1), slice(None), *(slice(0, 1),) * (values.ndim - 2))])
+    return np.asarray(values[..., :1])
 
 
 def _integer_range(dtype: np.dtype, constraint: ValueConstraint, kind: Kind) -> tuple[int, int]:

@@ -35,7 +35,7 @@ class Outcome:
 
     pieces: cover all nodes of the Function; a single piece is the whole cluster. reason: human-readable. timings:
     seconds, by "compile", "verify", "host", an engine's name, "<engine> unfused", ... errors: why candidates were
-    rejected.
+    rejected. finite_only: the engines' results are the host's for finite inputs, and not for NaN and infinities.
     """
 
     verdict: Verdict
@@ -43,6 +43,7 @@ class Outcome:
     reason: str
     timings: Mapping[str, float] = field(default_factory=lambda: _NO_TIMINGS)
     errors: tuple[str, ...] = ()
+    finite_only: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, of which `decoding` makes an Outcome again."""
@@ -52,10 +53,11 @@ class Outcome:
             "reason": self.reason,
             "timings": dict(self.timings),
             "errors": list(self.errors),
+            "finite_only": self.finite_only,
         }
 
     def covers(self, nodes: int) -> bool:
-        """Whether the pieces have each of so many nodes once."""
+        """Whether the pieces have each of the function's nodes once."""
         return sorted(i for p in self.pieces for i in p.nodes) == list(range(nodes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from xrt_onnxruntime import OnnxRuntimeEngine
 from xrt_core.engine.contract import CompileOptions, Executable, Function
 from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError, UnsupportedError
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
 
 F32, F64, I32 = (np.dtype(t) for t in (np.float32, np.float64, np.int32))
@@ -236,3 +238,28 @@ def test_nodes_of_two_opsets_do_not_compile(engine: OnnxRuntimeEngine) -> None:
     nodes = [Node("Softmax", [x], [y], {"axis": 0}, version=11), Node("Softmax", [y], [z], version=13)]
     with pytest.raises(CompileError, match="no one opset"):
         _compile(engine, [x], nodes, [z])
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attributes", "reason"),
+    [
+        ("Attention", [(1, 2, 4)] * 3, {"q_num_heads": 2**32, "kv_num_heads": 2**32}, "q_num_heads .* 32 bits"),
+        ("MaxPool", [(1, 1, 0)], {"kernel_shape": (2,), "pads": (1, 1)}, "empty tensor"),
+        ("Conv", [(1, 1, 0), (1, 1, 3)], {"pads": (2, 2)}, "empty tensor"),
+        ("Conv", [(1, 1, 6), (1, 1, 3)], {"auto_pad": "SAME_UPPER", "dilations": (2,)}, "dilations and auto_pad SAME"),
+        ("MeanVarianceNormalization", [(1, 2, 3, 3)], {}, "constant channel"),
+    ],
+)
+def test_what_ends_or_deceives_the_library_is_refused(op: str, shapes: Any, attributes: Any, reason: str) -> None:
+    """Nodes that were seen to end the process, to fail at each run or to give invented numbers have a reason."""
+    inputs = [_value(f"x{i}", F32, *s) for i, s in enumerate(shapes)]
+    version = since_version(op, "", 23)
+    node = Node(op, inputs, [_value("y", F32, *shapes[0])], attributes, version=version, name="n")
+    assert re.search(reason, OnnxRuntimeEngine().supports(node, "cpu", "inference").reason)
+
+
+def test_attributes_that_are_read_in_64_bits_stay_with_the_library() -> None:
+    """A Slice to the end, as exporters write it, is taken."""
+    x, y = _value("x", F32, 4), _value("y", F32, 3)
+    node = Node("Slice", [x], [y], {"starts": (1,), "ends": (2**63 - 1,), "axes": (0,)}, version=1, name="n")
+    assert "32 bits" not in OnnxRuntimeEngine().supports(node, "cpu", "inference").reason

@@ -254,3 +254,11 @@ def test_float32_stays_float32(engine: OpenVinoEngine) -> None:
     given = rng.standard_normal((4, 256), dtype=np.float32)
     want = given.astype(np.float64) @ weight
     assert np.abs(executable.run([given])[0] - want).max() < 1e-4
+
+
+def test_attributes_beyond_32_bits_are_refused() -> None:
+    """The library would cut them, so such a node has the attribute as the reason."""
+    x = Value("x", TensorType(F32, (1, 4, 8, 8)))
+    y = Value("y", TensorType(F32, (1, 4, 1, 1)))
+    node = Node("MaxPool", [x], [y], {"kernel_shape": (8, 8), "strides": (2**32, 1)}, version=12, name="n")
+    assert "strides of MaxPool" in OpenVinoEngine().supports(node, "cpu", "inference").reason

@@ -96,8 +96,27 @@ def _group_normalisation(node: Node) -> str | None:
     return "onnxruntime computes GroupNormalization of float64 in float32" if wide else None
 
 
+def _windows(node: Node) -> str | None:
+    for v in (*node.inputs[:2], *node.outputs[:1]):
+        if v is not None and v.shape is not None and 0 in v.shape:
+            return f"onnxruntime fails on {node.op_type} of an empty tensor, or invents numbers"
+    dilations = node.attributes.get("dilations")
+    is_dilated = isinstance(dilations, tuple) and any(d != 1 for d in dilations)
+    if is_dilated and str(node.attributes.get("auto_pad", "")).startswith("SAME"):
+        return f"onnxruntime fails at every run of {node.op_type} with dilations and auto_pad SAME"
+    return None
+
+
+def _mean_variance(node: Node) -> str | None:
+    return "onnxruntime's MeanVarianceNormalization of a constant channel is NaN"
+
+
 _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
     {
+        **dict.fromkeys(
+            ("AveragePool", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool"),
+            _windows,
+        ),
         "Div": _division,
         "Mod": _division,
         "DFT": _fourier,
@@ -108,6 +127,7 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "ConvInteger": _conv_integer,
         "GroupNormalization": _group_normalisation,
         "MatMul": _matrix_product,
+        "MeanVarianceNormalization": _mean_variance,
         "Sign": _sign,
         "ReduceMax": _empty_bool,
         "ReduceMin": _empty_bool,

@@ -1,0 +1,177 @@
+"""Checks of a cluster's inputs: indices out of range and non-finite floats are found before the engine runs."""
+
+from __future__ import annotations
+
+import timeit
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from xrt_core.errors import XRTError
+from xrt_core.host.executor import run_node
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.inference import infer_types
+from xrt_core.ir.op_traits import _INDEX_INPUTS
+from xrt_core.ir.schema import latest_opset, since_version
+from xrt_core.ir.types import TensorType
+from xrt_core.runtime.input_checks import Bounds, index_checks, input_checks, is_finite
+
+F, INT = np.dtype(np.float32), np.dtype(np.int64)
+
+
+def _value(name: str, dtype: np.dtype, *shape: int) -> Value:
+    return Value(name, TensorType(np.dtype(dtype), shape))
+
+
+def _known(name: str, data: Any) -> Value:
+    data = np.asarray(data)
+    return Value(name, TensorType(data.dtype, data.shape), data)
+
+
+def _apply(op: str, *inputs: Value | None, outputs: int = 1, domain: str = "", **attributes: Any) -> Node:
+    version = since_version(op, domain, latest_opset(domain))
+    node = Node(op, inputs, [Value(f"{op}{i}") for i in range(outputs)], attributes, domain=domain, version=version)
+    types = infer_types(node)
+    return node.replace(outputs=[Value(f"{op}{i}", t) for i, t in enumerate(types)])
+
+
+def _function(inputs: list[Value], *nodes: Node) -> Function:
+    outputs = [v for v in nodes[-1].outputs if v is not None]
+    return Function.from_graph(Graph(inputs, outputs, nodes, opsets={"": latest_opset()}, name="f"))
+
+
+def _out(node: Node) -> Value:
+    value = node.outputs[0]
+    assert value is not None
+    return value
+
+
+X = _value("x", F, 4, 5)
+
+OPERATORS: dict[str, tuple[list[Any], dict[str, Any], list[int], list[int]]] = {
+    "Gather": ([X, _value("i", INT, 2)], {"axis": 1}, [-5, 4], [-6, 5]),
+    "GatherElements": ([X, _value("i", INT, 2, 5)], {}, [-4, 3], [-5, 4]),
+    "ScatterElements": ([X, _value("i", INT, 2, 5), _value("u", F, 2, 5)], {}, [-4, 3], [-5, 4]),
+    "GatherND": ([X, _value("i", INT, 3, 1)], {}, [-4, 3], [-5, 4]),
+    "ScatterND": ([X, _value("i", INT, 3, 1), _value("u", F, 3, 5)], {}, [-4, 3], [-5, 4]),
+    "NegativeLogLikelihoodLoss": ([X, _value("i", INT, 4)], {"ignore_index": -100}, [0, 4, -100], [-1, 5]),
+    "SoftmaxCrossEntropyLoss": ([X, _value("i", INT, 4)], {}, [0, 4], [-1, 5]),
+    "ReverseSequence": ([X, _value("i", INT, 5)], {}, [1, 4], [-1, 5]),
+    "RoiAlign": ([_value("x", F, 2, 1, 4, 4), _value("r", F, 1, 4), _value("i", INT, 1)], {}, [0, 1], [-1, 2]),
+    "TensorScatter": (
+        [_value("x", F, 2, 4, 3), _value("u", F, 2, 2, 3), _value("i", INT, 2)], {"axis": 1}, [0, 2], [-1, 3],
+    ),
+    "RNN": (
+        [_value("x", F, 3, 2, 1), _value("w", F, 1, 2, 1), _value("r", F, 1, 2, 2), None,
+         _value("i", np.dtype(np.int32), 2)], {"hidden_size": 2}, [1, 3], [-1, 4],
+    ),
+    "MaxUnpool": ([_value("x", F, 1, 1, 2), _value("i", INT, 1, 1, 2)], {"kernel_shape": (2,), "strides": (2,)},
+                  [0, 3], [-1, 4]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_indices_at_the_ends_pass_and_beyond_are_violations(op: str) -> None:
+    """The bounds of an operator's index input are exactly those of the standard."""
+    inputs, attributes, good, bad = OPERATORS[op]
+    function = _function([v for v in inputs if v is not None], _apply(op, *inputs, **attributes))
+    checks = input_checks(function)
+    assert checks is not None
+    (check,) = checks.indices
+    parameter = function.params[check.parameter]
+    arrays = [np.zeros(p.shape, p.dtype) for p in function.params]
+    for values, expected in ((good, False), (bad, True)):
+        for value in values:
+            arrays[check.parameter] = np.full(parameter.shape, value, parameter.dtype)
+            assert checks.violates(arrays) is expected, value
+
+
+def test_what_the_checks_find_the_host_refuses() -> None:
+    """For operators that read or write at an index, the host raises an error where the check objects."""
+    for op in ("Gather", "GatherElements", "ScatterElements", "GatherND", "ScatterND"):
+        inputs, attributes, _, bad = OPERATORS[op]
+        arrays = [np.zeros(v.shape, v.dtype) if v.name != "i" else np.full(v.shape, bad[1], v.dtype) for v in inputs]
+        with pytest.raises(XRTError):
+            run_node(_apply(op, *inputs, **attributes), arrays)
+
+
+def test_every_operator_with_an_index_has_bounds() -> None:
+    """No operator of the table of index inputs is without a rule for its bounds."""
+    others = {"Scatter", "GRU", "LSTM", "Attention", "RotaryEmbedding", "ArrayFeatureExtractor"}
+    assert {op for _, op in _INDEX_INPUTS} == {*OPERATORS, *others}
+
+
+def test_bounds_are_carried_back_to_the_parameters() -> None:
+    """Through Cast, Unsqueeze, Reshape, Squeeze, Identity and Concat, and no further than what is computed."""
+    a, b = _value("a", np.dtype(np.int32), 2), _value("b", F, 1, 1)
+    nodes = [_apply("Cast", a, to=7)]
+    nodes.append(_apply("Unsqueeze", _out(nodes[-1]), _known("axes", np.array([0]))))
+    nodes.append(_apply("Reshape", _out(nodes[-1]), _known("shape", np.array([2]))))
+    nodes.append(_apply("Cast", b, to=7))
+    nodes.append(_apply("Squeeze", _out(nodes[-1]), _known("axes", np.array([0]))))
+    nodes.append(_apply("Concat", _out(nodes[2]), _out(nodes[4]), axis=0))
+    nodes.append(_apply("Gather", X, _out(nodes[5])))
+    function = _function([X, a, b], *nodes)
+    checks = input_checks(function)
+    assert checks is not None
+    assert {c.parameter for c in checks.indices} == {1, 2}
+    x, good = np.zeros((4, 5), np.float32), np.array([[3.9]], np.float32)
+    assert not checks.violates([x, np.array([0, 3], np.int32), good])
+    assert checks.violates([x, np.array([0, 4], np.int32), good])
+    for value in (4.0, np.nan, np.inf, -5.0):
+        assert checks.violates([x, np.array([0, 3], np.int32), np.array([[value]], np.float32)])
+
+    added = _apply("Add", a, a)
+    cast = _apply("Cast", _out(added), to=7)
+    assert input_checks(_function([X, a], added, cast, _apply("Gather", X, _out(cast)))) is None
+
+
+def test_columns_of_different_bounds() -> None:
+    """Each column of GatherND has its own range; behind a Transpose the narrowest holds for all."""
+    i = _value("i", INT, 2, 2)
+    direct = _function([X, i], _apply("GatherND", X, i))
+    ((check,), never) = index_checks(direct)
+    assert check.bounds == Bounds((-4, -5), (3, 4))
+    assert not never
+    assert check.bounds.are_met(np.array([[3, 4], [-4, -5]]))
+    assert not check.bounds.are_met(np.array([[4, 3], [0, 0]]))
+    turned = _apply("Transpose", i)
+    ((check,), _) = index_checks(_function([X, i], turned, _apply("GatherND", X, _out(turned))))
+    assert check.bounds == Bounds((-4,), (3,))
+
+
+def test_a_constant_index_out_of_range_is_for_the_host() -> None:
+    """A cluster that holds such an index goes to the host at every call; one in range needs no check."""
+    out = input_checks(_function([X], _apply("Gather", X, _known("i", np.array([9])))))
+    assert out is not None
+    assert out.violates([np.zeros((4, 5), np.float32)])
+    assert input_checks(_function([X], _apply("Gather", X, _known("i", np.array([3]))))) is None
+
+
+def test_floats_that_must_be_finite() -> None:
+    """With `finite`, NaN and infinity in any floating parameter are violations, and large numbers are none."""
+    function = _function([X], _apply("Relu", X))
+    assert input_checks(function) is None
+    checks = input_checks(function, finite=True)
+    assert checks is not None
+    x = np.full((4, 5), 3e38, np.float32)
+    assert not checks.violates([x])
+    for bad in (np.nan, np.inf, -np.inf):
+        x[1, 2] = bad
+        assert checks.violates([x])
+    assert is_finite(np.ones(3, ml_dtypes.bfloat16))
+    assert not is_finite(np.array([1, np.inf], np.float16))
+    assert is_finite(np.zeros(0, np.float32))
+
+
+@pytest.mark.slow
+def test_a_check_takes_microseconds() -> None:
+    """A check of 512 indices takes less than a tenth of a millisecond."""
+    i = _value("i", INT, 512)
+    checks = input_checks(_function([X, i], _apply("Gather", X, i)))
+    assert checks is not None
+    arrays = [np.zeros((4, 5), np.float32), np.zeros(512, np.int64)]
+    assert min(timeit.repeat(lambda: checks.violates(arrays), number=100, repeat=5)) / 100 < 1e-4

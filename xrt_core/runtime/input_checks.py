@@ -1,0 +1,232 @@
+"""Checks of a cluster's inputs in front of its engine: indices in range, and floats that are finite where that matters.
+
+Libraries do what they like with an index out of range: they clamp it, drop it, read foreign memory or end the process.
+The host raises an error. So each call whose indices leave their range is for the host, and no failure of the engine.
+The same goes for NaN and infinity, where an engine is known to be right for finite inputs only.
+
+Bounds are those of the index inputs of the Function's nodes, carried back to its parameters through nodes that move
+elements or cast them. Where a way back mixes columns of different bounds, the narrowest holds: a call too many for the
+host is right, one too few is not. Indices that the cluster computes from other data are not checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.op_traits import index_input, traits_of
+from xrt_core.runtime.arrays import to_numpy
+
+_CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
+"""Moving operators whose results have elements of other inputs than the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The range of an index, inclusive: of all elements, or of each column of the last axis. ignored: a value outside
+    that is allowed."""
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    ignored: int | None = None
+
+    def narrowed(self) -> Bounds:
+        """One range, which lies in that of every column."""
+        return Bounds((max(self.low),), (min(self.high),), self.ignored)
+
+    def are_met(self, x: np.ndarray) -> bool:
+        """Whether all elements lie in range; floats are cut to integers, as Cast does, and NaN is none."""
+        if not x.size:
+            return True
+        if self.ignored is not None:
+            x = x[x != self.ignored]
+            return not x.size or replace(self, ignored=None).are_met(x)
+        if x.dtype.kind not in "iub":
+            x = np.trunc(x.astype(np.float64))
+        if len(self.low) == 1:
+            return bool(x.min() >= self.low[0] and x.max() <= self.high[0])
+        return bool((x >= np.array(self.low)).all() and (x <= np.array(self.high)).all())
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCheck:
+    """The elements of parameter number `parameter` are indices within `bounds`."""
+
+    parameter: int
+    bounds: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class InputChecks:
+    """What is checked at each call of a cluster.
+
+    indices: of parameters. never: a constant index of the cluster is out of range, so that every call is for the host.
+    finite: parameters that must be finite.
+    """
+
+    indices: tuple[IndexCheck, ...] = ()
+    never: bool = False
+    finite: tuple[int, ...] = ()
+
+    def violates(self, arrays: Sequence[Any]) -> bool:
+        """Whether the arrays of a call must not go to the engine. Takes microseconds for a few thousand indices."""
+        if self.never:
+            return True
+        for check in self.indices:
+            if not check.bounds.are_met(to_numpy(arrays[check.parameter])):
+                return True
+        return any(not is_finite(to_numpy(arrays[i])) for i in self.finite)
+
+
+def input_checks(function: Function, *, finite: bool = False) -> InputChecks | None:
+    """The checks of a Function's inputs; None where there is nothing to check.
+
+    finite: whether floating parameters must be finite (the verdict says that the engine is right for those only).
+    """
+    indices, never = index_checks(function)
+    floats = tuple(i for i, p in enumerate(function.params) if finite and _is_float(p.dtype))
+    return InputChecks(indices, never, floats) if indices or never or floats else None
+
+
+def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
+    """The range of each parameter that is an index, and whether a constant index of the Function is out of range."""
+    producers = function.body.producers
+    params = {v: i for i, v in enumerate(function.body.inputs)}
+    found: dict[IndexCheck, None] = {}
+    never = False
+    for node in function.body.nodes:
+        position = index_input(node)
+        value = node.inputs[position] if position is not None and position < len(node.inputs) else None
+        bounds = None if value is None else _bounds(node)
+        if value is None or bounds is None:
+            continue
+        work = [(value, bounds)]
+        seen: set[tuple[Value, Bounds]] = set()
+        while work:
+            v, wanted = work.pop()
+            if (v, wanted) in seen:
+                continue
+            seen.add((v, wanted))
+            if v.data is not None:
+                never |= not wanted.are_met(v.data)
+            elif v in params:
+                found[IndexCheck(params[v], wanted)] = None
+            elif (i := producers.get(v)) is not None:
+                work.extend(_before(function.body.nodes[i], v, wanted))
+    return tuple(found), never
+
+
+def _before(node: Node, result: Value, wanted: Bounds) -> list[tuple[Value, Bounds]]:
+    """The inputs whose elements come out as `result`, with their bounds; none where they are computed."""
+    traits = traits_of(node)
+    if traits.cast and node.op_type != "BitCast":
+        source = node.inputs[0]
+        limits: Any = np.iinfo(result.dtype) if result.dtype is not None and result.dtype.kind in "iu" else None
+        if source is None or limits is None:
+            return []
+        low, high = (tuple(min(max(b, limits.min), limits.max) for b in ends) for ends in (wanted.low, wanted.high))
+        return [(source, replace(wanted, low=low, high=high))]
+    if not traits.moves_elements:
+        return []
+    positions = range(len(node.inputs)) if node.op_type == "Concat" else _CARRIED.get(node.op_type, (0,))
+    sources = [v for i in positions if (v := node.inputs[i]) is not None]
+    if len(wanted.low) > 1 and not all(_keeps_columns(node, v, result) for v in sources):
+        wanted = wanted.narrowed()
+    return [(v, wanted) for v in sources]
+
+
+def _keeps_columns(node: Node, source: Value, result: Value) -> bool:
+    if node.op_type not in ("Identity", "Reshape", "Squeeze", "Unsqueeze"):
+        return False
+    return bool(source.shape and result.shape and source.shape[-1] == result.shape[-1])
+
+
+def _bounds(node: Node) -> Bounds | None:
+    """The range of the node's index input; None where sizes are unknown, or there is no limit."""
+    op, x = node.op_type, _dims(node, 0)
+    if not x:
+        return None
+    axis, axes = node.attributes.get("axis", 0), len(x)
+    if op in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
+        assert isinstance(axis, int)
+        return _within(x[axis]) if -axes <= axis < axes else None
+    if op in ("GatherND", "ScatterND"):
+        batch, at = node.attributes.get("batch_dims", 0), _dims(node, 1)
+        assert isinstance(batch, int)
+        sizes = x[batch : batch + at[-1]] if at else ()
+        return Bounds(tuple(-d for d in sizes), tuple(d - 1 for d in sizes)) if sizes else None
+    if op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        ignored = node.attributes.get("ignore_index")
+        return Bounds((0,), (x[1] - 1,), ignored if isinstance(ignored, int) else None) if axes > 1 else None
+    high = _highest(node, x)
+    return None if high is None else Bounds((0,), (high,))
+
+
+def _highest(node: Node, x: tuple[int, ...]) -> int | None:
+    """The largest allowed index, or length, of an operator whose least is 0."""
+    op = node.op_type
+    if op == "ReverseSequence":
+        time = node.attributes.get("time_axis", 0)
+        return x[time] if isinstance(time, int) and time < len(x) else None
+    if op in ("GRU", "LSTM", "RNN"):
+        return x[1 if node.attributes.get("layout", 0) else 0]
+    if op == "RoiAlign":
+        return x[0] - 1
+    if op == "ArrayFeatureExtractor":
+        return x[-1] - 1
+    if op == "RotaryEmbedding":
+        caches = _dims(node, 1)
+        return caches[0] - 1 if caches else None
+    if op == "Attention":
+        keys = _dims(node, 1)
+        return keys[-2] if len(keys) > 2 else None
+    if op == "TensorScatter":
+        axis, update = node.attributes.get("axis", -2), _dims(node, 1)
+        assert isinstance(axis, int)
+        if node.attributes.get("mode", "linear") == "circular":
+            return int(np.iinfo(np.int64).max)
+        return x[axis] - update[axis] if len(update) == len(x) else None
+    if op == "MaxUnpool":
+        return _unpooled(node, x) - 1
+    return None
+
+
+def _unpooled(node: Node, x: tuple[int, ...]) -> int:
+    """Elements of the array whose pooling MaxUnpool undoes."""
+    rank = len(x) - 2
+    kernel: Any = node.attributes["kernel_shape"]
+    strides: Any = node.attributes.get("strides") or (1,) * rank
+    pads: Any = node.attributes.get("pads") or (0,) * (2 * rank)
+    spatial: list[int] = [(x[2 + i] - 1) * strides[i] - pads[i] - pads[rank + i] + kernel[i] for i in range(rank)]
+    return math.prod(x[:2]) * math.prod(spatial)
+
+
+def _within(size: int) -> Bounds:
+    return Bounds((-size,), (size - 1,))
+
+
+def _dims(node: Node, index: int) -> tuple[int, ...]:
+    """The static shape of an input; () where it has none."""
+    v = node.inputs[index] if index < len(node.inputs) else None
+    if v is None or not v.is_static or v.shape is None:
+        return ()
+    return tuple(d for d in v.shape if isinstance(d, int))
+
+
+def is_finite(x: np.ndarray) -> bool:
+    """Whether no element is NaN or infinite; one pass over the memory in the usual case."""
+    if x.dtype.kind == "f" and x.dtype.itemsize >= 4:
+        with np.errstate(all="ignore"):
+            if math.isfinite(float(x.sum())):  # a sum may overflow, but no sum of NaN or infinity is finite
+                return True
+    return bool(np.isfinite(x).all())
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return dtype.kind in "fc" or dtype.name.startswith(("bfloat", "float"))  # narrow floats have the kind of raw bytes
