@@ -25,7 +25,6 @@ from xrt_core.cache import disk as disk_module
 from xrt_core.cache.archive import export_entries, import_entries
 from xrt_core.cache.disk import DiskCache, FileDigests, Hit, Miss, check_entry, read_blob, read_manifest, write_entry
 from xrt_core.cache.key import CacheKey
-from xrt_core.decoding import MOST_NESTED, decode, decompress, encode, reading, storable
 from xrt_core.engine.contract import CompileOptions, Parameter
 from xrt_core.engine.serialization import ParameterRow, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import (
@@ -37,6 +36,7 @@ from xrt_core.errors import (
     QuantizationError,
     XRTError,
 )
+from xrt_core.files import MOST_NESTED, decode, decompress, encode, reading, storable
 from xrt_core.frontends.onnx_file import map_file
 from xrt_core.guard import ipc
 from xrt_core.guard.capability import Answers

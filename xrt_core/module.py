@@ -109,7 +109,7 @@ class XRTModule(GuardedModule):
         Raises CacheError, with the reason, for a damaged file or one that was made for other engines or another kind
         of device, ModelLoadError if the file cannot be read, and the errors of `XRTModule`.
         """
-        from xrt_core.decoding import reading
+        from xrt_core.files import reading
         from xrt_core.saved_model import open_saved
 
         saved = open_saved(path)

@@ -16,10 +16,10 @@ from xrt_core.cache.model_file import ModelFile, read_model_file, write_model_fi
 from xrt_core.compiler.models import CompiledGraph
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Planned
-from xrt_core.decoding import Size, reading, storable
 from xrt_core.engine.contract import Engine
 from xrt_core.engine.serialization import ArrayRow, DtypeName, array_of
 from xrt_core.errors import CacheError, ModelLoadError, OptionError
+from xrt_core.files import Size, reading, storable
 from xrt_core.frontends.onnx_file import DataFile, map_file, serialised
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_from_name, dtype_name

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt_core.decoding import decode, encode
 from xrt_core.engine.contract import Parameter
 from xrt_core.engine.serialization import ParameterRow, instruction_set, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import CompileError
+from xrt_core.files import decode, encode
 
 MAGIC = b"XRTTEST\n"
 plain = st.dictionaries(st.text(max_size=4), st.integers() | st.text() | st.none())

@@ -25,7 +25,7 @@ from tests.guard.guarded import (
 from tests.random_graphs import F32, graph_of, ints, node
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.key import cache_key
-from xrt_core.cache.store import ExecutableStore
+from xrt_core.cache.store import Compilation, ExecutableStore
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, ask_support
 from xrt_core.events import Event, EventLog, FallbackEvent, subscribe
@@ -38,7 +38,6 @@ from xrt_core.guard.worker_pool import WorkerFailure, WorkerPool, WorkerSlot, pr
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.options import resolve
-from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.testing.processes import run_python
 from xrt_core.testing.stage_faults import STAGE_FAULTS
 

@@ -22,7 +22,7 @@ from xrt_core.testing import functions
 
 SETTINGS = GuardSettings(
     asynchronous=True, sandbox=False, verify=False, tune=False, timeout=5, memory=1 << 30, failures=3, retry=0.05,
-    run_timeout=0, shadow=0, real_inputs=False, probation=3,
+    run_timeout=0, shadow=0, finite=True, real_inputs=False, probation=3,
 )  # fmt: skip
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -458,11 +458,10 @@ def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
     """In a cluster of the union, an engine's candidate is itself where it can, and others where it can't."""
-    from xrt_core.cache.store import ExecutableStore
+    from xrt_core.cache.store import Compilation, ExecutableStore
     from xrt_core.engine import engines
     from xrt_core.events import EventLog
     from xrt_core.guard.composite import CompositeBuilder, CompositeExecutable
-    from xrt_core.runtime.engine_compiler import Compilation
 
     function, x = functions.chain()
     log = EventLog()
@@ -481,11 +480,10 @@ def test_an_engine_that_takes_half_a_cluster_shares_it() -> None:
 def test_an_engine_and_the_host_are_a_way_of_their_own() -> None:
     """An engine that refuses a node in the middle is tried with another engine there, and with the host, whose node it
     is in the pieces; executables on the same cores are compiled as such."""
-    from xrt_core.cache.store import ExecutableStore
+    from xrt_core.cache.store import Compilation, ExecutableStore
     from xrt_core.engine import engines
     from xrt_core.events import EventLog
     from xrt_core.guard.composite import CompositeBuilder, CompositeExecutable
-    from xrt_core.runtime.engine_compiler import Compilation
 
     rng = np.random.default_rng(0)
     x, h, s, y = (functions.value(n, 256, 256) for n in "xhsy")

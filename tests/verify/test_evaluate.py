@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.verify.planted import Planted, deep, value
-from xrt_core.decoding import decode, encode
 from xrt_core.engine.contract import CompileOptions, Executable, Function, Tolerance
 from xrt_core.errors import XRTError
+from xrt_core.files import decode, encode
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.plan import Plan
 from xrt_core.testing.faults import FAULTS

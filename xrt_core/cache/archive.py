@@ -9,9 +9,8 @@ import tarfile
 from collections.abc import Iterable
 
 from xrt_core.cache.disk import SUFFIX, DiskCache, EntryFile, check_entry, open_trusted, read_manifest
-from xrt_core.decoding import reading
 from xrt_core.errors import CacheError
-from xrt_core.files import PRIVATE, replace_file
+from xrt_core.files import PRIVATE, reading, replace_file
 
 
 def export_entries(disk: DiskCache, entries: Iterable[EntryFile], target: pathlib.Path) -> list[str]:

@@ -29,10 +29,9 @@ from typing import Any, BinaryIO, Final, Literal, TypedDict
 import numpy as np
 
 from xrt_core.cache.key import CacheKey
-from xrt_core.decoding import Size, decode, decompress, encode, reading, storable
 from xrt_core.engine.serialization import Blob, Container, Kind, Writer, open_file
 from xrt_core.errors import CacheError
-from xrt_core.files import PRIVATE, replace_file
+from xrt_core.files import PRIVATE, Size, decode, decompress, encode, reading, replace_file, storable
 from xrt_core.ir.file_backed import FileState, place_of
 from xrt_core.ir.function import digest
 from xrt_core.ir.types import dtype_name

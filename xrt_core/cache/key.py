@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 import xrt_core
-from xrt_core.decoding import storable
 from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
+from xrt_core.files import storable
 from xrt_core.ir.function import Function, digest
 
 IGNORED_OPTIONS: Final[frozenset[str]] = frozenset()

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 from xrt_core.cache.key import CacheKey
-from xrt_core.decoding import Size, convert
 from xrt_core.engine.serialization import Container, Kind, Writer, open_bytes
 from xrt_core.errors import CacheError
-from xrt_core.files import replace_file
+from xrt_core.files import Size, convert, replace_file
 
 T = TypeVar("T")
 

@@ -10,9 +10,8 @@ import typer
 
 from xrt_core.cli import arguments
 from xrt_core.cli.display import command, say, working
-from xrt_core.decoding import decode, reading
 from xrt_core.errors import InputError
-from xrt_core.files import replace_file
+from xrt_core.files import decode, reading, replace_file
 
 
 @command

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt_core.cache.disk import open_cache
 from xrt_core.cache.model_file import ModelFile
-from xrt_core.cache.store import ExecutableStore
+from xrt_core.cache.store import Compilation, ExecutableStore
 from xrt_core.compiler.passes import load_plugin_passes, lowering, passes, rules_of
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine
@@ -25,7 +25,6 @@ from xrt_core.passes.partitioning import MarkRule
 from xrt_core.passes.pass_manager import STAGES, PassRegistry, RegisteredPass, Stage
 from xrt_core.passes.trace import Trace
 from xrt_core.plugins import plugins
-from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.plan import HOST
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from typing import Annotated, Any, BinaryIO, Final, TypeVar
 import msgspec
 import numpy as np
 
-from xrt_core.decoding import Size as Size
-from xrt_core.decoding import decode, encode, reading
 from xrt_core.engine.contract import Parameter
 from xrt_core.errors import CompileError, XRTError
+from xrt_core.files import Size as Size
+from xrt_core.files import decode, encode, reading
 from xrt_core.ir.function import SIZE, digest
 from xrt_core.ir.types import ONNX_TO_DTYPE, dtype_from_name, dtype_name
 

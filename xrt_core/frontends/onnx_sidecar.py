@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from xrt_core.decoding import Size, reading
 from xrt_core.errors import ModelLoadError
+from xrt_core.files import Size, reading
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import NO_ANNOTATIONS, Node, Phase, Value
 from xrt_core.ir.types import type_from_text

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.cache.key import CacheKey
+from xrt_core.cache.store import Compilation
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
@@ -32,7 +33,6 @@ from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
 from xrt_core.ir.function import Function
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.verify.evaluate import EvaluationSettings
 from xrt_core.verify.verdict import HOST, Outcome, Piece
 

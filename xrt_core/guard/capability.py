@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from xrt_core.cache.disk import DiskCache
+from xrt_core.cache.store import Compilation
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import Engine, Phase, ask_support
 from xrt_core.errors import EngineError, XRTError
@@ -27,7 +28,6 @@ from xrt_core.guard.verdict_cache import answers_key, probe_key, read_json, writ
 from xrt_core.guard.worker_pool import WorkerFailure, process_pool
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Support
-from xrt_core.runtime.engine_compiler import Compilation
 
 _LIMIT: Final = 60.0  # seconds that one engine may take for one query
 

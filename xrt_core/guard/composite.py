@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from xrt_core.cache.store import Compilation
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, ask_support
 from xrt_core.engine.device_kinds import is_host
 from xrt_core.ir.function import Function
@@ -14,7 +15,6 @@ from xrt_core.ir.graph import Graph, Node, Support
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
 from xrt_core.verify.isolate import Candidate as EngineCandidate

@@ -23,12 +23,12 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import StoredExecutable
 from xrt_core.cache.store import ExecutableStore
-from xrt_core.decoding import Size, convert, decode, encode, reading
 from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import Engine
 from xrt_core.engine.serialization import ArrayRow, array_of
 from xrt_core.errors import ModelLoadError, XRTError
 from xrt_core.events import EventLog
+from xrt_core.files import Size, convert, decode, encode, reading
 from xrt_core.frontends.onnx_sidecar import NodeRow, describe_node, restore_types
 from xrt_core.ir.file_backed import place_of
 from xrt_core.ir.function import Function

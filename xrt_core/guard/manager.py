@@ -19,6 +19,7 @@ import numpy as np
 
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
+from xrt_core.cache.store import Compilation
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
@@ -32,7 +33,6 @@ from xrt_core.guard.timeouts import CallTimeout, Cancelled, call_with_timeout, i
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_pool
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.runtime.launch import Launch
 from xrt_core.verify.repro import Stage, make_bundle, save_bundle
 from xrt_core.verify.verdict import Outcome

@@ -24,9 +24,9 @@ class GuardSettings:
     compilation and verification of one cluster may take. memory: bytes that the worker may hold. failures: failed runs
     after which an executable is dropped. retry: seconds until the first retry of a failed cluster; later waits grow (0:
     never). run_timeout: seconds that one run may take (0: no limit). shadow: every how many calls the host runs too and
-    results are compared (0: never; None: as `guard/launch.py` schedules it). finite: NaN
-    and infinities are for the host where an engine is right for finite inputs only. real_inputs: verify on the inputs of a
-    call. probation: first calls of an executable for which donated inputs are copied.
+    results are compared (0: never; None: as `guard/launch.py` schedules it). finite: NaN and infinities are for the
+    host where an engine is right for finite inputs only. real_inputs: verify on the inputs of a call. probation: first
+    calls of an executable for which donated inputs are copied.
     """
 
     asynchronous: bool

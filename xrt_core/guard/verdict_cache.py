@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 from xrt_core.cache.disk import DiskCache, Miss
 from xrt_core.cache.key import CacheKey
 from xrt_core.cache.lru import LRU
-from xrt_core.decoding import decode, encode
 from xrt_core.errors import CacheError
+from xrt_core.files import decode, encode
 from xrt_core.ir.function import Function, function_lines
 from xrt_core.verify.verdict import Outcome
 

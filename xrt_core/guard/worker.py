@@ -21,17 +21,16 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any, Final
 
 from xrt_core.cache.disk import DiskCache
-from xrt_core.cache.store import ExecutableStore
-from xrt_core.decoding import encode
+from xrt_core.cache.store import Compilation, ExecutableStore
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import CompileOptions, Engine
 from xrt_core.errors import EngineError, EngineNotFoundError, XRTError
 from xrt_core.events import EventLog
+from xrt_core.files import encode
 from xrt_core.guard.capability import answer
 from xrt_core.guard.composite import evaluate_candidates
 from xrt_core.guard.ipc import read_arrays, read_function
-from xrt_core.runtime.engine_compiler import Compilation
 from xrt_core.verify.evaluate import EvaluationSettings
 from xrt_core.verify.verdict import Outcome
 

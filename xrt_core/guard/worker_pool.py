@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from xrt_core.decoding import decode
 from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.errors import XRTError
 from xrt_core.events import Kind, logger
+from xrt_core.files import decode
 from xrt_core.guard import timeouts
 from xrt_core.guard.ipc import Message, new_folder
 from xrt_core.guard.timeouts import BackgroundTask

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from xrt_core.decoding import Size, decode, encode, reading
 from xrt_core.errors import QuantizationError
-from xrt_core.files import replace_file
+from xrt_core.files import Size, decode, encode, reading, replace_file
 from xrt_core.ir.function import graph_fingerprint
 from xrt_core.ir.graph import Graph, Value, substitute
 

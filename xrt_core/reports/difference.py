@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xrt_core.decoding import Size, convert
 from xrt_core.errors import InputError, printable
+from xrt_core.files import Size, convert
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from xrt_core.decoding import decode, reading
 from xrt_core.errors import CheckpointError
-from xrt_core.files import replace_file
+from xrt_core.files import decode, reading, replace_file
 from xrt_core.ir.types import dtype_from_name, dtype_name
 
 _NAMES: Final[Mapping[str, str]] = MappingProxyType(

@@ -19,11 +19,10 @@ import msgspec
 import numpy as np
 
 from xrt_core import __version__
-from xrt_core.decoding import Size, decode, encode, reading
 from xrt_core.engine.contract import CompileOptions, Engine
 from xrt_core.engine.serialization import ArrayRow, array_of
 from xrt_core.errors import ModelLoadError
-from xrt_core.files import replace_file
+from xrt_core.files import Size, decode, encode, reading, replace_file
 from xrt_core.frontends.onnx_sidecar import NodeRow, describe_node, restore_types
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value, substitute

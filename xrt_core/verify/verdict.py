@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from xrt_core.decoding import Size
+from xrt_core.files import Size
 
 Verdict = Literal["ready", "wrong", "slower", "failed"]
 """ready: an engine takes nodes. wrong, slower: the host keeps all of them. failed: nothing could be compiled or run."""
