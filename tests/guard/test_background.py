@@ -181,7 +181,7 @@ def test_calls_that_need_the_engines_query_them_at_once(
         held()
         assert m.wait(60)
         m.save(tmp_path / "m.xrt")
-        assert XRTModule.load(tmp_path / "m.xrt").report().clusters[0]["state"] == "live"
+        assert XRTModule.load(tmp_path / "m.xrt", guard=True).report().clusters[0]["state"] == "live"
     held()
     np.testing.assert_array_equal(m(x), want)
     assert m.wait(60)

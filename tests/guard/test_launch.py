@@ -333,7 +333,7 @@ def test_a_watch_that_costs_little() -> None:
     schedule = _Schedule(None)
     due = []
     for n in range(1, 20_000):
-        if n - 1 >= schedule.due and schedule.claim():
+        if schedule.is_due(n - 1):
             due.append(n)
             schedule.postpone(n, cost=0.01, seconds=0.001)
     assert due[:8] == [1, 2, 4, 8, 16, 32, 64, 128]

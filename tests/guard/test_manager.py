@@ -313,7 +313,7 @@ def test_a_saved_module_is_ready_when_it_is_loaded(tmp_path: pathlib.Path) -> No
         assert m.wait(60)
         m.save(tmp_path / "m.xrt")
     fresh()
-    with XRTModule.load(tmp_path / "m.xrt") as loaded:
+    with XRTModule.load(tmp_path / "m.xrt", guard=True) as loaded:
         assert states(loaded) == ["queued", "ready", "live"]
         np.testing.assert_array_equal(loaded(x), want)
         assert loaded.report().clusters[0]["host_calls"] == 0

@@ -151,7 +151,7 @@ ATTRIBUTES: list[tuple[str, Any]] = [
     ("tolerance", {"float32": Tolerance(0.0, float("inf"))}), ("tolerance", {3: Tolerance(0.0, 0.0)}),
     ("devices", "cpu"), ("devices", ()), ("devices", (1,)), ("devices", ("abacus",)),
     ("array_families", ("punched cards",)), ("array_families", 7), ("asynchronous", "maybe"),
-    ("switch", 5), ("variables", 5), ("conformance", 5), ("package", 5), ("package", None),
+    ("switch", 5), ("variables", 5), ("package", 5), ("package", None),
 ]  # fmt: skip
 
 
@@ -413,7 +413,7 @@ def test_bad_requests_cost_no_acceleration(register: Callable[[type[HostEngine]]
             module(X, np.array([0, 99]))
     for _ in range(3):
         np.testing.assert_array_equal(module(X, np.array([0, 3])), X[[0, 3]])
-    assert Executable.runs == 13
+    assert Executable.runs == 3  # indices are checked in front of it
     assert not module.explain().errors
 
 

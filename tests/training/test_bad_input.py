@@ -142,7 +142,7 @@ def test_states_and_files_that_do_not_fit(tmp_path: pathlib.Path) -> None:
         unchanged(t, lambda: t.load(tmp_path / "cut"), CheckpointError, "cut")
     unchanged(t, lambda: t.load(tmp_path / "none"), CheckpointError, "cannot be read")
     (tmp_path / "text").write_text("no checkpoint at all")
-    unchanged(t, lambda: t.load(tmp_path / "text"), CheckpointError, "no safetensors file, or cut off")
+    unchanged(t, lambda: t.load(tmp_path / "text"), CheckpointError, "no safetensors file, or it is cut off")
 
 
 def test_a_model_says_what_does_not_fit() -> None:

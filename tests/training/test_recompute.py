@@ -155,7 +155,7 @@ def test_xla_takes_less_memory() -> None:
         t = TrainModule(graph, optimizer=Adam(1e-3), engine="xla", cache="off")
         losses = [float(t.step(**model.batch(0)))]
         launch = t._last.plan.launches[0]  # type: ignore[union-attr]
-        sizes.append((launch.executable._compiled.memory_analysis().temp_size_in_bytes, losses))  # type: ignore[union-attr]
+        sizes.append((launch.executable.inner._compiled.memory_analysis().temp_size_in_bytes, losses))  # type: ignore[union-attr]
     np.testing.assert_allclose(sizes[0][1], sizes[1][1], rtol=1e-5)
     assert sizes[1][0] < 0.8 * sizes[0][0]
 

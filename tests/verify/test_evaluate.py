@@ -12,7 +12,7 @@ import pytest
 from tests.verify.planted import Planted, deep, value
 from xrt_core.engine.contract import CompileOptions, Executable, Function, Tolerance
 from xrt_core.errors import XRTError
-from xrt_core.files import decode, encode
+from xrt_core.files import convert, decode, encode
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.plan import Plan
 from xrt_core.testing.faults import FAULTS
@@ -349,7 +349,7 @@ def test_an_engine_that_loses_nan_is_right_for_finite_inputs_only() -> None:
     loses = _relu(lambda x: np.where(x > 0, x, np.float32(0)))
     assert (loses.verdict, loses.finite_only) == ("ready", True)
     assert "for finite inputs only" in loses.reason
-    assert Outcome.from_json(loses.to_json()).finite_only
+    assert convert(loses.to_json(), Outcome, XRTError, "the verdict").finite_only
     keeps = _relu(lambda x: np.maximum(x, np.float32(0)))
     assert (keeps.verdict, keeps.finite_only) == ("ready", False)
 

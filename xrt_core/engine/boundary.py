@@ -253,6 +253,11 @@ class EngineProxy(Engine):
         """See `Engine.package`."""
         return self._package
 
+    @property
+    def conformance(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """See `Engine.conformance`. Read when the kit asks: the answer may need the library."""
+        return self._attribute("conformance", lambda v: isinstance(v, Mapping), "a mapping", _frozen)  # type: ignore[no-any-return]
+
     def probe(self) -> EngineStatus:
         """See `Engine.probe`. Raises PluginError for a probe that raises or returns something else."""
         with preserved_state(self._subject):
@@ -509,7 +514,6 @@ _ATTRIBUTES: Final[Mapping[str, tuple[Callable[[Any], bool], str, Callable[[Any]
         "asynchronous": (_is_bool, "a bool", None),
         "tolerance": (_are_tolerances, "a mapping of dtypes to finite Tolerances", _frozen),
         "variables": (lambda v: not v or _are_texts(v), "a tuple of strings", tuple),
-        "conformance": (lambda v: isinstance(v, Mapping), "a mapping", _frozen),
     }
 )
 """Attribute of an engine -> (whether a value is right, what is expected, how it is kept)."""

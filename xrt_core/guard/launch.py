@@ -222,7 +222,7 @@ class GuardedLaunch(Launch):
             return call
 
         def shadowed(arrays: Arrays) -> Arrays:
-            if record.calls < schedule.due or not schedule.claim():
+            if not schedule.is_due(record.calls):
                 return call(arrays)
             return self._shadow_run(call, arrays, schedule)
 
@@ -321,7 +321,7 @@ class _Schedule:
 
     every: each N-th one, before its results are returned; 0: none; None: the 1st, 2nd, 4th, 8th, ..., then so many that
     the comparisons take at most `_SHARE` of the time of the calls. begin: the number of calls so far. due: from which
-    number of calls on the next one is compared. last_right: the last call that was found right.
+    number of calls on the next sampled one is compared. last_right: the last call that was found right.
     """
 
     __slots__ = ("_begin", "_every", "_lock", "due", "is_on", "last_right")
@@ -331,7 +331,7 @@ class _Schedule:
         self._begin = begin
         self._lock = threading.Lock()
         self.is_on = every != 0
-        self.due: float = begin + (every - 1 if every else 0)
+        self.due: float = begin
         self.last_right = begin
 
     @property
@@ -339,8 +339,15 @@ class _Schedule:
         """Whether the caller waits for the comparison."""
         return self._every is not None or self.last_right == self._begin
 
-    def claim(self) -> bool:
-        """Whether the calling thread is the one to compare; no other does until `postpone`."""
+    def is_due(self, calls: int) -> bool:
+        """Whether the calling thread compares the call after `calls` others.
+
+        Of the sampled ones only one is compared at a time: none is due until `postpone`.
+        """
+        if self._every:
+            return calls % self._every == self._every - 1
+        if calls < self.due:
+            return False
         with self._lock:
             if math.isinf(self.due):
                 return False
@@ -351,10 +358,8 @@ class _Schedule:
         """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took.
         seconds: that the call took."""
         since = number - self._begin
-        if self._every:
-            gap: float = self._every
-        elif cost and seconds:
-            gap = min(since, max(round(cost / (_SHARE * seconds)), 1))
+        if cost and seconds:
+            gap: float = min(since, max(round(cost / (_SHARE * seconds)), 1))
         else:
             gap = since
         with self._lock:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 from xrt_core.engine.op_kernels import op_kernel
-from xrt_core.ir.graph import Node
-from xrt_core.ir.graph import Support
+from xrt_core.ir.graph import Node, Support
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import OpContext
 
