@@ -270,6 +270,7 @@ class ResultChecker:
         given = _given(node, self._before()[0])
         with np.errstate(all="ignore"):
             wrong, allowed = _unexplained(node, k, given, radii, got, want, bounds_of(want, tolerance), self._seed)
+            wrong = np.asarray(wrong).reshape(got.shape)
             steps = np.asarray(np.abs(_wide(got) - _wide(want)))[wrong]
         if node.op_type in _QUANTISES and not float_like(got.dtype) and not (steps > 1).any():
             allowed = math.floor(table()[ROUNDED].share * got.size)
