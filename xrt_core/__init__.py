@@ -105,7 +105,7 @@ __all__ = [
     "unregister_pass",
 ]
 
-# Nothing is imported before it is used: `import xrt_core` costs next to nothing.
+# Nothing is imported before it is used: `import xrt_core` costs next to nothing. What is not listed here is an error.
 _HOME: Final = {
     "FallbackEvent": "events",
     "Graph": "frontends.graph",
@@ -125,35 +125,6 @@ _HOME: Final = {
     "trace": "frontends.graph",
     "unregister_pass": "compiler.passes",
 }
-_ERRORS: Final = frozenset(
-    (
-        "CacheError",
-        "CheckpointError",
-        "CompileError",
-        "ConverterError",
-        "DeviceNotFoundError",
-        "EngineError",
-        "EngineNotFoundError",
-        "EngineUnavailableError",
-        "ExecutionError",
-        "ExportError",
-        "GradientError",
-        "GraphError",
-        "InputError",
-        "InternalError",
-        "ModelLoadError",
-        "OptionError",
-        "PassError",
-        "PluginError",
-        "QuantizationError",
-        "RegistrationError",
-        "ShapeError",
-        "TraceError",
-        "TrainingError",
-        "UnsupportedError",
-        "XRTError",
-    )
-)
 _MODULES: Final = {
     "config": "options.process_config",
     "errors": "errors",
@@ -166,10 +137,8 @@ _MODULES: Final = {
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         found: Any = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    elif name in _ERRORS:
-        found = getattr(importlib.import_module(f"{__name__}.errors"), name)
-    elif name in _HOME:
-        found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    elif name in __all__:
+        found = getattr(importlib.import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, found)

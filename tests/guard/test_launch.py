@@ -307,6 +307,45 @@ def test_nan_from_finite_numbers() -> None:
     assert launch.record.state is State.REJECTED
 
 
+def test_a_watch_goes_on_after_what_it_could_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison that fails, one for which there is no room, and inputs that the host rejects end no watch."""
+
+    def no_room(work: Any) -> bool:
+        return False
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ValueError("a bug of the comparison")
+
+    def rejects() -> Any:
+        def host(arrays: Sequence[Any]) -> Any:
+            raise InputError("not these")
+
+        return host
+
+    launch = live(Does(right), settings=_with(shadow=None))
+    with monkeypatch.context() as patch:
+        patch.setattr(launch_module, "ResultChecker", fails)
+        np.testing.assert_array_equal(np.asarray(launch([X, X])[0]), X + X)
+    assert launch.record.shadow_runs == 1
+    launch([X, X])
+    assert launch.record.shadow_runs == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(launch_module._shadow_thread, "submit", no_room)
+        for _ in range(4):
+            launch([X, X])
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "_host_run", rejects())
+        for _ in range(64):
+            launch([X, X])
+            launch_module._shadow_thread.wait()
+    before = launch.record.shadow_runs
+    for _ in range(500):
+        launch([X, X])
+        launch_module._shadow_thread.wait()
+    assert launch.record.shadow_runs > before
+    assert launch.record.state is State.LIVE
+
+
 def test_an_executable_that_becomes_slow() -> None:
     """Three timed calls in a row, of every 64th, that take three times as long as the host: it is dropped."""
     slow = False

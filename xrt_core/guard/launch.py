@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -240,7 +239,11 @@ class GuardedLaunch(Launch):
             schedule.postpone(number, 0.0, 0.0)
             return call(arrays)
         start = time.perf_counter()
-        results = call(arrays)
+        try:
+            results = call(arrays)
+        except BaseException:  # of the host, or of the program
+            schedule.postpone(number, 0.0, 0.0)
+            raise
         seconds = time.perf_counter() - start
         if self.record.state is not State.LIVE or self._schedule is not schedule:
             return self.on_host(kept)  # the executable was retired meanwhile, and these results may still be its own
@@ -252,7 +255,8 @@ class GuardedLaunch(Launch):
             if schedule.is_synchronous:
                 expected = self._compare(kept, copies, number, seconds, schedule)
                 return results if expected is None else expected
-            _shadow_thread.submit(lambda: self._compare(kept, copies, number, seconds, schedule))
+            if not _shadow_thread.submit(lambda: self._compare(kept, copies, number, seconds, schedule)):
+                schedule.postpone(number, 0.0, 0.0)
             return results
         schedule.postpone(number, seconds, seconds)
         assert self.executable is not None
@@ -265,15 +269,20 @@ class GuardedLaunch(Launch):
         """
         self.record.shadow_runs += 1
         start = time.perf_counter()
-        reason, expected = "", None
-        with contextlib.suppress(XRTError):  # the host rejects these inputs
+        try:
             expected = [to_numpy(r) for r in self.on_host(inputs)]
             check = ResultChecker(self.function, inputs, results=expected).check_results(results, self.tolerance)
-            reason = "" if check.is_right or check.is_doubtful else check.reason
-        schedule.postpone(number, time.perf_counter() - start, seconds)
-        if not reason:
+        except XRTError:  # the host rejects these inputs
+            return None
+        except Exception:  # a fault of the comparison must not reach the caller
+            log.exception("the results of %s could not be compared with the host's", self.function.name)
+            return None
+        finally:
+            schedule.postpone(number, time.perf_counter() - start, seconds)
+        if check.is_right or check.is_doubtful:
             schedule.last_right = max(schedule.last_right, number)
             return None
+        reason = check.reason
         doubt = f"results of its calls {schedule.last_right + 1} to {self.record.calls} are in doubt"
         if self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {reason}; {doubt}"):
             self._failures.disproved(self, reason)
@@ -374,14 +383,17 @@ class _ShadowThread:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[], object]) -> None:
-        """Queue a comparison."""
-        with contextlib.suppress(queue.Full):
+    def submit(self, work: Callable[[], object]) -> bool:
+        """Queue a comparison. Returns False if there is no room, or no thread can be started."""
+        try:
+            with self._lock:
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._serve, name="xrt-shadow", daemon=True)
+                    self._thread.start()
             self._work.put_nowait(work)
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._serve, name="xrt-shadow", daemon=True)
-                self._thread.start()
+        except (queue.Full, RuntimeError):
+            return False
+        return True
 
     def wait(self) -> None:
         """Wait until what was submitted is done."""
