@@ -162,7 +162,8 @@ def test_engines_agree(ranges: pathlib.Path, engine: str) -> None:
 
 def test_the_guard_keeps_saturated_sums_out(ranges: pathlib.Path) -> None:
     """OpenVINO under the guard gives what the host gives, also where its int8 sums saturate."""
-    at_once = {"guard": True, "guard_async": False, "guard_sandbox": False, "cache": False}
+    # not timed: on a busy machine the host may be the faster one, and nothing would be left to look at
+    at_once = {"guard": True, "guard_tune": False, "guard_async": False, "guard_sandbox": False, "cache": False}
     assert _off_the_host(ranges, "openvino", **at_once) < 0.02
 
 
