@@ -23,6 +23,8 @@ Engines = Mapping[str, tuple[Engine, str]]
 """By name, with the device for which each compiles."""
 
 _MAX_LATE: Final = 3
+_OWN: Final = (np.ndarray, list, dict, type(None))
+"""Types of results on the host that are the caller's as they are."""
 
 
 def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
@@ -72,13 +74,9 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
 
 
 def _writable(x: Any) -> Any:
-    """The NumPy array of a result. What is read in place from another library is read-only, and copied."""
-    if type(x) is np.ndarray:
-        return x
-    if isinstance(x, list | dict) or x is None:
-        return x
-    read = np.asarray(x)
-    return read if read.flags.writeable else read.copy()
+    """The NumPy array of a result. That of another library is copied: read in place it would be read-only, or the
+    engine's still."""
+    return x if type(x) in _OWN else np.array(x)
 
 
 def taken_by(engines: Engines, name: str | None) -> tuple[str, ...]:

@@ -242,12 +242,13 @@ class LaunchCheck:
     engine: for messages.
     """
 
-    __slots__ = ("_donated", "_engine", "_function", "_returns", "_updated")
+    __slots__ = ("_donated", "_engine", "_foreign_type", "_function", "_returns", "_updated")
 
     def __init__(self, function: Function, engine: str) -> None:
         self._function = function
         self._engine = engine
         self._donated = frozenset(a.input for a in function.aliases)
+        self._foreign_type: Any = None  # of the last result that was another library's array
         self._updated = frozenset(a.output for a in function.aliases)  # share the storage of an input
         self._returns = tuple((p.dtype, p.shape) for p in function.returns)
 
@@ -278,8 +279,11 @@ class LaunchCheck:
         replaced: list[Any] | None = None
         i = 0
         for r in results:
+            dtype, shape = returns[i]
+            if type(r) is self._foreign_type and r.shape == shape and r.dtype is dtype:
+                i += 1
+                continue
             if type(r) is _ndarray:
-                dtype, shape = returns[i]
                 if (r.dtype is not dtype and r.dtype != dtype) or r.shape != shape:
                     self._misfit(i, r)
                 base = r.base
@@ -315,6 +319,7 @@ class LaunchCheck:
             self._misfit(i, r)
         if isinstance(r, np.ndarray | np.generic) and library_of(type(r)) == "numpy":
             return np.array(r, order="C", subok=False)
+        self._foreign_type = type(r)
         return r
 
     def _misfit(self, i: int, r: Any) -> None:
