@@ -30,6 +30,14 @@ BYTES_A_SECOND: Final = 500e6
 """How fast an entry is read, checked and loaded. One that takes longer than its compilation is not worth storing; it
 holds the weights, in a form of its engine's own."""
 
+Differs = Callable[[Function, Executable, Executable], str]
+"""(function, one executable, another) -> what is wrong with the first, "" for nothing: `verify.evaluate.difference`."""
+
+
+def _not_compared(function: Function, one: Executable, other: Executable) -> str:
+    return "this store compares no results"
+
+
 _memory: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
 _said: set[str] = set()
 
@@ -50,7 +58,14 @@ class ExecutableStore:
     should hold: `obtain` raises CacheError with the reason, which is kept in `missed` too.
     """
 
-    def __init__(self, disk: DiskCache | None, events: EventLog, saved: ModelFile | None = None) -> None:
+    def __init__(
+        self,
+        disk: DiskCache | None,
+        events: EventLog,
+        saved: ModelFile | None = None,
+        differs: Differs = _not_compared,
+    ) -> None:
+        self._differs = differs
         self.sealed = False
         self.missed: list[str] = []
         self._saved = saved
@@ -309,11 +324,9 @@ class ExecutableStore:
         stored: Executable,
     ) -> Executable:
         """The stored executable if a new one gives the same results; else the new one, which takes its place."""
-        from xrt_core.cache.comparison import difference
-
         fresh = compile(compiler)
         try:
-            reason = difference(function, stored, fresh)
+            reason = self._differs(function, stored, fresh)
         except Exception as e:
             reason = f"it does not run: {type(e).__name__}: {e}"
         entry = key.digest[:12]

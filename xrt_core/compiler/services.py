@@ -13,7 +13,7 @@ from xrt_core.cache.model_file import ModelFile
 from xrt_core.cache.store import Compilation, ExecutableStore
 from xrt_core.compiler.passes import load_plugin_passes, lowering, passes, rules_of
 from xrt_core.engine import engines as process_engines
-from xrt_core.engine.contract import CompileOptions, Engine
+from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function
 from xrt_core.engine.converters import converters
 from xrt_core.engine.device_kinds import CPU, device_kind, is_host
 from xrt_core.errors import EngineError, OptionError
@@ -93,7 +93,7 @@ def build_services(
         extra=json.loads(options.engine_options) if options.engine_options else {},
     )
     disk = open_cache(options.cache, options.cache_dir, options.cache_bytes) if engines else None
-    executables = ExecutableStore(disk, events, saved)
+    executables = ExecutableStore(disk, events, saved, _difference)
     compilation = Compilation(tuple(engines), compile_options, executables, events)
     compilation.check_options()
     settings = GuardSettings.of(options, saved is not None and not saved.has_verdicts) if engines else None
@@ -129,6 +129,12 @@ def build_services(
         if rule.engine not in (HOST, *(e.name for e, _ in engines)) and not services.host_only:
             raise OptionError(f"{rule} ({options.source('marks')}): {services.why_absent(rule.engine)}")
     return services
+
+
+def _difference(function: Function, one: Executable, other: Executable) -> str:
+    from xrt_core.verify.evaluate import difference  # for `cache="verify"` alone
+
+    return difference(function, one, other)
 
 
 def _threads(options: Options, engines: Chosen) -> int | None:

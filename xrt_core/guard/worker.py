@@ -31,7 +31,7 @@ from xrt_core.files import encode
 from xrt_core.guard.capability import answer
 from xrt_core.guard.composite import evaluate_candidates
 from xrt_core.guard.ipc import read_arrays, read_function
-from xrt_core.verify.evaluate import EvaluationSettings
+from xrt_core.verify.evaluate import EvaluationSettings, difference
 from xrt_core.verify.verdict import Outcome
 
 Send = Callable[[Mapping[str, Any]], None]
@@ -74,7 +74,7 @@ def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
     inputs = None if request["inputs"] is None else read_arrays(folder, request["inputs"])
     events = EventLog()
     c = request["cache"]
-    store = ExecutableStore(DiskCache(pathlib.Path(c["folder"]), c["limit"], c["mode"]), events)
+    store = ExecutableStore(DiskCache(pathlib.Path(c["folder"]), c["limit"], c["mode"]), events, differs=difference)
     engines = [(engine_of(e), e["device"]) for e in request["engines"]]
     return evaluate_candidates(
         function,

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine.boundary import read
 from xrt_core.engine.contract import Executable, RunOptions
 from xrt_core.errors import InputError, XRTError
 from xrt_core.ir.function import Function
@@ -94,6 +95,14 @@ def evaluate(
     cannot run the function.
     """
     return _Evaluation(function, settings, inputs, clock).outcome(candidates)
+
+
+def difference(function: Function, one: Executable, other: Executable) -> str:
+    """What is wrong with the results of `one` on synthesized inputs: they are, within the bounds of a verification,
+    neither those of `other` nor the host's. "" for nothing."""
+    inputs = synthesize_inputs(function, "gentle")
+    expected = [read(r) for r in other.run([x.copy() for x in inputs], _NO_DONATION)]
+    return ResultChecker(function, inputs, results=expected).check(one, {}).reason
 
 
 class _Evaluation:
