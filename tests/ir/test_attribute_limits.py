@@ -18,7 +18,7 @@ from xrt_core.ir.attribute_limits import attribute_fault, node_fault
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.schema import ATTRIBUTE_KINDS, latest_opset, since_version
-from xrt_core.ir.types import TensorType, largest_tensor
+from xrt_core.ir.types import TensorType, physical_memory
 
 F = np.float32
 
@@ -185,7 +185,7 @@ BIG = [
 def test_a_result_beyond_the_memory_is_refused_by_its_size(op: str, inputs: list[Any], attributes: Any) -> None:
     """Inference and the host name the size of a result that no machine memory holds, before anything is allocated."""
     node = _node(op, inputs, **attributes)
-    with pytest.raises(ShapeError, match=rf"bytes; the memory of this machine has {largest_tensor():,}"):
+    with pytest.raises(ShapeError, match=rf"bytes; the memory of this machine has {physical_memory():,}"):
         infer_types(node)
     with pytest.raises(ShapeError, match=r"takes [\d,]+ bytes"):
         run_node(node, inputs)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import Final
 
+from xrt_core.ir.types import physical_memory
 from xrt_core.options import AUTO, Options
 
 MAX_INPUT_BYTES: Final = 1 << 28
@@ -75,14 +75,6 @@ class GuardSettings:
             finite=options.nan == "host",
             real_inputs=options.guard_real_inputs,
         )
-
-
-def physical_memory() -> int:
-    """Bytes of memory of this machine; 8 GiB where the system doesn't say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 8 << 30
 
 
 def retry_time(first: float, attempts: int) -> float:

@@ -135,11 +135,8 @@ def type_from_text(text: str) -> TensorType | None:
 
 
 @cache
-def largest_tensor() -> int:
-    """The bytes of the largest tensor that is accepted: this machine's memory, 8 GiB where the system doesn't say.
-
-    Libraries answer larger ones by an abort, a MemoryError far from the node, or the killer of processes.
-    """
+def physical_memory() -> int:
+    """Bytes of memory of this machine; 8 GiB where the system doesn't say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -147,12 +144,15 @@ def largest_tensor() -> int:
 
 
 def size_fault(shape: Sequence[int], dtype: np.dtype) -> str | None:
-    """Why a tensor of this shape is not accepted, with its size; None where it is."""
+    """Why a tensor of this shape is not accepted, with its size; None where it is: this machine's memory holds it.
+
+    Libraries answer larger ones by an abort, a MemoryError far from the node, or the killer of processes.
+    """
     size = math.prod(shape) * dtype.itemsize
-    if size <= largest_tensor():
+    if size <= physical_memory():
         return None
     return (
-        f"{dtype_name(dtype)}{list(shape)} takes {size:,} bytes; the memory of this machine has {largest_tensor():,}, "
+        f"{dtype_name(dtype)}{list(shape)} takes {size:,} bytes; the memory of this machine has {physical_memory():,}, "
         "which no one tensor may exceed"
     )
 
