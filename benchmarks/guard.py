@@ -1,6 +1,7 @@
 """What the guard costs and gives: first results, overhead of a live cluster, examination, and engine="auto".
 
     python benchmarks/guard.py overhead              # of a call of a live cluster over its bare executable
+    python benchmarks/guard.py isolated              # of a call whose executable another process runs, and its copies
     python benchmarks/guard.py first [NAME ...]      # first result with the asynchronous guard beside the plain host
     python benchmarks/guard.py auto [NAME ...]       # every engine alone, and all of them under guard
     python benchmarks/guard.py verify [NAME ...]     # time of checking results, in runs of the host, for each engine
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -50,6 +52,7 @@ print(json.dumps([first, settled, [c["state"] for c in clusters], [c["outcome"][
 
 def overhead() -> None:
     """Median nanoseconds of a call: the executable, an unguarded and a guarded Launch around it, interleaved."""
+    from xrt_core.cache.live_notes import LiveNotes
     from xrt_core.engine.contract import Executable
     from xrt_core.guard.launch import GuardedLaunch
     from xrt_core.guard.policy import GuardSettings
@@ -72,20 +75,57 @@ def overhead() -> None:
         def run(self, inputs: Sequence[Any], *args: Any, **options: Any) -> list[np.ndarray]:
             return self.results
 
+    def record() -> ClusterRecord:
+        return ClusterRecord("c", "e", 1, "Add")
+
     function = binary("Add")
     x = np.ones((2, 3), np.float32)
     executable = Nothing([x])
+    noted = GuardedLaunch(function, "e", lambda: list, record(), settings, NoFailures(), lambda *call: None)
+    noted.note = LiveNotes(pathlib.Path(tempfile.mkdtemp())).begin("0" * 64)
     plain = Launch(function, "e", executable, lambda: list)
-    record = ClusterRecord("c", "e", 1, "Add")
-    guarded = GuardedLaunch(function, "e", lambda: list, record, settings, NoFailures(), lambda *call: None)
-    guarded.record.move(State.READY)
-    guarded.go_live(executable, "")
-    calls: list[Callable[[Any], Any]] = [executable.run, plain, guarded]
+    guarded = GuardedLaunch(function, "e", lambda: list, record(), settings, NoFailures(), lambda *call: None)
+    for launch in (guarded, noted):
+        launch.record.move(State.READY)
+        launch.go_live(executable, "")
+    calls: list[Callable[[Any], Any]] = [executable.run, plain, guarded, noted]
     arguments = [x, x]
     times = interleaved([partial(call, arguments) for call in calls], rounds=60, calls=10_000)
-    bare, unguarded, live = (t.median * 1e9 for t in times)
+    bare, unguarded, live, in_notes = (t.median * 1e9 for t in times)
     print(f"a call over its executable: Launch {unguarded - bare:.0f} ns, live GuardedLaunch {live - bare:.0f} ns "
-          "(accepted: 2000)")  # fmt: skip
+          f"(accepted: 2000), of them with a note {in_notes - bare:.0f} ns")  # fmt: skip
+
+
+def isolated() -> None:
+    """Microseconds of a call of one element-wise node through XLA: guarded, isolated, and the copies between alone."""
+    from xrt_core import Graph, XRTModule, ops
+
+    def copied(x: np.ndarray, place: np.ndarray) -> np.ndarray:
+        np.copyto(place, x)
+        return place.copy()
+
+    print("| elements | guarded (us) | isolated (us) | copies (us) | the rest (us) |\n|---|---|---|---|---|")
+    for size in (1 << 4, 1 << 14, 1 << 18, 1 << 21):
+        x = np.ones(size, np.float32)
+
+        class Net(Graph):
+            def build(self, x: Any) -> Any:
+                return ops.Tanh(x)
+
+        with XRTModule(Net(), engine="xla", prune=False) as plain, XRTModule(
+            Net(), engine="xla", guard="isolated", prune=False
+        ) as apart:
+            for m in (plain, apart):
+                m(x)
+                m.wait(300)
+                m(x)
+                assert m.report().clusters[0]["state"] == "live", m.report()
+            times = interleaved(
+                [partial(plain, x), partial(apart, x), partial(copied, x, x.copy())],
+                rounds=15, batch=0.05, warm=1, rest=0.01,
+            )  # fmt: skip
+            a, b, c = (t.median * 1e6 for t in times)
+            print(f"| {size} | {a:.1f} | {b:.1f} | {c:.1f} | {b - a - c:.1f} |", flush=True)
 
 
 def first(names: Sequence[str]) -> None:
@@ -198,9 +238,9 @@ def _process(name: str, engine: str, guard: bool, cache: str) -> list[Any]:
 
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else ""
-    if what not in ("overhead", "first", "auto", "verify"):
+    if what not in ("overhead", "isolated", "first", "auto", "verify"):
         raise SystemExit(__doc__)
-    if what == "overhead":
-        overhead()
+    if what in ("overhead", "isolated"):
+        {"overhead": overhead, "isolated": isolated}[what]()
     else:
         {"first": first, "auto": auto, "verify": verify}[what](sys.argv[2:] or NAMES)

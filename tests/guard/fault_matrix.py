@@ -53,8 +53,21 @@ MATRIX: dict[str, Cell] = {
     "late_run_hangs": Cell("failed", ("run", "hung")),
     **{f"late_run_wrong_{w}": Cell("failed", ("run", f"wrong {w}")) for w in WRONG[:3]},
     "late_run_wrong_numbers": Cell("rejected", ("shadow", "wrong numbers")),
+    # a process that ends takes the caller with it, unless executables are isolated
+    **{f"late_run_{k}": Cell("-", None) for k in ("crashes", "exits", "memory")},
 }
-"""Fault (`xrt_core.testing.stage_faults`) -> how it ends, in every mode."""
+"""Fault (`xrt_core.testing.stage_faults`) -> how it ends, asynchronous and synchronous."""
+ISOLATED: dict[str, Cell] = {
+    "late_run_raises": Cell("failed", ("run", "raised")),
+    "late_run_refused": Cell("failed", ("run", "raised")),
+    "late_run_hangs": Cell("failed", ("run", "hung")),
+    "late_run_crashes": Cell("failed", ("run", "crashed")),
+    "late_run_exits": Cell("failed", ("run", "crashed")),
+    "late_run_memory": Cell("failed", ("run", "memory")),
+    **{f"late_run_wrong_{w}": Cell("failed", ("run", f"wrong {w}")) for w in WRONG[:3]},
+    "late_run_wrong_numbers": Cell("rejected", ("shadow", "wrong numbers")),
+}
+"""The same for those that are hit in the process of isolated executables only."""
 
 _STAGES = {
     "probe": '`Engine.probe`, with `engine="auto"` or none named',
@@ -65,6 +78,7 @@ _STAGES = {
     "run": "`Executable.run`, from the first run on",
     "late_run": "`Executable.run`, in the caller's process only",
 }
+_ISOLATED = '`Executable.run`, with `guard="isolated"`, once it is live'
 _KINDS = {
     "raises": "raises",
     "refused": "raises MemoryError",
@@ -80,10 +94,13 @@ _KINDS = {
 def as_markdown() -> str:
     """The table of docs/guard-internals.md; `python -m tests.guard.fault_matrix` prints it."""
     lines = ["| the engine's | what it does | the cluster's state | event: stage, kind |", "|---|---|---|---|"]
-    for stage, where in _STAGES.items():
+    rows = [(MATRIX, stage, where) for stage, where in _STAGES.items()] + [(ISOLATED, "late_run", _ISOLATED)]
+    for table, stage, where in rows:
         for kind, what in _KINDS.items():
-            cell = MATRIX.get(f"{stage}_{kind}")
-            if cell is not None:
+            cell = table.get(f"{stage}_{kind}")
+            if cell is not None and cell.state == "-":
+                lines.append(f"| {where} | {what} | the process ends; the next one isolates the cluster | |")
+            elif cell is not None:
                 event = "none" if cell.event is None else f"{cell.event[0]}, {cell.event[1]}"
                 lines.append(f"| {where} | {what} | {cell.state} | {event} |")
     return "\n".join(lines)

@@ -7,16 +7,18 @@ import pathlib
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.guard.fault_matrix import MATRIX, as_markdown
+from tests.guard.fault_matrix import ISOLATED, MATRIX, as_markdown
 from tests.guard.guarded import captured_events, chain, fallbacks, gone, leftovers, module, registered
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker_pool import process_pool
 from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE
+from xrt_core.testing.stage_faults import ISOLATED as IN_ISOLATION
 from xrt_core.testing.stage_faults import LATE_PROCESS, STAGE_FAULTS
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
@@ -29,7 +31,7 @@ QUICK_CELLS = [
 ]  # fmt: skip
 ALL_CELLS = [
     (fault, mode, threads)
-    for fault in STAGE_FAULTS
+    for fault in (f for f, cell in MATRIX.items() if cell.state != "-")
     for mode, threads in (("async", 4), ("sync", 1), ("async", 1), ("sync", 4))
     # a synchronous guard probes where its module is made, in the caller's process
     if (mode == "async" or not fault.startswith("probe"))
@@ -52,6 +54,7 @@ def _this_process_is_late(monkeypatch: pytest.MonkeyPatch, own_cache: pathlib.Pa
 def test_the_matrix_is_whole() -> None:
     """Every fault of the kit has its cell."""
     assert set(MATRIX) == set(STAGE_FAULTS)
+    assert set(ISOLATED) == {f for f in STAGE_FAULTS if f.startswith("late_run")}
 
 
 def test_the_page_shows_the_matrix() -> None:
@@ -77,10 +80,20 @@ def test_all_faults(fault: str, mode: str, threads: int) -> None:
     check(fault, mode, threads)
 
 
-def check(fault: str, mode: str, threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=() if f == "late_run_crashes" else pytest.mark.slow) for f in ISOLATED]
+)
+def test_isolated(fault: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executables that are isolated may end their process as well."""
+    monkeypatch.setenv(LATE_PROCESS, IN_ISOLATION)
+    check(fault, "sync", threads, guard="isolated")
+
+
+def check(fault: str, mode: str, threads: int, **more: Any) -> None:
     """Call a model on the faulty engine from several threads, until its clusters are settled."""
     graph, x, want = chain()
-    expected = MATRIX[fault]
+    expected = (ISOLATED if more else MATRIX)[fault]
     wrong: list[str] = []
     hangs = fault.endswith("hangs")
     limit = 2.5 if hangs and not fault.startswith("late") else 60.0
@@ -89,7 +102,7 @@ def check(fault: str, mode: str, threads: int) -> None:
         m = module(
             graph, "auto" if fault.startswith("probe") else fault, guard_async=mode == "async", guard_tune=False,
             guard_timeout=limit, guard_memory=300 << 20, guard_run_timeout=0.5 if hangs else 60.0,
-            guard_shadow=int(fault == "late_run_wrong_numbers"),
+            guard_shadow=int(fault == "late_run_wrong_numbers"), **more,
         )  # fmt: skip
 
         def call(k: int) -> None:

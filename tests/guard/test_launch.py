@@ -242,6 +242,43 @@ def test_a_run_that_hangs() -> None:
     assert executable.runs == 1
 
 
+def test_the_limit_that_nobody_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First runs have one, and later those that are long enough for it to cost nothing; the host's time sets it."""
+    monkeypatch.setattr(launch_module, "_SHORTEST_LIMIT", 0.1)
+    free = threading.Event()
+
+    def hangs(inputs: Sequence[Any]) -> Any:
+        free.wait(30)
+        return right(inputs)
+
+    launch = live(Does(hangs), settings=_with(run_timeout=None))
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    assert failures_of(launch) == [("run", "hung")]
+
+    quick = live(Does(right), settings=_with(run_timeout=None))
+    assert quick._timed is not None
+    for _ in range(SETTINGS.probation + 1):
+        quick([X, X])
+    assert quick._timed is None
+
+    runs = itertools.count()
+    slow = live(
+        Does(lambda i: hangs(i) if next(runs) > SETTINGS.probation + 3 else (time.sleep(4e-3), right(i))[1]),
+        settings=_with(run_timeout=None),
+    )
+    for _ in range(SETTINGS.probation + 5):
+        np.testing.assert_array_equal(np.asarray(getattr(slow([X, X])[0], "array", X + X)), X + X)
+    free.set()
+    assert failures_of(slow) == [("run", "hung")]
+
+    slow.record.host_seconds.append(2.0)
+    slow._limit_time(Does(right), True)
+    assert slow._timed is not None
+    assert slow._timed.seconds == 200.0
+    slow._limit_time(Does(right), False)
+    assert slow._timed is None
+
+
 def test_a_limit_for_runs_changes_no_result() -> None:
     """Neither on probation nor live, and threads are used again."""
     launch = live(Does(right), settings=_with(run_timeout=30.0))

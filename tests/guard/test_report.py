@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xrt_core.guard.record import ClusterRecord, FailureRecord, State
-from xrt_core.guard.report import GuardReport
+from xrt_core.guard.record import ClusterRecord, FailureRecord, GuardReport, State
 from xrt_core.verify.verdict import Outcome, Piece
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from xrt_core.training import SGD, TrainModule
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_steps_under_guard(asynchronous: bool, own_cache: pathlib.Path) -> None:
+@pytest.mark.parametrize(("how", "asynchronous"), [(True, True), (True, False), ("isolated", True)])
+def test_steps_under_guard(how: Any, asynchronous: bool, own_cache: pathlib.Path) -> None:
     """The host takes steps until the clusters are live; the losses are those of the host alone."""
     forget_all()
     options = {"loss": "cross_entropy", "optimizer": SGD(0.1), "seed": 3}
@@ -25,7 +26,7 @@ def test_steps_under_guard(asynchronous: bool, own_cache: pathlib.Path) -> None:
     want = losses(plain, 6)
     assert plain.wait(0)
     assert plain.report().clusters == ()
-    guard = {"guard": True, "guard_tune": False, "guard_async": asynchronous, **QUICK}
+    guard = {"guard": how, "guard_tune": False, "guard_async": asynchronous, **QUICK}
     with registered(tested.Plain):
         with TrainModule(Classifier(), engine="plain", **options, **guard) as t:
             found = losses(t, 2)

@@ -14,6 +14,7 @@ import typer
 
 from xrt_core.cache.archive import export_entries, import_entries
 from xrt_core.cache.disk import DiskCache, EntryFile, Manifest, default_folder
+from xrt_core.cache.live_notes import forget_suspects
 from xrt_core.cli.display import command, duration, say, show_table
 from xrt_core.errors import CacheError
 from xrt_core.options import resolve
@@ -144,6 +145,7 @@ def clear(
     gone = [e for e in chosen if disk.remove(e.path)]
     if not entries and engine is None:
         disk.evict(0)
+        forget_suspects(disk.folder)
         for path in (disk.entries / "digests").glob("*.json"):
             path.unlink(missing_ok=True)
     say(f"{_count(len(gone))} deleted, {_bytes(sum(e.size for e in gone))}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from xrt_core.compiler.pipeline import Pipeline
-    from xrt_core.guard.report import GuardReport
+    from xrt_core.guard.record import GuardReport
 
 
 class GuardedModule:

@@ -36,7 +36,7 @@ from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache
 from xrt_core.runtime.scheduler import independent_lanes
 
 if TYPE_CHECKING:
-    from xrt_core.guard.report import GuardReport
+    from xrt_core.guard.record import GuardReport
 
 
 class Pipeline:
@@ -233,7 +233,7 @@ class Pipeline:
 
     def report(self) -> GuardReport:
         """See `GuardedModule.report`."""
-        from xrt_core.guard.report import GuardReport
+        from xrt_core.guard.record import GuardReport
 
         guard = self.services.guard
         return GuardReport.of(() if guard is None else guard.known(), time.time() - self._made, ())

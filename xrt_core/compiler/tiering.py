@@ -31,7 +31,7 @@ from xrt_core.runtime.plan_cache import PlanCache
 
 if TYPE_CHECKING:
     from xrt_core.guard.manager import GuardManager
-    from xrt_core.guard.report import GuardReport
+    from xrt_core.guard.record import GuardReport
 
 _BUSY: Final = 1.0  # seconds until a call retries a tier-up whose lock another thread holds
 
@@ -120,7 +120,7 @@ class TieredPipeline(Pipeline):
 
     def report(self) -> GuardReport:
         """See `GuardedModule.report`."""
-        from xrt_core.guard.report import GuardReport
+        from xrt_core.guard.record import GuardReport
 
         known = () if self._guard is None else self._guard.known()
         return GuardReport.of(known, time.time() - self._made, self.background.rows())

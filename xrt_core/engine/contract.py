@@ -48,8 +48,9 @@ API_VERSION: Final = 1
 """Version of this contract. An engine states the one it was written for; the core refuses others with the reason."""
 
 WORKER_VARIABLE: Final = "XRT_WORKER"
-"""Environment variable that is "1" in a child process of the guard, which compiles and runs beside its parent: a
-library that takes a GPU's whole memory in advance must not do so there."""
+"""Environment variable of a child process of the guard, which works beside its parent: "builds" in one that compiles
+and verifies, "runs" in one that runs executables for good. A library that takes a GPU's whole memory in advance must
+not do so there."""
 
 ARRAY_FAMILIES: Final = ("jax", "cupy", "torch", "other")
 """What `Engine.array_families` may name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import re
 import shutil
@@ -18,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.cache.key import CacheKey
+from xrt_core.cache.live_notes import LiveNotes, live_notes
 from xrt_core.cache.store import Compilation
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
@@ -25,6 +27,7 @@ from xrt_core.events import EventLog, Kind
 from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
 from xrt_core.guard.ipc import ArtifactExchange, Message, describe_engine, new_folder, write_arrays, write_function
+from xrt_core.guard.isolation import IS_SUPPORTED, IsolatedExecutable, IsolatedProcess
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
@@ -70,6 +73,8 @@ class ClusterBuilder:
         self._trusted = dict(trusted)
         deadline = _DEADLINE * settings.timeout
         self._examine = EvaluationSettings(settings.verify, settings.tune, deadline_seconds=deadline)
+        self._isolated: IsolatedProcess | None = None
+        self._suspects: dict[str, tuple[LiveNotes, str]] = {}  # by fingerprint
         self._unchecked = not (settings.verify or settings.tune or settings.sandbox)
 
     def trusts(self, function: Function) -> bool:
@@ -134,9 +139,16 @@ class ClusterBuilder:
             outcome = Outcome("wrong", (whole,), f"a shadow run disagreed: {reason}")
             keep_verdict(key, launch.function, self._exchange.disk_cache(), outcome)
 
-    def executable(self, launch: GuardedLaunch, outcome: Outcome, cached: bool) -> Executable:
+    def executable(self, launch: GuardedLaunch, outcome: Outcome, cached: bool, until: float) -> Executable:
         """The executable of an outcome, loaded from where the worker stored it, or compiled again in this process if
-        its engine cannot serialise it. cached: it is in the module's own cache. Raises what engines raise."""
+        its engine cannot serialise it. cached: it is in the module's own cache. Raises what engines raise.
+
+        Where executables are isolated, or a process ended while it ran this one, the same happens in a process for
+        them, and raises what `IsolatedProcess.load` does.
+        """
+        if self._is_isolated(launch):
+            self._isolated = self._isolated or IsolatedProcess()
+            return self._load_isolated(self._isolated, launch, outcome, until)
         compilation = self._compilation(launch)
         if not (cached or self._exchange.is_disk_cache):
             compilation = compilation.through(self._exchange.store())
@@ -144,6 +156,44 @@ class ClusterBuilder:
             made = CompositeBuilder(compilation).pieces(launch.function, outcome.pieces)
         foreign = len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine
         return _NumpyResults(made) if foreign else made
+
+    def crashed(self, function: Function) -> None:
+        """Note that the process of an isolated executable has ended."""
+        if (suspect := self._suspects.get(function.fingerprint)) is not None:
+            notes, digest = suspect
+            notes.kept_apart(digest, is_sound=False)
+
+    def _is_isolated(self, launch: GuardedLaunch) -> bool:
+        """Whether the launch's executable belongs into a process of its own; if not, its runs are noted."""
+        function, disk = launch.function, self._exchange.disk_cache()
+        if self._settings.isolated:
+            return True
+        # copies of what a step of training updates would cost more than the suspicion is worth
+        if disk is None or disk.mode != "readwrite" or function.aliases or not IS_SUPPORTED:
+            return False
+        notes, digest = live_notes(disk.folder), self._verdict_key(launch, self._candidates(launch)).digest
+        if not notes.is_suspect(digest):
+            launch.note = notes.begin(digest)
+            return False
+        self._suspects[function.fingerprint] = notes, digest
+        notes.kept_apart(digest, is_sound=True)
+        self._events.emit(
+            "guard.suspect", level=logging.WARNING, cluster=function.name, engine=launch.engine,
+            reason="a process ended while it ran this cluster, by a crash or because it was killed: a child process "
+            "runs it now, until a process that did so ends in order; `xrt cache clear` forgets it",
+        )  # fmt: skip
+        return True
+
+    def _load_isolated(
+        self, process: IsolatedProcess, launch: GuardedLaunch, outcome: Outcome, until: float
+    ) -> IsolatedExecutable:
+        folder = new_folder("job")
+        try:
+            request = self._request(launch, self._candidates(launch), None, folder)
+            request |= {"pieces": outcome.to_json()["pieces"], "timeout": _left(until)}
+            return process.load(launch.function, request, _left(until), self._settings.memory)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     # --- candidates ------------------------------------------------------------------------------------------------
 

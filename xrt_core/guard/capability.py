@@ -68,7 +68,8 @@ class Capabilities:
         """What engines say about nodes of a graph, by engine; nothing of those that a worker cannot answer for. Engines
         that fail the worker are excluded. Raises Cancelled."""
         compilation, task, disk = self.compilation, current_task(), _readable(self._disk)
-        if not (nodes and self._settings.sandbox) or (task is None and self._settings.asynchronous):
+        settings = self._settings
+        if not (nodes and settings.sandbox) or (task is None and settings.asynchronous and not settings.isolated):
             return {}
         task = task or BackgroundTask(self, lambda: True)
         found: dict[str, Answers] = {}

@@ -10,17 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.cache.live_notes import Note
 from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
 from xrt_core.errors import ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
+from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call
+from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.input_checks import input_checks
 from xrt_core.runtime.launch import FailurePolicy, Launch, WrongResults, engine_failure
@@ -37,6 +41,15 @@ _SLOW_CALLS: Final = 3
 """An executable is slow if this many timed calls in a row took this many times as long as the host takes."""
 _SHARE: Final = 0.01
 """Part of the time of the calls that comparisons with the host may take."""
+_LIMIT: Final = 100.0
+_SHORTEST_LIMIT: Final = 10.0  # seconds
+_LONGEST_LIMIT: Final = 1e6  # seconds; for an isolated executable without a limit
+"""Where `guard_run_timeout` is not given: how many times what the host takes a run may take, but for the shortest."""
+_WORTH_LIMITING: Final = 2e-3  # seconds; the limit of a run that takes so long costs below 1 %
+_FATAL: Final[Mapping[str, str]] = MappingProxyType(
+    {"hung": "it hung", "crashed": "its process ended", "memory": "its process ended", "closed": "its process is gone"}
+)
+"""Kinds of failures at run time that end an executable at once."""
 _MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
 
 
@@ -52,12 +65,12 @@ class GuardedLaunch(Launch):
     results differ is rejected for good, one that has become slow is dropped until the next retry.
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
-    answer. tolerance: that the engine declares, for shadow runs.
+    answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in.
     """
 
     __slots__ = (
         "__weakref__", "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
-        "record", "shares_cores", "tolerance",
+        "note", "record", "shares_cores", "tolerance",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +87,7 @@ class GuardedLaunch(Launch):
         super().__init__(function, engine, None, host, policy=policy)
         self.record = record
         self.shares_cores = False
+        self.note: Note | None = None
         self.tolerance: Mapping[str, Tolerance] = {}
         self._settings = settings
         self._failures = failures
@@ -81,8 +95,7 @@ class GuardedLaunch(Launch):
         self._donated = tuple(a.input for a in function.aliases)
         self._passed = 0
         self._schedule = _Schedule(settings.shadow)
-        seconds = settings.run_timeout
-        self._timed: TimedCaller[Any] | None = TimedCaller(seconds) if seconds > 0 else None
+        self._timed: TimedCaller[Any] | None = None
         self._call: HostRun = self._waiting
 
     def __call__(self, arrays: Arrays) -> Arrays:
@@ -101,9 +114,11 @@ class GuardedLaunch(Launch):
 
     # --- changes of state ------------------------------------------------------------------------------------------
 
-    def go_live(self, executable: Executable, reason: str) -> None:
-        """Let an executable answer from now on. Raises InternalError unless the state is READY."""
+    def go_live(self, executable: Executable, reason: str, *, any_thread: bool = True) -> None:
+        """Let an executable answer from now on. any_thread: whether its runs may move to other threads without being
+        asked to, which a time limit needs. Raises InternalError unless the state is READY."""
         self._passed = 0
+        self._limit_time(executable, any_thread)
         self._schedule = _Schedule(self._settings.shadow, self.record.calls)
         self.failures = self.record.failures = 0
         self.executable = executable
@@ -112,13 +127,28 @@ class GuardedLaunch(Launch):
         self.record.move(State.LIVE, reason)
         self._call = self._shadowed(self._on_probation)
 
+    def _limit_time(self, executable: Executable, any_thread: bool) -> None:
+        given = self._settings.run_timeout
+        seconds = max(_SHORTEST_LIMIT, _LIMIT * self._host_seconds()) if given is None else given
+        self._timed = None
+        if isinstance(executable, IsolatedExecutable):
+            executable.seconds = seconds or _LONGEST_LIMIT
+        elif seconds and (any_thread or given is not None):
+            self._timed = TimedCaller(seconds)
+
+    def _host_seconds(self) -> float:
+        """What the host takes for a call, as far as is known; 0.0 for nothing."""
+        record = self.record
+        known = [record.outcome.timings.get("host", 0.0)] if record.outcome is not None else []
+        return max([*known, *sorted(record.host_seconds)[-1:]], default=0.0)
+
     def retire(self, state: State, reason: str) -> bool:
         """Let the host answer from now on. Returns whether it was live: of several threads only one retires it."""
         with self._lock:  # not between the steps of `_end_probation`
             if not self.record.move_from(State.LIVE, state, reason):
                 return False
             self._call = self._waiting
-            self.executable = None
+            self.executable = self.note = None
             return True
 
     # --- calls, by state -------------------------------------------------------------------------------------------
@@ -171,6 +201,8 @@ class GuardedLaunch(Launch):
     def _end_probation(self, executable: Executable) -> None:
         with self._lock:
             if self.record.state is State.LIVE and self.executable is executable:
+                if self._settings.run_timeout is None and min(self.record.engine_seconds) < _WORTH_LIMITING:
+                    self._timed = None
                 self._call = self._shadowed(self._live(executable))
 
     def _live(self, executable: Executable) -> HostRun:
@@ -180,7 +212,8 @@ class GuardedLaunch(Launch):
         def run(arrays: Arrays) -> Arrays:
             return check.results(execute.run(check.inputs(arrays)))
 
-        limited: HostRun = run if timed is None else partial(timed, run)
+        noted = run if self.note is None else _noted(run, self.note)
+        limited: HostRun = noted if timed is None else partial(timed, noted)
 
         def call(arrays: Arrays) -> Arrays:
             record.calls += 1
@@ -203,8 +236,7 @@ class GuardedLaunch(Launch):
         """Note the time of a live call; drop the executable if it has become slower than the host."""
         record = self.record
         record.engine_seconds.append(seconds)
-        known = [record.outcome.timings.get("host", 0.0)] if record.outcome is not None else []
-        host = max([*known, *sorted(record.host_seconds)[-1:]], default=0.0)
+        host = self._host_seconds()
         last = list(record.engine_seconds)[-_SLOW_CALLS:]
         if host and len(last) == _SLOW_CALLS and min(last) > _SLOW * host:
             message = f"its last {_SLOW_CALLS} timed calls took {min(last):.3g} s and more, the host takes {host:.3g} s"
@@ -265,8 +297,8 @@ class GuardedLaunch(Launch):
     def _compare(
         self, inputs: list[np.ndarray], results: list[np.ndarray], number: int, seconds: float, schedule: _Schedule
     ) -> Arrays | None:
-        """Compare results of call `number` with the host's. Returns the host's if they differ: the cluster is rejected.
-        """
+        """Compare results of call `number` with the host's. Returns the host's if they differ, which rejects the
+        cluster."""
         self.record.shadow_runs += 1
         start = time.perf_counter()
         try:
@@ -292,9 +324,11 @@ class GuardedLaunch(Launch):
     # --- failures ------------------------------------------------------------------------------------------------
 
     def _checked_run(self, executable: Executable, arrays: Arrays) -> Arrays:
-        if self._timed is None:
+        def run(arrays: Arrays) -> Arrays:
             return self._check.results(executable.run(self._check.inputs(arrays)))
-        return self._timed(lambda: self._check.results(executable.run(self._check.inputs(arrays))))  # type: ignore[no-any-return]
+
+        noted = run if self.note is None else _noted(run, self.note)
+        return noted(arrays) if self._timed is None else self._timed(noted, arrays)
 
     def _fall_back(self, executable: Executable, arrays: Arrays, error: XRTError, kind: Kind) -> Arrays:
         """The host's results for a call in which the executable failed. It counts if there are any, or if it hung."""
@@ -313,11 +347,11 @@ class GuardedLaunch(Launch):
 
     def _count(self, executable: Executable, error: XRTError, kind: Kind) -> None:
         self.calls = self.record.calls
-        gives_up = self.count_failure(error) or kind == "hung"
+        gives_up = self.count_failure(error) or kind in _FATAL
         self.record.failures = self.failures
         self._record_failure("run", kind, str(error))
         if gives_up and self.executable is executable:
-            times = "it hung" if kind == "hung" else f"it failed {self.failures} times at run time"
+            times = _FATAL.get(kind) or f"it failed {self.failures} times at run time"
             if self.retire(State.FAILED, f"{times}, the last time: {error}"):
                 self.record.postpone(self._settings.retry)
 
@@ -427,9 +461,26 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def _noted(run: HostRun, note: Note) -> HostRun:
+    """`run`, noted while it lasts."""
+    flags, slot = note.flags, note.slot
+
+    def noted(arrays: Arrays) -> Arrays:
+        i = slot()
+        flags[i] = 1
+        try:
+            return run(arrays)
+        finally:
+            flags[i] = 0
+
+    return noted
+
+
 def _failure_of(error: BaseException, engine: str) -> tuple[XRTError, Kind]:
     """The failure of a run and its kind; raises `error` itself where it comes from the program."""
     if isinstance(error, CallTimeout):
         return ExecutionError(str(error)), "hung"
+    if isinstance(error, WorkerFailure):
+        return ExecutionError(str(error)), error.kind
     failure = engine_failure(error, engine)
     return failure, failure.kind if isinstance(failure, WrongResults) else "raised"

@@ -21,11 +21,13 @@ from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.cache.store import Compilation
 from xrt_core.engine.contract import Executable
+from xrt_core.engine.device_kinds import is_host
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.builder import ClusterBuilder, kind_of
 from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.ipc import ArtifactExchange
+from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.launch import GuardedLaunch, HostRun
 from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
@@ -222,7 +224,7 @@ class GuardManager:
                 record.move(State.READY, outcome.reason)
                 build = self._builder.executable
                 left = max(until - time.monotonic(), _SHORTEST_LOAD)
-                executable = call_with_timeout(left, build, launch, outcome, cached)
+                executable = call_with_timeout(left, build, launch, outcome, cached, until)
                 self._go_live(launch, executable, start)
         except Cancelled:
             pass
@@ -244,7 +246,9 @@ class GuardManager:
         assert outcome is not None
         engine = self.capabilities.compilation.engines.get(outcome.pieces[0].engine)
         launch.tolerance = {} if engine is None or len(outcome.pieces) > 1 else engine[0].tolerance
-        launch.go_live(executable, outcome.reason)
+        on_host = engine is None or is_host(engine[1])  # elsewhere, streams belong to threads
+        where = ", in a child process" if isinstance(executable, IsolatedExecutable) else ""
+        launch.go_live(executable, f"{outcome.reason}{where}", any_thread=on_host)
         self.events.emit(
             "guard.live",
             level=logging.INFO,
@@ -269,6 +273,8 @@ class GuardManager:
     def record_failure(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> None:
         """See `FailureSink`."""
         record.add(failure)
+        if failure.stage == "run" and failure.kind == "crashed":
+            self._builder.crashed(function)
         more: dict[str, Any] = {} if failure.exit_code is None else {"exit_code": failure.exit_code}
         if failure.log:
             more["log"] = failure.log

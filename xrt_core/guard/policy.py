@@ -23,10 +23,11 @@ class GuardSettings:
     results against the host. tune: time the candidates against each other and the host. timeout: seconds that
     compilation and verification of one cluster may take. memory: bytes that the worker may hold. failures: failed runs
     after which an executable is dropped. retry: seconds until the first retry of a failed cluster; later waits grow (0:
-    never). run_timeout: seconds that one run may take (0: no limit). shadow: every how many calls the host runs too and
-    results are compared (0: never; None: as `guard/launch.py` schedules it). finite: NaN and infinities are for the
-    host where an engine is right for finite inputs only. real_inputs: verify on the inputs of a call. probation: first
-    calls of an executable for which donated inputs are copied.
+    never). run_timeout: seconds that one run may take (0: no limit; None: as `guard/launch.py` sets it). shadow: every
+    how many calls the host runs too and results are compared (0: never; None: as `guard/launch.py` schedules it).
+    finite: NaN and infinities are for the host where an engine is right for finite inputs only. real_inputs: verify on
+    the inputs of a call. probation: first calls of an executable for which donated inputs are copied. isolated:
+    executables run in a child process for good.
     """
 
     asynchronous: bool
@@ -37,10 +38,11 @@ class GuardSettings:
     memory: int
     failures: int
     retry: float
-    run_timeout: float
+    run_timeout: float | None
     shadow: int | None
     finite: bool
     real_inputs: bool
+    isolated: bool = False
     probation: int = 8
 
     @classmethod
@@ -53,12 +55,14 @@ class GuardSettings:
         and are run as they were saved unless `guard` is given.
         """
         auto = options.engine == (AUTO,)
-        whole = options.guard if options.guard is not None else auto or (options.target is None and not saved)
+        whole = bool(options.guard) if options.guard is not None else auto or (options.target is None and not saved)
         asynchronous, sandbox, verify = (
             whole if given is None else given
             for given in (options.guard_async, options.guard_sandbox, options.guard_verify)
         )
-        tune = auto or (bool(options.guard) if options.guard_tune is None else options.guard_tune)
+        isolated = options.guard == "isolated"
+        sandbox |= isolated
+        tune = auto or (options.guard is True if options.guard_tune is None else options.guard_tune)
         if not (asynchronous or sandbox or verify or tune or options.guard_shadow or options.guard_run_timeout):
             return None
         return cls(
@@ -74,6 +78,7 @@ class GuardSettings:
             shadow=options.guard_shadow if options.guard_shadow is not None or verify else 0,
             finite=options.nan == "host",
             real_inputs=options.guard_real_inputs,
+            isolated=isolated,
         )
 
 

@@ -86,9 +86,12 @@ class TimedCaller(Generic[T]):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._idle: queue.SimpleQueue[_CallThread] = queue.SimpleQueue()
+        self._process = os.getpid()
 
     def __call__(self, call: Callable[..., T], *args: Any) -> T:
         """What `call` returns or raises. Raises CallTimeout."""
+        if self._process != os.getpid():  # a forked process has none of the threads
+            self._idle, self._process = queue.SimpleQueue(), os.getpid()
         try:
             thread = self._idle.get_nowait()
         except queue.Empty:

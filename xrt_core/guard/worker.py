@@ -11,10 +11,12 @@ import contextlib
 import faulthandler
 import importlib
 import json
+import mmap
 import os
 import pathlib
 import queue
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -27,12 +29,14 @@ from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import CompileOptions, Engine
 from xrt_core.errors import EngineError, EngineNotFoundError, XRTError
 from xrt_core.events import EventLog
-from xrt_core.files import encode
+from xrt_core.files import convert, encode
 from xrt_core.guard.capability import answer
-from xrt_core.guard.composite import evaluate_candidates
+from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
 from xrt_core.guard.ipc import read_arrays, read_function
+from xrt_core.guard.isolation import serve
+from xrt_core.ir.function import Function
 from xrt_core.verify.evaluate import EvaluationSettings, difference
-from xrt_core.verify.verdict import Outcome
+from xrt_core.verify.verdict import HOST, Outcome, Piece
 
 Send = Callable[[Mapping[str, Any]], None]
 
@@ -45,7 +49,9 @@ def main() -> None:
     """Serve requests until the parent closes stdin or ends."""
     requests, answers = _take_pipes()
     faulthandler.enable()
-    _lower_priority()
+    control = socket.socket(fileno=int(sys.argv[1])) if len(sys.argv) > 1 else None
+    if control is None:
+        _lower_priority()
     _die_with_parent()
     state: dict[str, pathlib.Path] = {}
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -61,30 +67,51 @@ def main() -> None:
         state["folder"] = pathlib.Path(request["folder"])
         # a thread of C code: it ends the process even where an engine hangs with the interpreter's lock
         faulthandler.dump_traceback_later(request["timeout"] + _GRACE, exit=True)
-        send(_answer(request, send))
+        send(_answer(request, send) if control is None else _isolated(request, control))
         faulthandler.cancel_dump_traceback_later()
 
 
 def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
     """Compile and verify the function of a request. Raises whatever goes wrong before the verification begins."""
     folder = pathlib.Path(request["folder"])
-    function = read_function(folder)
-    if function.fingerprint != request["fingerprint"]:
-        raise XRTError("the model's file has changed since it was loaded: what was received is another function")
+    function, compilation = _received(request)
     inputs = None if request["inputs"] is None else read_arrays(folder, request["inputs"])
-    events = EventLog()
-    c = request["cache"]
-    store = ExecutableStore(DiskCache(pathlib.Path(c["folder"]), c["limit"], c["mode"]), events, differs=difference)
-    engines = [(engine_of(e), e["device"]) for e in request["engines"]]
     return evaluate_candidates(
         function,
-        Compilation(engines, CompileOptions(**request["options"]), store, events),
+        compilation,
         request["candidates"],
         EvaluationSettings(**request["settings"]),
         inputs,
         lambda engine: send({"stage": "compiling", "engine": engine}),
         lambda: send({"stage": "verifying"}),
     )
+
+
+def isolated(request: Mapping[str, Any], control: socket.socket) -> None:
+    """Load the executable of verified pieces, and serve it over the channel that comes with the request."""
+    _, (descriptor, end), _, _ = socket.recv_fds(control, 1, 2)
+    try:
+        channel = socket.socket(fileno=end)
+        segment = mmap.mmap(descriptor, 0)
+    finally:
+        os.close(descriptor)
+    function, compilation = _received(request)
+    pieces = convert(request["pieces"], tuple[Piece, ...], "the pieces", EngineError)
+    made = CompositeBuilder(compilation).pieces(function, pieces)
+    engine = next(p.engine for p in pieces if p.engine != HOST)
+    threading.Thread(target=serve, args=(made, function, engine, channel, segment), daemon=True).start()
+
+
+def _received(request: Mapping[str, Any]) -> tuple[Function, Compilation]:
+    """The function of a request, and what it is compiled with. Raises XRTError."""
+    function = read_function(pathlib.Path(request["folder"]))
+    if function.fingerprint != request["fingerprint"]:
+        raise XRTError("the model's file has changed since it was loaded: what was received is another function")
+    events = EventLog()
+    c = request["cache"]
+    store = ExecutableStore(DiskCache(pathlib.Path(c["folder"]), c["limit"], c["mode"]), events, differs=difference)
+    engines = [(engine_of(e), e["device"]) for e in request["engines"]]
+    return function, Compilation(engines, CompileOptions(**request["options"]), store, events)
 
 
 def engine_of(described: Mapping[str, str]) -> Engine:
@@ -114,11 +141,23 @@ def _answer(request: Mapping[str, Any], send: Send) -> dict[str, Any]:
         if "query" in request:
             return answer(request, engine_of)
         return {"outcome": run_job(request, send).to_json()}
-    except MemoryError as e:
-        return {"error": f"MemoryError: {e}", "kind": "memory"}
     except Exception as e:
-        kind = "unusable" if isinstance(e, XRTError) else "raised"
-        return {"error": f"{type(e).__name__}: {e}", "kind": kind}
+        return _error(e)
+
+
+def _isolated(request: Mapping[str, Any], control: socket.socket) -> dict[str, Any]:
+    try:
+        isolated(request, control)
+    except Exception as e:
+        return _error(e)
+    return {}
+
+
+def _error(e: Exception) -> dict[str, Any]:
+    if isinstance(e, MemoryError):
+        return {"error": f"MemoryError: {e}", "kind": "memory"}
+    kind = "unusable" if isinstance(e, XRTError) else "raised"
+    return {"error": f"{type(e).__name__}: {e}", "kind": kind}
 
 
 def _take_pipes() -> tuple[IO[str], IO[bytes]]:

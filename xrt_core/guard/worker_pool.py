@@ -13,6 +13,7 @@ import os
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,9 +36,9 @@ _LONGEST: Final = 1 << 28  # bytes of an answer
 _MOST_WAITING: Final = 256  # answers that nobody has taken yet; a worker that writes more waits
 _PROGRAM: Final = "from xrt_core.guard.worker import main; main()"
 _POLL: Final = 0.05  # seconds between measurements of a worker's memory
+_WATCH: Final = 0.25  # the same for one that runs executables for good
 _START_SECONDS: Final = 60.0  # time limit for a worker's start
 _CANCEL_POLL: Final = 0.5  # seconds between checks whether the answer to a queued request is still wanted
-_CHILD: Final = {WORKER_VARIABLE: "1"}
 
 Request = Mapping[str, Any]
 Progress = Callable[[Message], None]
@@ -67,21 +68,27 @@ _dying: Final[list[subprocess.Popen[bytes]]] = []
 
 
 class Worker:
-    """One worker process. Used by one thread at a time; `kill` may be called from any."""
+    """One worker process. Used by one thread at a time; `kill` may be called from any.
 
-    def __init__(self) -> None:
+    control: the end of a socket pair that is the worker's, for one that runs executables for good (`isolation.py`).
+    """
+
+    def __init__(self, control: socket.socket | None = None) -> None:
         if not sys.executable:
             raise WorkerFailure("unusable", "this interpreter doesn't know its own path; set guard_sandbox=False")
         self._folder = new_folder("worker")
         self._oom_kills = oom_kills()
+        self._cause: tuple[Kind, str] | None = None  # why it was killed
         self._log_path = self._folder / "log"
         self._answers: queue.Queue[Message | WorkerFailure | None] = queue.Queue(_MOST_WAITING)
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        environment = {**os.environ, **_CHILD, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        role = "builds" if control is None else "runs"
+        environment = {**os.environ, WORKER_VARIABLE: role, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        inherited = () if control is None else (control.fileno(),)
         try:
             with open(self._log_path, "ab") as log:  # what others append stays in its place
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _PROGRAM],
+                    [sys.executable, "-c", _PROGRAM, *map(str, inherited)], pass_fds=inherited,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment,
                     start_new_session=True,  # Ctrl-C is for the parent; an engine's processes die with the group
                 )  # fmt: skip
@@ -127,11 +134,10 @@ class Worker:
             except queue.Empty:
                 held = own_memory(self.pid)
                 if memory and held > memory:
-                    message = f"it held {held >> 20} MiB, its limit is {memory >> 20} MiB"
-                    raise WorkerFailure("memory", message, self.log(begun)) from None
+                    raise WorkerFailure("memory", _excess(held, memory), self.log(begun)) from None
                 continue
             if answer is None:
-                raise self._ended(begun)
+                raise self.ended(begun)
             if isinstance(answer, WorkerFailure):
                 raise answer
             if answer.stage is not None:
@@ -139,7 +145,11 @@ class Worker:
             else:
                 return answer
 
-    def _ended(self, begun: int) -> WorkerFailure:
+    def ended(self, begun: int | None = None) -> WorkerFailure:
+        """How the process ended, which closed a pipe. begun: bytes of the log that belong to earlier requests."""
+        begun = self._answered if begun is None else begun
+        if self._cause is not None:
+            return WorkerFailure(*self._cause, self.log(begun))
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -169,8 +179,19 @@ class Worker:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def kill(self) -> None:
-        """Kill the process and its process group at once, and delete its files."""
+    def watch(self, memory: int) -> None:
+        """Wait until the process has ended. It is killed if it holds more than `memory` bytes of its own."""
+        while self.alive:
+            held = own_memory(self.pid)
+            if memory and held > memory:
+                self.kill("memory", _excess(held, memory))
+            time.sleep(_WATCH)
+
+    def kill(self, kind: Kind = "closed", why: str = "") -> None:
+        """Kill the process and its process group at once, and delete its files. kind, why: for whoever still waits for
+        an answer (`ended`)."""
+        if why:
+            self._cause = kind, why
         with contextlib.suppress(OSError, AttributeError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -195,6 +216,10 @@ class Worker:
                 except WorkerAnswerError as e:
                     found = WorkerFailure("crashed", str(e), self.log())
         self._answers.put(found)
+
+
+def _excess(held: int, memory: int) -> str:
+    return f"it held {held >> 20} MiB, its limit is {memory >> 20} MiB"
 
 
 def oom_kills() -> int:

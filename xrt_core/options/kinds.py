@@ -50,6 +50,18 @@ def _parse_flag(text: str) -> bool:
     raise ValueError
 
 
+def flag_or(word: str) -> Kind:
+    """A flag with one more value, a word."""
+
+    def accept(value: Any) -> bool | str:
+        return word if value == word else _accept_flag(value)
+
+    def parse(text: str) -> bool | str:
+        return word if text.strip().lower() == word else _parse_flag(text)
+
+    return Kind(f"True, False or {word!r} (in the environment: 1/0, true/false, on/off, yes/no, {word})", accept, parse)
+
+
 FLAG = Kind("True or False (in the environment: 1/0, true/false, on/off, yes/no)", _accept_flag, _parse_flag)
 
 

@@ -30,6 +30,7 @@ from xrt_core.options.kinds import (
     TRACE,
     Kind,
     choice,
+    flag_or,
     integer,
 )
 
@@ -212,12 +213,13 @@ class Options:
     constant_fold_limit: int = _option(
         1 << 16, integer(0, " (bytes)"), "Largest result that constant folding may put in the place of a node."
     )
-    guard: bool | None = _option(
+    guard: bool | Literal["isolated"] | None = _option(
         None,
-        FLAG,
+        flag_or("isolated"),
         "The guard (docs/guard.md): compiles in the background and in a worker process, verifies results against the "
         "host, watches what is live, and falls back to the host. Not given: on, and with `engine='auto'` also timed; "
-        "True: timed with any engine; False: engines run as they are.",
+        "True: timed with any engine; 'isolated': engines run in a child process for good; False: engines run as they "
+        "are.",
         "XRT_GUARD",
     )
     guard_async: bool | None = _option(
@@ -261,11 +263,12 @@ class Options:
         "Time until a failed cluster is tried again; each further wait is four times longer, up to an hour. 0: never.",
         "XRT_GUARD_RETRY",
     )
-    guard_run_timeout: float = _option(
-        0.0,
+    guard_run_timeout: float | None = _option(
+        None,
         SECONDS,
         "Longest time that one run of an executable may take before the host answers instead; costs some 20 us a call. "
-        "0: no limit.",
+        "0: no limit. Not given: a hundred times what the host takes, at least 10 s, for an executable's first runs, "
+        "and afterwards for one that takes 2 ms or more, or is isolated.",
         "XRT_GUARD_RUN_TIMEOUT",
     )
     guard_shadow: int | None = _option(

@@ -61,7 +61,8 @@ class Launch:
     events: the log that receives fallback events. calls, failures: their numbers; updated without a lock, statistics
     that may lose increments.
 
-    Every call checks the results (`LaunchCheck`). A failed run counts only if the host runs on the same inputs: bad
+    Every call checks the results (`LaunchCheck`). A failed run counts only if the host succeeds on the same inputs: a
+    bad request takes no engine away.
     """
 
     __slots__ = (

@@ -14,12 +14,22 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from xrt_core.engine.contract import CompileOptions, EngineStatus, Executable, GraphCompiler, Phase, Support
+from xrt_core.engine.contract import (
+    WORKER_VARIABLE,
+    CompileOptions,
+    EngineStatus,
+    Executable,
+    GraphCompiler,
+    Phase,
+    Support,
+)
 from xrt_core.ir.graph import Node
 from xrt_core.testing.faults import Faulty, _FaultyCompiler, _FaultyExecutable
 
 LATE_PROCESS: Final = "XRT_FAULT_PROCESS"
-"""Environment variable: the process in which faults of the stage "late run" are hit; elsewhere all is well."""
+"""Environment variable: the process in which faults of the stage "late run" are hit, or "isolated" for that of isolated
+executables; elsewhere all is well."""
+ISOLATED: Final = "isolated"
 
 HANG_SECONDS: Final = 3600.0
 MEMORY_STEP: Final = 64 << 20
@@ -106,7 +116,8 @@ class StageFault(Faulty):
             self._hit()
 
     def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
-        late = self.stage == "late_run" and os.environ.get(LATE_PROCESS) == str(os.getpid())
+        where = ISOLATED if os.environ.get(WORKER_VARIABLE) == "runs" else str(os.getpid())
+        late = self.stage == "late_run" and os.environ.get(LATE_PROCESS) == where
         if not late and self.stage != "run":
             return run()
         if self.kind in _RESULTS:
@@ -129,8 +140,6 @@ def _make() -> dict[str, type[StageFault]]:
     made = {}
     for stage in ("probe", "supports", "compiler", "compile", "load", "run", "late_run"):
         kinds = list(_DEEDS) + (list(_RESULTS) if stage in ("run", "late_run") else [])
-        if stage == "late_run":  # in the caller's process: nothing survives these there, and no promise says so
-            kinds = [k for k in kinds if k not in ("crashes", "exits", "memory")]
         for kind in kinds:
             name = f"{stage}_{kind}"
             fields = {"name": name, "stage": stage, "kind": kind, "__module__": __name__, "__qualname__": name,

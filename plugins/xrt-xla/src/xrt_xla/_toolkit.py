@@ -27,7 +27,7 @@ __all__ = ["jax", "jnp", "lax", "pinned", "x64"]
 
 _config: Any = jax.config
 
-if os.environ.get(WORKER_VARIABLE) == "1":  # a worker process of the guard shares the GPU with its parent
+if WORKER_VARIABLE in os.environ:  # a worker process of the guard shares the GPU with its parent
     os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
 
 x64: Any = jax.enable_x64

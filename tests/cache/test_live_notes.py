@@ -1,0 +1,119 @@
+"""LiveNotes: a process that ends within a run makes a suspect of the executable, any other end does not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from xrt_core.cache.live_notes import LiveNotes, forget_suspects
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="POSIX")
+
+DIGEST = "a1" * 32
+PROGRAM = """
+import os, pathlib, signal, sys
+from xrt_core.cache.live_notes import live_notes
+note = live_notes(pathlib.Path(sys.argv[1])).begin(sys.argv[2])
+if sys.argv[3] == "within":
+    note.flags[note.slot()] = 1
+if sys.argv[3] == "after":
+    note.flags[note.slot()] = 1
+    note.flags[note.slot()] = 0
+if sys.argv[4] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[4] == "crashed":
+    os.abort()
+if sys.argv[4] == "raised":
+    raise ValueError
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "end", "is_suspect"),
+    [("within", "killed", True), ("within", "crashed", True), ("after", "killed", False), ("within", "raised", False)],
+)
+def test_ends_of_processes(moment: str, end: str, is_suspect: bool, tmp_path: pathlib.Path) -> None:
+    """A suspect is one that was running when its process ended without cleaning up; nothing else is left."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), DIGEST, moment, end], capture_output=True)
+    assert (done.returncode == -signal.SIGKILL) == (end == "killed"), done.stderr.decode()
+    notes = LiveNotes(tmp_path)
+    assert notes.is_suspect(DIGEST) is is_suspect
+    assert not notes.is_suspect("b2" * 32)
+    notes.close()
+    assert [p.name for p in (tmp_path / "live").iterdir()] == ([f"{DIGEST}.suspect"] if is_suspect else [])
+
+
+def test_the_notes_of_a_living_process_are_its_own(tmp_path: pathlib.Path) -> None:
+    """What runs now is no suspect; what a suspect's own process did in order clears it."""
+    running = LiveNotes(tmp_path)
+    note = running.begin(DIGEST)
+    assert note is not None
+    note.flags[note.slot()] = 1
+    later = LiveNotes(tmp_path)
+    assert not later.is_suspect(DIGEST)
+    (tmp_path / "live" / f"{DIGEST}.suspect").touch()
+    later.kept_apart(DIGEST, is_sound=True)
+    later.close()
+    assert not LiveNotes(tmp_path).is_suspect(DIGEST)
+    running.close()
+
+
+def test_one_that_crashed_apart_stays_a_suspect(tmp_path: pathlib.Path) -> None:
+    """Until somebody clears the cache."""
+    notes = LiveNotes(tmp_path)
+    assert not notes.is_suspect(DIGEST)
+    (tmp_path / "live" / f"{DIGEST}.suspect").touch()
+    notes.kept_apart(DIGEST, is_sound=False)
+    notes.kept_apart(DIGEST, is_sound=True)  # loaded once more
+    notes.close()
+    assert LiveNotes(tmp_path).is_suspect(DIGEST)
+    forget_suspects(tmp_path)
+    assert not LiveNotes(tmp_path).is_suspect(DIGEST)
+
+
+def test_a_full_disk_costs_the_notes_only(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of the file are there before they are mapped: writing to one cannot fail later."""
+
+    def full(descriptor: int, begin: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    notes = LiveNotes(tmp_path)
+    assert notes.begin(DIGEST) is None
+    assert list((tmp_path / "live").iterdir()) == []
+
+
+def test_rows_are_used_again(tmp_path: pathlib.Path) -> None:
+    """A note ends with its object; threads have flags of their own."""
+    notes = LiveNotes(tmp_path)
+    for _ in range(1000):
+        note = notes.begin(DIGEST)
+        assert note is not None
+    kept = [notes.begin(DIGEST) for _ in range(300)]
+    assert None in kept
+    assert kept[0] is not None
+    slots = {kept[0].slot()}
+    thread = threading.Thread(target=lambda: slots.add(note.slot()))
+    thread.start()
+    thread.join()
+    assert len(slots) == 2
+    notes.close()
+
+
+def test_damaged_notes_are_dropped(tmp_path: pathlib.Path) -> None:
+    """Whatever a file holds, it is read without an error, and no name comes out that is no digest."""
+    folder = tmp_path / "live"
+    folder.mkdir(mode=0o700)
+    for k, content in enumerate((b"", b"x" * 77, b"../../evil".ljust(64, b"\0") + b"\1" * 64, os.urandom(5000))):
+        (folder / f"{k}.note").write_bytes(content)
+        (folder / f"{k}.note").chmod(0o600)
+    assert not LiveNotes(tmp_path).is_suspect(DIGEST)
+    assert not [p for p in folder.glob("*.note") if p.name[0].isdigit() and "-" not in p.name]
+    assert not (tmp_path / "evil.suspect").exists()

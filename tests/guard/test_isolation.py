@@ -1,0 +1,158 @@
+"""Isolated executables: arrays through shared memory, one process for a module, and its end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.guard.engines import Plain, Unserialisable
+from tests.guard.guarded import captured_events, chain, eventually, fallbacks, gone, module, registered
+from xrt_core.guard.isolation import IS_SUPPORTED
+from xrt_core.guard.launch import GuardedLaunch
+from xrt_core.module import XRTModule
+from xrt_core.testing import functions
+
+pytestmark = pytest.mark.skipif(
+    not (IS_SUPPORTED and sys.platform.startswith("linux")), reason="needs POSIX, and looks at /proc"
+)
+ISOLATED = {"guard": "isolated", "guard_async": False}
+
+
+def processes(m: XRTModule) -> list[int]:
+    """The process of a module's executables."""
+    guard = m._pipeline.accelerated.services.guard
+    assert guard is not None
+    isolated = guard._builder._isolated
+    return [] if isolated is None else isolated.pids()
+
+
+@pytest.fixture(params=[Plain, Unserialisable])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    with registered(request.param):
+        yield request.param.name
+
+
+def test_one_process_runs_all_clusters(engine: str) -> None:
+    """Results are the host's and the caller's own; the process ends with the module."""
+    graph, x, want = chain()
+    m = module(graph, engine, **ISOLATED)
+    first = m(x)
+    second = m(x + 1)
+    np.testing.assert_array_equal(first, want)
+    assert first.flags.writeable
+    assert not np.shares_memory(first, second)
+    other = functions.chain()[0].body
+    with XRTModule(other, engine="host") as host:
+        np.testing.assert_array_equal(m(x + 1), host(x + 1))
+    pids = processes(m)
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+    cluster = m.report().clusters[0]
+    assert cluster["state"] == "live"
+    assert cluster["reason"].endswith("in a child process")
+    m.close()
+    del m
+    gc.collect()
+    assert gone(pids)
+
+
+def test_the_process_starts_again() -> None:
+    """A process that was killed costs one call on the host, and after the time of a retry there is another one."""
+    graph, x, want = chain()
+    with registered(Plain), captured_events() as events, module(graph, "plain", guard_retry=1e-3, **ISOLATED) as m:
+        m(x)
+        (pid,) = processes(m)
+        os.kill(pid, signal.SIGKILL)
+        assert gone([pid])
+        np.testing.assert_array_equal(m(x), want)
+        assert eventually(lambda: (m(x), m.report().clusters[0]["state"])[1] == "live")
+        assert processes(m) not in ([], [pid])
+        np.testing.assert_array_equal(m(x), want)
+    assert fallbacks(events) == [("run", "crashed")]
+
+
+def test_interrupted_callers_do_not_confuse_replies() -> None:
+    """After a Ctrl-C within a run the next one gets its own results."""
+    graph, x, want = chain()
+    with registered(Plain), module(graph, "plain", **ISOLATED) as m:
+        m(x)
+        launch = next(s for s in m._pipeline.accelerated.services.guard._all())
+        assert isinstance(launch, GuardedLaunch)
+        isolated = launch.executable
+        isolated._channel.send(b"r")
+        isolated._is_waited_for = True  # as an interrupt between sending and receiving leaves it
+        np.testing.assert_array_equal(m(x), want)
+        with XRTModule(graph, engine="host") as host:
+            np.testing.assert_array_equal(m(x * 2), host(x * 2))
+
+
+def test_threads_take_turns() -> None:
+    """Four threads share one process, each gets the results of its own inputs."""
+    graph, x, _ = chain()
+    wrong: list[int] = []
+    with registered(Plain), module(graph, "plain", **ISOLATED) as m, XRTModule(graph, engine="host") as host:
+        m(x)
+        inputs = [x + i for i in range(4)]
+        wanted = [host(i) for i in inputs]
+
+        def call(k: int) -> None:
+            wrong.extend(k for _ in range(50) if not np.array_equal(m(inputs[k]), wanted[k]))
+
+        threads = [threading.Thread(target=call, args=(k,)) for k in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert m.report().clusters[0]["state"] == "live"
+    assert not wrong
+
+
+def test_a_forked_process_uses_the_host() -> None:
+    """The isolated process belongs to the one that started it."""
+    graph, x, want = chain()
+    with registered(Plain), module(graph, "plain", **ISOLATED) as m:
+        m(x)
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if np.array_equal(m(x), want) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        np.testing.assert_array_equal(m(x), want)
+        assert m.report().clusters[0]["state"] == "live"
+
+
+_PROGRAM = """
+import json, os, signal, sys
+from tests.guard.engines import Plain
+from tests.guard.guarded import chain, module
+from xrt_core.engine import engines
+engines.register(Plain)
+graph, x, want = chain()
+m = module(graph, "plain", guard_async=False, guard_tune=False, prune=False)
+m(x)
+print(json.dumps(m.report().clusters[0]["reason"]), flush=True)
+if sys.argv[1] == "dies":
+    Plain.on_run = lambda self, run, inputs: os.kill(os.getpid(), signal.SIGKILL)
+m(x)
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_that_took_a_process_down(own_cache: pathlib.Path) -> None:
+    """The next process runs it in a child process; when that one has ended in order, all is as before."""
+    told = []
+    for how in ("lives", "dies", "lives", "lives"):
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, how], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2]
+        )
+        assert (done.returncode == -signal.SIGKILL) == (how == "dies"), done.stderr
+        told.append("in a child process" in done.stdout)
+    assert told == [False, False, True, False]
