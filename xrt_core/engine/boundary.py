@@ -237,6 +237,7 @@ class EngineProxy(Engine):
         for name, (fits, expected, convert) in _ATTRIBUTES.items():
             setattr(self, name, self._attribute(name, fits, expected, convert))
         self._package: str = self._attribute("package", _is_text, "a string")
+        self._process: int | None = None  # in which its library was first used
         self._subject = f"engine {self.name!r}"
 
     def _attribute(
@@ -247,6 +248,11 @@ class EngineProxy(Engine):
         if not right:
             raise PluginError(f"{self._owner}: its {name} is {clipped(value)}; expected {expected}")
         return value if convert is None else call_engine(f"{self._owner}: reading {name}", PluginError, convert, value)
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether its library was in use when this process was forked: the library's threads do not exist here."""
+        return self._process not in (None, os.getpid())
 
     @property
     def package(self) -> str:
@@ -260,6 +266,7 @@ class EngineProxy(Engine):
 
     def probe(self) -> EngineStatus:
         """See `Engine.probe`. Raises PluginError for a probe that raises or returns something else."""
+        self._process = self._process or os.getpid()
         with preserved_state(self._subject):
             status = call_engine(f"{self._subject} of {self._package}: its probe", PluginError, self.inner.probe)
         if not isinstance(status, EngineStatus):
@@ -282,7 +289,14 @@ class EngineProxy(Engine):
         return found
 
     def compiler(self, device: str, options: CompileOptions) -> GraphCompiler:
-        """See `Engine.compiler`. Raises CompileError for one that raises or returns something else."""
+        """See `Engine.compiler`. Raises CompileError for one that raises or returns something else, and in a forked
+        process where the engine was left behind."""
+        self._process = self._process or os.getpid()
+        if self.is_left_behind:
+            raise CompileError(
+                f"{self._subject} was in use when this process was forked, and its library's threads are not here: fork "
+                "before it is used, start processes by 'spawn', or set guard='isolated'"
+            )
         with preserved_state(self._subject):
             made = call_engine(f"{self._subject}: compiler", CompileError, self.inner.compiler, device, options)
         if not isinstance(made, GraphCompiler):
@@ -440,6 +454,11 @@ def loads(compiler: GraphCompiler) -> bool:
     """Whether an engine implements `load` or `load_code`: its executables can come from the disk."""
     kind = type(compiler.inner if isinstance(compiler, CompilerProxy) else compiler)
     return kind.load is not GraphCompiler.load or kind.load_code is not GraphCompiler.load_code
+
+
+def is_left_behind(engine: Engine) -> bool:
+    """See `EngineProxy.is_left_behind`."""
+    return isinstance(engine, EngineProxy) and engine.is_left_behind
 
 
 def inner_of(engine: Engine) -> Engine:

@@ -5,6 +5,7 @@ Imports little, as it exists before the first answer; what compilation needs is 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -73,6 +74,17 @@ class BackgroundCompiler:
         self.closed = False
         self._records: list[CompilationRecord] = []
         self._lock = threading.Lock()
+        _compilers.add(self)
+
+    def after_fork(self) -> None:
+        """In a process that was just forked: what was pending goes on in the parent only; later calls begin again."""
+        self._lock = threading.Lock()
+        for r in self._records:
+            if not r.done.is_set():
+                r.state, r.done = "given up", threading.Event()
+                r.done.set()
+                if (plan := r.plan()) is not None:
+                    plan.postpone(_DELAY)
 
     def begin(self, plan: Plannable, inputs: Sequence[Any] | None) -> None:
         """Prepare a plan in the background. It is dropped if nothing refers to it by then.
@@ -160,6 +172,18 @@ class BackgroundCompiler:
             plan.postpone(self.settings.retry)
             self.events.fallback(cluster=record.name, engine=self._engines, stage="plan", kind=kind, error=message)
         record.done.set()
+
+
+_compilers: weakref.WeakSet[BackgroundCompiler] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for compiler in list(_compilers):
+        compiler.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _prepare(plan: Plannable, inputs: Sequence[Any] | None, task: BackgroundTask) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from xrt_core.cache.key import CacheKey
 from xrt_core.cache.live_notes import LiveNotes, live_notes
 from xrt_core.cache.store import Compilation
+from xrt_core.engine.boundary import is_left_behind
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
@@ -157,6 +158,10 @@ class ClusterBuilder:
         foreign = len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine
         return _NumpyResults(made) if foreign else made
 
+    def after_fork(self) -> None:
+        """In a process that was just forked: the isolated one is its parent's."""
+        self._isolated, self._suspects = None, {}
+
     def crashed(self, function: Function) -> None:
         """Note that the process of an isolated executable has ended."""
         if (suspect := self._suspects.get(function.fingerprint)) is not None:
@@ -164,9 +169,13 @@ class ClusterBuilder:
             notes.kept_apart(digest, is_sound=False)
 
     def _is_isolated(self, launch: GuardedLaunch) -> bool:
-        """Whether the launch's executable belongs into a process of its own; if not, its runs are noted."""
+        """Whether the launch's executable belongs into a process of its own: always, as this process was forked while
+        an engine was in use, or as it is a suspect. If not, its runs are noted."""
         function, disk = launch.function, self._exchange.disk_cache()
         if self._settings.isolated:
+            return True
+        engines = self._capabilities.compilation.engines
+        if IS_SUPPORTED and any(is_left_behind(engines[n][0]) for n in self._engines(self._candidates(launch))):
             return True
         # copies of what a step of training updates would cost more than the suspicion is worth
         if disk is None or disk.mode != "readwrite" or function.aliases or not IS_SUPPORTED:

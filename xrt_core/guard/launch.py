@@ -18,6 +18,7 @@ import numpy as np
 from xrt_core.cache.live_notes import Note
 from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
+from xrt_core.engine.forking import keep_for_ever
 from xrt_core.errors import ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
 from xrt_core.guard.isolation import IsolatedExecutable
@@ -27,7 +28,7 @@ from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_
 from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.input_checks import input_checks
-from xrt_core.runtime.launch import FailurePolicy, Launch, WrongResults, engine_failure
+from xrt_core.runtime.launch import LEFT_BEHIND, FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.verify.checker import ResultChecker
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
@@ -69,7 +70,7 @@ class GuardedLaunch(Launch):
     """
 
     __slots__ = (
-        "__weakref__", "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
+        "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
         "note", "record", "shares_cores", "tolerance",
     )  # fmt: skip
 
@@ -150,6 +151,15 @@ class GuardedLaunch(Launch):
             self._call = self._waiting
             self.executable = self.note = None
             return True
+
+    def leave_behind(self) -> None:
+        """See `Launch.leave_behind`: the cluster is built again, for a process of its own."""
+        self._lock = threading.Lock()
+        if self.executable is not None:
+            keep_for_ever(self.executable)
+        self.executable = self.note = None
+        self._call = self._waiting
+        self.record.begin_again(LEFT_BEHIND)
 
     # --- calls, by state -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import pathlib
 import threading
 import time
@@ -73,6 +74,13 @@ class GuardManager:
         self._lock = threading.Lock()
         self._launches: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()
         self._building: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()  # those with a queued or running job
+        _managers.add(self)
+
+    def after_fork(self) -> None:
+        """In a process that was just forked: no build goes on here."""
+        self._lock = threading.Lock()
+        self._building = weakref.WeakSet()
+        self._builder.after_fork()
 
     # --- used by the pipeline --------------------------------------------------------------------------------------
 
@@ -319,6 +327,18 @@ class GuardManager:
         except Exception as e:  # a bundle is optional
             self.events.emit("guard.no_bundle", cluster=function.name, reason=f"{type(e).__name__}: {e}")
             return None
+
+
+_managers: weakref.WeakSet[GuardManager] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for manager in list(_managers):
+        manager.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _stage(record: ClusterRecord) -> str:

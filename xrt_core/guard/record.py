@@ -111,6 +111,13 @@ class ClusterRecord:
         self.settled = threading.Event()
         self._lock = threading.Lock()
 
+    def begin_again(self, reason: str) -> None:
+        """In a process that was just forked, where no build goes on: QUEUED, unless it was rejected."""
+        self._lock = threading.Lock()
+        self.settled = threading.Event()
+        if self.state is not State.REJECTED:
+            self._enter(State.QUEUED, reason)
+
     def move(self, state: State, reason: str = "") -> None:
         """Enter a state. Raises InternalError unless `TRANSITIONS` allows it."""
         with self._lock:

@@ -12,8 +12,11 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
 
+from xrt_core.engine.forking import let_forks_end
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.ir.onnx_proto import dtype_to_onnx
+
+let_forks_end()
 
 LEVELS: Final[Mapping[str, Any]] = {
     "disable": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine.forking import let_forks_end
 from xrt_core.engine.serialization import instruction_set
 
 # openvino's converter reports its use over the network, out of a forked process; where its telemetry package does not
@@ -47,6 +48,9 @@ def version() -> str:
 def core() -> Any:
     """The one Core of the process."""
     return ov.Core()
+
+
+let_forks_end(lambda: [core()] if core.cache_info().currsize else [])
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import serialize_executable as _serialize
 
 from xrt_core.engine.contract import WORKER_VARIABLE
+from xrt_core.engine.forking import let_forks_end
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import EngineUnavailableError
 from xrt_xla.weights import aligned
@@ -29,6 +30,9 @@ _config: Any = jax.config
 
 if WORKER_VARIABLE in os.environ:  # a worker process of the guard shares the GPU with its parent
     os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
+
+_clients: dict[str, Any] = {}  # of the kinds of devices that were asked for; their destructors hang in forked processes
+let_forks_end(_clients.values)
 
 x64: Any = jax.enable_x64
 """`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
@@ -164,13 +168,19 @@ def devices() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in _KINDS:
         try:
-            local = jax.local_devices(backend=kind)
+            local = _local_devices(kind)
         except RuntimeError:  # that kind is not part of this installation
             continue
         if kind == "cpu":
             found["cpu"] = local[0]
         else:
             found.update({f"{kind}:{i}": d for i, d in enumerate(local)})
+    return found
+
+
+def _local_devices(kind: str) -> list[Any]:
+    found = jax.local_devices(backend=kind)
+    _clients[kind] = found[0].client
     return found
 
 
@@ -182,7 +192,7 @@ def device_named(name: str) -> Any:
     kind, _, index = name.partition(":")
     number = int(index) if index.isdigit() else 0 if not index else -1
     try:
-        local = jax.local_devices(backend=kind) if kind in _KINDS else []
+        local = _local_devices(kind) if kind in _KINDS else []
     except RuntimeError:
         local = []
     if 0 <= number < len(local):
