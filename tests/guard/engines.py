@@ -132,6 +132,62 @@ def _lower_wrongly(node: Node) -> Lowered:
     return Lowered(off, HOST, node.operator)
 
 
+class Unthreaded(Faulty):
+    """Keeps its inputs where the next run finds them: right on one thread, wrong on two."""
+
+    name = "unthreaded"
+    current: ClassVar[list[np.ndarray]] = []
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        results = run()
+        type(self).current = [np.array(r) for r in results]
+        time.sleep(1e-3)
+        return [r.copy() for r in self.current]
+
+
+class RingOf16(Faulty):
+    """Gives out 16 buffers in turn."""
+
+    name = "ring_of_16"
+
+    def __init__(self) -> None:
+        self._ring: dict[Any, list[np.ndarray]] = {}
+        self._runs = 0
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        self._runs += 1
+        results = run()
+        for i, r in enumerate(results):
+            buffers = self._ring.setdefault((i, r.shape), [np.empty_like(r) for _ in range(16)])
+            buffers[self._runs % 16][...] = r
+        return [self._ring[i, r.shape][self._runs % 16] for i, r in enumerate(results)]
+
+
+class Leaks(Faulty):
+    """Keeps 64 KiB of every run."""
+
+    name = "leaks"
+    kept: ClassVar[list[np.ndarray]] = []
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        self.kept.append(np.ones(64 << 10, np.uint8))
+        return run()
+
+
+class ChangesUmask(Faulty):
+    """Its compiler sets the umask, the first time."""
+
+    name = "changes_umask"
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        if not _once:
+            _once.append(os.umask(0))
+        return super().on_compile(compile)
+
+
+_once: list[int] = []
+
+
 class CrashesOnSinh(Faulty):
     """Its compiler aborts the process on a Sinh."""
 
@@ -159,5 +215,5 @@ class HangsOnSinh(CrashesOnSinh):
 
 ALL: tuple[type[Engine], ...] = (
     Plain, Memo, Sleeps, Unserialisable, WrongUntilStored, Waits, FailsAWhile, Picky, WrongMul, CrashesOnSinh,
-    HangsOnSinh,
+    HangsOnSinh, Unthreaded, RingOf16, Leaks, ChangesUmask,
 )  # fmt: skip

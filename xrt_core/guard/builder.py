@@ -31,6 +31,7 @@ from xrt_core.guard.isolation import IS_SUPPORTED, IsolatedExecutable, IsolatedP
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
+from xrt_core.guard.stress import SIDE_EFFECT, SerialExecutable
 from xrt_core.guard.timeouts import call_with_timeout, is_shutting_down, native_call
 from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
@@ -154,8 +155,11 @@ class ClusterBuilder:
             compilation = compilation.through(self._exchange.store())
         with native_call():
             made = CompositeBuilder(compilation).pieces(launch.function, outcome.pieces)
-        foreign = len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine
-        return _NumpyResults(made) if foreign else made
+        if len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine:
+            made = _NumpyResults(made)
+        if outcome.serialised:
+            made = SerialExecutable(made, [p.engine for p in outcome.pieces if p.engine != HOST])
+        return made
 
     def crashed(self, function: Function) -> None:
         """Note that the process of an isolated executable has ended."""
@@ -364,6 +368,8 @@ def kind_of(outcome: Outcome) -> Kind:
     if outcome.verdict == "slower":
         return "slower"
     message = outcome.errors[0] if outcome.errors else outcome.reason
+    if SIDE_EFFECT in message:
+        return "side effect"
     if "MemoryError" in message:
         return "memory"
     if "it raised" in message or outcome.verdict == "failed":

@@ -262,6 +262,7 @@ class GuardReport:
                 if times:
                     lines.append(f"  timings: {times}")
                 lines += [f"  rejected: {e}" for e in outcome["errors"]]
+                lines += [f"  note: {n}" for n in outcome["notes"]]
             begun = c["history"][0]["time"]
             way = ", ".join(f"{m['state']} +{m['time'] - begun:.2f} s" for m in c["history"])
             lines.append(f"  history: since {time.strftime('%H:%M:%S', time.localtime(begun))}: {way}")

@@ -84,6 +84,7 @@ def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
         inputs,
         lambda engine: send({"stage": "compiling", "engine": engine}),
         lambda: send({"stage": "verifying"}),
+        owns_process=True,
     )
 
 
