@@ -22,6 +22,10 @@ FAIL_WHILE = "XRT_TEST_FAIL_WHILE"
 """Environment variable: a file; while it is there, `FailsAWhile` does not compile."""
 
 
+FAIL_HERE = "XRT_TEST_FAIL_HERE"
+"""Environment variable: the process in which `WrongHere` is wrong."""
+
+
 class Plain(Faulty):
     """The host as an engine."""
 
@@ -126,6 +130,38 @@ class WrongMul(Faulty):
         return _Unserialisable(self, made)
 
 
+class WrongAbove50(Faulty):
+    """Its kernel of Mul is off for large numbers."""
+
+    name = "wrong_above_50"
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        made = compile()
+        assert isinstance(made, HostExecutable)
+        made._plan = make_plan(made.function.body, _lower_wrongly_above_50)
+        return _Unserialisable(self, made)
+
+
+def _lower_wrongly_above_50(node: Node) -> Lowered:
+    kernel = host_kernel(node)
+
+    def off(arrays: Sequence[Any]) -> Any:
+        large = any(np.abs(a).max() > 50 for a in arrays)
+        return tuple(r * np.float32(1.5) if large else r for r in kernel(arrays))
+
+    return Lowered(kernel if node.op_type != "Mul" else off, HOST, node.operator)
+
+
+class WrongHere(Faulty):
+    """Wrong in the process of the test only."""
+
+    name = "wrong_here"
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        here = os.environ.get(FAIL_HERE) == str(os.getpid())
+        return [r + 1 if here else r for r in run()]
+
+
 def _lower_wrongly(node: Node) -> Lowered:
     kernel = host_kernel(node)
     off = kernel if node.op_type != "Mul" else lambda arrays: tuple(r * np.float32(1.5) for r in kernel(arrays))
@@ -215,5 +251,5 @@ class HangsOnSinh(CrashesOnSinh):
 
 ALL: tuple[type[Engine], ...] = (
     Plain, Memo, Sleeps, Unserialisable, WrongUntilStored, Waits, FailsAWhile, Picky, WrongMul, CrashesOnSinh,
-    HangsOnSinh, Unthreaded, RingOf16, Leaks, ChangesUmask,
+    HangsOnSinh, Unthreaded, RingOf16, Leaks, ChangesUmask, WrongAbove50, WrongHere,
 )  # fmt: skip

@@ -140,6 +140,23 @@ class ClusterBuilder:
             outcome = Outcome("wrong", (whole,), f"a shadow run disagreed: {reason}")
             keep_verdict(key, launch.function, self._exchange.disk_cache(), outcome)
 
+    def search(
+        self, launch: GuardedLaunch, inputs: list[np.ndarray], slot: WorkerSlot, until: float
+    ) -> Outcome | None:
+        """The outcome for a cluster that was disproved on `inputs` while it was live: without the nodes that are at
+        fault, by an evaluation that begins with these inputs. None if that ends where it was; the verdict stays then.
+
+        Raises as `outcome`.
+        """
+        names = self._candidates(launch)
+        build = self._in_worker if self._settings.sandbox else self._in_process
+        before = launch.record.outcome
+        outcome = build(launch, names, inputs, slot, until)
+        if outcome.verdict != "ready" or (before is not None and _runs_alike(outcome, before)):
+            return None
+        keep_verdict(self._verdict_key(launch, names), launch.function, self._exchange.disk_cache(), outcome)
+        return outcome
+
     def executable(self, launch: GuardedLaunch, outcome: Outcome, cached: bool, until: float) -> Executable:
         """The executable of an outcome, loaded from where the worker stored it, or compiled again in this process if
         its engine cannot serialise it. cached: it is in the module's own cache. Raises what engines raise.
@@ -315,6 +332,10 @@ class ClusterBuilder:
             "cache": {"folder": str(disk.folder), "limit": disk.limit, "mode": disk.mode},
             "settings": dataclasses.asdict(self._examine),
         }
+
+
+def _runs_alike(one: Outcome, other: Outcome) -> bool:
+    return (one.pieces, one.serialised, one.finite_only) == (other.pieces, other.serialised, other.finite_only)
 
 
 def _left(until: float) -> float:

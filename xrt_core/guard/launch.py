@@ -317,7 +317,7 @@ class GuardedLaunch(Launch):
         reason = check.reason
         doubt = f"results of its calls {schedule.last_right + 1} to {self.record.calls} are in doubt"
         if self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {reason}; {doubt}"):
-            self._failures.disproved(self, reason)
+            self._failures.disproved(self, reason, inputs)
             self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
         return expected
 
