@@ -702,3 +702,18 @@ def test_what_is_wrong_in_one_process_only_stays_rejected(monkeypatch: pytest.Mo
                 assert states(m)[-1] == "rejected"
         forget_all()
     assert states(m) == ["queued", "rejected"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_range_of_the_first_inputs_is_tried(asynchronous: bool) -> None:
+    """What is wrong for large numbers only is found before it is live, where the first call has such numbers."""
+    graph, x, _ = chain()
+    large = x * np.float32(100)
+    with XRTModule(graph, engine="host") as host:
+        want = host(large)
+    with module(graph, "wrong_above_50", guard_tune=False, guard_shadow=0, guard_async=asynchronous) as m:
+        for _ in range(2):
+            np.testing.assert_array_equal(m(large), want)
+            assert m.wait(60)
+        assert m.report().clusters[0]["chosen"] == "wrong_above_50 + host"
+        assert "rejected" not in states(m)

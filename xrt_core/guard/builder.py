@@ -255,6 +255,8 @@ class ClusterBuilder:
             inputs,
             lambda engine: None,
             lambda: _verifying(launch.record),
+            False,
+            launch.ranges,
         )
 
     def _in_worker(
@@ -320,6 +322,7 @@ class ClusterBuilder:
         return {
             "folder": str(folder),
             "fingerprint": function.fingerprint,
+            "ranges": launch.ranges,
             "inputs": None if inputs is None else write_arrays(inputs, folder),
             "engines": [
                 {**describe_engine(e), "device": device}

@@ -18,6 +18,7 @@ from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
+from xrt_core.verify.inputs import Range
 from xrt_core.verify.isolate import Candidate as EngineCandidate
 from xrt_core.verify.reference import lower_host
 from xrt_core.verify.subgraph import convex_partition
@@ -165,10 +166,11 @@ def evaluate_candidates(
     on_compile: Callable[[str], None],
     on_compiled: Callable[[], None],
     owns_process: bool = False,
+    ranges: Sequence[Range | None] = (),
 ) -> Outcome:
     """`evaluate` a function in this process on each of `engines`, and, where times are compared, on each with the host
     alone. on_compile, on_compiled: called with the engine's name before, and after each compilation. owns_process: as
-    for `StressTest`."""
+    for `StressTest`. ranges: as for `evaluate`."""
 
     def compile(f: Function, engine: str, fused: bool, shared: bool) -> Executable:
         made = compilation.executable(f, engine, fused, shared)
@@ -195,4 +197,4 @@ def evaluate_candidates(
         candidates.append(candidate(engine))
         if settings.tune and (pieces := builder.alone(function, engine)) is not None:
             candidates.append(candidate(engine, pieces))
-    return evaluate(function, candidates, settings, inputs, stress=stress)
+    return evaluate(function, candidates, settings, inputs, stress=stress, ranges=ranges)

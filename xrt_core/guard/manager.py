@@ -37,6 +37,7 @@ from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_p
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.launch import Launch
+from xrt_core.verify.inputs import Range, ranges_of
 from xrt_core.verify.repro import Stage, make_bundle, save_bundle
 from xrt_core.verify.verdict import Outcome
 
@@ -107,10 +108,12 @@ class GuardManager:
                 return False
         return True
 
-    def begin_all(self, launches: Sequence[Launch]) -> None:
-        """Start the builds of these launches, unless they have been started."""
+    def begin_all(self, launches: Sequence[Launch], ranges: Mapping[Function, tuple[Range | None, ...]]) -> None:
+        """Start the builds of these launches, unless they have been started. ranges: of the inputs of a call, for each
+        function."""
         for launch in launches:
             if isinstance(launch, GuardedLaunch):
+                launch.ranges = launch.ranges or ranges.get(launch.function, ())
                 self.begin(launch, None)
 
     def count(self, launches: Sequence[Launch], calls: int) -> None:
@@ -173,6 +176,8 @@ class GuardManager:
         if record.state is State.FAILED:
             record.move(State.QUEUED, "retry")
         inputs = self._inputs(arrays)
+        if arrays is not None and self.settings.verify:
+            launch.ranges = ranges_of(arrays)
         reference = weakref.ref(launch)  # a plan that is evicted meanwhile needs no executable
 
         def work(slot: WorkerSlot) -> None:

@@ -7,7 +7,6 @@ harm the program around it rejects it; one that is wrong on two threads only is 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import itertools
@@ -75,11 +74,8 @@ class StressTest:
         if not self._owns_process:
             yield
             return
-        exits = _exit_handlers()
         with self._watched(candidate, "when it compiled", ("always",)):
             yield
-        if _exit_handlers() > exits:
-            self._note(candidate, "it registered functions that run at exit")
 
     def __call__(
         self, candidate: Candidate, executable: Executable, checkers: Sequence[ResultChecker], seconds: float
@@ -332,11 +328,6 @@ def _children() -> set[int]:
             with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as f:
                 found.update(map(int, f.read().split()))
     return found
-
-
-def _exit_handlers() -> int:
-    count = getattr(atexit, "_ncallbacks", None)
-    return count() if count is not None else 0
 
 
 def _is_waited_for(thread: threading.Thread) -> bool:

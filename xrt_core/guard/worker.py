@@ -85,6 +85,7 @@ def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
         lambda engine: send({"stage": "compiling", "engine": engine}),
         lambda: send({"stage": "verifying"}),
         owns_process=True,
+        ranges=request["ranges"],
     )
 
 

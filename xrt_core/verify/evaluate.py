@@ -22,7 +22,7 @@ from xrt_core.ir.graph import Value
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
-from xrt_core.verify.inputs import EDGES, SEQUENCE, Kind, synthesize_inputs
+from xrt_core.verify.inputs import EDGES, SEQUENCE, Kind, Range, are_beyond, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces
@@ -100,18 +100,20 @@ def evaluate(
     *,
     clock: Callable[[], float] = time.perf_counter,
     stress: Stress | None = None,
+    ranges: Sequence[Range | None] = (),
 ) -> Outcome:
     """Decide what runs a cluster.
 
     candidates: in order of preference. inputs: of a real call; the first set that results are checked on, and the one
     that is timed. Without them all sets are synthesized. stress: the test that candidates with right results must pass
-    as well.
+    as well. ranges: of the inputs of a real call; results are checked on one set in these ranges as well, if they go
+    beyond those of synthesized inputs and the host is quick (`EvaluationSettings.edges`).
 
     Without `tune` the first candidate that is right wins. Only if none is right as a whole are their faults isolated,
     in order, until a part of one is left. Whatever an engine raises is a finding; raises XRTError only if the host
     cannot run the function.
     """
-    return _Evaluation(function, settings, inputs, clock, stress).outcome(candidates)
+    return _Evaluation(function, settings, inputs, clock, stress, ranges).outcome(candidates)
 
 
 def difference(function: Function, one: Executable, other: Executable) -> str:
@@ -130,8 +132,10 @@ class _Evaluation:
         inputs: Sequence[np.ndarray] | None,
         clock: Callable[[], float],
         stress: Stress | None,
+        ranges: Sequence[Range | None],
     ) -> None:
         self.function, self.settings, self.clock, self.stress = function, settings, clock, stress
+        self.ranges = ranges if are_beyond(ranges) else ()
         self.until = clock() + settings.deadline_seconds
         self.whole = tuple(range(len(function.body.nodes)))
         self.errors: list[str] = []
@@ -237,11 +241,14 @@ class _Evaluation:
         if not self.settings.edges or self.first is None or self.host.seconds > EDGE_SECONDS:
             return found
         kinds: tuple[Kind, ...] = (*EDGES, "nonfinite")
-        for kind in kinds:
+        sets: list[tuple[Kind, Sequence[Range | None]]] = [(kind, ()) for kind in kinds]
+        if self.ranges:
+            sets.insert(0, ("normal", self.ranges))
+        for kind, ranges in sets:
             if self.clock() > self.until:
                 break
             try:
-                arrays = synthesize_inputs(self.function, kind, self.settings.seed, self.constraints)
+                arrays = synthesize_inputs(self.function, kind, self.settings.seed, self.constraints, ranges)
                 checker = self.first.for_inputs(arrays)
                 is_informative = checker.is_informative
                 check = checker.check(executable, candidate.tolerance)
