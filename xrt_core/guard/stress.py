@@ -140,7 +140,7 @@ class StressTest:
 
 
 class _Runs:
-    """The runs of one executable. seconds: of its fastest run so far."""
+    """The runs of one executable. seconds: of its fastest run so far, until `held` knows the mean."""
 
     def __init__(
         self,
@@ -160,14 +160,15 @@ class _Runs:
     def held(self) -> str:
         """What is wrong with results of `HELD` runs, or of as many as the time allows, that are all held."""
         runs: list[tuple[list[np.ndarray], list[np.ndarray]]] = []
-        until = self._clock() + _PARTS[0] * self._budget
+        until, spent = self._clock() + _PARTS[0] * self._budget, 0.0
         for k in range(min(HELD, BYTES // (2 * self._bytes))):
             if self._clock() + (self._seconds if math.isfinite(self._seconds) else 0.0) > until:
                 break
             case = self._cases[k % len(self._cases)]
             start = self._clock()
             reason, results = case.checker.run(self._executable)
-            self._seconds = min(self._seconds, self._clock() - start)
+            spent += self._clock() - start
+            self._seconds = spent / (k + 1)
             reason = reason or case.judge(results)
             if reason:
                 return f"run {k + 1} in a row: {reason}"
@@ -192,13 +193,22 @@ class _Runs:
             affordable = 1
         rounds = int(min(ROUNDS, affordable, BYTES / (2 * self._bytes)))
         found: list[list[tuple[_Case, str, list[np.ndarray]]]] = [[], []]
-        barrier = threading.Barrier(2)
+        until = self._clock() + _PARTS[1] * self._budget
+        is_time = True
+
+        def begin() -> None:
+            nonlocal is_time
+            is_time = not found[0] or self._clock() < until
+
+        barrier = threading.Barrier(2, begin)
 
         def serve(number: int) -> None:
             try:
                 for k in range(rounds):
                     case = self._cases[(k + number) % len(self._cases)]
                     barrier.wait()
+                    if not is_time:
+                        return
                     reason, results = case.checker.run(self._executable)
                     found[number].append((case, reason, [r.copy() for r in results]))
             except BaseException:  # of the other thread, or of reading a result
@@ -215,7 +225,7 @@ class _Runs:
         finally:
             sys.setswitchinterval(interval)
         runs = list(itertools.chain(*found))
-        return len(runs) == 2 * rounds and not any(reason or case.judge(results) for case, reason, results in runs)
+        return not barrier.broken and not any(reason or case.judge(results) for case, reason, results in runs)
 
     def leaks(self) -> str:
         """What every batch of runs adds to this process, "" for nothing."""
