@@ -182,7 +182,7 @@ def verify(names: Sequence[str]) -> None:
     """For each model and engine what an examination without tuning takes, in runs of the host, over all clusters.
 
     verification: all but compilations and the candidate's own runs (accepted: 2). stress: of the stress test (accepted:
-    0.5, or 50 ms a cluster). A run of the host is the middle one of five in the same process, by the plan of a module
+    0.75, or 50 ms a cluster). A run of the host is the middle one of five in the same process, by the plan of a module
     without engines.
     """
     from cpu_engines import model_of

@@ -384,7 +384,7 @@ def test_a_shared_process_is_not_watched() -> None:
 
 
 def test_a_slow_engine_is_run_a_few_times() -> None:
-    """The test takes no longer than half a run of the host, or 50 ms."""
+    """The test takes no longer than 3/4 of a run of the host, or 50 ms."""
     executable = Acts(lambda run, results: None)
     checker = ResultChecker(FUNCTION, synthesize_inputs(FUNCTION))
     checker.expected()

@@ -39,11 +39,11 @@ SECONDS: Final = 0.05
 BYTES: Final = 1 << 28
 """Of results, that are held at a time."""
 
-_HOST_RUNS: Final = 0.5
+_HOST_RUNS: Final = 0.75
 _BATCH: Final = 4  # runs of a batch at least, and
 _BATCH_SECONDS: Final = 2e-3  # seconds for more of them
 _MOST_RUNS: Final = 256
-_PARTS: Final = (0.4, 0.4)  # of the time, for the runs with held results and those on two threads
+_PARTS: Final = (0.45, 0.25)  # of the time, for the runs with held results and those on two threads
 _LEAST: Final[Mapping[str, int]] = {"memory": 64 << 10, "open files": 1, "threads": 1, "child processes": 1}
 """What a batch adds at least to what leaks: memory comes in pages, and in arenas of an allocator."""
 _CONFIRMATIONS: Final = 2
@@ -154,6 +154,7 @@ class _Runs:
         self._cases = [_Case(c, tolerance) for c in checkers]
         self._clock = clock
         self._budget = max(SECONDS, _HOST_RUNS * checkers[0].host_seconds)
+        self._end = clock() + self._budget
         self._seconds = seconds
         self._bytes = max(1, sum(r.nbytes for r in checkers[0].expected()))
 
@@ -229,7 +230,7 @@ class _Runs:
 
     def leaks(self) -> str:
         """What every batch of runs adds to this process, "" for nothing."""
-        affordable = (1 - sum(_PARTS)) * self._budget / BATCHES / max(self._seconds, 1e-9)
+        affordable = max(self._end - self._clock(), 0.0) / BATCHES / max(self._seconds, 1e-9)
         runs = int(min(affordable, max(_BATCH, _BATCH_SECONDS / max(self._seconds, 1e-9)), _MOST_RUNS))
         found = self._grown(runs) if runs else {}
         for _ in range(_CONFIRMATIONS):
