@@ -211,7 +211,8 @@ class ClusterBuilder:
         folder = new_folder("job")
         try:
             request = self._request(launch, self._candidates(launch), None, folder)
-            request |= {"pieces": outcome.to_json()["pieces"], "timeout": _left(until)}
+            request |= {"pieces": outcome.to_json()["pieces"], "serialised": outcome.serialised}
+            request["timeout"] = _left(until)
             return process.load(launch.function, request, _left(until), self._settings.memory)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -66,8 +66,8 @@ class GuardedLaunch(Launch):
     results differ is rejected for good, one that has become slow is dropped until the next retry.
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
-    answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of the
-    inputs of a first call, as far as they are known.
+    answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
+    the inputs of a first call, as far as they are known.
     """
 
     __slots__ = (

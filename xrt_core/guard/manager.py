@@ -259,7 +259,7 @@ class GuardManager:
                 record.add_reason("no nodes were found that are at fault")
                 return
             left = max(until - time.monotonic(), _SHORTEST_LOAD)
-            executable = call_with_timeout(left, self._builder.executable, launch, outcome, False)
+            executable = call_with_timeout(left, self._builder.executable, launch, outcome, False, until)
         except (Cancelled, WorkerFailure, CallTimeout) as e:
             record.add_reason(f"the search for nodes that are at fault ended early: {e}")
         except BaseException as e:  # a library may raise SystemExit
