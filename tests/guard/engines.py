@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xrt_core.engine.contract import Engine, Executable, Phase, Support
+from xrt_core.engine.contract import Engine, EngineStatus, Executable, Phase, Support
 from xrt_core.errors import UnsupportedError
 from xrt_core.host.executor import host_kernel
 from xrt_core.ir.graph import Node
@@ -221,6 +221,17 @@ class ChangesUmask(Faulty):
         return super().on_compile(compile)
 
 
+class ChangesUmaskWhenProbed(ChangesUmask):
+    """Does so when its library is looked for."""
+
+    name = "changes_umask_when_probed"
+
+    def probe(self) -> EngineStatus:
+        if not _once:
+            _once.append(os.umask(0))
+        return super().probe()
+
+
 _once: list[int] = []
 
 
@@ -251,5 +262,5 @@ class HangsOnSinh(CrashesOnSinh):
 
 ALL: tuple[type[Engine], ...] = (
     Plain, Memo, Sleeps, Unserialisable, WrongUntilStored, Waits, FailsAWhile, Picky, WrongMul, CrashesOnSinh,
-    HangsOnSinh, Unthreaded, RingOf16, Leaks, ChangesUmask, WrongAbove50, WrongHere,
+    HangsOnSinh, Unthreaded, RingOf16, Leaks, ChangesUmask, ChangesUmaskWhenProbed, WrongAbove50, WrongHere,
 )  # fmt: skip

@@ -29,6 +29,7 @@ from xrt_core.engine.process_state import ASPECTS, changed, restore, snapshot
 from xrt_core.guard import stress as stress_module
 from xrt_core.guard.stress import HELD, ROUNDS, SIDE_EFFECT, SerialExecutable, StressTest
 from xrt_core.guard.verdict_cache import forget_all
+from xrt_core.guard.worker import _answer
 from xrt_core.module import XRTModule
 from xrt_core.verify.checker import ResultChecker
 from xrt_core.verify.evaluate import Conduct, EvaluationSettings, evaluate
@@ -61,6 +62,7 @@ def _clean() -> Iterator[None]:
     yield
     restore(ASPECTS.values(), before)
     stress_module._harmful.clear()
+    stress_module._notes.clear()
 
 
 def conduct(act: Callable[[int, list[np.ndarray]], Any], owns_process: bool = True) -> Conduct:
@@ -142,17 +144,22 @@ def test_wrong_on_two_threads_is_serialised() -> None:
                 np.testing.assert_array_equal(got, right)
 
 
-def test_an_engine_that_raises_on_two_threads_is_serialised() -> None:
-    """Whatever goes wrong there."""
+def one_at_a_time(seconds: float) -> Callable[[int, list[np.ndarray]], Any]:
+    """Raises if another thread is inside."""
     busy = threading.Lock()
 
     def act(run: int, results: list[np.ndarray]) -> Any:
         if not busy.acquire(blocking=False):
             raise RuntimeError("only one at a time")
-        time.sleep(2e-4)
+        time.sleep(seconds)
         busy.release()
 
-    assert conduct(act) == Conduct(serialised=True)
+    return act
+
+
+def test_an_engine_that_raises_on_two_threads_is_serialised() -> None:
+    """Whatever goes wrong there."""
+    assert conduct(one_at_a_time(2e-4)) == Conduct(serialised=True)
 
 
 def test_what_threads_break_for_good_is_rejected() -> None:
@@ -396,12 +403,18 @@ def test_a_slow_engine_is_run_a_few_times() -> None:
 
 def test_pieces_are_tested_as_well() -> None:
     """What stays after faulty nodes went to the host is serialised if need be."""
-    function = deep(12)
+    function, act = deep(12), one_at_a_time(2e-3)
 
     def compile(f: Function, fused: bool) -> Executable:
         made = Planted(lambda n, k: n.op_type == "Erf").candidate.compile(f, fused)
-        run, act = made.run, unthreaded()
-        made.run = lambda *a: act(0, list(run(*a)))  # type: ignore[method-assign]
+        run = made.run
+
+        def acting(*a: Any) -> Any:
+            results = list(run(*a))
+            act(0, results)
+            return results
+
+        made.run = acting  # type: ignore[method-assign]
         return made
 
     outcome = evaluate(function, [Candidate("planted", compile)], CHECK, stress=StressTest(False))
@@ -462,3 +475,11 @@ def test_what_the_worker_finds(name: str, kind: str, says: str) -> None:
         assert cluster["state"] == "rejected"
         assert says in m.report().as_text()
         assert fallbacks(events) == [("examine", kind)]
+
+
+def test_what_a_probe_changes() -> None:
+    """It holds for the clusters that come later."""
+    with registered(tested.ChangesUmaskWhenProbed):
+        tested._once.clear()
+        assert _answer({"query": "probe", "engine": {"name": "changes_umask_when_probed"}}, lambda answer: None) == {}
+    assert "the umask at the query 'probe'" in stress_module._harmful["changes_umask_when_probed"]

@@ -64,30 +64,26 @@ class StressTest:
     def __init__(self, owns_process: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self._owns_process = owns_process
         self._clock = clock
-        self._notes: dict[str, dict[str, None]] = {}
         self._threads = set(threading.enumerate())
         self._children = _children()
 
     @contextlib.contextmanager
     def compiling(self, candidate: str) -> Iterator[None]:
         """Watch what a compilation changes in the process, for the candidate's test."""
-        if not self._owns_process:
-            yield
-            return
-        with self._watched(candidate, "when it compiled", ("always",)):
+        with watched(_engine(candidate), "when it compiled") if self._owns_process else contextlib.nullcontext():
             yield
 
     def __call__(
         self, candidate: Candidate, executable: Executable, checkers: Sequence[ResultChecker], seconds: float
     ) -> Conduct:
         """See `verify.evaluate.Stress`."""
-        name = candidate.engine
+        name = _engine(candidate.engine)
         test = _Runs(executable, checkers, candidate.tolerance, seconds, self._clock)
         if not self._owns_process:
             reason = test.held()
             return Conduct(reason) if reason else Conduct(serialised=not test.is_right_on_threads())
         serialised = False
-        with self._watched(name, "when it ran", ("always", "run")):
+        with watched(name, "when it ran", ("always", "run")):
             reason = test.held()
             if not reason:
                 serialised = not test.is_right_on_threads()
@@ -95,38 +91,12 @@ class StressTest:
             if not reason:
                 reason = test.leaks()
         if new := _children() - self._children:
-            self._note(name, f"it started {len(new)} processes that stay")
+            _note(name, f"it started {len(new)} processes that stay")
         self._find_lasting_threads(name)
-        reason = reason or _harmful.get(_engine(name), "")
-        return Conduct(reason, serialised, tuple(self._notes.get(name, ())))
+        reason = reason or _harmful.get(name, "")
+        return Conduct(reason, serialised, tuple(_notes.get(name, ())))
 
-    def _note(self, candidate: str, note: str) -> None:
-        self._notes.setdefault(candidate, {})[note] = None
-
-    @contextlib.contextmanager
-    def _watched(self, candidate: str, when: str, harmful: Collection[str]) -> Iterator[None]:
-        """Note what changes in the process, and restore it. harmful: values of `Aspect.rejects` that reject."""
-        before = snapshot()
-
-        def listen(event: Event) -> None:
-            if event.name == "state.restored":
-                self._note(candidate, f"it changed {event.fields['changed']} {when}, which was restored")
-
-        undo = subscribe(listen)
-        try:
-            yield
-        finally:
-            undo()
-            after = snapshot()
-            found = changed(before, after)
-            for a in found:
-                text = f"it changed {a.name}{_which(a, before, after)} {when}"
-                if a.rejects in harmful:
-                    _harmful.setdefault(_engine(candidate), SIDE_EFFECT + text)
-                self._note(candidate, text)
-            restore(found, before)
-
-    def _find_lasting_threads(self, candidate: str) -> None:
+    def _find_lasting_threads(self, engine: str) -> None:
         """Find threads that the program would wait for before it ends."""
         until = self._clock() + _GRACE
         while lasting := [t for t in threading.enumerate() if t not in self._threads and _is_waited_for(t)]:
@@ -134,9 +104,38 @@ class StressTest:
                 self._threads.update(lasting)  # not those of the next candidate
                 names = ", ".join(repr(t.name[:50]) for t in lasting[:3])
                 reason = f"{SIDE_EFFECT}it started threads that keep the program from ending: {names}"
-                _harmful.setdefault(_engine(candidate), reason)
+                _harmful.setdefault(engine, reason)
                 return
             time.sleep(_GRACE / 20)
+
+
+@contextlib.contextmanager
+def watched(engine: str, when: str, harmful: Collection[str] = ("always",)) -> Iterator[None]:
+    """Note what changes in the process, and restore it. when: for messages. harmful: values of `Aspect.rejects` that
+    reject the engine."""
+    before = snapshot()
+
+    def listen(event: Event) -> None:
+        if event.name == "state.restored":
+            _note(engine, f"it changed {event.fields['changed']} {when}, which was restored")
+
+    undo = subscribe(listen)
+    try:
+        yield
+    finally:
+        undo()
+        after = snapshot()
+        found = changed(before, after)
+        for a in found:
+            text = f"it changed {a.name}{_which(a, before, after)} {when}"
+            if a.rejects in harmful:
+                _harmful.setdefault(engine, SIDE_EFFECT + text)
+            _note(engine, text)
+        restore(found, before)
+
+
+def _note(engine: str, note: str) -> None:
+    _notes.setdefault(engine, {})[note] = None
 
 
 class _Runs:
@@ -306,6 +305,8 @@ class SerialExecutable(Executable):
 
 _harmful: Final[dict[str, str]] = {}
 """Engine -> what it does to a process. What it does when it is loaded happens once, and holds for all that follows."""
+_notes: Final[dict[str, dict[str, None]]] = {}
+"""Engine -> what else it changes."""
 _locks: Final[dict[str, threading.Lock]] = {}
 _locks_lock: Final = threading.Lock()
 

@@ -34,7 +34,7 @@ from xrt_core.guard.capability import answer
 from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
 from xrt_core.guard.ipc import read_arrays, read_function
 from xrt_core.guard.isolation import serve
-from xrt_core.guard.stress import SerialExecutable
+from xrt_core.guard.stress import SerialExecutable, watched
 from xrt_core.ir.function import Function
 from xrt_core.verify.evaluate import EvaluationSettings, difference
 from xrt_core.verify.verdict import HOST, Outcome, Piece
@@ -144,7 +144,8 @@ def engine_of(described: Mapping[str, str]) -> Engine:
 def _answer(request: Mapping[str, Any], send: Send) -> dict[str, Any]:
     try:
         if "query" in request:
-            return answer(request, engine_of)
+            with watched(request["engine"]["name"], f"at the query {request['query']!r}"):
+                return answer(request, engine_of)
         return {"outcome": run_job(request, send).to_json()}
     except Exception as e:
         return _error(e)
