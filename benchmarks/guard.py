@@ -181,13 +181,15 @@ def auto(names: Sequence[str]) -> None:
 def verify(names: Sequence[str]) -> None:
     """For each model and engine what an examination without tuning takes, in runs of the host, over all clusters.
 
-    verification: all but compilations and the candidate's own runs (accepted: 2). A run of the host is the middle one
-    of five in the same process, by the plan of a module without engines.
+    verification: all but compilations and the candidate's own runs (accepted: 2). stress: of the stress test (accepted:
+    0.75, or 50 ms a cluster). A run of the host is the middle one of five in the same process, by the plan of a module
+    without engines.
     """
     from cpu_engines import model_of
 
     from xrt_core.engine import engines
     from xrt_core.engine.contract import CompileOptions, Executable, Function
+    from xrt_core.guard.stress import StressTest
     from xrt_core.module import XRTModule
     from xrt_core.options import resolve
     from xrt_core.verify.autotune import settle
@@ -196,8 +198,9 @@ def verify(names: Sequence[str]) -> None:
     from xrt_core.verify.isolate import Candidate
     from xrt_core.verify.reference import ReferenceExecutor
 
-    print("| model | engine | clusters | host run (ms) | compile (ms) | candidate's runs | verification | verdicts |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| model | engine | clusters | host run (ms) | compile (ms) | candidate's runs | verification | stress "
+          "| stress (ms) | verdicts |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name in names:
         found = model_of(name)
         if found is None:
@@ -211,13 +214,14 @@ def verify(names: Sequence[str]) -> None:
             def compile(f: Function, fused: bool, compilers: Any = compilers) -> Executable:
                 return compilers[fused].compile(f, f.params, f.returns, f.aliases)  # type: ignore[no-any-return]
 
-            host = compiled = runs = verified = 0.0
+            host = compiled = runs = verified = stressed = 0.0
             verdicts = []
             for f in functions:
                 inputs, plan = synthesize_inputs(f), ReferenceExecutor(f)
                 (timed,) = interleaved([partial(plan.run, inputs)], settle=settle)
                 candidate = Candidate(engine.name, compile, engine.tolerance)
-                outcome = evaluate(f, [candidate], EvaluationSettings(tune=False))
+                outcome = evaluate(f, [candidate], EvaluationSettings(tune=False), stress=StressTest(True))
+                stressed += outcome.timings.get("stress", 0.0)
                 host += timed.median
                 compiled += outcome.timings.get("compile", 0.0)
                 runs += outcome.timings.get("checked runs", 0.0)
@@ -226,7 +230,8 @@ def verify(names: Sequence[str]) -> None:
             if functions:
                 said = ", ".join(dict.fromkeys(verdicts))
                 print(f"| {name} | {engine.name} | {len(functions)} | {host * 1e3:.1f} | {compiled * 1e3:.0f} "
-                      f"| {runs / host:.2f} | {verified / host:.2f} | {said} |", flush=True)  # fmt: skip
+                      f"| {runs / host:.2f} | {verified / host:.2f} | {stressed / host:.2f} | {stressed * 1e3:.0f} "
+                      f"| {said} |", flush=True)  # fmt: skip
 
 
 def _process(name: str, engine: str, guard: bool, cache: str) -> list[Any]:

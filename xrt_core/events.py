@@ -38,8 +38,8 @@ class Event:
 
 
 Kind = Literal[
-    "raised", "hung", "crashed", "memory", "wrong count", "wrong shape", "wrong dtype", "wrong numbers", "slower",
-    "unusable", "closed",
+    "raised", "hung", "crashed", "memory", "wrong count", "wrong shape", "wrong dtype", "wrong numbers", "side effect",
+    "slower", "unusable", "closed",
 ]  # fmt: skip
 """The kind of failure that caused a fallback to the host: `FallbackEvent.kind`."""
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xrt_core.engine.contract import Engine, Executable, Phase, Support
+from xrt_core.engine.contract import Engine, EngineStatus, Executable, Phase, Support
 from xrt_core.errors import UnsupportedError
 from xrt_core.host.executor import host_kernel
 from xrt_core.ir.graph import Node
@@ -20,6 +20,10 @@ from xrt_core.testing.host_engine import HostExecutable
 
 FAIL_WHILE = "XRT_TEST_FAIL_WHILE"
 """Environment variable: a file; while it is there, `FailsAWhile` does not compile."""
+
+
+FAIL_HERE = "XRT_TEST_FAIL_HERE"
+"""Environment variable: the process in which `WrongHere` is wrong."""
 
 
 class Plain(Faulty):
@@ -126,10 +130,109 @@ class WrongMul(Faulty):
         return _Unserialisable(self, made)
 
 
+class WrongAbove50(Faulty):
+    """Its kernel of Mul is off for large numbers."""
+
+    name = "wrong_above_50"
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        made = compile()
+        assert isinstance(made, HostExecutable)
+        made._plan = make_plan(made.function.body, _lower_wrongly_above_50)
+        return _Unserialisable(self, made)
+
+
+def _lower_wrongly_above_50(node: Node) -> Lowered:
+    kernel = host_kernel(node)
+
+    def off(arrays: Sequence[Any]) -> Any:
+        large = any(np.abs(a).max() > 50 for a in arrays)
+        return tuple(r * np.float32(1.5) if large else r for r in kernel(arrays))
+
+    return Lowered(kernel if node.op_type != "Mul" else off, HOST, node.operator)
+
+
+class WrongHere(Faulty):
+    """Wrong in the process of the test only."""
+
+    name = "wrong_here"
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        here = os.environ.get(FAIL_HERE) == str(os.getpid())
+        return [r + 1 if here else r for r in run()]
+
+
 def _lower_wrongly(node: Node) -> Lowered:
     kernel = host_kernel(node)
     off = kernel if node.op_type != "Mul" else lambda arrays: tuple(r * np.float32(1.5) for r in kernel(arrays))
     return Lowered(off, HOST, node.operator)
+
+
+class Unthreaded(Faulty):
+    """Keeps its inputs where the next run finds them: right on one thread, wrong on two."""
+
+    name = "unthreaded"
+    current: ClassVar[list[np.ndarray]] = []
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        results = run()
+        type(self).current = [np.array(r) for r in results]
+        time.sleep(1e-3)
+        return [r.copy() for r in self.current]
+
+
+class RingOf16(Faulty):
+    """Gives out 16 buffers in turn."""
+
+    name = "ring_of_16"
+
+    def __init__(self) -> None:
+        self._ring: dict[Any, list[np.ndarray]] = {}
+        self._runs = 0
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        self._runs += 1
+        results = run()
+        for i, r in enumerate(results):
+            buffers = self._ring.setdefault((i, r.shape), [np.empty_like(r) for _ in range(16)])
+            buffers[self._runs % 16][...] = r
+        return [self._ring[i, r.shape][self._runs % 16] for i, r in enumerate(results)]
+
+
+class Leaks(Faulty):
+    """Keeps 64 KiB of every run."""
+
+    name = "leaks"
+    kept: ClassVar[list[np.ndarray]] = []
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        self.kept.append(np.ones(64 << 10, np.uint8))
+        return run()
+
+
+class ChangesUmask(Faulty):
+    """Its compiler sets the umask, the first time."""
+
+    name = "changes_umask"
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        if not _once:
+            _once.append(os.umask(0))
+        return super().on_compile(compile)
+
+
+class ChangesUmaskWhenProbed(ChangesUmask):
+    """Does so when its library is looked for."""
+
+    name = "changes_umask_when_probed"
+
+    def probe(self) -> EngineStatus:
+        if not _once:
+            _once.append(os.umask(0))
+        return super().probe()
+
+
+_once: list[int] = []
 
 
 class CrashesOnSinh(Faulty):
@@ -159,5 +262,5 @@ class HangsOnSinh(CrashesOnSinh):
 
 ALL: tuple[type[Engine], ...] = (
     Plain, Memo, Sleeps, Unserialisable, WrongUntilStored, Waits, FailsAWhile, Picky, WrongMul, CrashesOnSinh,
-    HangsOnSinh,
+    HangsOnSinh, Unthreaded, RingOf16, Leaks, ChangesUmask, ChangesUmaskWhenProbed, WrongAbove50, WrongHere,
 )  # fmt: skip

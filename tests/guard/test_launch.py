@@ -37,7 +37,7 @@ class Guard:
         self.disproved_by: list[str] = []
         self.failures: list[tuple[str, str]] = []
 
-    def disproved(self, launch: GuardedLaunch, reason: str) -> None:
+    def disproved(self, launch: GuardedLaunch, reason: str, inputs: Sequence[np.ndarray]) -> None:
         self.disproved_by.append(reason)
 
     def build(self, launch: GuardedLaunch, arrays: Sequence[Any], before_answer: bool) -> None:

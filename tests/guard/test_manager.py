@@ -656,3 +656,64 @@ def test_a_module_without_options_is_guarded(own_cache: pathlib.Path, monkeypatc
         (cluster,) = m.report().clusters
     assert (cluster["state"], cluster["chosen"]) == ("live", "plain")
     assert cluster["shadow_runs"] >= 1
+
+
+# --- disproved while live ---------------------------------------------------------------------------------------------
+
+
+def test_faulty_nodes_of_a_disproved_cluster_go_to_the_host() -> None:
+    """The search begins by itself with the inputs of the call, and its verdict is the one that is kept."""
+    graph, x, want = chain()
+    large = x * np.float32(100)
+    with XRTModule(graph, engine="host") as host:
+        want_large = host(large)
+    with captured_events() as events, module(graph, "wrong_above_50", guard_tune=False, guard_shadow=1) as m:
+        m(x)
+        assert m.wait(60)
+        np.testing.assert_array_equal(m(x), want)
+        np.testing.assert_array_equal(m(large), want_large)
+        assert eventually(lambda: states(m)[-3:] == ["rejected", "ready", "live"])
+        for _ in range(3):
+            np.testing.assert_array_equal(m(large), want_large)
+        (cluster,) = m.report().clusters
+        assert cluster["state"] == "live"
+        assert "right for 2 of 3 nodes" in cluster["reason"]
+        assert cluster["chosen"] == "wrong_above_50 + host"
+        assert fallbacks(events) == [("shadow", "wrong numbers")]
+    forget_all()
+    with module(graph, "wrong_above_50", guard_tune=False) as m:
+        m(x)
+        assert m.wait(60)
+        assert m.report().clusters[0]["chosen"] == "wrong_above_50 + host"
+
+
+def test_what_is_wrong_in_one_process_only_stays_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker finds no faulty nodes, and the verdict stays "wrong"."""
+    graph, x, want = chain()
+    for _ in range(2):
+        monkeypatch.setenv(tested.FAIL_HERE, str(os.getpid()))
+        with module(graph, "wrong_here", guard_tune=False) as m:
+            np.testing.assert_array_equal(m(x), want)
+            assert m.wait(60)
+            np.testing.assert_array_equal(m(x), want)
+            assert states(m)[-1] == "rejected"
+            if "live" in states(m):
+                assert eventually(lambda m=m: "no nodes were found that are at fault" in m.report().as_text())  # type: ignore[misc]
+                assert states(m)[-1] == "rejected"
+        forget_all()
+    assert states(m) == ["queued", "rejected"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_range_of_the_first_inputs_is_tried(asynchronous: bool) -> None:
+    """What is wrong for large numbers only is found before it is live, where the first call has such numbers."""
+    graph, x, _ = chain()
+    large = x * np.float32(100)
+    with XRTModule(graph, engine="host") as host:
+        want = host(large)
+    with module(graph, "wrong_above_50", guard_tune=False, guard_shadow=0, guard_async=asynchronous) as m:
+        for _ in range(2):
+            np.testing.assert_array_equal(m(large), want)
+            assert m.wait(60)
+        assert m.report().clusters[0]["chosen"] == "wrong_above_50 + host"
+        assert "rejected" not in states(m)

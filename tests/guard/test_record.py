@@ -22,7 +22,7 @@ ALLOWED = {
     ("VERIFYING", "READY"), ("VERIFYING", "REJECTED"), ("VERIFYING", "FAILED"),
     ("READY", "LIVE"), ("READY", "FAILED"),
     ("LIVE", "FAILED"), ("LIVE", "REJECTED"),
-    ("FAILED", "QUEUED"),
+    ("FAILED", "QUEUED"), ("REJECTED", "READY"),
 }  # fmt: skip
 """The design, written down apart from the table."""
 WAYS = {

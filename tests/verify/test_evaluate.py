@@ -377,3 +377,17 @@ def test_normalisations_of_constants_are_checked() -> None:
 
     wrong = _relu(normalised, "MeanVarianceNormalization", axes=(1,))
     assert wrong.verdict == "wrong"
+
+
+@pytest.mark.parametrize(("ranges", "verdict"), [((), "ready"), ([(0.0, 2.0)], "ready"), ([(0.0, 80.0)], "wrong")])
+def test_wrong_for_large_numbers_only(ranges: Any, verdict: str) -> None:
+    """It is found where inputs of a real call have such numbers."""
+    x, y = value("x", (8, 16)), value("y", (8, 16))
+    f = Function.from_graph(Graph([x], [y], [node("Neg", [x], [y])], opsets={"": 21}, name="f"))
+
+    class Library(Executable):
+        def run(self, inputs: Any, run_options: Any = None, block_until_done: bool = True) -> Any:
+            return [np.where(np.abs(inputs[0]) > 50, inputs[0], -inputs[0])]
+
+    candidates = [Candidate("library", lambda f, fused: Library())]
+    assert evaluate(f, candidates, EvaluationSettings(tune=False), ranges=ranges).verdict == verdict

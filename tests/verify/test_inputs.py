@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.kernels import find_kernel
 from xrt_core.testing.functions import forms_of, node
 from xrt_core.testing.node_cases import all_cases
-from xrt_core.verify.inputs import KINDS, synthesize_inputs
+from xrt_core.verify.inputs import KINDS, are_beyond, ranges_of, synthesize_inputs
 from xrt_core.verify.reference import run_host
 from xrt_core.verify.value_ranges import ValueConstraint, infer_constraints
 
@@ -204,3 +205,23 @@ def test_every_operator_of_the_standard() -> None:
 
 def _is_finite(x: np.ndarray) -> bool:
     return bool(np.isfinite(x if x.dtype.kind == "c" else x.astype(np.float64)).all())
+
+
+def test_ranges_of_arrays() -> None:
+    """The ends of floating arrays with finite numbers, and nothing of others."""
+    f = np.array([-3, 0.5, 70], np.float32)
+    odd = [np.array([1, np.nan], np.float32), np.zeros(0, np.float32), np.arange(3), [1.0], None]
+    assert ranges_of([f, f.astype(ml_dtypes.bfloat16), *odd]) == ((-3.0, 70.0), (-3.0, 70.0), *[None] * len(odd))
+    assert ranges_of([f, np.broadcast_to(f[:1], 1 << 23)]) == (None, None)  # it would take too long
+    assert are_beyond([None, (-3.0, 70.0)])
+    assert not are_beyond([None, (-3.0, 2.0)])
+
+
+def test_inputs_in_a_range() -> None:
+    """They are spread from one end to the other; what has constraints of its own keeps them."""
+    x, y, z, w = (value(n, (64,)) for n in "xyzw")
+    f = function([x, z], [node("Neg", [x], [y]), node("Sqrt", [z], [w])], y, w)
+    spread, root = synthesize_inputs(f, ranges=[(-7.0, 90.0), (-7.0, 90.0)])
+    assert (spread.min(), spread.max()) == (-7, 90)
+    assert len(np.unique(spread)) > 32
+    np.testing.assert_array_equal(root, synthesize_inputs(f)[1])

@@ -21,13 +21,15 @@ from xrt_core.events import EventLog
 from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings, retry_time
 from xrt_core.guard.timeouts import in_background, native_call
-from xrt_core.ir.graph import Graph
+from xrt_core.ir.function import Function
+from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.options import AUTO, Options
-from xrt_core.passes.partitioning import names_an_engine
+from xrt_core.passes.partitioning import is_converter, names_an_engine
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.plan_cache import PlanCache
+from xrt_core.verify.inputs import Range, ranges_of
 
 if TYPE_CHECKING:
     from xrt_core.guard.manager import GuardManager
@@ -184,8 +186,8 @@ class BaselinePlan(Planned):
     """
 
     __slots__ = (
-        "__weakref__", "_attempts", "_due", "_job", "_lock", "_rehearse", "_rehearsed", "_started", "calls", "final",
-        "name",
+        "__weakref__", "_attempts", "_due", "_job", "_lock", "_ranges", "_rehearse", "_rehearsed", "_started", "calls",
+        "final", "name",
     )  # fmt: skip
 
     def __init__(self, *planned: Any) -> None:
@@ -196,6 +198,7 @@ class BaselinePlan(Planned):
         self._attempts = 0
         self._rehearse = self._rehearsed = False
         self._job: TierUpJob | None = None
+        self._ranges: tuple[Range | None, ...] = ()
         self.calls = 0
         self.final: Planned | None = None
         self.name = ""
@@ -227,7 +230,7 @@ class BaselinePlan(Planned):
                 return  # this plan was evicted concurrently
             made = job.make() if self.final is None else self.final
             if made is not None and made is not self:
-                self._rehearsed = job.begin_builds(made, inputs)
+                self._rehearsed = job.begin_builds(made, inputs, self._ranges)
             if self.final is None:
                 self._swap(job, made)
 
@@ -261,6 +264,8 @@ class BaselinePlan(Planned):
                 return
             self._lock.release()
             self._due = float("inf")
+            if job.pipeline.background.settings.verify:
+                self._ranges = ranges_of(arrays)
             job.pipeline.background.begin(self, _copies(arrays) if self._rehearse else None)
 
 
@@ -286,9 +291,9 @@ class TierUpJob:
         with native_call() if in_background() else contextlib.nullcontext():
             return pipeline.compile(self.captured, self.types, self.known, owned=self.owned)
 
-    def begin_builds(self, made: Planned, inputs: Sequence[Any] | None) -> bool:
-        """Start the builds of a plan's clusters. Returns whether the warm-up run on `inputs`, which plans the
-        subgraphs, succeeded."""
+    def begin_builds(self, made: Planned, inputs: Sequence[Any] | None, ranges: Sequence[Range | None]) -> bool:
+        """Start the builds of a plan's clusters. ranges: of the inputs of a call. Returns whether the warm-up run on
+        `inputs`, which plans the subgraphs, succeeded."""
         rehearsed = False
         if inputs is not None:
             try:
@@ -296,7 +301,7 @@ class TierUpJob:
                 rehearsed = True
             except Exception as e:  # a call with the same inputs raises it to its caller
                 self.pipeline.services.events.emit("guard.no_rehearsal", reason=f"{type(e).__name__}: {e}")
-        self._guard.begin_all(made.launches)
+        self._guard.begin_all(made.launches, _ranges_of_clusters(made.partitioned.graph, ranges))
         return rehearsed
 
     def count(self, made: Planned, calls: int) -> None:
@@ -308,6 +313,19 @@ class TierUpJob:
         guard = self.pipeline.accelerated.services.guard
         assert guard is not None
         return guard
+
+
+def _ranges_of_clusters(graph: Graph, ranges: Sequence[Range | None]) -> dict[Function, tuple[Range | None, ...]]:
+    """For each cluster that reads inputs of the graph their ranges; None for what the graph computes."""
+    known: dict[Value | None, Range | None] = dict(zip(graph.inputs, ranges, strict=False))
+    found = {}
+    for n in graph.nodes:
+        function = n.attributes.get("function")
+        if isinstance(function, Function):
+            found[function] = tuple(known.get(v) for v in n.inputs)
+        elif is_converter(n):
+            known[n.outputs[0]] = known.get(n.inputs[0])
+    return {f: r for f, r in found.items() if any(r)}
 
 
 def _has_parts(graph: Graph) -> bool:

@@ -9,16 +9,11 @@ process that a library changes when it is loaded, compiles, or first runs is res
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dis
 import functools
 import math
-import os
-import platform
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -37,8 +32,8 @@ from xrt_core.engine.contract import (
     Tolerance,
 )
 from xrt_core.engine.device_kinds import device_kind, kinds, number_of
+from xrt_core.engine.process_state import preserved_state
 from xrt_core.errors import CompileError, EngineError, ExecutionError, PluginError, XRTError, printable
-from xrt_core.events import process_events
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, operators_of
 from xrt_core.ir.graph import Node, Phase, Support
 
@@ -132,93 +127,6 @@ def call_engine(subject: str, kind: type[XRTError], call: Callable[..., T], *arg
     except BaseException as e:
         failure = failure_of(e, subject, kind)
     raise failure
-
-
-# --- state of the thread and the process ------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def preserved_state(owner: str) -> Iterator[None]:
-    """Restore at the end of the block what a library may have changed: NumPy's error state, the floating-point
-    environment of this thread (rounding, flush to zero), the working directory, and signal handlers.
-
-    owner: for the event `state.restored`, which names what was changed.
-    """
-    numpy_errors, environment, folder, handlers = np.geterr(), _float_environment(), _folder(), _handlers()
-    try:
-        yield
-    finally:
-        changed = []
-        if np.geterr() != numpy_errors:
-            np.seterr(**numpy_errors)
-            changed.append("NumPy's error state")
-        if environment is not None and _float_control(_float_environment()) != _float_control(environment):
-            _libm().fesetenv(environment)
-            changed.append("the floating-point environment")
-        if folder and _folder() != folder:
-            with contextlib.suppress(OSError):
-                os.chdir(folder)
-            changed.append("the working directory")
-        changed += _restore_handlers(handlers)
-        if changed:
-            process_events.emit("state.restored", owner=owner, changed=", ".join(changed))
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return ""
-
-
-def _handlers() -> dict[int, Any]:
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV)}
-
-
-def _restore_handlers(before: Mapping[int, Any]) -> list[str]:
-    changed = []
-    for number, handler in before.items():
-        if handler is not None and signal.getsignal(number) != handler:
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                signal.signal(number, handler)
-                changed.append(f"the handler of {signal.Signals(number).name}")
-    return changed
-
-
-@functools.cache
-def _libm() -> Any:
-    """The C library's fegetenv and fesetenv; None on a processor whose environment is not understood here."""
-    if platform.machine() not in ("x86_64", "AMD64", "aarch64"):
-        return None
-    try:
-        library = ctypes.CDLL(None)
-        if library.fegetenv and library.fesetenv:
-            return library
-    except (OSError, AttributeError, TypeError):
-        pass
-    return None
-
-
-def _float_environment() -> Any:
-    library = _libm()
-    if library is None:
-        return None
-    environment = ctypes.create_string_buffer(64)
-    library.fegetenv(environment)
-    return environment
-
-
-def _float_control(environment: Any) -> object:
-    """The part of the environment that controls results: rounding, flush to zero, masks; not the sticky flags.
-
-    x86-64: the control words of the FPU and of SSE. aarch64: FPCR.
-    """
-    raw = bytes(environment)
-    if platform.machine() == "aarch64":
-        return raw[:4]
-    return raw[:2], int.from_bytes(raw[28:32], "little") & 0xFFC0
 
 
 # --- proxies ----------------------------------------------------------------------------------------------------------

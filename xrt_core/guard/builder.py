@@ -32,6 +32,7 @@ from xrt_core.guard.isolation import IS_SUPPORTED, IsolatedExecutable, IsolatedP
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
+from xrt_core.guard.stress import SIDE_EFFECT, SerialExecutable
 from xrt_core.guard.timeouts import call_with_timeout, is_shutting_down, native_call
 from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
@@ -140,6 +141,23 @@ class ClusterBuilder:
             outcome = Outcome("wrong", (whole,), f"a shadow run disagreed: {reason}")
             keep_verdict(key, launch.function, self._exchange.disk_cache(), outcome)
 
+    def search(
+        self, launch: GuardedLaunch, inputs: list[np.ndarray], slot: WorkerSlot, until: float
+    ) -> Outcome | None:
+        """The outcome for a cluster that was disproved on `inputs` while it was live: without the nodes that are at
+        fault, by an evaluation that begins with these inputs. None if that ends where it was; the verdict stays then.
+
+        Raises as `outcome`.
+        """
+        names = self._candidates(launch)
+        build = self._in_worker if self._settings.sandbox else self._in_process
+        before = launch.record.outcome
+        outcome = build(launch, names, inputs, slot, until)
+        if outcome.verdict != "ready" or (before is not None and _runs_alike(outcome, before)):
+            return None
+        keep_verdict(self._verdict_key(launch, names), launch.function, self._exchange.disk_cache(), outcome)
+        return outcome
+
     def executable(self, launch: GuardedLaunch, outcome: Outcome, cached: bool, until: float) -> Executable:
         """The executable of an outcome, loaded from where the worker stored it, or compiled again in this process if
         its engine cannot serialise it. cached: it is in the module's own cache. Raises what engines raise.
@@ -155,8 +173,11 @@ class ClusterBuilder:
             compilation = compilation.through(self._exchange.store())
         with native_call():
             made = CompositeBuilder(compilation).pieces(launch.function, outcome.pieces)
-        foreign = len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine
-        return _NumpyResults(made) if foreign else made
+        if len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine:
+            made = _NumpyResults(made)
+        if outcome.serialised:
+            made = SerialExecutable(made, [p.engine for p in outcome.pieces if p.engine != HOST])
+        return made
 
     def after_fork(self) -> None:
         """In a process that was just forked: the isolated one is its parent's."""
@@ -199,7 +220,8 @@ class ClusterBuilder:
         folder = new_folder("job")
         try:
             request = self._request(launch, self._candidates(launch), None, folder)
-            request |= {"pieces": outcome.to_json()["pieces"], "timeout": _left(until)}
+            request |= {"pieces": outcome.to_json()["pieces"], "serialised": outcome.serialised}
+            request["timeout"] = _left(until)
             return process.load(launch.function, request, _left(until), self._settings.memory)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -243,6 +265,8 @@ class ClusterBuilder:
             inputs,
             lambda engine: None,
             lambda: _verifying(launch.record),
+            False,
+            launch.ranges,
         )
 
     def _in_worker(
@@ -308,6 +332,7 @@ class ClusterBuilder:
         return {
             "folder": str(folder),
             "fingerprint": function.fingerprint,
+            "ranges": launch.ranges,
             "inputs": None if inputs is None else write_arrays(inputs, folder),
             "engines": [
                 {**describe_engine(e), "device": device}
@@ -320,6 +345,10 @@ class ClusterBuilder:
             "cache": {"folder": str(disk.folder), "limit": disk.limit, "mode": disk.mode},
             "settings": dataclasses.asdict(self._examine),
         }
+
+
+def _runs_alike(one: Outcome, other: Outcome) -> bool:
+    return (one.pieces, one.serialised, one.finite_only) == (other.pieces, other.serialised, other.finite_only)
 
 
 def _left(until: float) -> float:
@@ -373,6 +402,8 @@ def kind_of(outcome: Outcome) -> Kind:
     if outcome.verdict == "slower":
         return "slower"
     message = outcome.errors[0] if outcome.errors else outcome.reason
+    if SIDE_EFFECT in message:
+        return "side effect"
     if "MemoryError" in message:
         return "memory"
     if "it raised" in message or outcome.verdict == "failed":

@@ -10,6 +10,7 @@ import numpy as np
 from xrt_core.cache.store import Compilation
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, ask_support
 from xrt_core.engine.device_kinds import is_host
+from xrt_core.guard.stress import StressTest
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Support
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
@@ -17,6 +18,7 @@ from xrt_core.passes.partitioning.cluster import Cluster, Clustering
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
+from xrt_core.verify.inputs import Range
 from xrt_core.verify.isolate import Candidate as EngineCandidate
 from xrt_core.verify.reference import lower_host
 from xrt_core.verify.subgraph import convex_partition
@@ -163,9 +165,12 @@ def evaluate_candidates(
     inputs: Sequence[np.ndarray] | None,
     on_compile: Callable[[str], None],
     on_compiled: Callable[[], None],
+    owns_process: bool = False,
+    ranges: Sequence[Range | None] = (),
 ) -> Outcome:
     """`evaluate` a function in this process on each of `engines`, and, where times are compared, on each with the host
-    alone. on_compile, on_compiled: called with the engine's name before, and after each compilation."""
+    alone. on_compile, on_compiled: called with the engine's name before, and after each compilation. owns_process: as
+    for `StressTest`. ranges: as for `evaluate`."""
 
     def compile(f: Function, engine: str, fused: bool, shared: bool) -> Executable:
         made = compilation.executable(f, engine, fused, shared)
@@ -174,15 +179,17 @@ def evaluate_candidates(
         return made
 
     builder = CompositeBuilder(compilation, compile)
+    stress = StressTest(owns_process)
 
     def candidate(engine: str, pieces: tuple[Piece, ...] | None = None) -> EngineCandidate:
         alone = pieces is not None
+        name = f"{engine} alone" if alone else engine
 
         def build(f: Function, fused: bool) -> Executable:
             on_compile(engine)
-            return builder.executable(f, engine, fused, alone=alone)
+            with stress.compiling(name):
+                return builder.executable(f, engine, fused, alone=alone)
 
-        name = f"{engine} alone" if alone else engine
         return EngineCandidate(name, build, compilation.engines[engine][0].tolerance, pieces)
 
     candidates = []
@@ -190,4 +197,4 @@ def evaluate_candidates(
         candidates.append(candidate(engine))
         if settings.tune and (pieces := builder.alone(function, engine)) is not None:
             candidates.append(candidate(engine, pieces))
-    return evaluate(function, candidates, settings, inputs)
+    return evaluate(function, candidates, settings, inputs, stress=stress, ranges=ranges)

@@ -30,6 +30,7 @@ from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.input_checks import input_checks
 from xrt_core.runtime.launch import LEFT_BEHIND, FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.verify.checker import ResultChecker
+from xrt_core.verify.inputs import Range
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 Arrays = Sequence[Any]
@@ -66,12 +67,13 @@ class GuardedLaunch(Launch):
     results differ is rejected for good, one that has become slow is dropped until the next retry.
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
-    answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in.
+    answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
+    the inputs of a first call, as far as they are known.
     """
 
     __slots__ = (
         "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
-        "note", "record", "shares_cores", "tolerance",
+        "note", "ranges", "record", "shares_cores", "tolerance",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +91,7 @@ class GuardedLaunch(Launch):
         self.record = record
         self.shares_cores = False
         self.note: Note | None = None
+        self.ranges: tuple[Range | None, ...] = ()
         self.tolerance: Mapping[str, Tolerance] = {}
         self._settings = settings
         self._failures = failures
@@ -108,6 +111,8 @@ class GuardedLaunch(Launch):
         record = self.record
         if record.state in (State.FAILED, State.REJECTED):
             return f"{record.state.value}, the host runs it: {record.reason}"
+        if record.outcome is not None and record.outcome.serialised:
+            return "its runs take turns, as they are wrong on two threads at once"
         if record.faults:
             last = record.faults[-1]
             return f"failed at {last.stage} before: {last.message}"
@@ -327,7 +332,7 @@ class GuardedLaunch(Launch):
         reason = check.reason
         doubt = f"results of its calls {schedule.last_right + 1} to {self.record.calls} are in doubt"
         if self.retire(State.REJECTED, f"wrong: a shadow run disagreed: {reason}; {doubt}"):
-            self._failures.disproved(self, reason)
+            self._failures.disproved(self, reason, inputs)
             self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
         return expected
 

@@ -21,6 +21,7 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.cache.store import Compilation
+from xrt_core.engine.boundary import describe
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import is_host
 from xrt_core.errors import XRTError
@@ -37,6 +38,7 @@ from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_p
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.launch import Launch
+from xrt_core.verify.inputs import Range, ranges_of
 from xrt_core.verify.repro import Stage, make_bundle, save_bundle
 from xrt_core.verify.verdict import Outcome
 
@@ -74,6 +76,7 @@ class GuardManager:
         self._lock = threading.Lock()
         self._launches: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()
         self._building: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()  # those with a queued or running job
+        self._searched: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()  # those whose faults were looked for
         _managers.add(self)
 
     def after_fork(self) -> None:
@@ -113,10 +116,12 @@ class GuardManager:
                 return False
         return True
 
-    def begin_all(self, launches: Sequence[Launch]) -> None:
-        """Start the builds of these launches, unless they have been started."""
+    def begin_all(self, launches: Sequence[Launch], ranges: Mapping[Function, tuple[Range | None, ...]]) -> None:
+        """Start the builds of these launches, unless they have been started. ranges: of the inputs of a call, for each
+        function."""
         for launch in launches:
             if isinstance(launch, GuardedLaunch):
+                launch.ranges = launch.ranges or ranges.get(launch.function, ())
                 self.begin(launch, None)
 
     def count(self, launches: Sequence[Launch], calls: int) -> None:
@@ -179,6 +184,8 @@ class GuardManager:
         if record.state is State.FAILED:
             record.move(State.QUEUED, "retry")
         inputs = self._inputs(arrays)
+        if arrays is not None and self.settings.verify:
+            launch.ranges = ranges_of(arrays)
         reference = weakref.ref(launch)  # a plan that is evicted meanwhile needs no executable
 
         def work(slot: WorkerSlot) -> None:
@@ -249,6 +256,27 @@ class GuardManager:
             with self._lock:
                 self._building.discard(launch)
 
+    def _search(self, launch: GuardedLaunch, inputs: list[np.ndarray], slot: WorkerSlot) -> None:
+        """Look for the nodes of a disproved cluster that are at fault, and let an engine have the others."""
+        record, start = launch.record, time.perf_counter()
+        until = time.monotonic() + self.settings.timeout
+        self.events.emit("guard.search", cluster=record.name, engine=record.engine)
+        try:
+            outcome = self._builder.search(launch, inputs, slot, until)
+            if outcome is None:
+                record.add_reason("no nodes were found that are at fault")
+                return
+            left = max(until - time.monotonic(), _SHORTEST_LOAD)
+            executable = call_with_timeout(left, self._builder.executable, launch, outcome, False, until)
+        except (Cancelled, WorkerFailure, CallTimeout) as e:
+            record.add_reason(f"the search for nodes that are at fault ended early: {e}")
+        except BaseException as e:  # a library may raise SystemExit
+            record.add_reason(f"the search for nodes that are at fault failed: {describe(e)}")
+        else:
+            record.outcome = outcome
+            record.move(State.READY, outcome.reason)
+            self._go_live(launch, executable, start)
+
     def _go_live(self, launch: GuardedLaunch, executable: Executable, start: float) -> None:
         record, outcome = launch.record, launch.record.outcome
         assert outcome is not None
@@ -297,9 +325,22 @@ class GuardManager:
             **more,
         )
 
-    def disproved(self, launch: GuardedLaunch, reason: str) -> None:
-        """See `FailureSink`."""
+    def disproved(self, launch: GuardedLaunch, reason: str, inputs: Sequence[np.ndarray]) -> None:
+        """See `FailureSink`. The search is made once for each cluster."""
         self._builder.disprove(launch, reason)
+        with self._lock:
+            if self.closed or not self.settings.verify or launch in self._searched:
+                return
+            self._searched.add(launch)
+        reference, given = weakref.ref(launch), list(inputs)
+
+        def work(slot: WorkerSlot) -> None:
+            found = reference()
+            if found is not None and not self.closed:
+                self._search(found, given, slot)
+
+        with contextlib.suppress(WorkerFailure):  # the pool is closed
+            process_pool().submit(Job(work, self))
 
     def _fail(self, launch: GuardedLaunch, failure: FailureRecord) -> None:
         if is_shutting_down():  # which is why it failed

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+import numpy as np
+
 from xrt_core.errors import InternalError, printable
 from xrt_core.events import Kind
 from xrt_core.guard.policy import retry_time
@@ -45,13 +47,13 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
         S.READY: frozenset({S.LIVE, S.FAILED}),
         S.LIVE: frozenset({S.FAILED, S.REJECTED}),
         S.FAILED: frozenset({S.QUEUED}),
-        S.REJECTED: frozenset(),
+        S.REJECTED: frozenset({S.READY}),
     }
 )
 """State -> its successors.
 
-QUEUED is followed by READY or REJECTED if a verdict is cached, COMPILING by READY if nothing is verified or timed, and
-LIVE by REJECTED if a shadow run finds wrong numbers.
+QUEUED is followed by READY or REJECTED if a verdict is cached, COMPILING by READY if nothing is verified or timed,
+LIVE by REJECTED if a shadow run finds wrong numbers, and that by READY if the nodes at fault are found.
 """
 
 _HISTORY: Final = 64
@@ -135,6 +137,11 @@ class ClusterRecord:
             self._enter(state, reason)
             return True
 
+    def add_reason(self, text: str) -> None:
+        """Append to the reason of the present state."""
+        with self._lock:
+            self.reason = f"{self.reason}; {text}"
+
     def _enter(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason
         self.history.append(Transition(time.time(), state, reason))
@@ -198,8 +205,9 @@ class FailureSink(Protocol):
     def record_failure(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> None:
         """Add a failure to the cluster's record, emit a `FallbackEvent`, and write a repro bundle where that helps."""
 
-    def disproved(self, launch: Any, reason: str) -> None:
-        """Replace the cached verdict of a `GuardedLaunch` whose results were found wrong while it was live."""
+    def disproved(self, launch: Any, reason: str, inputs: Sequence[np.ndarray]) -> None:
+        """Replace the cached verdict of a `GuardedLaunch` whose results for `inputs` were found wrong while it was
+        live, and look for the nodes that are at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +277,7 @@ class GuardReport:
                 if times:
                     lines.append(f"  timings: {times}")
                 lines += [f"  rejected: {e}" for e in outcome["errors"]]
+                lines += [f"  note: {n}" for n in outcome["notes"]]
             begun = c["history"][0]["time"]
             way = ", ".join(f"{m['state']} +{m['time'] - begun:.2f} s" for m in c["history"])
             lines.append(f"  history: since {time.strftime('%H:%M:%S', time.localtime(begun))}: {way}")

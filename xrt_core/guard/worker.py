@@ -34,6 +34,7 @@ from xrt_core.guard.capability import answer
 from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
 from xrt_core.guard.ipc import read_arrays, read_function
 from xrt_core.guard.isolation import serve
+from xrt_core.guard.stress import SerialExecutable, watched
 from xrt_core.ir.function import Function
 from xrt_core.verify.evaluate import EvaluationSettings, difference
 from xrt_core.verify.verdict import HOST, Outcome, Piece
@@ -84,6 +85,8 @@ def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
         inputs,
         lambda engine: send({"stage": "compiling", "engine": engine}),
         lambda: send({"stage": "verifying"}),
+        owns_process=True,
+        ranges=request["ranges"],
     )
 
 
@@ -98,8 +101,10 @@ def isolated(request: Mapping[str, Any], control: socket.socket) -> None:
     function, compilation = _received(request)
     pieces = convert(request["pieces"], tuple[Piece, ...], "the pieces", EngineError)
     made = CompositeBuilder(compilation).pieces(function, pieces)
-    engine = next(p.engine for p in pieces if p.engine != HOST)
-    threading.Thread(target=serve, args=(made, function, engine, channel, segment), daemon=True).start()
+    own = [p.engine for p in pieces if p.engine != HOST]
+    if request["serialised"]:
+        made = SerialExecutable(made, own)
+    threading.Thread(target=serve, args=(made, function, own[0], channel, segment), daemon=True).start()
 
 
 def _received(request: Mapping[str, Any]) -> tuple[Function, Compilation]:
@@ -139,7 +144,8 @@ def engine_of(described: Mapping[str, str]) -> Engine:
 def _answer(request: Mapping[str, Any], send: Send) -> dict[str, Any]:
     try:
         if "query" in request:
-            return answer(request, engine_of)
+            with watched(request["engine"]["name"], f"at the query {request['query']!r}"):
+                return answer(request, engine_of)
         return {"outcome": run_job(request, send).to_json()}
     except Exception as e:
         return _error(e)

@@ -149,6 +149,11 @@ class ResultChecker:
         return self._wide
 
     @property
+    def host_seconds(self) -> float:
+        """Seconds of the host's fastest run of the function, 0 if it has not run."""
+        return self._host.seconds if math.isfinite(self._host.seconds) else 0.0
+
+    @property
     def is_informative(self) -> bool:
         """Whether at least half of the host's floating results are finite; a set of NaN shows nothing."""
         floats = [x for x in self.expected() if float_like(x.dtype) and x.size]
@@ -163,14 +168,7 @@ class ResultChecker:
         runs: list[list[np.ndarray]] = []
         copies: list[list[np.ndarray]] = []
         for k in range(RUNS):
-            given = [x.copy() for x in self.inputs]
-            try:
-                raw = executable.run(given, _NO_DONATION)
-                reason = _misfit(raw, self.function.returns)
-                results = [] if reason else [np.asarray(to_numpy(r)) for r in raw]
-            except Exception as e:  # whatever an engine raises is a finding
-                return Check(f"it raised {type(e).__name__}: {e}")
-            reason = reason or self._misused(given, results)
+            reason, results = self.run(executable)
             if reason:
                 return Check(reason)
             runs.append(results)
@@ -180,13 +178,25 @@ class ResultChecker:
                 return Check(f"result {p.name!r} of one run shares the memory of an earlier run's results")
         return self._compare(copies, own)
 
+    def run(self, executable: Executable) -> tuple[str, list[np.ndarray]]:
+        """Run the executable once, on copies of the inputs: what is wrong apart from the numbers, "" for nothing, and
+        the results."""
+        given = [x.copy() for x in self.inputs]
+        try:
+            raw = executable.run(given, _NO_DONATION)
+            reason = _misfit(raw, self.function.returns)
+            results = [] if reason else [np.asarray(to_numpy(r)) for r in raw]
+        except Exception as e:  # whatever an engine raises is a finding
+            return f"it raised {type(e).__name__}: {e}", []
+        return reason or self._misused(given, results), results
+
     def check_results(self, results: Sequence[np.ndarray], own: Mapping[str, Tolerance]) -> Check:
         """Compare given results for the inputs with the host's. Raises XRTError if the host fails."""
         return self._compare([results], own)
 
     def _misused(self, given: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> str:
         for p, mine, x in zip(self.function.params, self.inputs, given, strict=True):
-            if not _same_bytes(x, mine):
+            if not same_bytes(x, mine):
                 return f"it wrote into its input {p.name!r}"
         for p, r in zip(self.function.returns, results, strict=True):
             if r.dtype != p.dtype or r.shape != p.shape:
@@ -335,7 +345,7 @@ def _distinct(runs: Sequence[Sequence[np.ndarray]], k: int) -> list[Sequence[np.
     """The runs whose result `k` differs from that of the runs before."""
     found: list[Sequence[np.ndarray]] = []
     for r in runs:
-        if not any(_same_bytes(r[k], x[k]) for x in found):
+        if not any(same_bytes(r[k], x[k]) for x in found):
             found.append(r)
     return found
 
@@ -353,7 +363,7 @@ def _undrawn(got: np.ndarray, want: np.ndarray, is_drawn: bool) -> str:
     return ""
 
 
-def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays of one dtype and shape have the same bits."""
     one, other = (np.ascontiguousarray(x).reshape(-1) for x in (a, b))
     return np.array_equal(one.view(np.uint8), other.view(np.uint8))

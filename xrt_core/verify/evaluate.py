@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from xrt_core.ir.graph import Value
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
-from xrt_core.verify.inputs import EDGES, SEQUENCE, Kind, synthesize_inputs
+from xrt_core.verify.inputs import EDGES, SEQUENCE, Kind, Range, are_beyond, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces
@@ -59,6 +59,20 @@ class EvaluationSettings:
     edges: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """How an executable whose results are right behaves beside them. reason: why it must not be used, "" for nothing.
+    serialised, notes: see `Outcome`."""
+
+    reason: str = ""
+    serialised: bool = False
+    notes: tuple[str, ...] = ()
+
+
+Stress = Callable[[Candidate, Executable, Sequence[ResultChecker], float], Conduct]
+"""(candidate, executable, checkers of the sets that it is right on, seconds of a run) -> its conduct under stress."""
+
+
 @dataclass(frozen=True)
 class _Accepted:
     """A candidate whose results are right: its pieces, with an executable for each that is not the host's, or one for
@@ -69,6 +83,7 @@ class _Accepted:
     executables: tuple[Executable | None, ...]
     note: str
     quickest: float = math.inf
+    conduct: Conduct = field(default_factory=Conduct)
 
     @property
     def label(self) -> str:
@@ -84,17 +99,21 @@ def evaluate(
     inputs: Sequence[np.ndarray] | None = None,
     *,
     clock: Callable[[], float] = time.perf_counter,
+    stress: Stress | None = None,
+    ranges: Sequence[Range | None] = (),
 ) -> Outcome:
     """Decide what runs a cluster.
 
     candidates: in order of preference. inputs: of a real call; the first set that results are checked on, and the one
-    that is timed. Without them all sets are synthesized.
+    that is timed. Without them all sets are synthesized. stress: the test that candidates with right results must pass
+    as well. ranges: of the inputs of a real call; results are checked on one set in these ranges as well, if they go
+    beyond those of synthesized inputs and the host is quick (`EvaluationSettings.edges`).
 
     Without `tune` the first candidate that is right wins. Only if none is right as a whole are their faults isolated,
     in order, until a part of one is left. Whatever an engine raises is a finding; raises XRTError only if the host
     cannot run the function.
     """
-    return _Evaluation(function, settings, inputs, clock).outcome(candidates)
+    return _Evaluation(function, settings, inputs, clock, stress, ranges).outcome(candidates)
 
 
 def difference(function: Function, one: Executable, other: Executable) -> str:
@@ -112,8 +131,11 @@ class _Evaluation:
         settings: EvaluationSettings,
         inputs: Sequence[np.ndarray] | None,
         clock: Callable[[], float],
+        stress: Stress | None,
+        ranges: Sequence[Range | None],
     ) -> None:
-        self.function, self.settings, self.clock = function, settings, clock
+        self.function, self.settings, self.clock, self.stress = function, settings, clock, stress
+        self.ranges = ranges if are_beyond(ranges) else ()
         self.until = clock() + settings.deadline_seconds
         self.whole = tuple(range(len(function.body.nodes)))
         self.errors: list[str] = []
@@ -130,13 +152,20 @@ class _Evaluation:
     def outcome(self, candidates: Sequence[Candidate]) -> Outcome:
         accepted: list[_Accepted] = []
         rejected: list[tuple[Candidate, str, bool]] = []
+        misbehaved = False
         for candidate in candidates:
             executable, reason = self._compiled(candidate)
             check = None if executable is None or not self.settings.verify else self._check(candidate, executable)
             if executable is not None and (check is None or check.is_right):
                 pieces = candidate.pieces or (Piece(candidate.engine, self.whole),)
                 quickest = self.quickest.get(candidate.engine, math.inf)
-                accepted.append(_Accepted(candidate, pieces, (executable,), self._note(check), quickest))
+                found = _Accepted(candidate, pieces, (executable,), self._note(check), quickest)
+                conduct = self._conduct(found, executable) if check is not None else Conduct()
+                if conduct.reason:
+                    self.errors.append(f"{candidate.engine}: {conduct.reason}")
+                    misbehaved = True
+                    continue
+                accepted.append(replace(found, conduct=conduct))
                 if not self.settings.tune:
                     break
             else:
@@ -151,7 +180,7 @@ class _Evaluation:
                     accepted.append(corrected)
                     break
         if not accepted:
-            any_compiles = any(compiles for _, _, compiles in rejected)
+            any_compiles = misbehaved or any(compiles for _, _, compiles in rejected)
             return self._on_host("wrong" if any_compiles else "failed", "; ".join(self.errors) or "no candidates")
         return self._tuned(accepted)
 
@@ -193,16 +222,33 @@ class _Evaluation:
         self.quickest[candidate.engine] = runs.quickest
         return found
 
+    def _conduct(self, found: _Accepted, executable: Executable) -> Conduct:
+        """The conduct of a candidate whose results are right, by a stress test."""
+        if self.stress is None or self.clock() > self.until:
+            return Conduct()
+        checkers = [c for c in self.checkers if c.is_informative] or self.checkers
+        with self._timed("stress"):
+            if len(checkers) == 1 and self.first is not None and self.host.seconds <= EDGE_SECONDS:
+                with suppress(XRTError):  # two threads need inputs of their own
+                    other = self.first.for_inputs(
+                        synthesize_inputs(self.function, "gentle", self.settings.seed, self.constraints)
+                    )
+                    checkers = [*checkers, other] if other.is_informative else checkers
+            return self.stress(found.candidate, executable, checkers, found.quickest)
+
     def _check_edges(self, candidate: Candidate, executable: Executable, found: Check) -> Check:
         """The check on `EDGES`, or `found` where that is right; notes whether non-finite inputs go wrong."""
         if not self.settings.edges or self.first is None or self.host.seconds > EDGE_SECONDS:
             return found
         kinds: tuple[Kind, ...] = (*EDGES, "nonfinite")
-        for kind in kinds:
+        sets: list[tuple[Kind, Sequence[Range | None]]] = [(kind, ()) for kind in kinds]
+        if self.ranges:
+            sets.insert(0, ("normal", self.ranges))
+        for kind, ranges in sets:
             if self.clock() > self.until:
                 break
             try:
-                arrays = synthesize_inputs(self.function, kind, self.settings.seed, self.constraints)
+                arrays = synthesize_inputs(self.function, kind, self.settings.seed, self.constraints, ranges)
                 checker = self.first.for_inputs(arrays)
                 is_informative = checker.is_informative
                 check = checker.check(executable, candidate.tolerance)
@@ -257,7 +303,12 @@ class _Evaluation:
             self.errors.append(f"{candidate.engine}: {label(self.function, i)}: {why}")
         if not found.kept:
             return None
-        return _Accepted(candidate, found.pieces, found.executables, self._summary(found, reason))
+        made = _Accepted(candidate, found.pieces, found.executables, self._summary(found, reason))
+        conduct = self._conduct(made, _Pieces(self._run_of(made)))
+        if conduct.reason:
+            self.errors.append(f"{candidate.engine}: {conduct.reason}")
+            return None
+        return replace(made, conduct=conduct)
 
     def _tuned(self, accepted: Sequence[_Accepted]) -> Outcome:
         first = accepted[0]
@@ -320,7 +371,13 @@ class _Evaluation:
         return f"right for {found.kept} of {total} nodes, the host runs {shown or 'the others'}{cut}"
 
     def _ready(self, chosen: _Accepted, reason: str) -> Outcome:
-        return Outcome("ready", chosen.pieces, reason, dict(self.timings), tuple(self.errors), self.finite_only)
+        conduct = chosen.conduct
+        if conduct.serialised:
+            reason += "; its runs take turns, as they are wrong on two threads at once"
+        return Outcome(
+            "ready", chosen.pieces, reason, dict(self.timings), tuple(self.errors), self.finite_only,
+            conduct.serialised, conduct.notes,
+        )  # fmt: skip
 
     def _on_host(self, verdict: Any, reason: str) -> Outcome:
         return Outcome(verdict, (Piece(HOST, self.whole),), reason, dict(self.timings), tuple(self.errors))
@@ -336,6 +393,18 @@ class _Evaluation:
             yield
         finally:
             self.timings[what] = self.timings.get(what, 0.0) + self.clock() - start
+
+
+class _Pieces(Executable):
+    """Pieces that are run one after another. Results belong to the caller."""
+
+    def __init__(self, call: Run) -> None:
+        self._call = call
+
+    def run(
+        self, inputs: Sequence[Any], run_options: RunOptions = _NO_DONATION, block_until_done: bool = True
+    ) -> Sequence[Any]:
+        return [np.array(r) for r in self._call(inputs)]  # those of the host may be views, or constants
 
 
 def label(function: Function, index: int) -> str:

@@ -23,6 +23,9 @@ infinity. small: normal, a thousandth as large. constant: each channel (axis 1; 
 number that no sum of it divides exactly, for normalisations of what does not vary. nonfinite: normal, with a few NaN
 and infinities, wherever floats are free."""
 
+Range = tuple[float, float]
+"""The least and the greatest number of an input."""
+
 KINDS: Final[tuple[Kind, ...]] = tuple(k for k in get_args(Kind) if k != "nonfinite")
 """The kinds of numbers."""
 
@@ -34,17 +37,43 @@ EDGES: Final[tuple[Kind, ...]] = ("small", "constant")
 
 _LEVELS: Final = (-1.5, -0.7, 0.0, 0.0, 0.3, 0.7, 1.5)
 _BROKEN: Final = (math.nan, math.inf, -math.inf)
+_MEASURED: Final = 1 << 24  # bytes: a few milliseconds
+_USUAL: Final = 4.0  # few normally distributed numbers are larger
 _RARE: Final = 8  # of so many elements at most one is not finite
 _WITH_INFINITY: Final = frozenset(("float16", "float32", "float64", "bfloat16"))
 _WIDE: Final = 4.0  # length of an interval that is open on one side
 
 
+def ranges_of(arrays: Sequence[Any]) -> tuple[Range | None, ...]:
+    """The range of each floating NumPy array; None for others, where not all numbers are finite, and for all where
+    they have more than `_MEASURED` bytes."""
+    if sum(getattr(a, "nbytes", 0) for a in arrays) > _MEASURED:
+        return (None,) * len(arrays)
+    found: list[Range | None] = []
+    for a in arrays:
+        ends = (math.nan, math.nan)
+        if isinstance(a, np.ndarray) and a.size and float_like(a.dtype):
+            ends = (float(a.min()), float(a.max()))
+        found.append(ends if math.isfinite(ends[0]) and math.isfinite(ends[1]) else None)
+    return tuple(found)
+
+
+def are_beyond(ranges: Sequence[Range | None]) -> bool:
+    """Whether numbers in these ranges are larger than those that the kinds of numbers have."""
+    return any(r is not None and max(-r[0], r[1]) > _USUAL for r in ranges)
+
+
 def synthesize_inputs(
-    function: Function, kind: Kind = "normal", seed: int = 0, constraints: Mapping[Value, ValueConstraint] | None = None
+    function: Function,
+    kind: Kind = "normal",
+    seed: int = 0,
+    constraints: Mapping[Value, ValueConstraint] | None = None,
+    ranges: Sequence[Range | None] = (),
 ) -> list[np.ndarray]:
     """An array for each param of `function`, of its dtype and shape; deterministic for the same arguments.
 
-    constraints: of its inputs, if the caller has them from `infer_constraints`. Raises InputError for a param that is
+    constraints: of its inputs, if the caller has them from `infer_constraints`. ranges: of params, whose floats, where
+    they are free, are spread over them, both ends included, in place of `kind`. Raises InputError for a param that is
     no numeric tensor of static shape.
     """
     constraints = infer_constraints(function.body) if constraints is None else constraints
@@ -53,7 +82,12 @@ def synthesize_inputs(
         if not is_synthesizable(v):
             raise InputError(f"param {p.name!r} of {function.name!r} is {p.type}: no values can be synthesized for it")
         rng = np.random.default_rng([seed, i, zlib.crc32(kind.encode())])
-        made.append(make_array(p, constraints.get(v, FREE), kind, rng))
+        constraint = constraints.get(v, FREE)
+        given = ranges[i] if i < len(ranges) else None
+        if given is not None and constraint.is_free and float_like(p.dtype):
+            made.append(_spread(p, given, rng))
+        else:
+            made.append(make_array(p, constraint, kind, rng))
     return made
 
 
@@ -127,6 +161,13 @@ def _floats(
         places = rng.permutation(flat.size)[: min(len(_BROKEN), max(flat.size // _RARE, 1))]
         flat[places] = np.array(_BROKEN[: len(places)]).astype(dtype)
     return made
+
+
+def _spread(p: Parameter, ends: Range, rng: np.random.Generator) -> np.ndarray:
+    """Numbers from one end of a range to the other, spread evenly."""
+    values = ends[0] + (ends[1] - ends[0]) * np.asarray(rng.random(p.shape)).reshape(-1)
+    values[rng.permutation(values.size)[:2]] = ends[: min(values.size, 2)]
+    return values.reshape(p.shape).astype(p.dtype)
 
 
 def _one_a_channel(values: np.ndarray) -> np.ndarray:

@@ -36,6 +36,8 @@ class Outcome:
     pieces: cover all nodes of the Function; a single piece is the whole cluster. reason: human-readable. timings:
     seconds, by "compile", "verify", "host", an engine's name, "<engine> unfused", ... errors: why candidates were
     rejected. finite_only: the engines' results are the host's for finite inputs, and not for NaN and infinities.
+    serialised: they are right in one thread at a time, and wrong in two at once. notes: what the engines change in the
+    process, beside their results.
     """
 
     verdict: Verdict
@@ -44,6 +46,8 @@ class Outcome:
     timings: Mapping[str, float] = field(default_factory=lambda: _NO_TIMINGS)
     errors: tuple[str, ...] = ()
     finite_only: bool = False
+    serialised: bool = False
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, of which `decoding` makes an Outcome again."""
@@ -54,6 +58,8 @@ class Outcome:
             "timings": dict(self.timings),
             "errors": list(self.errors),
             "finite_only": self.finite_only,
+            "serialised": self.serialised,
+            "notes": list(self.notes),
         }
 
     def covers(self, nodes: int) -> bool:
