@@ -22,7 +22,7 @@ from xrt_core.ir.graph import Value
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
-from xrt_core.verify.inputs import EDGES, SEQUENCE, Kind, synthesize_inputs
+from xrt_core.verify.inputs import EDGES, NONFINITE, SEQUENCE, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces
@@ -197,10 +197,11 @@ class _Evaluation:
         """The check on `EDGES`, or `found` where that is right; notes whether non-finite inputs go wrong."""
         if not self.settings.edges or self.first is None or self.host.seconds > EDGE_SECONDS:
             return found
-        kinds: tuple[Kind, ...] = (*EDGES, "nonfinite")
-        for kind in kinds:
+        for kind in (*EDGES, *NONFINITE):
             if self.clock() > self.until:
                 break
+            if self.finite_only and kind in NONFINITE:
+                continue
             try:
                 arrays = synthesize_inputs(self.function, kind, self.settings.seed, self.constraints)
                 checker = self.first.for_inputs(arrays)
@@ -208,7 +209,7 @@ class _Evaluation:
                 check = checker.check(executable, candidate.tolerance)
             except XRTError:  # inputs that an operator rejects
                 continue
-            if kind == "nonfinite":
+            if kind in NONFINITE:
                 self.finite_only |= not check.is_right
             elif not check.is_right and not check.is_doubtful and is_informative:
                 self.checkers.append(checker)  # for the isolation of the fault
