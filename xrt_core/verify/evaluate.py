@@ -19,6 +19,7 @@ from xrt_core.engine.contract import Executable, RunOptions
 from xrt_core.errors import InputError, XRTError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
@@ -47,7 +48,8 @@ class EvaluationSettings:
     compilations that isolating the faults of one candidate may take. input_sets: sets of inputs that results are
     checked on, and host runs that this may cost; a result of the last set that is out of bounds costs two more. edges:
     check a candidate that is right on those on the sets `EDGES` too, and on NaN and infinities, which it may get wrong
-    (`Outcome.finite_only`), where a run of the host takes less than `EDGE_SECONDS`.
+    (`Outcome.finite_only`; so are functions with a node that weighs), where a run of the host takes less than
+    `EDGE_SECONDS`.
     """
 
     verify: bool = True
@@ -124,7 +126,7 @@ class _Evaluation:
         self.quickest: dict[str, float] = {}  # seconds of the fastest run of each candidate while it was checked
         self._wasted = 0  # host runs on uninformative sets
         self.constraints = infer_constraints(function.body)
-        self.finite_only = False
+        self.finite_only = any(traits_of(n).weighs for n in function.body.nodes)
         self._sources = _sources(function, settings.seed, inputs, self.constraints)
 
     def outcome(self, candidates: Sequence[Candidate]) -> Outcome:
