@@ -58,7 +58,7 @@ class Traits:
     exact: no floating-point result is rounded (see `is_exact`).
     discontinuous: a small change of a finite input may change a result by much (see `is_discontinuous`).
     piecewise_constant: the derivative is zero wherever it exists.
-    weighs: elements are weighted by, or taken at, numbers that are computed: the standard leaves open whether a NaN or an
+    weighs: elements are weighted by, or taken at, numbers that are computed: the standard leaves open whether NaN or
         infinity of weight zero, or beside what is taken, shows in the result.
     grows: small inputs may ask for a result of any size, which type inference may not know beforehand.
     """
