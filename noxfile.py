@@ -59,6 +59,13 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Run 20,000 mutated models and 5,000 mutated files on the host and every engine (90 minutes)."""
+    install(session, "test")
+    session.run("python", "scripts/fuzz_models.py", *session.posargs)
+
+
+@nox.session(default=False)
 def template(session: nox.Session) -> None:
     """Bake every variant of the engine template, install each in an environment of its own, and run its tests."""
     install(session, "test")

@@ -12,6 +12,7 @@ from xrt_core.errors import ModelLoadError
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.ir.types import TensorType
 from xrt_core.ir.verifier import verify
+from xrt_core.module import XRTModule
 
 
 def reference(op: str, inputs: list[str], outputs: list[str], kind: int, **names: str) -> onnx.NodeProto:
@@ -255,3 +256,30 @@ def test_element_types_of_results_reach_the_body() -> None:
     graph = import_model(model([CALL], functions=[f], domains=("f",)))
 
     assert graph.outputs[0].type == TensorType(np.dtype(np.float32))
+
+
+@pytest.mark.slow
+def test_the_standards_body_of_a_node_with_bodies_within_a_function() -> None:
+    """FlexAttention in a function: names of inlined values ("call/x") are none in the text that onnx makes of it."""
+    from tests.conformance.node_tests import node_tests
+
+    test = node_tests()["test_flexattention_score_mod"]
+    m = onnx.ModelProto()
+    m.CopyFrom(test.model)
+    (node,) = m.graph.node
+    inner = onnx.NodeProto()
+    inner.CopyFrom(node)
+    m.functions.append(onnx.helper.make_function("f", "Flex", node.input, node.output, [inner], m.opset_import))
+    m.opset_import.append(onnx.helper.make_opsetid("f", 1))
+    node.CopyFrom(N("Flex", list(node.input), list(node.output), domain="f", name="call"))
+    inputs, expected = test.data_sets[0]
+    results = XRTModule(m, engine="host")(*inputs)
+    np.testing.assert_allclose(results, expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_results_that_nobody_takes() -> None:
+    """The body of a Scan may give more than the node has outputs."""
+    body = subgraph([N("Neg", ["e"], ["a"]), N("Abs", ["e"], ["b"])], ["a", "b"], ["e"])
+    m = model([N("Scan", ["x"], ["y"], num_scan_inputs=1, body=body)])
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(XRTModule(m, engine="host")(x), -x)

@@ -111,6 +111,15 @@ def test_round_takes_halves_to_even(run: Any) -> None:
     assert np.signbit(got[3])
 
 
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.uint8])
+def test_division_of_integers_by_zero_is_zero(run: Any, dtype: Any) -> None:
+    """In every namespace; the standard leaves it open, and it ends no process."""
+    a, b = np.array([5, 7, 0], dtype), np.array([0, 2, 0], dtype)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(run(node_case("Div", 14, [a, b]))[0], np.array([0, 3, 0], dtype))
+
+
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])
 def test_strided_inputs_match_the_reference(op: str, rng: np.random.Generator) -> None:
     """Transposed and reversed views give what the reference evaluator gives."""

@@ -17,7 +17,8 @@ from xrt_core.ir.inference import infer_types
 from xrt_core.ir.op_traits import _INDEX_INPUTS
 from xrt_core.ir.schema import latest_opset, since_version
 from xrt_core.ir.types import TensorType
-from xrt_core.runtime.input_checks import Bounds, index_checks, input_checks, is_finite
+from xrt_core.module import XRTModule
+from xrt_core.runtime.input_checks import Bounds, index_checks, input_checks, is_finite, unproven_indices
 
 F, INT = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -127,6 +128,49 @@ def test_bounds_are_carried_back_to_the_parameters() -> None:
     added = _apply("Add", a, a)
     cast = _apply("Cast", _out(added), to=7)
     assert input_checks(_function([X, a], added, cast, _apply("Gather", X, _out(cast)))) is None
+
+
+def test_computed_indices_are_proved_or_kept_from_engines() -> None:
+    """By the range of an ArgMax, of a remainder, of Clip, Min and Max, and of sums; not through floats."""
+    i, table, y = _value("i", INT, 4), _value("t", F, 7, 2), _value("y", F, 3, 7)
+    six, zero, five = _known("six", np.int64(6)), _known("zero", np.int64(0)), _known("five", np.int64(5))
+
+    def is_proved(*nodes: Node) -> bool:
+        last = _apply("Gather", table, _out(nodes[-1]))
+        graph = Graph([i, y], [_out(last)], [*nodes, last], opsets={"": latest_opset()}, name="g")
+        assert unproven_indices(graph) in (frozenset(), frozenset([last]))
+        return not unproven_indices(graph)
+
+    assert is_proved(_apply("ArgMax", y, axis=1, keepdims=0))
+    assert not is_proved(_apply("ArgMax", _value("z", F, 3, 8), axis=1))
+    assert is_proved(_apply("Mod", i, six))
+    assert not is_proved(_apply("Mod", i, _known("eight", np.int64(8))))
+    clip, low = _apply("Clip", i, zero, five), _apply("Max", i, zero)
+    assert is_proved(clip, _apply("Add", _out(clip), _known("one", np.int64([1]))))
+    assert not is_proved(clip, _apply("Add", _out(clip), six))
+    assert is_proved(low, _apply("Min", _out(low), five))
+    assert not is_proved(low)
+    assert not is_proved(_apply("Mul", i, six))
+    floats = _apply("Clip", _value("x", F, 4), _known("a", np.float32(0)), _known("b", np.float32(5)))
+    assert not is_proved(floats, _apply("Cast", _out(floats), to=7))  # NaN
+    assert is_proved(_apply("Unsqueeze", i, _known("axes", np.array([0]))))  # which is checked at each call
+
+
+def test_a_computed_index_out_of_range_is_the_hosts_error() -> None:
+    """A Gather at an index that the graph computes is not the engine's; one of an ArgMax is."""
+    i, six = _value("i", INT, 4), _known("six", np.int64(6))
+    product = _apply("Mul", i, six)
+    at = _apply("Gather", X, _out(product))
+    m = XRTModule(
+        Graph([X, i], [_out(at)], [product, at], opsets={"": latest_opset()}, name="g"), engine="xla", prune=False
+    )
+    x = np.ones((4, 5), np.float32)
+    for _ in range(2):
+        with pytest.raises(XRTError, match="out of bounds"):
+            m(x, np.full(4, 7))
+    assert m(x, np.zeros(4, np.int64)).shape == (4, 5)
+    (node,) = m.explain({"x": x, "i": np.zeros(4, np.int64)}).report.host_nodes
+    assert "its index is computed" in node.reason
 
 
 def test_columns_of_different_bounds() -> None:

@@ -354,6 +354,19 @@ def test_an_engine_that_loses_nan_is_right_for_finite_inputs_only() -> None:
     assert (keeps.verdict, keeps.finite_only) == ("ready", False)
 
 
+def test_an_engine_that_loses_nan_at_some_places_is_right_for_finite_inputs_only() -> None:
+    """As a maximum that keeps NaN where it is the first element only, or the rest of a vectorised loop."""
+
+    def of_the_last(x: np.ndarray) -> np.ndarray:
+        out = np.maximum(x, 0)
+        out.reshape(-1)[-6:] = np.fmax(x.reshape(-1)[-6:], 0)
+        return out
+
+    outcome = _relu(of_the_last)
+    assert outcome.verdict == "ready"
+    assert outcome.finite_only
+
+
 def test_elementwise_results_are_judged_element_by_element() -> None:
     """An error that only small elements show is found, though large ones are beside them."""
     assert _relu(np.tanh, "Tanh").verdict == "ready"

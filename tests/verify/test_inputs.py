@@ -20,7 +20,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.kernels import find_kernel
 from xrt_core.testing.functions import forms_of, node
 from xrt_core.testing.node_cases import all_cases
-from xrt_core.verify.inputs import KINDS, are_beyond, ranges_of, synthesize_inputs
+from xrt_core.verify.inputs import KINDS, NONFINITE, are_beyond, ranges_of, synthesize_inputs
 from xrt_core.verify.reference import run_host
 from xrt_core.verify.value_ranges import ValueConstraint, infer_constraints
 
@@ -159,6 +159,15 @@ def test_kinds_differ_and_ties_tie() -> None:
     assert arrays["gentle"].max() <= 1.5
     with pytest.raises(InputError, match="no values"):
         synthesize_inputs(Function.from_graph(Graph([s := value("s", (2,), object)], [s], [], opsets={"": 21})))
+
+
+def test_nan_and_infinities_reach_every_float_that_is_no_index() -> None:
+    """A few of each, or half of the elements; in front of a Log and an Exp as well, whose numbers are bounded."""
+    for op in ("Relu", "Log", "Exp"):
+        kinds = {kind: synthesize_inputs(through(op), kind)[0] for kind in NONFINITE}
+        assert 1 <= (~np.isfinite(kinds["nonfinite"])).sum() <= max(kinds["nonfinite"].size // 8, 1)
+        assert np.isnan(kinds["nan"]).sum() == (kinds["nan"].size + 1) // 2
+        assert np.isinf(kinds["infinite"]).sum() == (kinds["infinite"].size + 1) // 2
 
 
 @settings(max_examples=60, deadline=None)

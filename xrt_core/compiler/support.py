@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine, ask_support
 from xrt_core.engine.op_kernels import mark_updates
 from xrt_core.ir.graph import Graph, Node, Support
+from xrt_core.ir.op_traits import index_input
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate
@@ -18,6 +20,10 @@ from xrt_core.passes.shape_specialization import is_late
 
 if TYPE_CHECKING:
     from xrt_core.guard.capability import Answers
+
+
+Refusal = Callable[[Node], Support | None]
+"""Why a node of a graph is not offered to engines, or None if it is."""
 
 
 class EngineSupport:
@@ -32,7 +38,8 @@ class EngineSupport:
 
     def of(self, graph: Graph) -> list[Candidate]:
         """Return the candidates for this graph, by descending priority."""
-        nodes = [n for n in graph.nodes if why_on_host(n) is None]
+        refusal = partial(_refusal, unproven=self._unproven(graph))
+        nodes = [n for n in graph.nodes if refusal(n) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
         excluded = {} if capabilities is None else capabilities.excluded
@@ -41,9 +48,9 @@ class EngineSupport:
             if engine.name in excluded:
                 found.append(_refusing(engine.name, excluded[engine.name]))
             elif engine.name in answers:
-                found.append(self._answered(engine.name, nodes, answers[engine.name]))
+                found.append(self._answered(engine.name, nodes, answers[engine.name], refusal))
             else:
-                found.append(self._asked(engine, device))
+                found.append(self._asked(engine, device, refusal))
         if not self._auto or not found:
             return found
         pinned = {n.annotations.engine for n in graph.nodes}
@@ -61,14 +68,22 @@ class EngineSupport:
                     engine.prepare()
         return mark_updates(graph, [e.name for e, _ in self._engines], aliases=aliases)
 
-    def _asked(self, engine: Engine, device: str) -> Candidate:
+    def _unproven(self, graph: Graph) -> frozenset[Node]:
+        """The nodes of a graph that no launch can check: their indices come into being within a cluster."""
+        if self._phase != "inference" or all(index_input(n) is None for n in graph.nodes):
+            return frozenset()
+        from xrt_core.runtime.input_checks import unproven_indices
+
+        return unproven_indices(graph)
+
+    def _asked(self, engine: Engine, device: str, refusal: Refusal) -> Candidate:
         from xrt_core.guard.timeouts import check_cancelled
 
         level = logging.WARNING
 
         def supports(node: Node) -> Support:
             nonlocal level
-            refused = why_on_host(node)
+            refused = refusal(node)
             if refused is not None:
                 return refused
             if self._guard is not None:
@@ -81,17 +96,23 @@ class EngineSupport:
 
         return Candidate(engine.name, supports)
 
-    def _answered(self, name: str, nodes: Sequence[Node], answers: Answers) -> Candidate:
+    def _answered(self, name: str, nodes: Sequence[Node], answers: Answers, refusal: Refusal) -> Candidate:
         """Return the candidate of an engine that was queried in a worker process."""
         said = {id(n): support for n, support in zip(nodes, answers.supports, strict=True)}
         if answers.fault:
             self._events.emit("supports.failed", level=logging.WARNING, engine=name, error=answers.fault)
 
         def supports(node: Node) -> Support:
-            refused = why_on_host(node)
+            refused = refusal(node)
             return said[id(node)] if refused is None else refused
 
         return Candidate(name, supports)
+
+
+def _refusal(node: Node, unproven: frozenset[Node]) -> Support | None:
+    if node in unproven:
+        return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
+    return why_on_host(node)
 
 
 def why_on_host(node: Node) -> Support | None:

@@ -1,9 +1,9 @@
-"""Lets processes that were forked while a native library was in use end, for engines whose libraries wait for ever then.
+"""Lets a process that was forked while a native library was in use end, where the library would wait for ever.
 
-At the exit of such a process, destructors wait for threads that only its parent has: ONNX Runtime 1.31 in that of a static
-object, jaxlib 0.10 in that of its client, OpenVINO 2026 in that of a compiled model. Plain programs with these libraries hang there too. What is done about it is
-what children of `multiprocessing` do always: the process leaves before the destructors of libraries run. Python's own
-exit handlers have run by then, what C wrote is flushed, and the exit code is kept.
+At its exit, destructors wait for threads that only its parent has: ONNX Runtime 1.31 in that of a static object, jaxlib
+0.10 in that of its client, OpenVINO 2026 in that of a compiled model. Plain programs with these libraries hang there
+too. What is done about it is what children of `multiprocessing` do always: the process leaves before the destructors
+of libraries run. Python's own exit handlers have run by then, what C wrote is flushed, and the exit code is kept.
 
 Source: https://man7.org/linux/man-pages/man3/on_exit.3.html
 """
@@ -24,7 +24,7 @@ def keep_for_ever(kept: object) -> None:
 
 
 def let_forks_end(undying: Callable[[], Iterable[object]] = tuple) -> None:
-    """Let processes that are forked from now on end. Does nothing where the C library has no `on_exit` (only glibc has).
+    """Let processes that are forked from now on end, where the C library has `on_exit` (glibc).
 
     undying: called in the forked process; gives objects whose destructors must not run there.
     """

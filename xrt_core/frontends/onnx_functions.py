@@ -36,10 +36,17 @@ def function_body(node: Node) -> Graph | None:
     names_in = ["" if v is None else f"i{k}" for k, v in enumerate(node.inputs)]
     names_out = ["" if v is None else f"o{k}" for k, v in enumerate(node.outputs)]
     call = onnx.helper.make_node(node.op_type, names_in, names_out, domain=node.domain)
-    call.attribute.extend(attribute_to_proto(k, a, lambda g: export_model(g).graph) for k, a in node.attributes.items())
+    call.attribute.extend(
+        attribute_to_proto(k, a, lambda g: _plainly_named(export_model(g).graph)) for k, a in node.attributes.items()
+    )
     if schema.has_context_dependent_function:
         types = [onnx.TypeProto() if v is None else type_to_proto(v.type) for v in node.inputs]
-        raw = schema.get_context_dependent_function(call.SerializeToString(), [t.SerializeToString() for t in types])
+        try:
+            raw = schema.get_context_dependent_function(
+                call.SerializeToString(), [t.SerializeToString() for t in types]
+            )
+        except Exception:  # of onnx's builder, for a node that it cannot expand
+            return None
         body = onnx.FunctionProto.FromString(raw)
     else:
         body = schema.function_body
@@ -47,7 +54,7 @@ def function_body(node: Node) -> Graph | None:
     body.name = call.op_type
     if not any(o.domain in ("", "ai.onnx") for o in body.opset_import):  # the body uses its model's opsets
         body.opset_import.append(onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version()))
-    graph = onnx.helper.make_graph(
+    caller = onnx.helper.make_graph(
         [call],
         node.op_type,
         [
@@ -58,11 +65,38 @@ def function_body(node: Node) -> Graph | None:
         [onnx.ValueInfoProto(name=n) for n in names_out if n],
     )
     imports = [*body.opset_import, onnx.helper.make_opsetid("xrt.expanded", 1)]
-    model = onnx.helper.make_model(graph, opset_imports=imports, functions=[body])
+    model = onnx.helper.make_model(caller, opset_imports=imports, functions=[body])
     try:
-        return import_model(model)
+        graph = import_model(model)
     except XRTError:
         return None
+    # a node with more inputs than its operator has is left to the host, which names it
+    return graph if _counts(graph) == (sum(map(bool, names_in)), sum(map(bool, names_out))) else None
+
+
+def _counts(graph: Graph) -> tuple[int, int]:
+    return len(graph.inputs), len(graph.outputs)
+
+
+def _plainly_named(graph: Any) -> Any:
+    """A GraphProto with other names: onnx writes a function's body as text, in which values of inlined functions
+    ("outer/x") are no names."""
+    names: dict[str, str] = {"": ""}
+
+    def plain(name: str) -> str:
+        return names.setdefault(name, f"v{len(names)}")
+
+    graphs = [graph]
+    while graphs:
+        g = graphs.pop()
+        for named in (*g.input, *g.output, *g.initializer, *g.value_info):
+            named.name = plain(named.name)
+        for n in g.node:
+            n.name = ""
+            n.input[:] = map(plain, n.input)
+            n.output[:] = map(plain, n.output)
+            graphs.extend(a.g for a in n.attribute if a.HasField("g"))
+    return graph
 
 
 def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | None:
@@ -76,7 +110,7 @@ def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | Non
     if body is None:
         return None
     given, wanted = sum(v is not None for v in node.inputs), sum(v is not None for v in node.outputs)
-    if not isinstance(body, Graph) or (len(body.inputs), len(body.outputs)) != (given, wanted):
+    if not isinstance(body, Graph) or _counts(body) != (given, wanted):
         raise PluginError(
             f"the lowering of {node.operator} gave {body!r} for node {node.name!r}; a Graph of {given} inputs and "
             f"{wanted} outputs is needed"

@@ -34,7 +34,7 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     if fault is not None:
         return _refusal(f"node {node.name!r} ({node.operator}): {fault}")
     portable = find_kernel(node.domain, node.op_type)
-    if portable is None or _has_strings(node):
+    if portable is None or (_has_strings(node) and not portable.strings):
         return _wrap_errors(node, _on_cpu(reference_kernel(node), xp))
     function = portable.function
     context = OpContext(node, xp)

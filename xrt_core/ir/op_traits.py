@@ -58,6 +58,8 @@ class Traits:
     exact: no floating-point result is rounded (see `is_exact`).
     discontinuous: a small change of a finite input may change a result by much (see `is_discontinuous`).
     piecewise_constant: the derivative is zero wherever it exists.
+    weighs: elements are weighted by, or taken at, numbers that are computed: the standard leaves open whether NaN or
+        infinity of weight zero, or beside what is taken, shows in the result.
     grows: small inputs may ask for a result of any size, which type inference may not know beforehand.
     """
 
@@ -83,6 +85,7 @@ class Traits:
     exact: bool = False
     discontinuous: bool = False
     piecewise_constant: bool = False
+    weighs: bool = False
     grows: bool = False
 
 
@@ -288,6 +291,9 @@ _ONNX: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
         "Hardmax", "ImageDecoder", "NonMaxSuppression", "NonZero", "OptionalHasElement", "QuantizeLinear",
         "RegexFullMatch", "SequenceLength", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer",
     },
+    "weighs": frozenset({
+        "Attention", "DeformConv", "GridSample", "LinearAttention", "Resize", "RoiAlign", "Upsample",
+    }),
     "grows": _WINDOWS | {
         "AffineGrid", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Einsum", "Expand", "GridSample",
         "ImageDecoder", "MaxUnpool", "OneHot", "Pad", "Range", "Resize", "STFT", "Tile", "Upsample",

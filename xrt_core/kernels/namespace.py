@@ -229,13 +229,13 @@ def result(xp: Any, y: Any, dtype: np.dtype) -> Any:
 
 
 def divide_integers(xp: Any, a: Any, b: Any) -> Any:
-    """Integer quotient of two arrays of one dtype, truncated toward zero."""
-    if a.dtype.kind == "u":
-        return a // b
+    """Integer quotient of two arrays of one dtype, truncated toward zero; 0 where the divisor is 0, as NumPy has it."""
     if is_jax(xp):
         import jax
 
-        return jax.lax.div(*xp.broadcast_arrays(a, b))
+        return xp.where(b == 0, xp.zeros_like(a), jax.lax.div(*xp.broadcast_arrays(a, b)))
+    if a.dtype.kind == "u":
+        return a // b
     return (a - xp.fmod(a, b)) // b
 
 

@@ -88,6 +88,7 @@ class PortableKernel:
     train: whether the kernel may be used in training (its gradient exists).
     ufunc: the NumPy ufunc that the kernel calls and nothing else, if its arguments have one dtype that needs no
         widening and is the result's: the result can then be written over an input's memory. "" for none.
+    strings: whether it takes strings; `onnx.reference` runs the nodes on strings of other kernels.
     """
 
     domain: str
@@ -97,6 +98,7 @@ class PortableKernel:
     dynamic: str | Callable[[Node], str | None] | None = None
     train: bool = True
     ufunc: str = ""
+    strings: bool = False
 
     def why_dynamic(self, node: Node) -> str | None:
         """Return why `node` cannot run with static shapes, or None if it can."""
@@ -114,6 +116,7 @@ def kernel(
     dynamic: str | Callable[[Node], str | None] | None = None,
     train: bool = True,
     ufunc: str = "",
+    strings: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the portable kernel of these operators. See `PortableKernel`."""
 
@@ -126,7 +129,9 @@ def kernel(
                     f"{taken.function.__module__}.{taken.function.__qualname__} and by "
                     f"{function.__module__}.{function.__qualname__}"
                 )
-            _KERNELS[domain, op_type] = PortableKernel(domain, op_type, function, static, dynamic, train, ufunc)
+            _KERNELS[domain, op_type] = PortableKernel(
+                domain, op_type, function, static, dynamic, train, ufunc, strings
+            )
         return function
 
     return register

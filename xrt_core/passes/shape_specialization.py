@@ -168,9 +168,9 @@ class _Specialiser:
             if node.op_type == "If":
                 return self.if_types(node)
             if node.op_type == "Loop":
-                return self.loop_types(node)
+                return self.loop_types(node)[: len(node.outputs)]  # a body may give more
             if node.op_type == "Scan" and node.version >= 9:
-                return self.scan_types(node)
+                return self.scan_types(node)[: len(node.outputs)]
         except (ShapeError, ValueError, IndexError, ArithmeticError):  # a body, or axes, that violate the specification
             pass
         return (None,) * len(node.outputs)

@@ -6,7 +6,8 @@ The same goes for NaN and infinity, where an engine is known to be right for fin
 
 Bounds are those of the index inputs of the Function's nodes, carried back to its parameters through nodes that move
 elements or cast them. Where a way back mixes columns of different bounds, the narrowest holds: a call too many for the
-host is right, one too few is not. Indices that the cluster computes from other data are not checked.
+host is right, one too few is not. A node whose index is computed from other data is not offered to engines in
+inference, unless the range of what computes it lies within the bounds (`unproven_indices`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import index_input, traits_of
 from xrt_core.runtime.arrays import to_numpy
 
@@ -120,6 +121,85 @@ def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
             elif (i := producers.get(v)) is not None:
                 work.extend(_before(function.body.nodes[i], v, wanted))
     return tuple(found), never
+
+
+def unproven_indices(graph: Graph) -> frozenset[Node]:
+    """The nodes of a graph whose index is computed from other data, and may leave its range for all that is known.
+
+    What comes from the graph's inputs and constants alone is not among them: `index_checks` has it.
+    """
+    found = set()
+    for node in graph.nodes:
+        position = index_input(node)
+        value = node.inputs[position] if position is not None and position < len(node.inputs) else None
+        bounds = None if value is None else _bounds(node)
+        if value is None or bounds is None:
+            continue
+        work, seen = [(value, bounds)], set()
+        while work:
+            v, wanted = work.pop()
+            i = None if v.data is not None or (v, wanted) in seen else graph.producers.get(v)
+            seen.add((v, wanted))
+            if i is None:
+                continue
+            sources = _before(graph.nodes[i], v, wanted)
+            work += sources
+            low, high = (0.0, 0.0) if sources else _range(v, graph)
+            if not sources and (low < max(wanted.low) or high > min(wanted.high)):
+                found.add(node)
+    return frozenset(found)
+
+
+_Range = tuple[float, float]
+_MOST_STEPS: Final = 8  # of arithmetic on an index that are followed
+
+
+def _range(v: Value, graph: Graph, steps: int = _MOST_STEPS) -> _Range:
+    """The range of the elements of integers, infinite where nothing is known."""
+    dtype = v.dtype
+    if dtype is None or dtype.kind not in "iub":
+        return -math.inf, math.inf  # floats may be NaN, whose integer is anything
+    if v.data is not None and v.data.size:
+        return int(v.data.min()), int(v.data.max())
+    limits: Any = np.iinfo(dtype) if dtype.kind != "b" else None
+    whole = (0.0, 1.0) if limits is None else (float(limits.min), float(limits.max))
+    i = graph.producers.get(v)
+    if i is None or not steps:
+        return whole
+    low, high = _computed(
+        graph.nodes[i], v, [_range(x, graph, steps - 1) for x in graph.nodes[i].inputs if x is not None]
+    )
+    return (low, high) if whole[0] <= low and high <= whole[1] else whole  # beyond it wraps around
+
+
+def _computed(node: Node, result: Value, given: Sequence[_Range]) -> _Range:
+    """The range of a result of a node of integers."""
+    op, unknown = node.op_type, (-math.inf, math.inf)
+    if node.domain:
+        return unknown
+    if op in ("ArgMax", "ArgMin", "TopK"):
+        x, axis = _dims(node, 0), node.attributes.get("axis", -1 if op == "TopK" else 0)
+        is_index = op != "TopK" or result is node.outputs[1]
+        return (0, x[axis] - 1) if is_index and isinstance(axis, int) and -len(x) <= axis < len(x) else unknown
+    if op == "Mod" and len(given) == 2 and given[1][0] > 0 and not node.attributes.get("fmod", 0):
+        return 0, given[1][1] - 1
+    if op in ("Add", "Sub") and len(given) == 2:
+        (a, b), (c, d) = given
+        return (a + c, b + d) if op == "Add" else (a - d, b - c)
+    if op in ("Max", "Min") and given:
+        pick = max if op == "Max" else min
+        return pick(low for low, _ in given), pick(high for _, high in given)
+    if op == "Clip" and len(given) == 3:
+        x_range, least, most = given
+        return min(max(x_range[0], least[0]), most[0]), min(max(x_range[1], least[1]), most[1])
+    if op == "Relu":
+        return max(given[0][0], 0), max(given[0][1], 0)
+    traits = traits_of(node)
+    if traits.moves_elements or (traits.cast and op != "BitCast"):
+        sources = [x for x, _ in _before(node, result, Bounds((0,), (0,)))]
+        own = [r for x, r in zip([x for x in node.inputs if x is not None], given, strict=True) if x in sources]
+        return (min(low for low, _ in own), max(high for _, high in own)) if own else unknown
+    return unknown
 
 
 def _before(node: Node, result: Value, wanted: Bounds) -> list[tuple[Value, Bounds]]:

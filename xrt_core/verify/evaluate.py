@@ -19,10 +19,11 @@ from xrt_core.engine.contract import Executable, RunOptions
 from xrt_core.errors import InputError, XRTError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
-from xrt_core.verify.inputs import EDGES, SEQUENCE, Kind, Range, are_beyond, synthesize_inputs
+from xrt_core.verify.inputs import EDGES, NONFINITE, SEQUENCE, Kind, Range, are_beyond, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces
@@ -47,7 +48,8 @@ class EvaluationSettings:
     compilations that isolating the faults of one candidate may take. input_sets: sets of inputs that results are
     checked on, and host runs that this may cost; a result of the last set that is out of bounds costs two more. edges:
     check a candidate that is right on those on the sets `EDGES` too, and on NaN and infinities, which it may get wrong
-    (`Outcome.finite_only`), where a run of the host takes less than `EDGE_SECONDS`.
+    (`Outcome.finite_only`; so are functions with a node that weighs), where a run of the host takes less than
+    `EDGE_SECONDS`.
     """
 
     verify: bool = True
@@ -146,7 +148,7 @@ class _Evaluation:
         self.quickest: dict[str, float] = {}  # seconds of the fastest run of each candidate while it was checked
         self._wasted = 0  # host runs on uninformative sets
         self.constraints = infer_constraints(function.body)
-        self.finite_only = False
+        self.finite_only = any(traits_of(n).weighs for n in function.body.nodes)
         self._sources = _sources(function, settings.seed, inputs, self.constraints)
 
     def outcome(self, candidates: Sequence[Candidate]) -> Outcome:
@@ -240,13 +242,14 @@ class _Evaluation:
         """The check on `EDGES`, or `found` where that is right; notes whether non-finite inputs go wrong."""
         if not self.settings.edges or self.first is None or self.host.seconds > EDGE_SECONDS:
             return found
-        kinds: tuple[Kind, ...] = (*EDGES, "nonfinite")
-        sets: list[tuple[Kind, Sequence[Range | None]]] = [(kind, ()) for kind in kinds]
+        sets: list[tuple[Kind, Sequence[Range | None]]] = [(kind, ()) for kind in (*EDGES, *NONFINITE)]
         if self.ranges:
             sets.insert(0, ("normal", self.ranges))
         for kind, ranges in sets:
             if self.clock() > self.until:
                 break
+            if self.finite_only and kind in NONFINITE:
+                continue
             try:
                 arrays = synthesize_inputs(self.function, kind, self.settings.seed, self.constraints, ranges)
                 checker = self.first.for_inputs(arrays)
@@ -254,7 +257,7 @@ class _Evaluation:
                 check = checker.check(executable, candidate.tolerance)
             except XRTError:  # inputs that an operator rejects
                 continue
-            if kind == "nonfinite":
+            if kind in NONFINITE:
                 self.finite_only |= not check.is_right
             elif not check.is_right and not check.is_doubtful and is_informative:
                 self.checkers.append(checker)  # for the isolation of the fault

@@ -16,17 +16,21 @@ from xrt_core.ir.graph import Value
 from xrt_core.kernels.namespace import float_like
 from xrt_core.verify.value_ranges import FREE, ValueConstraint, infer_constraints, is_synthesizable
 
-Kind = Literal["normal", "ties", "large", "gentle", "small", "constant", "nonfinite"]
+Kind = Literal["normal", "ties", "large", "gentle", "small", "constant", "nonfinite", "nan", "infinite"]
 """normal: normally distributed floats. ties: few distinct values, zero among them, and the ends of 8-bit integers.
 large: normal, eight times as large. gentle: floats from 0.5 to 1.5, for which even unknown graphs rarely give NaN or
 infinity. small: normal, a thousandth as large. constant: each channel (axis 1; of a matrix or vector, each row) is one
 number that no sum of it divides exactly, for normalisations of what does not vary. nonfinite: normal, with a few NaN
-and infinities, wherever floats are free."""
+and infinities, wherever floats are no integers. nan, infinite: half of the elements are, at random places."""
 
 Range = tuple[float, float]
 """The least and the greatest number of an input."""
 
-KINDS: Final[tuple[Kind, ...]] = tuple(k for k in get_args(Kind) if k != "nonfinite")
+NONFINITE: Final[tuple[Kind, ...]] = ("nonfinite", "nan", "infinite")
+"""The kinds that are no numbers. A few show what becomes of them and of others in one reduction, many whether they are
+treated alike at every place: the rest of a vectorised loop, or the first element of a maximum, may be another case."""
+
+KINDS: Final[tuple[Kind, ...]] = tuple(k for k in get_args(Kind) if k not in NONFINITE)
 """The kinds of numbers."""
 
 SEQUENCE: Final[tuple[Kind, ...]] = ("normal", "ties", "gentle")
@@ -156,10 +160,12 @@ def _floats(
         values = np.maximum(np.abs(values), 2.0**-8)
     largest = float(info(dtype).max)
     made: np.ndarray = np.asarray(np.clip(values, -largest, largest)).astype(dtype)
-    if kind == "nonfinite" and constraint.is_free and dtype.name in _WITH_INFINITY:
+    if kind in NONFINITE and not _is_integral(constraint) and dtype.name in _WITH_INFINITY:
         flat = made.reshape(-1)
-        places = rng.permutation(flat.size)[: min(len(_BROKEN), max(flat.size // _RARE, 1))]
-        flat[places] = np.array(_BROKEN[: len(places)]).astype(dtype)
+        rare = min(len(_BROKEN), max(flat.size // _RARE, 1))
+        places = rng.permutation(flat.size)[: rare if kind == "nonfinite" else (flat.size + 1) // 2]
+        broken = {"nan": _BROKEN[:1], "infinite": _BROKEN[1:]}.get(kind, _BROKEN)
+        flat[places] = np.resize(np.array(broken), len(places)).astype(dtype)
     return made
 
 
@@ -168,6 +174,11 @@ def _spread(p: Parameter, ends: Range, rng: np.random.Generator) -> np.ndarray:
     values = ends[0] + (ends[1] - ends[0]) * np.asarray(rng.random(p.shape)).reshape(-1)
     values[rng.permutation(values.size)[:2]] = ends[: min(values.size, 2)]
     return values.reshape(p.shape).astype(p.dtype)
+
+
+def _is_integral(c: ValueConstraint) -> bool:
+    """Whether elements are numbers of something, or a mask."""
+    return c.whole or c.distinct or c.truth or bool(c.sizes)
 
 
 def _one_a_channel(values: np.ndarray) -> np.ndarray:

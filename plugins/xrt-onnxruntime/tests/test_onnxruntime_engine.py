@@ -248,6 +248,7 @@ def test_nodes_of_two_opsets_do_not_compile(engine: OnnxRuntimeEngine) -> None:
         ("Conv", [(1, 1, 0), (1, 1, 3)], {"pads": (2, 2)}, "empty tensor"),
         ("Conv", [(1, 1, 6), (1, 1, 3)], {"auto_pad": "SAME_UPPER", "dilations": (2,)}, "dilations and auto_pad SAME"),
         ("MeanVarianceNormalization", [(1, 2, 3, 3)], {}, "constant channel"),
+        ("ReduceMax", [(2, 3)], {}, "passes over NaN"),
     ],
 )
 def test_what_ends_or_deceives_the_library_is_refused(op: str, shapes: Any, attributes: Any, reason: str) -> None:

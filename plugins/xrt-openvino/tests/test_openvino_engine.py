@@ -262,3 +262,23 @@ def test_attributes_beyond_32_bits_are_refused() -> None:
     y = Value("y", TensorType(F32, (1, 4, 1, 1)))
     node = Node("MaxPool", [x], [y], {"kernel_shape": (8, 8), "strides": (2**32, 1)}, version=12, name="n")
     assert "strides of MaxPool" in OpenVinoEngine().supports(node, "cpu", "inference").reason
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "reason"),
+    [
+        ("AveragePool", {"kernel_shape": (3,), "pads": (1, 1), "ceil_mode": 1, "count_include_pad": 1}, "other counts"),
+        ("AveragePool", {"kernel_shape": (3,), "pads": (1, 1), "ceil_mode": 1}, ""),
+        ("AveragePool", {"kernel_shape": (3,), "pads": (1, 1), "count_include_pad": 1}, ""),
+        ("LRN", {"size": 4}, "even size"),
+        ("LRN", {"size": 3}, ""),
+        ("LpNormalization", {"axis": 1}, "adds to the norm"),
+    ],
+)
+def test_what_was_found_wrong_is_refused(op: str, attributes: dict[str, Any], reason: str) -> None:
+    """Attributes with which the library computes other numbers; without them it takes the operator."""
+    x, y = _value("x", F32, 1, 2, 7), _value("y", F32, 1, 2, 7)
+    node = Node(op, [x], [y], attributes, version={"AveragePool": 19, "LRN": 13}.get(op, 1), name="n")
+    said = OpenVinoEngine().supports(node, "cpu", "inference")
+    assert said.ok is not bool(reason)
+    assert reason in said.reason

@@ -70,8 +70,10 @@ def _conv_integer(node: Node) -> str | None:
     return None
 
 
-def _empty_bool(node: Node) -> str | None:
+def _extreme(node: Node) -> str | None:
     x = _input(node, 0)
+    if x is not None and x.dtype is not None and x.dtype.kind in "fV":
+        return f"onnxruntime's {node.op_type} of floats passes over NaN at some places"
     if x is not None and x.dtype == np.bool_ and x.shape is not None and 0 in x.shape:
         return f"onnxruntime has no {node.op_type} of an empty set of bool"
     return None
@@ -107,6 +109,12 @@ def _windows(node: Node) -> str | None:
     return None
 
 
+def _cast(node: Node) -> str | None:
+    y = node.outputs[0]
+    scale = y is not None and y.dtype is not None and y.dtype.name == "float8_e8m0fnu"
+    return "onnxruntime casts negative numbers to the least float8e8m0" if scale else None
+
+
 def _mean_variance(node: Node) -> str | None:
     return "onnxruntime's MeanVarianceNormalization of a constant channel is NaN"
 
@@ -117,6 +125,7 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
             ("AveragePool", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool"),
             _windows,
         ),
+        **dict.fromkeys(("Cast", "CastLike"), _cast),
         "Div": _division,
         "Mod": _division,
         "DFT": _fourier,
@@ -129,7 +138,7 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "MatMul": _matrix_product,
         "MeanVarianceNormalization": _mean_variance,
         "Sign": _sign,
-        "ReduceMax": _empty_bool,
-        "ReduceMin": _empty_bool,
+        "ReduceMax": _extreme,
+        "ReduceMin": _extreme,
     }
 )

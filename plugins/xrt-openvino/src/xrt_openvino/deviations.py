@@ -156,6 +156,11 @@ def _ceil_pool(node: Node) -> str | None:
     a, x, y = node.attributes, _given(node, 0), node.outputs[0]
     if not a.get("ceil_mode", 0) or x is None or x.shape is None or y is None or y.shape is None:
         return None
+    padded: Any = a.get("pads", ())
+    if a.get("count_include_pad", 0) and any(padded):
+        return (
+            f"openvino's {node.op_type} with ceil_mode and count_include_pad divides by other counts at a padded edge"
+        )
     kernel: Any = a.get("kernel_shape", ())
     rank = len(kernel)
     strides: Any = a.get("strides", (1,) * rank)
@@ -166,6 +171,15 @@ def _ceil_pool(node: Node) -> str | None:
         if isinstance(size, int) and -(-(size + pads[i] + pads[rank + i] - span) // strides[i]) + 1 != out:
             return f"openvino counts the windows of {node.op_type} otherwise with ceil_mode and these sizes"
     return None
+
+
+def _local_response(node: Node) -> str | None:
+    size: Any = node.attributes["size"]
+    return "openvino's LRN of an even size begins one channel later" if size % 2 == 0 else None
+
+
+def _norm(node: Node) -> str | None:
+    return f"openvino's {node.op_type} adds to the norm, which shows where numbers are small"
 
 
 def _extreme(node: Node) -> str | None:
@@ -197,7 +211,9 @@ _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
         "AveragePool": _ceil_pool,
         "DFT": _fourier,
         "GRU": _recurrent,
+        "LRN": _local_response,
         "LSTM": _recurrent,
+        "LpNormalization": _norm,
         "MaxPool": _ceil_pool,
         "Celu": _not_a_number,
         "Greater": _not_a_number,
