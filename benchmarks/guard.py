@@ -55,9 +55,9 @@ def overhead() -> None:
     from xrt_core.cache.live_notes import LiveNotes
     from xrt_core.engine.contract import Executable
     from xrt_core.guard.launch import GuardedLaunch
-    from xrt_core.guard.policy import GuardSettings
     from xrt_core.guard.record import ClusterRecord, State
     from xrt_core.options import resolve
+    from xrt_core.options.guard_settings import GuardSettings
     from xrt_core.runtime.launch import Launch
     from xrt_core.testing.functions import binary
 

@@ -27,7 +27,6 @@ from xrt_core.events import EventLog
 from xrt_core.guard import background
 from xrt_core.guard.builder import ClusterBuilder
 from xrt_core.guard.launch import GuardedLaunch
-from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import State
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerPool, planning_pool
@@ -35,6 +34,7 @@ from xrt_core.ir.graph import Annotations, Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 from xrt_core.options import resolve
+from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.testing.processes import run_python
 
 ALONE = {"guard_tune": False, "guard_sandbox": False}

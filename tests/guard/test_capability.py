@@ -31,13 +31,13 @@ from xrt_core.engine.contract import CompileOptions, ask_support
 from xrt_core.events import Event, EventLog, FallbackEvent, subscribe
 from xrt_core.guard import capability
 from xrt_core.guard.capability import Answers, Capabilities, crashing_engines
-from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.timeouts import BackgroundTask, Cancelled, running
 from xrt_core.guard.verdict_cache import answers_key, forget_all, probe_key, read_json, write_json
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerPool, WorkerSlot, process_pool
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.options import resolve
+from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.testing.processes import run_python
 from xrt_core.testing.stage_faults import STAGE_FAULTS
 

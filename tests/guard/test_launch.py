@@ -15,9 +15,9 @@ from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
 from xrt_core.errors import InputError, InternalError
 from xrt_core.guard import launch as launch_module
 from xrt_core.guard.launch import GuardedLaunch, _Schedule
-from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.ir.function import Function
+from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.testing import functions
 
 SETTINGS = GuardSettings(

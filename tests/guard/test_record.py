@@ -10,10 +10,10 @@ import pytest
 
 from xrt_core.errors import CacheError, InternalError, OptionError
 from xrt_core.files import decode, encode
-from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import TRANSITIONS, ClusterRecord, FailureRecord, State
 from xrt_core.ir.types import physical_memory
 from xrt_core.options import resolve
+from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.verify.verdict import Outcome, Piece
 
 ALLOWED = {

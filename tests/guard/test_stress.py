@@ -24,8 +24,8 @@ import pytest
 from tests.guard import engines as tested
 from tests.guard.guarded import captured_events, chain, fallbacks, fresh, module, registered
 from tests.verify.planted import Planted, deep
+from xrt_core.engine.boundary import ASPECTS, changed, restore, snapshot
 from xrt_core.engine.contract import Executable, Function
-from xrt_core.engine.process_state import ASPECTS, changed, restore, snapshot
 from xrt_core.guard import stress as stress_module
 from xrt_core.guard.stress import HELD, ROUNDS, SIDE_EFFECT, SerialExecutable, StressTest
 from xrt_core.guard.verdict_cache import forget_all

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xrt_core.engine.contract import Tolerance
-from xrt_core.ir.types import DTYPE_TO_ONNX, dtype_name
-from xrt_core.kernels.namespace import float_like
+from xrt_core.ir.types import DTYPE_TO_ONNX, dtype_name, float_like
 from xrt_core.verify.compare import EXACT, compare, table, tolerance_for
 
 F32, F16, F64 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.float64)

@@ -18,9 +18,10 @@ from xrt_core.engine.contract import Function
 from xrt_core.errors import InputError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.kernels import find_kernel
+from xrt_core.runtime.arrays import ranges_of
 from xrt_core.testing.functions import forms_of, node
 from xrt_core.testing.node_cases import all_cases
-from xrt_core.verify.inputs import KINDS, NONFINITE, are_beyond, ranges_of, synthesize_inputs
+from xrt_core.verify.inputs import KINDS, NONFINITE, are_beyond, synthesize_inputs
 from xrt_core.verify.reference import run_host
 from xrt_core.verify.value_ranges import ValueConstraint, infer_constraints
 

@@ -18,8 +18,8 @@ from xrt_core.engine.converters import converters
 from xrt_core.engine.device_kinds import CPU, device_kind, is_host
 from xrt_core.errors import EngineError, OptionError
 from xrt_core.events import EventLog
-from xrt_core.guard.policy import GuardSettings
 from xrt_core.options import AUTO, Options
+from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.passes.mixed_precision import LowerPrecision
 from xrt_core.passes.partitioning import MarkRule
 from xrt_core.passes.pass_manager import STAGES, PassRegistry, RegisteredPass, Stage

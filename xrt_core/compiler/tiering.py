@@ -19,17 +19,16 @@ from xrt_core.compiler.stages import Captured, Planned
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard.background import BackgroundCompiler
-from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings, retry_time
 from xrt_core.guard.timeouts import in_background, native_call
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.options import AUTO, Options
+from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings, retry_time
 from xrt_core.passes.partitioning import is_converter, names_an_engine
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.arrays import Range, ranges_of, to_numpy
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.plan_cache import PlanCache
-from xrt_core.verify.inputs import Range, ranges_of
 
 if TYPE_CHECKING:
     from xrt_core.guard.manager import GuardManager

@@ -1,9 +1,9 @@
 """Lets a process that was forked while a native library was in use end, where the library would wait for ever.
 
-At its exit, destructors wait for threads that only its parent has: ONNX Runtime 1.31 in that of a static object, jaxlib
-0.10 in that of its client, OpenVINO 2026 in that of a compiled model. Plain programs with these libraries hang there
-too. What is done about it is what children of `multiprocessing` do always: the process leaves before the destructors
-of libraries run. Python's own exit handlers have run by then, what C wrote is flushed, and the exit code is kept.
+At its exit, destructors wait for threads that only its parent has: that of a static object, of a client, of a compiled
+model. Plain programs with such a library hang there too. What is done about it is what children of `multiprocessing` do
+always: the process leaves before the destructors of libraries run. Python's own exit handlers have run by then, what C
+wrote is flushed, and the exit code is kept.
 
 Source: https://man7.org/linux/man-pages/man3/on_exit.3.html
 """

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from xrt_core.events import EventLog, Kind
-from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.guard.timeouts import (
     BackgroundTask,
     CallTimeout,
@@ -23,6 +22,7 @@ from xrt_core.guard.timeouts import (
     is_shutting_down,
     running,
 )
+from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 
 if TYPE_CHECKING:
     from xrt_core.cache.disk import DiskCache

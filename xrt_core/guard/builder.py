@@ -30,13 +30,13 @@ from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
 from xrt_core.guard.ipc import ArtifactExchange, Message, describe_engine, new_folder, write_arrays, write_function
 from xrt_core.guard.isolation import IS_SUPPORTED, IsolatedExecutable, IsolatedProcess
 from xrt_core.guard.launch import GuardedLaunch
-from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.stress import SIDE_EFFECT, SerialExecutable
 from xrt_core.guard.timeouts import call_with_timeout, is_shutting_down, native_call
 from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
 from xrt_core.ir.function import Function
+from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.evaluate import EvaluationSettings
 from xrt_core.verify.verdict import HOST, Outcome, Piece

@@ -22,12 +22,12 @@ from xrt_core.engine.contract import Engine, Phase, ask_support
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard.ipc import Message, describe_engine, new_folder, read_function, write_function
-from xrt_core.guard.policy import GuardSettings
 from xrt_core.guard.timeouts import BackgroundTask, check_cancelled, current_task, is_shutting_down
 from xrt_core.guard.verdict_cache import answers_key, probe_key, read_json, write_json
 from xrt_core.guard.worker_pool import WorkerFailure, process_pool
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Support
+from xrt_core.options.guard_settings import GuardSettings
 
 _LIMIT: Final = 60.0  # seconds that one engine may take for one query
 

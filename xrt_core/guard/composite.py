@@ -15,10 +15,9 @@ from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Support
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.arrays import Range, to_numpy
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
-from xrt_core.verify.inputs import Range
 from xrt_core.verify.isolate import Candidate as EngineCandidate
 from xrt_core.verify.reference import lower_host
 from xrt_core.verify.subgraph import convex_partition

@@ -22,15 +22,14 @@ from xrt_core.engine.forking import keep_for_ever
 from xrt_core.errors import ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
 from xrt_core.guard.isolation import IsolatedExecutable
-from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call
 from xrt_core.guard.worker_pool import WorkerFailure
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
+from xrt_core.runtime.arrays import Range, to_numpy
 from xrt_core.runtime.input_checks import input_checks
 from xrt_core.runtime.launch import LEFT_BEHIND, FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.verify.checker import ResultChecker
-from xrt_core.verify.inputs import Range
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
 Arrays = Sequence[Any]

@@ -31,14 +31,13 @@ from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.ipc import ArtifactExchange
 from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.launch import GuardedLaunch, HostRun
-from xrt_core.guard.policy import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, call_with_timeout, in_background, is_shutting_down
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_pool
 from xrt_core.ir.function import Function, operators_of
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
+from xrt_core.runtime.arrays import Range, ranges_of, to_numpy
 from xrt_core.runtime.launch import Launch
-from xrt_core.verify.inputs import Range, ranges_of
 from xrt_core.verify.repro import Stage, make_bundle, save_bundle
 from xrt_core.verify.verdict import Outcome
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from xrt_core.errors import InternalError, printable
 from xrt_core.events import Kind
-from xrt_core.guard.policy import retry_time
 from xrt_core.ir.function import Function
+from xrt_core.options.guard_settings import retry_time
 from xrt_core.verify.verdict import Outcome
 
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine.boundary import Aspect, changed, restore, snapshot
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, Tolerance
-from xrt_core.engine.process_state import Aspect, changed, restore, snapshot
 from xrt_core.events import Event, subscribe
 from xrt_core.guard.worker_pool import own_memory
 from xrt_core.verify.checker import Check, ResultChecker, same_bytes

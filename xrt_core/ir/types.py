@@ -38,6 +38,11 @@ DTYPE_TO_ONNX: Final = MappingProxyType({d: n for n, d in _ONNX_DTYPES.items()})
 STRING: Final = np.dtype(object)
 
 
+def float_like(dtype: np.dtype) -> bool:
+    """Whether `dtype` is a float, ml_dtypes' (which NumPy calls kind "V") included."""
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
+
+
 def dtype_name(dtype: np.dtype) -> str:
     """The name used in texts, fingerprints and messages: 'float32', 'bfloat16', 'string', ..."""
     return "string" if dtype == STRING else dtype.name

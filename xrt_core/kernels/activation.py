@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.namespace import erf, float_like, result, widen
+from xrt_core.ir.types import float_like
+from xrt_core.kernels.namespace import erf, result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
 Formula = Callable[[OpContext, Any, Any], Any]

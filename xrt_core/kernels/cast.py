@@ -9,8 +9,8 @@ import numpy as np
 
 from xrt_core.errors import ExecutionError
 from xrt_core.ir.graph import Node
-from xrt_core.ir.types import ONNX_TO_DTYPE, STRING, dtype_name
-from xrt_core.kernels.namespace import bit_cast, float_like, is_jax, widen
+from xrt_core.ir.types import ONNX_TO_DTYPE, STRING, dtype_name, float_like
+from xrt_core.kernels.namespace import bit_cast, is_jax, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
 _SUB_BYTE_BITS: Final = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.namespace import divide_integers, erf, float_like, is_jax, result, widen
+from xrt_core.ir.types import float_like
+from xrt_core.kernels.namespace import divide_integers, erf, is_jax, result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
 # Functions of one array that every namespace has; narrow floats are computed in float32.

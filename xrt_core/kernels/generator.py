@@ -9,9 +9,8 @@ import numpy as np
 
 from xrt_core.errors import GraphError, ShapeError
 from xrt_core.ir.graph import SparseTensor
-from xrt_core.ir.types import ONNX_TO_DTYPE
+from xrt_core.ir.types import ONNX_TO_DTYPE, float_like
 from xrt_core.kernels.movement import check_size, ints
-from xrt_core.kernels.namespace import float_like
 from xrt_core.kernels.registry import OpContext, kernel
 
 

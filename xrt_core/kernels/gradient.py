@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.namespace import accumulate, float_like, is_jax, narrow, widen
+from xrt_core.ir.types import float_like
+from xrt_core.kernels.namespace import accumulate, is_jax, narrow, widen
 from xrt_core.kernels.registry import OpContext, kernel
 from xrt_core.kernels.windows import Windows, pad_with, windows_of
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Node
+from xrt_core.ir.types import float_like
 from xrt_core.kernels.movement import axis_of, check_size
-from xrt_core.kernels.namespace import float_like, is_jax
+from xrt_core.kernels.namespace import is_jax
 from xrt_core.kernels.registry import OpContext, kernel
 
 _DATA_SHAPE = "the output's shape depends on the data"

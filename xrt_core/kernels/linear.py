@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.namespace import float_like, is_jax, result, widen
+from xrt_core.ir.types import float_like
+from xrt_core.kernels.namespace import is_jax, result, widen
 from xrt_core.kernels.quantization import plain, quantize
 from xrt_core.kernels.registry import OpContext, kernel
 

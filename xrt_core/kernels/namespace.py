@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from xrt_core.ir.types import float_like
+
 
 def is_jax(xp: Any) -> bool:
     """Return whether `xp` is `jax.numpy`, by its name, without importing JAX."""
@@ -107,11 +109,6 @@ def bit_cast(xp: Any, x: Any, dtype: np.dtype) -> Any:
 
         return jax.lax.bitcast_convert_type(x, dtype)
     return xp.ascontiguousarray(x).view(dtype).reshape(x.shape)
-
-
-def float_like(dtype: np.dtype) -> bool:
-    """Whether `dtype` is a float, ml_dtypes' (which NumPy calls kind "V") included."""
-    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
 def wide(dtype: np.dtype) -> np.dtype:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.namespace import float_like, is_jax, narrow, set_at, widen
+from xrt_core.ir.types import float_like
+from xrt_core.kernels.namespace import is_jax, narrow, set_at, widen
 from xrt_core.kernels.registry import OpContext, kernel
 from xrt_core.kernels.windows import Windows, pad_with, windows_of
 

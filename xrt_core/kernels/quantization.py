@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.ir.types import ONNX_TO_DTYPE
+from xrt_core.ir.types import ONNX_TO_DTYPE, float_like
 from xrt_core.kernels.cast import cast_array
-from xrt_core.kernels.namespace import float_like, widen
+from xrt_core.kernels.namespace import widen
 from xrt_core.kernels.registry import OpContext, kernel
 
 _FLOAT32 = np.dtype(np.float32)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.kernels.namespace import divide_integers, float_like, is_jax, result, widen
+from xrt_core.ir.types import float_like
+from xrt_core.kernels.namespace import divide_integers, is_jax, result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
 Reduction = Callable[[Any, Any, tuple[int, ...], bool], Any]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
-from xrt_core.kernels.namespace import float_like, has_float64, is_cupy, wide
+from xrt_core.ir.types import float_like
+from xrt_core.kernels.namespace import has_float64, is_cupy, wide
 from xrt_core.kernels.registry import OpContext, kernel
 
 _UNROLLED_TAPS = 8

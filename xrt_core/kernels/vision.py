@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import ShapeError
+from xrt_core.ir.types import float_like
 from xrt_core.kernels.movement import ints
-from xrt_core.kernels.namespace import accumulate, float_like, is_jax, narrow, widen
+from xrt_core.kernels.namespace import accumulate, is_jax, narrow, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
 Tap = tuple[Any, Any, Any]

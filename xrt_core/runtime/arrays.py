@@ -6,6 +6,7 @@ registered.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,9 +19,13 @@ from xrt_core.engine.cuda import cuda_device
 from xrt_core.engine.device_kinds import kinds
 from xrt_core.errors import ConverterError, InputError
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.types import TensorType
+from xrt_core.ir.types import TensorType, float_like
 
 Converter = Callable[[Any], Any]
+Range = tuple[float, float]
+"""The least and the greatest number of an input."""
+
+_MEASURED: Final = 1 << 24  # bytes: a few milliseconds
 
 
 def family_of(array_type: type) -> str:
@@ -32,6 +37,20 @@ def family_of(array_type: type) -> str:
 def is_array(x: Any) -> bool:
     """Whether `x` is a tensor of some library: it has dtype and shape."""
     return hasattr(x, "dtype") and hasattr(x, "shape")
+
+
+def ranges_of(arrays: Sequence[Any]) -> tuple[Range | None, ...]:
+    """The range of each floating NumPy array; None for others, where not all numbers are finite, and for all where
+    they have more than `_MEASURED` bytes."""
+    if sum(getattr(a, "nbytes", 0) for a in arrays) > _MEASURED:
+        return (None,) * len(arrays)
+    found: list[Range | None] = []
+    for a in arrays:
+        ends = (math.nan, math.nan)
+        if isinstance(a, np.ndarray) and a.size and float_like(a.dtype):
+            ends = (float(a.min()), float(a.max()))
+        found.append(ends if math.isfinite(ends[0]) and math.isfinite(ends[1]) else None)
+    return tuple(found)
 
 
 def to_numpy(x: Any) -> Any:

@@ -69,8 +69,8 @@ class Launch:
     """
 
     __slots__ = (
-        "__weakref__", "_check", "_direct", "_events", "_host", "_host_run", "_lock", "_policy", "_recent", "calls", "engine", "enter",
-        "error", "executable", "failures", "function", "input_checks",
+        "__weakref__", "_check", "_direct", "_events", "_host", "_host_run", "_lock", "_policy", "_recent", "calls",
+        "engine", "enter", "error", "executable", "failures", "function", "input_checks",
     )  # fmt: skip
 
     def __init__(

@@ -15,8 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from xrt_core.engine.contract import Tolerance
-from xrt_core.ir.types import dtype_name
-from xrt_core.kernels.namespace import float_like
+from xrt_core.ir.types import dtype_name, float_like
 from xrt_core.verify.compare import EXACT, compare
 
 __all__ = ["EXACT", "TOLERANCES", "Tolerance", "assert_close", "is_floating", "tolerance_for"]

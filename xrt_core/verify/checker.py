@@ -32,8 +32,7 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import draws_random, is_discontinuous, is_exact, traits_of
-from xrt_core.ir.types import dtype_name
-from xrt_core.kernels.namespace import float_like
+from xrt_core.ir.types import dtype_name, float_like
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.verify.compare import ROUNDED, Difference, bounds_of, compare, float_dtypes, table, tolerance_for
 from xrt_core.verify.reference import ReferenceExecutor, Values, host_values, run_host, wide_dtype

@@ -19,8 +19,7 @@ import numpy as np
 
 from xrt_core.engine.contract import Tolerance
 from xrt_core.ir.graph import Graph
-from xrt_core.ir.types import dtype_name
-from xrt_core.kernels.namespace import float_like
+from xrt_core.ir.types import dtype_name, float_like
 
 EXACT: Final = Tolerance(0.0, 0.0)
 """Integers and booleans."""

@@ -20,10 +20,10 @@ from xrt_core.errors import InputError, XRTError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.arrays import Range, to_numpy
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
-from xrt_core.verify.inputs import EDGES, NONFINITE, SEQUENCE, Kind, Range, are_beyond, synthesize_inputs
+from xrt_core.verify.inputs import EDGES, NONFINITE, SEQUENCE, Kind, are_beyond, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
 from xrt_core.verify.reference import ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces

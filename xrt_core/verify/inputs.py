@@ -13,7 +13,8 @@ import numpy as np
 from xrt_core.errors import InputError
 from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Value
-from xrt_core.kernels.namespace import float_like
+from xrt_core.ir.types import float_like
+from xrt_core.runtime.arrays import Range
 from xrt_core.verify.value_ranges import FREE, ValueConstraint, infer_constraints, is_synthesizable
 
 Kind = Literal["normal", "ties", "large", "gentle", "small", "constant", "nonfinite", "nan", "infinite"]
@@ -22,9 +23,6 @@ large: normal, eight times as large. gentle: floats from 0.5 to 1.5, for which e
 infinity. small: normal, a thousandth as large. constant: each channel (axis 1; of a matrix or vector, each row) is one
 number that no sum of it divides exactly, for normalisations of what does not vary. nonfinite: normal, with a few NaN
 and infinities, wherever floats are no integers. nan, infinite: half of the elements are, at random places."""
-
-Range = tuple[float, float]
-"""The least and the greatest number of an input."""
 
 NONFINITE: Final[tuple[Kind, ...]] = ("nonfinite", "nan", "infinite")
 """The kinds that are no numbers. A few show what becomes of them and of others in one reduction, many whether they are
@@ -41,25 +39,10 @@ EDGES: Final[tuple[Kind, ...]] = ("small", "constant")
 
 _LEVELS: Final = (-1.5, -0.7, 0.0, 0.0, 0.3, 0.7, 1.5)
 _BROKEN: Final = (math.nan, math.inf, -math.inf)
-_MEASURED: Final = 1 << 24  # bytes: a few milliseconds
 _USUAL: Final = 4.0  # few normally distributed numbers are larger
 _RARE: Final = 8  # of so many elements at most one is not finite
 _WITH_INFINITY: Final = frozenset(("float16", "float32", "float64", "bfloat16"))
 _WIDE: Final = 4.0  # length of an interval that is open on one side
-
-
-def ranges_of(arrays: Sequence[Any]) -> tuple[Range | None, ...]:
-    """The range of each floating NumPy array; None for others, where not all numbers are finite, and for all where
-    they have more than `_MEASURED` bytes."""
-    if sum(getattr(a, "nbytes", 0) for a in arrays) > _MEASURED:
-        return (None,) * len(arrays)
-    found: list[Range | None] = []
-    for a in arrays:
-        ends = (math.nan, math.nan)
-        if isinstance(a, np.ndarray) and a.size and float_like(a.dtype):
-            ends = (float(a.min()), float(a.max()))
-        found.append(ends if math.isfinite(ends[0]) and math.isfinite(ends[1]) else None)
-    return tuple(found)
 
 
 def are_beyond(ranges: Sequence[Range | None]) -> bool:

@@ -15,8 +15,8 @@ from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel,
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.types import TensorType
-from xrt_core.kernels.namespace import float_like, narrow
+from xrt_core.ir.types import TensorType, float_like
+from xrt_core.kernels.namespace import narrow
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 

@@ -26,8 +26,7 @@ from xrt_core.files import Size, decode, encode, reading, replace_file
 from xrt_core.frontends.onnx_sidecar import NodeRow, describe_node, restore_types
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value, substitute
-from xrt_core.ir.types import STRING, TensorType, dtype_name
-from xrt_core.kernels.namespace import float_like
+from xrt_core.ir.types import STRING, TensorType, dtype_name, float_like
 from xrt_core.verify.checker import ResultChecker
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.isolate import Candidate

@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.types import TensorType
-from xrt_core.kernels.namespace import float_like
+from xrt_core.ir.types import TensorType, float_like
 
 INF: Final = math.inf
 

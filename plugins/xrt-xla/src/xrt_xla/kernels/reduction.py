@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.kernels.namespace import float_like, narrow, wide
+from xrt_core.ir.types import float_like
+from xrt_core.kernels.namespace import narrow, wide
 from xrt_core.kernels.reduction import reduced_axes
 from xrt_xla.kernels.context import XlaContext, portable, xla_kernel
 
