@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -46,6 +47,10 @@ def forget_all() -> None:
     """Forget the executables of this process's memory and which complaints were made; what plans hold stays alive."""
     _memory.clear()
     _said.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget_all)  # their engines' threads are not there
 
 
 class ExecutableStore:
