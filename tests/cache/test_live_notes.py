@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -47,7 +48,8 @@ def test_ends_of_processes(moment: str, end: str, is_suspect: bool, tmp_path: pa
     assert notes.is_suspect(DIGEST) is is_suspect
     assert not notes.is_suspect("b2" * 32)
     notes.close()
-    assert [p.name for p in (tmp_path / "live").iterdir()] == ([f"{DIGEST}.suspect"] if is_suspect else [])
+    assert [p.name for p in (tmp_path / "suspects").iterdir()] == ([f"{DIGEST}.suspect"] if is_suspect else [])
+    assert notes_left(notes) == []
 
 
 def test_the_notes_of_a_living_process_are_its_own(tmp_path: pathlib.Path) -> None:
@@ -58,7 +60,7 @@ def test_the_notes_of_a_living_process_are_its_own(tmp_path: pathlib.Path) -> No
     note.flags[note.slot()] = 1
     later = LiveNotes(tmp_path)
     assert not later.is_suspect(DIGEST)
-    (tmp_path / "live" / f"{DIGEST}.suspect").touch()
+    (tmp_path / "suspects" / f"{DIGEST}.suspect").touch()
     later.kept_apart(DIGEST, is_sound=True)
     later.close()
     assert not LiveNotes(tmp_path).is_suspect(DIGEST)
@@ -69,7 +71,7 @@ def test_one_that_crashed_apart_stays_a_suspect(tmp_path: pathlib.Path) -> None:
     """Until somebody clears the cache."""
     notes = LiveNotes(tmp_path)
     assert not notes.is_suspect(DIGEST)
-    (tmp_path / "live" / f"{DIGEST}.suspect").touch()
+    (tmp_path / "suspects" / f"{DIGEST}.suspect").touch()
     notes.kept_apart(DIGEST, is_sound=False)
     notes.kept_apart(DIGEST, is_sound=True)  # loaded once more
     notes.close()
@@ -87,7 +89,7 @@ def test_a_full_disk_costs_the_notes_only(tmp_path: pathlib.Path, monkeypatch: p
     monkeypatch.setattr(os, "posix_fallocate", full)
     notes = LiveNotes(tmp_path)
     assert notes.begin(DIGEST) is None
-    assert list((tmp_path / "live").iterdir()) == []
+    assert notes_left(notes) == []
 
 
 def test_rows_are_used_again(tmp_path: pathlib.Path) -> None:
@@ -109,11 +111,32 @@ def test_rows_are_used_again(tmp_path: pathlib.Path) -> None:
 
 def test_damaged_notes_are_dropped(tmp_path: pathlib.Path) -> None:
     """Whatever a file holds, it is read without an error, and no name comes out that is no digest."""
-    folder = tmp_path / "live"
-    folder.mkdir(mode=0o700)
+    notes = LiveNotes(tmp_path)
+    assert notes.begin(DIGEST) is not None
+    assert notes._path is not None
     for k, content in enumerate((b"", b"x" * 77, b"../../evil".ljust(64, b"\0") + b"\1" * 64, os.urandom(5000))):
-        (folder / f"{k}.note").write_bytes(content)
-        (folder / f"{k}.note").chmod(0o600)
+        path = notes._path.with_name(f"{notes._cache}-{k}.note")
+        path.write_bytes(content)
+        path.chmod(0o600)
+    notes.close()
     assert not LiveNotes(tmp_path).is_suspect(DIGEST)
-    assert not [p for p in folder.glob("*.note") if p.name[0].isdigit() and "-" not in p.name]
+    assert notes_left(notes) == []
     assert not (tmp_path / "evil.suspect").exists()
+
+
+def notes_left(notes: LiveNotes) -> list[str]:
+    """Files of notes of processes that are gone."""
+    folder = pathlib.Path(tempfile.gettempdir(), f"xrt-live-{os.geteuid()}")
+    return [p.name for p in folder.glob(f"{notes._cache}-*") if f"-{os.getpid()}-" not in p.name]
+
+
+def test_the_cache_may_be_overwritten(tmp_path: pathlib.Path) -> None:
+    """Nothing in the cache's folder is mapped: whoever empties its files does not end the process."""
+    notes = LiveNotes(tmp_path)
+    note = notes.begin(DIGEST)
+    assert note is not None
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    note.flags[note.slot()] = 1
+    notes.close()

@@ -1,21 +1,24 @@
-"""LiveNotes: which executables a process is running at this moment, in a file beside the cache that outlives it.
+"""LiveNotes: which executables a process is running at this moment, in a temporary file that outlives it.
 
 A process that ends inside an engine's run, as it crashed or was killed there, leaves its file behind. The next process
 finds it, and the executables in question are *suspects* from then on: the guard runs them in a child process, until a
 process that did so ends in order. A process that ends anywhere else leaves nothing.
 
 The file is mapped, so that a note costs two writes to memory, and locked as long as its process lives, which another
-one can see whatever has become of process numbers.
+one can see whatever has become of process numbers. It is not in the cache's folder, where a program that empties or
+overwrites files would end this process (SIGBUS); the suspects are, as files that are not mapped.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import mmap
 import os
 import pathlib
 import secrets
+import tempfile
 import threading
 import weakref
 from typing import Final
@@ -24,7 +27,7 @@ from xrt_core.cache.disk import open_trusted, prepare_folder
 from xrt_core.errors import CacheError
 from xrt_core.files import PRIVATE
 
-_FOLDER: Final = "live"
+_FOLDER: Final = "suspects"
 _SUFFIX: Final = ".note"
 _SUSPECT: Final = ".suspect"
 _ROWS: Final = 256
@@ -53,6 +56,7 @@ class LiveNotes:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder / _FOLDER
+        self._cache = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
         self._lock = threading.Lock()
         self._free = list(range(_ROWS))
         self._owner = os.getpid()
@@ -103,10 +107,11 @@ class LiveNotes:
         """The rows of this process's file, which is made, and those of dead processes read, at the first call."""
         if self._rows is None and self._is_usable:
             self._is_usable = False
-            with contextlib.suppress(OSError, CacheError, ImportError, ValueError):
-                if prepare_folder(self._folder, write=True):
-                    _read_left_notes(self._folder)
-                    self._path, self._rows = _new_file(self._folder)
+            with contextlib.suppress(OSError, CacheError, ImportError, ValueError, AttributeError):
+                notes = pathlib.Path(tempfile.gettempdir(), f"xrt-live-{os.geteuid()}")
+                if prepare_folder(self._folder, write=True) and prepare_folder(notes, write=True):
+                    _read_left_notes(notes, self._cache, self._folder)
+                    self._path, self._rows = _new_file(notes, self._cache)
                     atexit.register(self.close)
         return self._rows
 
@@ -117,10 +122,10 @@ def forget_suspects(folder: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _new_file(folder: pathlib.Path) -> tuple[pathlib.Path, memoryview]:
+def _new_file(folder: pathlib.Path, cache: str) -> tuple[pathlib.Path, memoryview]:
     import fcntl  # POSIX; elsewhere there are no notes
 
-    path = folder / f"{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
+    path = folder / f"{cache}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
     temporary = path.with_suffix(".tmp")  # it becomes visible when it is locked
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
     try:
@@ -135,11 +140,11 @@ def _new_file(folder: pathlib.Path) -> tuple[pathlib.Path, memoryview]:
     return path, rows  # the descriptor stays open: it holds the lock
 
 
-def _read_left_notes(folder: pathlib.Path) -> None:
-    """Make suspects of what dead processes were running when they ended."""
+def _read_left_notes(notes: pathlib.Path, cache: str, folder: pathlib.Path) -> None:
+    """Make suspects, in `folder`, of what dead processes with this cache were running when they ended."""
     import fcntl
 
-    for path in folder.glob(f"*{_SUFFIX}"):
+    for path in notes.glob(f"{cache}-*{_SUFFIX}"):
         with contextlib.suppress(OSError, CacheError), open_trusted(path) as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
             content = file.read(_SIZE)
