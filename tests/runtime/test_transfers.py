@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,16 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.fake_cupy import installed
 from tests.fake_engines import FakeEngine, chosen, fake_engine
 from tests.fake_gpu import (
     GPU,
     BlockingEngine,
     Buffer,
     DeviceArray,
-    Gpu,
     GpuEngine,
     Tensor,
-    fake_cupy,
     fake_torch,
     memory,
     on_gpu,
@@ -45,7 +45,7 @@ Y = np.array([[5, 6], [7, -8]], np.float32)
 @pytest.fixture(autouse=True)
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle GPU, and neither CuPy nor torch."""
-    vars(GPU).update(vars(Gpu()))
+    GPU.reset()
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
@@ -65,8 +65,9 @@ def engine(families: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+def cupy(_gpu: None) -> Iterator[None]:
+    with installed(devices=2):
+        yield
 
 
 @pytest.fixture
@@ -130,6 +131,46 @@ def test_cupy_in_and_out(engine: GpuEngine, cupy: None) -> None:
     np.testing.assert_array_equal(z.get(), X + Y)
 
 
+@pytest.mark.parametrize("options", [{"parallel": True}, {"guard": True, "guard_run_timeout": 5.0}], ids=str)
+def test_launches_on_other_threads_wait_for_the_callers_stream(
+    engine: GpuEngine, cupy: None, torch: None, options: dict[str, Any]
+) -> None:
+    """They have current streams of their own there; what the caller's stream, and the host, make is ready before."""
+    import cupy as cp
+
+    a, b, h, p, q, r, s, y = (f32(n) for n in "abhpqrsy")
+    nodes = [node("Abs", [a], [h]), node("Neg", [h], [p]), node("Tanh", [h], [q]), node("Add", [p, q], [r])]
+    nodes += [node("Abs", [r], [s]), node("Neg", [s], [y])]
+    if options.get("guard"):
+        options = {**options, "guard_async": False, "guard_sandbox": False, "guard_shadow": 0, "guard_tune": False}
+    with fake_engine(_SecondGpu) as second:
+        engine.takes = lambda n: n.op_type in ("Neg",)
+        second.takes = lambda n: n.op_type in ("Tanh",)
+        m = XRTModule(graph_of([a, b], [y], nodes), engine=["gpu", "gpu2"], device="cuda", **options)
+        for library in ("cupy", "torch"):
+            stream = cp.cuda.Stream(non_blocking=True)
+            for k in range(4):
+                if library == "cupy":
+                    with stream:
+                        x = late(stream.ptr, X + k)
+                        found = m(x, x)
+                        got = (found + 0).get()
+                else:
+                    GPU.torch = stream.ptr
+                    x = Tensor(memory(late(stream.ptr, X + k)))
+                    got = m(x, x).cpu().numpy()
+                    GPU.torch = 0
+                np.testing.assert_allclose(got, -np.abs(-np.abs(X + k) + np.tanh(np.abs(X + k))), rtol=1e-6)
+        assert not m.explain().errors
+        assert second.runs
+
+
+class _SecondGpu(GpuEngine):
+    """A second lane."""
+
+    name = "gpu2"
+
+
 def test_torch_in_and_out(engine: GpuEngine, torch: None) -> None:
     """Tensors on the GPU go in as they are, on torch's current stream, and tensors there come out."""
     m = XRTModule(add(), engine="gpu")
@@ -144,7 +185,7 @@ def test_torch_in_and_out(engine: GpuEngine, torch: None) -> None:
     assert isinstance(z, Tensor)
     assert z.device == "cuda:0"
     assert np.isnan(z.array).all()
-    np.testing.assert_array_equal(z.numpy(), X + Y)
+    np.testing.assert_array_equal(z.cpu().numpy(), X + Y)
 
 
 def test_the_host_works_on_the_callers_stream(engine: GpuEngine, cupy: None, torch: None) -> None:
@@ -158,7 +199,7 @@ def test_the_host_works_on_the_callers_stream(engine: GpuEngine, cupy: None, tor
     assert [type(g[0]) for g in engine.given[-2:]] == [Tensor, DeviceArray]
     assert engine.asked[-2:] == [(9, False)] * 2
     assert isinstance(z, Tensor)
-    np.testing.assert_allclose(z.numpy(), -np.abs(X @ Y))
+    np.testing.assert_allclose(z.cpu().numpy(), -np.abs(X @ Y))
 
 
 @pytest.mark.parametrize("family", ["cupy", "torch"])
@@ -170,7 +211,7 @@ def test_inputs_of_the_host_are_read_in_place(engine: GpuEngine, cupy: None, tor
     for _ in range(2):
         z = m(*sent)
         assert type(z) is type(sent[0])
-        np.testing.assert_allclose(z.get() if family == "cupy" else z.numpy(), -np.abs(X @ Y))
+        np.testing.assert_allclose(z.get() if family == "cupy" else z.cpu().numpy(), -np.abs(X @ Y))
     assert all(wait is False for _, wait in engine.asked[1:])
 
 
@@ -191,7 +232,7 @@ def test_one_call_for_both_places(engine: GpuEngine, torch: None) -> None:
         z = m(Tensor(X.copy(), index), Tensor(Y.copy(), index))
         assert z.device == ("cpu" if index is None else f"cuda:{index}")
         assert isinstance(engine.given[-1][0], Tensor if index == 0 else np.ndarray)
-        np.testing.assert_array_equal(z.numpy(), X + Y)
+        np.testing.assert_array_equal(z.cpu().numpy(), X + Y)
 
 
 def test_an_array_on_the_cpu_is_waited_for(engine: GpuEngine, cupy: None) -> None:
@@ -375,7 +416,7 @@ def test_arrays_of_another_library_than_the_engine_takes(
         for _ in range(2):
             z = m(*sent)
             assert type(z) is type(sent[0])
-            np.testing.assert_array_equal(z.get() if isinstance(z, DeviceArray) else z.numpy(), X + Y)
+            np.testing.assert_array_equal(z.get() if isinstance(z, DeviceArray) else z.cpu().numpy(), X + Y)
         seen = engine.given[-1][0]
         assert type(seen) is {("torch",): Tensor, ("cupy",): DeviceArray, (): np.ndarray}[families]
         assert np.shares_memory(memory(seen), memory(sent[0])) == bool(families)
@@ -433,12 +474,12 @@ def _late(library: str, stream: int, value: np.ndarray) -> Any:
 
 
 def on_gpu_as(library: str, array: np.ndarray) -> Any:
-    return array.view(DeviceArray) if library == "cupy" else Tensor(array)
+    return DeviceArray._over(array, array, 0) if library == "cupy" else Tensor(array)
 
 
 def _read(x: Any) -> np.ndarray:
     if isinstance(x, Tensor):
-        return x.numpy()
+        return x.cpu().numpy()
     return x.get() if isinstance(x, DeviceArray) else np.asarray(x)
 
 
@@ -454,11 +495,16 @@ def test_nothing_is_read_too_early(
     """Random graphs and partitions, inputs that are made late on the caller's stream: the host's results, nothing
     failed, and only arrays on the CPU were waited for."""
     wanted = run_graph(g.graph, g.arrays)
-    vars(GPU).update(vars(Gpu()))
-    modules = {"torch": fake_torch(), "cupy": fake_cupy() if with_cupy or library == "cupy" else None}
-    with pytest.MonkeyPatch.context() as patch, fake_engine(GpuEngine) as engine:
-        for name, module in modules.items():
-            patch.setitem(sys.modules, name, module)
+    GPU.reset()
+    with_cupy = with_cupy or library == "cupy"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        installed() if with_cupy else contextlib.nullcontext(),
+        fake_engine(GpuEngine) as engine,
+    ):
+        patch.setitem(sys.modules, "torch", fake_torch())
+        if not with_cupy:
+            patch.setitem(sys.modules, "cupy", None)
         engine.takes = chosen(seed, share)
         m = XRTModule(g.graph, engine="gpu")
         GPU.current, GPU.torch = (stream, 0) if library == "cupy" else (0, stream)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from xrt_core.cache.disk import open_cache
 from xrt_core.cache.model_file import ModelFile
 from xrt_core.cache.store import Compilation, ExecutableStore
@@ -38,16 +40,17 @@ Chosen = Sequence[tuple[Engine, str]]
 class Services:
     """The components that the stages of one pipeline share.
 
-    xp: the host's array namespace. host_only: the pipeline has no engines, by option or because it is the baseline of
-    another pipeline, so a mark that names an engine is not an error. passes: per stage, in order, as registered when
-    the module was created. precision: the mixed-precision pass, None if not enabled. guard: None if it is off. auto:
-    whether the engine of each cluster is chosen by measurement.
+    xp: the host's array namespace. host_device: the device on which it computes. host_only: the pipeline has no
+    engines, by option or because it is the baseline of another pipeline, so a mark that names an engine is not an
+    error. passes: per stage, in order, as registered when the module was created. precision: the mixed-precision pass,
+    None if not enabled. guard: None if it is off. auto: whether the engine of each cluster is chosen by measurement.
     """
 
     options: Options
     engines: tuple[tuple[Engine, str], ...]
     events: EventLog
     xp: Any
+    host_device: str
     executables: ExecutableStore
     compilation: Compilation
     guard: GuardManager | None
@@ -109,11 +112,15 @@ def build_services(
     converters.load_plugins()
     load_plugin_passes(events)
     registry = passes.snapshot() if registry is None else registry.with_plugins_of(passes)
+    device = options.device or (engines[0][1] if engines else CPU.name)
+    # what is compiled for a device elsewhere may be tried here, on the CPU
+    xp = device_kind(device).namespace() if options.target is None else np
     services = Services(
         options=options,
         engines=tuple(engines),
         events=events,
-        xp=device_kind(options.device or (engines[0][1] if engines else CPU.name)).namespace(),
+        xp=xp,
+        host_device=CPU.name if xp is np else device,
         executables=executables,
         compilation=compilation,
         guard=guard,

@@ -37,7 +37,10 @@ def to_engine(family: str, taken: Collection[str], kind: DeviceKind, device: int
     return enter
 
 
-def to_launch(xp: Any, taken: Collection[str]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+Enter = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def to_launch(xp: Any, taken: Collection[str]) -> Enter | None:
     """The function that takes the host's arrays to those of an engine; None where the engine takes them as they are."""
     if xp is np or "cupy" in taken:
         return None
