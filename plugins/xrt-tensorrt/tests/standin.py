@@ -49,6 +49,7 @@ class Cuda:
         self._streams = 100
         self._events = 6
         self.device = 0
+        self.model = b"NVIDIA Stand-in"
 
     def names(self, *wanted: str) -> list[str]:
         """Names of the calls made, of these functions alone where any are named."""
@@ -76,6 +77,9 @@ class Cuda:
 
     def _cudaDeviceGetAttribute(self, which: str, device: int) -> int:
         return self._capability[which]
+
+    def _cudaGetDeviceProperties(self, device: int) -> Any:
+        return SimpleNamespace(name=self.model)
 
     def _cudaGetDevice(self) -> int:
         return self.device

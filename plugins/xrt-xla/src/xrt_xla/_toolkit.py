@@ -37,7 +37,8 @@ let_forks_end(_clients.values)
 x64: Any = jax.enable_x64
 """`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
 
-_KINDS = ("cpu", "cuda", "tpu")
+_KINDS = ("cuda", "tpu", "cpu")
+"""Kinds of devices, the one to use first: the core compiles for the first device where none is asked for."""
 
 # What a caller may have set that would change numbers, dtypes or whether a compiled call runs at all.
 _PINNED: tuple[tuple[str, Any], ...] = (
@@ -164,7 +165,7 @@ def checks_numbers() -> bool:
 
 
 def devices() -> dict[str, Any]:
-    """Usable devices by XRT's names: "cpu", "cuda:0", "tpu:0", ..."""
+    """Usable devices by XRT's names, accelerators first: "cuda:0", "tpu:0", ..., "cpu"."""
     found: dict[str, Any] = {}
     for kind in _KINDS:
         try:
