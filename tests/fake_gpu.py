@@ -185,7 +185,12 @@ class GpuExecutable(FakeExecutable):
         of_cupy = sys.modules.get("cupy") is not None
         results = [DeviceArray._over(x, x, GPU.device) if of_cupy else Buffer(x, stream) for x in blank]
 
+        if engine.breaks:  # the work is waited for, or fails where the results are read
+            block_until_done = True
+
         def work() -> None:
+            if engine.breaks:
+                GPU.break_context()
             if engine.fails_late:
                 engine.fails_late -= 1
                 raise RuntimeError("an illegal memory access was encountered")
@@ -213,7 +218,7 @@ class _GpuCompiler(FakeCompiler):
 class GpuEngine(FakeEngine):
     """A fake engine on "cuda:0". given: the inputs of each run. asked: for each, the stream and whether to wait.
 
-    fails_late: of so many runs the work fails after it was enqueued.
+    fails_late: of so many runs the work fails after it was enqueued. breaks: runs break the CUDA context.
     """
 
     name = "gpu"
@@ -227,6 +232,7 @@ class GpuEngine(FakeEngine):
         self.given: list[list[Any]] = []
         self.asked: list[tuple[int | None, bool]] = []
         self.fails_late = 0
+        self.breaks = False
 
     def compiler(self, device: str, options: Any) -> Any:
         return _GpuCompiler(self)

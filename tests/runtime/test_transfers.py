@@ -29,7 +29,7 @@ from tests.host_run import assert_same, run_graph
 from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
 from xrt_core.engine.contract import EngineStatus, InputOutputAlias
-from xrt_core.errors import ExecutionError
+from xrt_core.errors import BrokenContextError, ExecutionError
 from xrt_core.ir.graph import Annotations, Graph, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.module import XRTModule
@@ -313,6 +313,24 @@ def test_unread_results_fail_where_the_caller_reads_them(engine: GpuEngine, cupy
     z = m(on_gpu(X), on_gpu(Y))
     with pytest.raises(RuntimeError, match="an illegal memory access"):
         z.get()
+
+
+@pytest.mark.parametrize("options", [{}, {"guard": True, "guard_async": False, "guard_sandbox": False}], ids=str)
+def test_a_broken_context_is_named(engine: GpuEngine, cupy: None, options: dict[str, Any]) -> None:
+    """Not the caller's arrays are at fault: after an illegal address nothing on a GPU works until the process ends."""
+    m = XRTModule(add(), engine="gpu", **options, **({"guard_tune": False} if options else {}))
+    x, y = on_gpu(X), on_gpu(Y)
+    for _ in range(3):
+        m(x, y)
+
+    engine.breaks = True
+    with pytest.raises(BrokenContextError, match="engine 'gpu'.*illegal memory access.*Restart the process"):
+        m(x, y).get()
+    for sent in ((x, y), (X, Y)):
+        with pytest.raises(BrokenContextError, match="illegal memory access"):
+            m(*sent)
+    with pytest.raises(BrokenContextError, match="illegal memory access"):
+        XRTModule(add(), engine="host", device="cuda")(X, Y)
 
 
 def test_a_failure_at_once_is_seen_to_at_once(engine: GpuEngine, cupy: None) -> None:

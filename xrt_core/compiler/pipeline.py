@@ -177,8 +177,9 @@ class Pipeline:
         within = host_scope(services.xp, services.host_device)
         planned = make_plan(graph, lower, made, owned=owned, to_host=to_host(services.xp), within=within)
         streams = device_kind(services.host_device).streams
-        if streams is not None:  # constants are read on the streams of callers, which nothing orders after this one
-            streams.synchronize(number_of(services.host_device))
+        if within is not None and streams is not None:
+            with within():  # constants are read on the streams of callers, which nothing orders after this one
+                streams.synchronize(number_of(services.host_device))
         if self.options.parallel and independent_lanes(graph, lane):
             planned.run_side_by_side()
         return planned
@@ -256,9 +257,7 @@ class Pipeline:
 
             verify(graph, stage)
 
-    def _run_passes(
-        self, stage: Stage, graph: Graph, context: PassContext, passes: Sequence[RegisteredPass]
-    ) -> Graph:
+    def _run_passes(self, stage: Stage, graph: Graph, context: PassContext, passes: Sequence[RegisteredPass]) -> Graph:
         trace = self.services.trace.begin(graph, stage) if self.services.trace is not None else None
         for p in passes:
             start = time.perf_counter()

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.converters import library_of
+from xrt_core.errors import BrokenContextError, ExecutionError
 from xrt_core.ir.graph import Support
 
 _DLPACK_CUDA: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -159,6 +161,44 @@ def why_no_cupy() -> str:
     except RuntimeError as e:
         return f"CuPy finds no GPU: {e}; `xrt doctor` shows driver and versions"
     return f"CuPy finds {count} GPUs"
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+_STICKY: Final = re.compile(
+    r"illegal[ _]?(address|instruction|memory access)|misaligned[ _]?address|invalid[ _]?(address[ _]?space|pc)\b"
+    r"|launch[ _]?(failure|failed|timeout)|hardware[ _]?stack[ _]?error|ecc[ _]?uncorrectable"
+    r"|error_?assert\b|device-side assert",
+    re.IGNORECASE,
+)
+"""Errors after which every call of CUDA in this process fails (CUDA Runtime API, cudaError_t: "must be terminated and
+relaunched")."""
+
+
+def broken_context(error: BaseException) -> str:
+    """What broke the CUDA context of this process, as an exception of a CUDA library says it; "" for other errors."""
+    text = str(error).strip().partition("\n")[0]
+    if not re.search("cuda", f"{type(error).__module__} {type(error).__name__} {text}", re.IGNORECASE):
+        return ""
+    if not _STICKY.search(text):
+        return ""
+    return (
+        f"the CUDA context of this process is broken ({text}): every later call on a GPU fails. Restart the process; "
+        "CUDA_LAUNCH_BLOCKING=1 shows which kernel it is, guard=True tries engines in processes of their own"
+    )
+
+
+@contextlib.contextmanager
+def naming_broken_context() -> Iterator[None]:
+    """Within it what a broken context makes fail is a BrokenContextError."""
+    try:
+        yield
+    except BrokenContextError:
+        raise
+    except (ExecutionError, RuntimeError) as e:
+        if broken := broken_context(e):
+            raise BrokenContextError(broken) from e
+        raise
 
 
 # --- streams --------------------------------------------------------------------------------------------------------

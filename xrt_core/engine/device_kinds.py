@@ -270,9 +270,7 @@ def add_rows(registry: DeviceKinds, rows: Iterable[Any], owner: str) -> list[str
 def _cpu_memory(index: int) -> Memory:
     try:
         page, names = os.sysconf("SC_PAGE_SIZE"), os.sysconf_names
-        total, free = (
-            os.sysconf(n) * page if n in names else None for n in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES")
-        )
+        total, free = (os.sysconf(n) * page if n in names else None for n in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
     except (AttributeError, OSError, ValueError):  # not POSIX
         return None, None
     return total, free

@@ -136,9 +136,7 @@ class EngineManager:
 
     # --- all of them --------------------------------------------------------------------------------------------
 
-    def ready(
-        self, phase: Phase, device: str | None, options: Options, without: Collection[str] = ()
-    ) -> list[Engine]:
+    def ready(self, phase: Phase, device: str | None, options: Options, without: Collection[str] = ()) -> list[Engine]:
         """Every usable engine that can drive `device`, best first for `phase`, as the switches in `options` allow.
 
         A switch that is True leaves only engines switched on; one that is False takes its engine out, and an engine
@@ -461,8 +459,7 @@ def _check_host(options: Options) -> None:
     kind = kinds.find(device)
     if kind.namespace() is np:
         raise EngineUnavailableError(
-            f"engine='host' cannot compute on device={device!r} ({options.source('device')}): "
-            f"{kind.why_no_namespace()}"
+            f"engine='host' cannot compute on device={device!r} ({options.source('device')}): {kind.why_no_namespace()}"
         )
     kinds.check(device)  # once more: with the namespace's library loaded more may be known
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.converters import HOST, ArrayType, Convert, Converters, converters, library_of
-from xrt_core.engine.cuda import cuda_device
+from xrt_core.engine.cuda import broken_context, cuda_device
 from xrt_core.engine.device_kinds import kinds
-from xrt_core.errors import ConverterError, ExecutionError, InputError
+from xrt_core.errors import BrokenContextError, ConverterError, ExecutionError, InputError
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import TensorType, float_like
 
@@ -73,6 +73,8 @@ def to_numpy(x: Any) -> Any:
     try:
         found = _read(x)
     except Exception as e:  # a tracer, an array that was deleted or donated, a sparse tensor, ...
+        if broken := broken_context(e):
+            raise BrokenContextError(broken) from e
         reason = str(e).strip().partition("\n")[0]
         raise InputError(f"this {_type_name(x)} cannot be read as a NumPy array: {reason}") from e
     if found is None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.contract import Engine, RunOptions
+from xrt_core.engine.cuda import naming_broken_context
 from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of
 from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
 from xrt_core.runtime.launch import engine_failure, launch_mode
@@ -32,7 +33,13 @@ _OWN: Final = (np.ndarray, list, dict, type(None))
 def host_scope(xp: Any, device: str) -> Scope | None:
     """What makes a context in which the host's namespace `xp` works on `device`; None for NumPy."""
     streams = device_kind(device).streams
-    return None if xp is np or streams is None else partial(streams.using, None, number_of(device))
+    return None if xp is np or streams is None else partial(_on_host_device, streams, number_of(device))
+
+
+@contextlib.contextmanager
+def _on_host_device(streams: Streams, device: int) -> Iterator[None]:
+    with naming_broken_context(), streams.using(None, device):
+        yield
 
 
 def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_device: str) -> Call:
@@ -147,7 +154,15 @@ def settled(streams: Streams, device: int, arrays: Sequence[Any]) -> Iterator[No
 def settled_host(xp: Any, device: str) -> AbstractContextManager[Any]:
     """`settled` for the host's own device; nothing for NumPy."""
     streams = device_kind(device).streams
-    return contextlib.nullcontext() if xp is np or streams is None else settled(streams, number_of(device), ())
+    if xp is np or streams is None:
+        return contextlib.nullcontext()
+    return _settled_or_broken(streams, number_of(device))
+
+
+@contextlib.contextmanager
+def _settled_or_broken(streams: Streams, device: int) -> Iterator[None]:
+    with naming_broken_context(), settled(streams, device, ()):
+        yield
 
 
 class _DeviceCall:
@@ -186,6 +201,10 @@ class _DeviceCall:
         self._ahead = plan.runs_ahead and not plan.may_run_side_by_side
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        with naming_broken_context():
+            return self._call(arrays)
+
+    def _call(self, arrays: Sequence[Any]) -> list[Any]:
         places = {i: self._kind.device_of(arrays[i]) for i in self._located}
         place, family = places.get(self._first), self._family
         on_device = place is not None

@@ -129,9 +129,7 @@ def _scan(node: Node, make_part: MakePart) -> Call:
             state = results[:states]
             turns.append(results[states:])
         outputs = _stack(turns, scanned, out_axes)
-        flipped = [
-            np.flip(x, a) if d else x for x, a, d in zip(outputs, out_axes, out_directions, strict=True)
-        ]
+        flipped = [np.flip(x, a) if d else x for x, a, d in zip(outputs, out_axes, out_directions, strict=True)]
         return [*state, *flipped]
 
     return run

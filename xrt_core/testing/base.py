@@ -20,7 +20,8 @@ class SuiteBase:
     """The answers of a suite.
 
     engine: the name of an installed engine, or an engine class; "" takes what `--xrt-engine` says.
-    device: to run on; None: what `--xrt-device` says, else the engine's first. capabilities: None takes the engine's own `conformance`.
+    device: to run on; None: what `--xrt-device` says, else the engine's first.
+    capabilities: None takes the engine's own `conformance`.
     complete: whether the engine means to take every operator: then each refusal needs a line in unsupported.txt.
     lists: folder of unsupported.txt and xfails.txt; None: that of the file that defines the class.
     """
