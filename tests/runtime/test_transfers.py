@@ -28,13 +28,16 @@ from tests.fake_gpu import (
 from tests.host_run import assert_same, run_graph
 from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
+from xrt_core.engine import engines
 from xrt_core.engine.contract import EngineStatus, InputOutputAlias
 from xrt_core.errors import BrokenContextError, ExecutionError
+from xrt_core.guard.builder import ClusterBuilder
 from xrt_core.ir.graph import Annotations, Graph, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.module import XRTModule
 from xrt_core.training.module import TrainModule
 from xrt_core.training.optimizer import SGD
+from xrt_core.verify.verdict import Outcome, Piece
 
 pytestmark = pytest.mark.tiny_clusters  # values cross between devices
 
@@ -379,6 +382,37 @@ def test_what_writes_into_its_inputs_is_waited_for(engine: GpuEngine, cupy: None
     m(on_gpu(X), on_gpu(Y))
     assert engine.compiled[0].aliases == (InputOutputAlias(0, 0),)
     assert engine.asked == [(0, True)]
+
+
+@pytest.mark.parametrize("families", [("cupy", "torch"), ()], ids=str)
+def test_auto_keeps_arrays_on_the_device(
+    engine: GpuEngine, cupy: None, monkeypatch: pytest.MonkeyPatch, families: tuple[str, ...]
+) -> None:
+    """The engine that was chosen gets what it takes as it is; nothing comes down for one that takes CuPy's arrays."""
+
+    def ready(self: Any, launch: Any, names: Any, *rest: Any) -> Outcome:
+        return Outcome("ready", (Piece("gpu", tuple(range(len(launch.function.body.nodes)))),), "chosen")
+
+    monkeypatch.setattr(ClusterBuilder, "_in_process", ready)
+    others = ",".join(n for n in engines.names() if n != "gpu")
+    monkeypatch.setenv("XRT_DISABLE_PLUGINS", others)
+    engine.takes = lambda n: n.op_type != "Abs"
+    m = XRTModule(
+        sandwich(), engine="auto", device="cuda", guard=True, guard_async=False, guard_sandbox=False, guard_shadow=0
+    )
+    for _ in range(12):
+        m(on_gpu(X), on_gpu(Y))
+    GPU.up = GPU.down = 0
+    engine.given.clear()
+
+    z = m(on_gpu(X), on_gpu(Y))
+
+    assert isinstance(z, DeviceArray)
+    moved = GPU.up + GPU.down
+    np.testing.assert_allclose(z.get(), -np.abs(X @ Y))
+    assert {type(x) for sent in engine.given for x in sent} == {DeviceArray if families else np.ndarray}
+    assert bool(moved) != bool(families)
+    assert not m.explain().errors
 
 
 def test_guarded_launches_are_waited_for(engine: GpuEngine, cupy: None) -> None:

@@ -10,15 +10,16 @@ import numpy as np
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Executable
-from xrt_core.engine.device_kinds import device_kind, is_host, same_device
+from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
 from xrt_core.host.executor import cpu_inputs, host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
+from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import is_converter
 from xrt_core.passes.shape_specialization import is_late
 from xrt_core.runtime.arrays import conversion, has_converter, to_host
-from xrt_core.runtime.binding import taken_by
+from xrt_core.runtime.binding import taken_at
 from xrt_core.runtime.control_flow import conditions, control_step
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import is_view
@@ -87,9 +88,9 @@ class Lowering:
 
     def _enter(self, name: str) -> Enter | None:
         """What takes the host's arrays to those of an engine; arrays on another GPU go by way of the CPU."""
-        engines = self._compilation.engines
-        apart = name in engines and not same_device(engines[name][1], self._host_device)
-        return to_launch(self._xp, () if apart else taken_by(engines, name))
+        if name == AUTO:
+            return None  # the engine that is chosen takes them so (`runtime.transfers.adapter`)
+        return to_launch(self._xp, taken_at(self._compilation.engines, self._host_device, name))
 
     def _host(self, node: Node, label: str) -> Lowered:
         return Lowered(

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,28 +100,32 @@ def build_services(
     executables = ExecutableStore(disk, events, saved, _difference)
     compilation = Compilation(tuple(engines), compile_options, executables, events)
     compilation.check_options()
+    device = options.device or (engines[0][1] if engines else CPU.name)
+    # what is compiled for a device elsewhere may be tried here, on the CPU
+    xp = device_kind(device).namespace() if options.target is None else np
+    host_device = CPU.name if xp is np else device
     settings = GuardSettings.of(options, saved is not None and not saved.has_verdicts) if engines else None
     guard: GuardManager | None = None
     if settings is not None:
         from xrt_core.guard.manager import GuardManager
+        from xrt_core.runtime.binding import taken_at
+        from xrt_core.runtime.transfers import adapter
         from xrt_core.verify.verdict import SavedVerdicts
 
         trusted = {} if saved is None else saved.info(SavedVerdicts).verdicts
         auto = options.engine == (AUTO,)
-        guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted)
+        adapt = adapter(xp, partial(taken_at, compilation.engines, host_device), (AUTO,))
+        guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted, adapt=adapt)
     plugins.load("xrt.observers")
     converters.load_plugins()
     load_plugin_passes(events)
     registry = passes.snapshot() if registry is None else registry.with_plugins_of(passes)
-    device = options.device or (engines[0][1] if engines else CPU.name)
-    # what is compiled for a device elsewhere may be tried here, on the CPU
-    xp = device_kind(device).namespace() if options.target is None else np
     services = Services(
         options=options,
         engines=tuple(engines),
         events=events,
         xp=xp,
-        host_device=CPU.name if xp is np else device,
+        host_device=host_device,
         executables=executables,
         compilation=compilation,
         guard=guard,

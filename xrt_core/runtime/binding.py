@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt_core.engine.contract import Engine, RunOptions
 from xrt_core.engine.cuda import naming_broken_context
-from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of
+from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of, same_device
 from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
 from xrt_core.runtime.launch import engine_failure, launch_mode
 from xrt_core.runtime.plan import HOST, Plan, Scope
@@ -105,6 +105,12 @@ def taken_by(engines: Engines, name: str | None) -> tuple[str, ...]:
     return (*engine.array_families, kind.name) if kind.arrays is not None else tuple(engine.array_families)
 
 
+def taken_at(engines: Engines, host_device: str, name: str) -> tuple[str, ...]:
+    """As `taken_by`, of arrays on the host's device: none where the engine computes elsewhere."""
+    apart = name in engines and not same_device(engines[name][1], host_device)
+    return () if apart else taken_by(engines, name)
+
+
 def family_of_first(arrays: Sequence[Any]) -> str | None:
     """The family of the first array, also within sequences; None where there is none."""
     for a in arrays:
@@ -190,7 +196,7 @@ class _DeviceCall:
         for i, (a, family, name) in enumerate(zip(arrays, families, plan.engine_inputs, strict=True)):
             if type(a) is not np.ndarray or to_numpy(a) is not a:
                 on_it = name is not None and _has_streams(engines, name)
-                taken = on_host(xp) if name is None else taken_by(engines, name) if on_it else ()
+                taken = taken_by(engines, name) if on_it else () if name in engines else on_host(xp)
                 self._enter.append((i, to_engine(family, taken, kind, device) if family else to_numpy))
         self._located = [i for i, f in enumerate(families) if f not in ("", "numpy")]
         self._only_located = len(self._located) == len(arrays)
