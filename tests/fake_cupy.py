@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.machinery
 import operator
 import sys
 import types
@@ -943,6 +944,7 @@ def fake_cupy() -> types.ModuleType:
     """A module `cupy` on the fake GPU, with `cupyx.scipy.special.erf`; to be put into `sys.modules` by `installed`."""
     made = types.ModuleType("cupy")
     made.__path__ = []
+    made.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     made.__version__ = "14.2.0"  # type: ignore[attr-defined]
     made.__dict__.update(FUNCTIONS)
     for name in _UFUNCS:

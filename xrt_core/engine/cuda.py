@@ -59,6 +59,20 @@ def _count_of_cupy() -> int:
     return int(cupy.cuda.runtime.getDeviceCount()) if cupy is not None and cupy.is_available() else 0
 
 
+def driver() -> tuple[str, tuple[int, int]] | None:
+    """Version of the NVIDIA driver, and the newest CUDA version that it runs; None without a driver."""
+    text, number = ctypes.create_string_buffer(96), ctypes.c_int()
+    try:
+        library = _library()
+        if library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text))):
+            return None
+        if library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number)):
+            return None
+    except OSError:
+        return None
+    return text.value.decode(), (number.value // 1000, number.value % 1000 // 10)
+
+
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 

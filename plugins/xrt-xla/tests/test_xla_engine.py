@@ -60,6 +60,26 @@ def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         xrt_xla._probe.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("cupy", "given", "expected"),
+    [
+        (True, {}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+        (False, {}, {}),
+        (True, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}),
+        (True, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}),
+    ],
+)  # fmt: skip
+def test_the_gpu_is_shared_with_cupy(
+    monkeypatch: pytest.MonkeyPatch, cupy: bool, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    """JAX leaves memory to the host where that computes with CuPy, unless the user has said how much it takes."""
+    from xrt_xla import _toolkit
+
+    monkeypatch.setattr(_toolkit.importlib.util, "find_spec", lambda name: object() if cupy else None)
+    _toolkit.share_memory(given)
+    assert given == expected
+
+
 def test_importing_the_engine_and_asking_about_nodes_does_not_import_jax() -> None:
     """Listing engines and partitioning must not pay for JAX."""
     said = _run("""
