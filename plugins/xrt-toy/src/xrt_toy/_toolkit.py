@@ -222,6 +222,11 @@ def upload(array: np.ndarray, stream: Any) -> Any:
     return cuda.to_device(np.ascontiguousarray(array).reshape(-1), stream=stream)
 
 
+def host_array(x: Any) -> np.ndarray:
+    """An array that is not on numba's device as NumPy's; the simulator's device is not where CuPy's arrays are."""
+    return np.asarray(x.get() if type(x).__module__.partition(".")[0] == "cupy" else x)
+
+
 def copied(array: Any, stream: Any) -> Any:
     """A copy of an array, of the host or of the device, on the current device."""
     copy = empty(array.shape, array.dtype, stream)

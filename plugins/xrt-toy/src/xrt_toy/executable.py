@@ -129,8 +129,8 @@ class ToyExecutable(Executable):
         # succeeded, updates are computed in copies, which are brought in as the last step.
         writable = taken if self._proven else frozenset()
         entries = [
-            _toolkit.copied(np.asarray(x) if g is None else g, stream) if i in self._updated - writable
-            else _toolkit.upload(np.asarray(x), stream) if g is None
+            _toolkit.copied(_toolkit.host_array(x) if g is None else g, stream) if i in self._updated - writable
+            else _toolkit.upload(_toolkit.host_array(x), stream) if g is None
             else g
             for i, (x, g) in enumerate(zip(inputs, given, strict=True))
         ]  # fmt: skip
