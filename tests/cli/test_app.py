@@ -188,10 +188,10 @@ def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
         (None, {"onnxruntime": "1.30", "onnxruntime-gpu": "1.30"}, ["onnxruntime 1.30 and onnxruntime-gpu 1.30"]),
         (None, {"cupy-cuda12x": "14", "cupy-cuda13x": "14"}, ["two builds of CuPy"]),
         (13, {}, ["there is a GPU, and CuPy is not installed"]),
-        (13, {"cupy-cuda13x": "14", "xrt-xla": "1"}, ["JAX has no plugin for it"]),
+        (13, {"cupy-cuda13x": "14", "jax": "0.11.2"}, ["JAX has no plugin for it"]),
         (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.10.1", "jaxlib": "0.11.2"}, ["does not fit jaxlib 0.11.2"]),
         (12, {"cupy-cuda13x": "14"}, ["cupy-cuda13x needs a driver for CUDA 13, and 550.1 is for CUDA up to 12.8"]),
-        (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.11.2", "jaxlib": "0.11.2", "xrt-xla": "1"}, []),
+        (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.11.2", "jaxlib": "0.11.2", "jax": "0.11.2"}, []),
     ],
 )  # fmt: skip
 def test_the_doctor_explains_cuda(

@@ -19,7 +19,7 @@ def lines(version: Version) -> Iterator[tuple[str, str]]:
     """Rows (what, version) of the driver, and of what is installed for CUDA."""
     found = cuda.driver()
     yield "driver", "none" if found is None else f"{found[0]}, for CUDA up to {found[1][0]}.{found[1][1]}"
-    for name in (*_CUPY, *_JAX, "numba-cuda", "tensorrt-rtx-cu13-bindings", "tensorrt-cu13", "onnxruntime-gpu"):
+    for name in (*_CUPY, *_JAX, "numba-cuda", _ONE_FOLDER[1]):
         if version(name):
             yield name, version(name)
 
@@ -30,7 +30,7 @@ def problems(version: Version) -> Iterator[tuple[str, str]]:
         yield (
             f"{' and '.join(f'{name} {version(name)}' for name in _ONE_FOLDER)} are installed into one folder: what is "
             "imported is the one that was installed last",
-            "pip uninstall onnxruntime onnxruntime-gpu, then pip install onnxruntime, which xrt-onnxruntime drives",
+            f"pip uninstall {' '.join(_ONE_FOLDER)}, then pip install the one that is wanted",
         )
     if all(map(version, _CUPY)):
         yield "two builds of CuPy are installed into one folder", "pip uninstall cupy-cuda12x cupy-cuda13x, install one"
@@ -62,6 +62,5 @@ def problems(version: Version) -> Iterator[tuple[str, str]]:
             )
     if cupy and _CUPY[cupy] <= newest and (why := cuda.why_no_cupy()):
         yield f"the host cannot use the GPU: {why}", f"pip install --force-reinstall {cupy}"
-    if version("xrt-xla") and not plugin:
-        remedy = "'xrt-xla[cuda13]'" if fits == 13 else "'jax[cuda12]'"
-        yield "there is a GPU, and JAX has no plugin for it: engine xla uses the CPU", f"pip install {remedy}"
+    if version("jax") and not plugin:
+        yield "there is a GPU, and JAX has no plugin for it: it uses the CPU", f"pip install 'jax[cuda{fits}]'"
