@@ -198,7 +198,7 @@ def broken_context(error: BaseException) -> str:
         return ""
     return (
         f"the CUDA context of this process is broken ({text}): every later call on a GPU fails. Restart the process; "
-        "CUDA_LAUNCH_BLOCKING=1 shows which kernel it is, guard=True tries engines in processes of their own"
+        "CUDA_LAUNCH_BLOCKING=1 shows which kernel it is, and guard='isolated' runs engines in a process of their own"
     )
 
 
