@@ -480,7 +480,7 @@ _UFUNCS: Final[dict[str, tuple[str, str | None]]] = {
     **_loops("power", "?" + _INTS + _FLOATS),
     **_loops("true_divide divide", "qQ" + _FLOATS),
     **_loops("floor_divide mod remainder fmod", _INTS + "eEfd"),
-    **_loops("logaddexp", "efd"),
+    **_loops("logaddexp", "eEfd"),
     **_loops("equal not_equal greater greater_equal less less_equal", "?qQ" + _FLOATS, "?"),
     **_loops("logical_and logical_or", "?qQeEfd", "?"),
     **_loops("logical_xor logical_not", "?" + _INTS + "efd", "?"),
