@@ -426,12 +426,26 @@ def test_arrays_without_elements(cuda: standin.Cuda) -> None:
 
 def test_the_callers_device_stays_current(cuda: standin.Cuda) -> None:
     """A run is on the engine's device whatever the thread's current one is, which is the same afterwards."""
+    cuda._devices = 2
     executable, engine = _executable(cuda)
     for current in (0, 1, 0):
         cuda.device = current
         executable.run(_arrays())
         assert cuda.device == current
     assert set(engine.contexts[0].devices) == {0}
+
+
+def test_an_error_of_the_device_stays(cuda: standin.Cuda) -> None:
+    """After an illegal address every later run says so; nothing is computed in a broken context."""
+    executable, _ = _executable(cuda)
+    executable.run(_arrays())
+    cuda.fail["cudaStreamSynchronize"] = standin.Error.illegal_address
+    with pytest.raises(ExecutionError, match="illegal_address"):
+        executable.run(_arrays())
+    cuda.fail.clear()
+    with pytest.raises(ExecutionError, match="illegal_address"):
+        executable.run(_arrays())
+    cuda.broken = None  # what the stand-in holds is given back
 
 
 def test_one_context_runs_one_thing_at_a_time(cuda: standin.Cuda) -> None:
