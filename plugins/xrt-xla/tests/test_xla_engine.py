@@ -41,12 +41,12 @@ def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, cpu = SimpleNamespace(platform="gpu"), SimpleNamespace(platform="cpu")
     there = {"cuda": [gpu, gpu], "cpu": [cpu]}
 
-    def local_devices(backend: str) -> list[object]:
-        if backend not in there:
-            raise RuntimeError(f"Unknown backend {backend}")
-        return there[backend]
+    def local_devices(kind: str) -> list[object]:
+        if kind not in there:
+            raise RuntimeError(f"Unknown backend {kind}")
+        return there[kind]
 
-    monkeypatch.setattr(_toolkit.jax, "local_devices", local_devices)
+    monkeypatch.setattr(_toolkit, "_local_devices", local_devices)
     assert list(_toolkit.devices()) == ["cuda:0", "cuda:1", "cpu"]
     xrt_xla._probe.cache_clear()
     try:
