@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xrt_core.engine.converters import register_array_type
     from xrt_core.engine.manager import register_converter
     from xrt_core.errors import (
+        BrokenContextError,
         CacheError,
         CheckpointError,
         CompileError,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from xrt_core.training.variables import Variable
 
 __all__ = [
+    "BrokenContextError",
     "CacheError",
     "CheckpointError",
     "CompileError",

@@ -90,6 +90,10 @@ class ExecutionError(XRTError):
     """A node or an executable failed while running; names the node and its operator."""
 
 
+class BrokenContextError(ExecutionError):
+    """Work on a GPU broke the CUDA context: nothing runs on a GPU in this process any more, which must be restarted."""
+
+
 class ConverterError(XRTError):
     """A value cannot be transferred between spaces: no converter, or a converter returned a wrong dtype or shape."""
 

@@ -16,8 +16,10 @@ from typer.testing import CliRunner, Result
 
 from tests.cli.fake_module import FakeModule
 from xrt_core import __version__
+from xrt_core.cli import cuda_report
 from xrt_core.cli.app import app
 from xrt_core.cli.inputs import parse_shapes, random_inputs, read_inputs, write_outputs
+from xrt_core.engine import cuda
 from xrt_core.errors import InputError, OptionError
 from xrt_core.ir.types import SequenceType, TensorType
 
@@ -177,6 +179,35 @@ def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "problem: option 'strict' cannot be 'maybe' (from environment variable FLAGS_" in done.stdout
     assert "XRT_DISABLE_PLUGINS names 'ghost', which is not installed" in done.stdout
     assert "problem: pass fuse of a plugin is left out: its module is broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("driver", "installed", "expected"),
+    [
+        (None, {}, []),
+        (None, {"onnxruntime": "1.30", "onnxruntime-gpu": "1.30"}, ["onnxruntime 1.30 and onnxruntime-gpu 1.30"]),
+        (None, {"cupy-cuda12x": "14", "cupy-cuda13x": "14"}, ["two builds of CuPy"]),
+        (13, {}, ["there is a GPU, and CuPy is not installed"]),
+        (13, {"cupy-cuda13x": "14", "jax": "0.11.2"}, ["JAX has no plugin for it"]),
+        (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.10.1", "jaxlib": "0.11.2"}, ["does not fit jaxlib 0.11.2"]),
+        (12, {"cupy-cuda13x": "14"}, ["cupy-cuda13x needs a driver for CUDA 13, and 550.1 is for CUDA up to 12.8"]),
+        (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.11.2", "jaxlib": "0.11.2", "jax": "0.11.2"}, []),
+    ],
+)  # fmt: skip
+def test_the_doctor_explains_cuda(
+    monkeypatch: pytest.MonkeyPatch, driver: int | None, installed: dict[str, str], expected: list[str]
+) -> None:
+    """What excludes one another, what the driver does not run, and what a machine with a GPU lacks, with the remedy."""
+    monkeypatch.setattr(cuda, "driver", lambda: None if driver is None else ("550.1", (driver, 8)))
+    monkeypatch.setattr(cuda, "count", lambda: int(driver is not None))
+    monkeypatch.setattr(cuda, "why_no_cupy", lambda: "")
+    found = list(cuda_report.problems(lambda name: installed.get(name, "")))
+    assert len(found) == len(expected), found
+    for (what, remedy), part in zip(found, expected, strict=True):
+        assert part in what
+        assert "install" in remedy
+    rows = dict(cuda_report.lines(lambda name: installed.get(name, "")))
+    assert rows["driver"] == ("none" if driver is None else f"550.1, for CUDA up to {driver}.8")
 
 
 def test_random_inputs_follow_the_types() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.fake_cupy import installed
 from xrt_core.engine import cuda
 from xrt_core.engine.device_kinds import (
     DeviceArrays,
@@ -150,10 +149,13 @@ def test_the_kinds_of_the_core() -> None:
 
 
 def test_the_namespace_of_the_host_beside_a_device() -> None:
-    """NumPy on the CPU; on CUDA CuPy where it is installed."""
+    """NumPy on the CPU; on CUDA CuPy where it is installed and finds a GPU, else the reason is said."""
     assert device_kind("cpu").namespace() is np
-    installed = importlib.util.find_spec("cupy") is not None
-    assert device_kind("cuda:0").namespace() is (importlib.import_module("cupy") if installed else np)
+    kind = device_kind("cuda:0")
+    for devices in (1, 0):
+        with installed(devices) as cupy:
+            assert kind.namespace() is (cupy if devices else np)
+            assert ("driver version is insufficient" in kind.why_no_namespace()) == (devices == 0)
 
 
 class Nvml:
@@ -216,4 +218,4 @@ def test_streams_default_to_nothing_to_switch() -> None:
     streams = Streams(lambda x, device: 3, lambda device: None)
     with streams.using(3, 0) as found:
         assert found is None
-    assert (streams.current_device(), kind(streams=streams).numpy_readable) == (0, False)
+    assert not kind(streams=streams).numpy_readable

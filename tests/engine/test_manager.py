@@ -177,10 +177,12 @@ def test_hooks_of_an_engine_hear_events(tmp_path: pathlib.Path, monkeypatch: pyt
 
 
 def test_a_device_that_no_engine_can_use_is_an_error(tmp_path: pathlib.Path) -> None:
-    """Nobody who asks for a GPU gets the CPU in silence; who wants no engine says so."""
+    """Nobody who asks for a GPU gets the CPU in silence, nor where he wants no engine."""
     manager = EngineManager(Discovery("0.1.0", [str(tmp_path)]))
     manager.register(Stand)
     with pytest.raises(EngineUnavailableError, match=r"device='tpu' \(keyword device=\): no engine that is ready"):
         manager.select(resolve({"device": "tpu"}))
-    assert manager.select(resolve({"device": "tpu", "engine": "host"})) == []
+    with pytest.raises(EngineUnavailableError, match="engine='host' cannot compute on device='tpu'"):
+        manager.select(resolve({"device": "tpu", "engine": "host"}))
+    assert manager.select(resolve({"device": "cpu", "engine": "host"})) == []
     assert [e.name for e in manager.select(resolve({"device": "cpu"}))] == ["stand"]

@@ -1,15 +1,20 @@
-"""The host on CUDA, with a stand-in for CuPy that refuses implicit conversion as CuPy does (CuPy needs a GPU)."""
+"""The host on CUDA, with a stand-in for CuPy that refuses what CuPy refuses (CuPy needs a GPU)."""
 
 from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.fake_gpu import DeviceArray, fake_cupy
+from tests.fake_cuda import GPU
+from tests.fake_cupy import installed, ndarray
+from tests.fake_engines import FakeEngine, fake_engine
+from xrt_core.engine.contract import EngineStatus
+from xrt_core.errors import DeviceNotFoundError, EngineUnavailableError, ExecutionError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
@@ -18,11 +23,10 @@ F32 = np.dtype(np.float32)
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module `cupy` whose functions are NumPy's."""
-    module = fake_cupy()
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    return module
+def cupy() -> Iterator[types.ModuleType]:
+    """The stand-in for CuPy, on two devices."""
+    with installed(devices=2) as module:
+        yield module
 
 
 def _graph() -> tuple[Graph, np.ndarray]:
@@ -59,8 +63,8 @@ def test_device_arrays_stay_on_the_device(cupy: Any) -> None:
     for _ in range(2):
         y, _s = XRTModule(graph, engine="host", device="cuda")(x)
 
-    assert isinstance(y, DeviceArray)
-    assert not np.shares_memory(np.asarray(y), np.asarray(x))
+    assert isinstance(y, ndarray)
+    assert not np.shares_memory(y._memory, x._memory)
     np.testing.assert_array_equal(y.get(), np.maximum(x.get() @ w, 0).reshape(-1))
 
 
@@ -89,11 +93,118 @@ def test_loops_run_on_the_device(cupy: Any) -> None:
     np.testing.assert_array_equal(all_turns, [[2, 4], [4, 8], [8, 16]])
 
 
-def test_without_cupy_the_host_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`device="cuda"` without CuPy leaves host steps to NumPy."""
+def test_without_cupy_the_host_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host alone on a GPU without CuPy is an error with the remedy, not a computation on the CPU."""
     monkeypatch.setitem(sys.modules, "cupy", None)
-    graph, w = _graph()
+    graph, _ = _graph()
 
-    y, _ = XRTModule(graph, engine="host", device="cuda")(np.ones((1, 2), np.float32))
+    with pytest.raises(EngineUnavailableError, match=r"CuPy is not installed; pip install 'xrt-core\[cuda13\]'"):
+        XRTModule(graph, engine="host", device="cuda")
+
+
+def test_cupy_without_a_driver(own_cache: object) -> None:
+    """CuPy imports without a GPU: the host says what is missing, and what is compiled for elsewhere runs on the CPU."""
+    graph, w = _graph()
+    with installed(devices=0):
+        with pytest.raises(EngineUnavailableError, match="CUDA driver version is insufficient"):
+            XRTModule(graph, engine="host", device="cuda")
+        with fake_engine(_Elsewhere):
+            y, _ = XRTModule(graph, engine="fake", target="moon")(np.ones((1, 2), np.float32))
 
     np.testing.assert_array_equal(y, np.maximum(np.ones((1, 2)) @ w, 0).reshape(-1))
+
+
+class _Elsewhere(FakeEngine):
+    """One that compiles for GPUs that are not here, and takes no node."""
+
+    devices = ("cuda",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.status = EngineStatus(True, "1", ("cuda:0",))
+        self.takes = lambda node: False
+
+    def targeting(self, target: str) -> Any:
+        return self
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "tpu"])
+def test_devices_that_are_not_there(cupy: Any, device: str) -> None:
+    """The host names the device it cannot compute on, when the module is made."""
+    with pytest.raises((DeviceNotFoundError, EngineUnavailableError), match=device):
+        XRTModule(_graph()[0], engine="host", device=device)
+
+
+def test_the_host_computes_on_the_device_of_that_number(cupy: Any) -> None:
+    """Constants, inputs and results are on device 1, whichever is current; a caller's arrays elsewhere are brought."""
+    graph, w = _graph()
+    module = XRTModule(graph, engine="host", device="cuda:1")
+    x = np.array([[1.0, -1.0]], np.float32)
+    with cupy.cuda.Device(1):
+        there = cupy.asarray(x)
+
+    for given in (x, there, cupy.asarray(x)):
+        y, _ = module(given)
+        assert cupy.cuda.runtime.getDevice() == 0
+        assert type(y) is np.ndarray or y.device.id == 1
+        np.testing.assert_array_equal(y.get() if hasattr(y, "get") else y, np.maximum(x @ w, 0).reshape(-1))
+    results, _ = module.run_timed({"x": x})
+    np.testing.assert_array_equal(results["y"], np.maximum(x @ w, 0).reshape(-1))
+
+
+def test_inputs_go_up_once_and_constants_stay_where_they_are_read(cupy: Any) -> None:
+    """An input with three readers is one upload; a shape that is an input of Reshape is never downloaded."""
+    x, a, b, c, y = Value("x", TensorType(F32, (2, 3))), Value("a"), Value("b"), Value("c"), Value("y")
+    shape = Value.constant(np.array([3, 2]), "shape")
+    nodes = [
+        Node("Neg", [x], [a], version=13),
+        Node("Mul", [x, a], [b], version=14),
+        Node("Add", [x, b], [c], version=14),
+        Node("Reshape", [c, shape], [y], version=21),
+    ]
+    module = XRTModule(Graph([x], [y], nodes, opsets={"": 21}), engine="host", device="cuda")
+    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    module(given)
+    GPU.up = GPU.down = GPU.downloads = 0
+
+    found = module(given)
+
+    np.testing.assert_array_equal(found, (given - given * given).reshape(3, 2))
+    assert (GPU.up, GPU.down, GPU.downloads) == (given.nbytes, given.nbytes, 1)
+
+
+def test_integers_divide_exactly(cupy: Any) -> None:
+    """CuPy's fmod of integers goes through doubles; quotients and remainders of large ones are exact all the same."""
+    a = np.array([2**62 + 9, -(2**53 + 1), -(2**62 + 9), 7, -7, 5], np.int64)
+    b = np.array([10, 2, 10, -2, -2, 2**62], np.int64)
+    p, q, d, m = (Value(n, TensorType(a.dtype, (6,))) for n in "pqdm")
+    nodes = [Node("Div", [p, q], [d], version=14), Node("Mod", [p, q], [m], {"fmod": 1}, version=13)]
+
+    found = XRTModule(Graph([p, q], [d, m], nodes, opsets={"": 21}), engine="host", device="cuda")(a, b)
+
+    np.testing.assert_array_equal(found[0], [461168601842738791, -(2**52), -461168601842738791, -3, 3, 0])
+    np.testing.assert_array_equal(found[1], np.fmod(a, b))
+
+
+def test_int4_weights(cupy: Any) -> None:
+    """A constant of a dtype that CuPy has not is read on the CPU, and what comes of it goes up."""
+    import ml_dtypes
+
+    w = Value.constant(np.arange(-4, 4).astype(ml_dtypes.int4), "w")
+    x, s, h, y = Value("x", TensorType(F32, (8,))), Value("s", TensorType(F32, ())), Value("h"), Value("y")
+    nodes = [Node("DequantizeLinear", [w, s], [h], version=21), Node("Mul", [h, x], [y], version=14)]
+    module = XRTModule(Graph([x, s], [y], nodes, opsets={"": 21}), engine="host", device="cuda")
+
+    found = module(np.full(8, 2, np.float32), np.array(0.5, np.float32))
+
+    np.testing.assert_array_equal(found, np.arange(-4, 4))
+
+
+def test_memory_that_is_not_there(cupy: Any) -> None:
+    """Too little memory is an error that says what was asked for."""
+    module = XRTModule(_graph()[0], engine="host", device="cuda")
+    GPU.memory = GPU.used + 100
+    with pytest.raises(
+        ExecutionError, match=r"cuda:0 has no room for float32\[300, 2\] of 2,400 bytes: .* bytes are free"
+    ):
+        module(np.ones((300, 2), np.float32))

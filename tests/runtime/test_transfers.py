@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -11,16 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.fake_cupy import installed
 from tests.fake_engines import FakeEngine, chosen, fake_engine
 from tests.fake_gpu import (
     GPU,
     BlockingEngine,
     Buffer,
     DeviceArray,
-    Gpu,
     GpuEngine,
     Tensor,
-    fake_cupy,
     fake_torch,
     memory,
     on_gpu,
@@ -28,13 +28,16 @@ from tests.fake_gpu import (
 from tests.host_run import assert_same, run_graph
 from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
+from xrt_core.engine import engines
 from xrt_core.engine.contract import EngineStatus, InputOutputAlias
-from xrt_core.errors import ExecutionError
+from xrt_core.errors import BrokenContextError, ExecutionError
+from xrt_core.guard.builder import ClusterBuilder
 from xrt_core.ir.graph import Annotations, Graph, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.module import XRTModule
 from xrt_core.training.module import TrainModule
 from xrt_core.training.optimizer import SGD
+from xrt_core.verify.verdict import Outcome, Piece
 
 pytestmark = pytest.mark.tiny_clusters  # values cross between devices
 
@@ -45,7 +48,7 @@ Y = np.array([[5, 6], [7, -8]], np.float32)
 @pytest.fixture(autouse=True)
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle GPU, and neither CuPy nor torch."""
-    vars(GPU).update(vars(Gpu()))
+    GPU.reset()
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
@@ -65,8 +68,9 @@ def engine(families: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+def cupy(_gpu: None) -> Iterator[None]:
+    with installed(devices=2):
+        yield
 
 
 @pytest.fixture
@@ -130,6 +134,46 @@ def test_cupy_in_and_out(engine: GpuEngine, cupy: None) -> None:
     np.testing.assert_array_equal(z.get(), X + Y)
 
 
+@pytest.mark.parametrize("options", [{"parallel": True}, {"guard": True, "guard_run_timeout": 5.0}], ids=str)
+def test_launches_on_other_threads_wait_for_the_callers_stream(
+    engine: GpuEngine, cupy: None, torch: None, options: dict[str, Any]
+) -> None:
+    """They have current streams of their own there; what the caller's stream, and the host, make is ready before."""
+    import cupy as cp
+
+    a, b, h, p, q, r, s, y = (f32(n) for n in "abhpqrsy")
+    nodes = [node("Abs", [a], [h]), node("Neg", [h], [p]), node("Tanh", [h], [q]), node("Add", [p, q], [r])]
+    nodes += [node("Abs", [r], [s]), node("Neg", [s], [y])]
+    if options.get("guard"):
+        options = {**options, "guard_async": False, "guard_sandbox": False, "guard_shadow": 0, "guard_tune": False}
+    with fake_engine(_SecondGpu) as second:
+        engine.takes = lambda n: n.op_type in ("Neg",)
+        second.takes = lambda n: n.op_type in ("Tanh",)
+        m = XRTModule(graph_of([a, b], [y], nodes), engine=["gpu", "gpu2"], device="cuda", **options)
+        for library in ("cupy", "torch"):
+            stream = cp.cuda.Stream(non_blocking=True)
+            for k in range(4):
+                if library == "cupy":
+                    with stream:
+                        x = late(stream.ptr, X + k)
+                        found = m(x, x)
+                        got = (found + 0).get()
+                else:
+                    GPU.torch = stream.ptr
+                    x = Tensor(memory(late(stream.ptr, X + k)))
+                    got = m(x, x).cpu().numpy()
+                    GPU.torch = 0
+                np.testing.assert_allclose(got, -np.abs(-np.abs(X + k) + np.tanh(np.abs(X + k))), rtol=1e-6)
+        assert not m.explain().errors
+        assert second.runs
+
+
+class _SecondGpu(GpuEngine):
+    """A second lane."""
+
+    name = "gpu2"
+
+
 def test_torch_in_and_out(engine: GpuEngine, torch: None) -> None:
     """Tensors on the GPU go in as they are, on torch's current stream, and tensors there come out."""
     m = XRTModule(add(), engine="gpu")
@@ -144,7 +188,7 @@ def test_torch_in_and_out(engine: GpuEngine, torch: None) -> None:
     assert isinstance(z, Tensor)
     assert z.device == "cuda:0"
     assert np.isnan(z.array).all()
-    np.testing.assert_array_equal(z.numpy(), X + Y)
+    np.testing.assert_array_equal(z.cpu().numpy(), X + Y)
 
 
 def test_the_host_works_on_the_callers_stream(engine: GpuEngine, cupy: None, torch: None) -> None:
@@ -158,7 +202,7 @@ def test_the_host_works_on_the_callers_stream(engine: GpuEngine, cupy: None, tor
     assert [type(g[0]) for g in engine.given[-2:]] == [Tensor, DeviceArray]
     assert engine.asked[-2:] == [(9, False)] * 2
     assert isinstance(z, Tensor)
-    np.testing.assert_allclose(z.numpy(), -np.abs(X @ Y))
+    np.testing.assert_allclose(z.cpu().numpy(), -np.abs(X @ Y))
 
 
 @pytest.mark.parametrize("family", ["cupy", "torch"])
@@ -170,7 +214,7 @@ def test_inputs_of_the_host_are_read_in_place(engine: GpuEngine, cupy: None, tor
     for _ in range(2):
         z = m(*sent)
         assert type(z) is type(sent[0])
-        np.testing.assert_allclose(z.get() if family == "cupy" else z.numpy(), -np.abs(X @ Y))
+        np.testing.assert_allclose(z.get() if family == "cupy" else z.cpu().numpy(), -np.abs(X @ Y))
     assert all(wait is False for _, wait in engine.asked[1:])
 
 
@@ -191,7 +235,7 @@ def test_one_call_for_both_places(engine: GpuEngine, torch: None) -> None:
         z = m(Tensor(X.copy(), index), Tensor(Y.copy(), index))
         assert z.device == ("cpu" if index is None else f"cuda:{index}")
         assert isinstance(engine.given[-1][0], Tensor if index == 0 else np.ndarray)
-        np.testing.assert_array_equal(z.numpy(), X + Y)
+        np.testing.assert_array_equal(z.cpu().numpy(), X + Y)
 
 
 def test_an_array_on_the_cpu_is_waited_for(engine: GpuEngine, cupy: None) -> None:
@@ -274,6 +318,24 @@ def test_unread_results_fail_where_the_caller_reads_them(engine: GpuEngine, cupy
         z.get()
 
 
+@pytest.mark.parametrize("options", [{}, {"guard": True, "guard_async": False, "guard_sandbox": False}], ids=str)
+def test_a_broken_context_is_named(engine: GpuEngine, cupy: None, options: dict[str, Any]) -> None:
+    """Not the caller's arrays are at fault: after an illegal address nothing on a GPU works until the process ends."""
+    m = XRTModule(add(), engine="gpu", **options, **({"guard_tune": False} if options else {}))
+    x, y = on_gpu(X), on_gpu(Y)
+    for _ in range(3):
+        m(x, y)
+
+    engine.breaks = True
+    with pytest.raises(BrokenContextError, match="engine 'gpu'.*illegal memory access.*Restart the process"):
+        m(x, y).get()
+    for sent in ((x, y), (X, Y)):
+        with pytest.raises(BrokenContextError, match="illegal memory access"):
+            m(*sent)
+    with pytest.raises(BrokenContextError, match="illegal memory access"):
+        XRTModule(add(), engine="host", device="cuda")(X, Y)
+
+
 def test_a_failure_at_once_is_seen_to_at_once(engine: GpuEngine, cupy: None) -> None:
     """A launch that cannot even be enqueued: the host stands in, and the caller's family stays."""
     m = XRTModule(add(), engine="gpu")
@@ -320,6 +382,37 @@ def test_what_writes_into_its_inputs_is_waited_for(engine: GpuEngine, cupy: None
     m(on_gpu(X), on_gpu(Y))
     assert engine.compiled[0].aliases == (InputOutputAlias(0, 0),)
     assert engine.asked == [(0, True)]
+
+
+@pytest.mark.parametrize("families", [("cupy", "torch"), ()], ids=str)
+def test_auto_keeps_arrays_on_the_device(
+    engine: GpuEngine, cupy: None, monkeypatch: pytest.MonkeyPatch, families: tuple[str, ...]
+) -> None:
+    """The engine that was chosen gets what it takes as it is; nothing comes down for one that takes CuPy's arrays."""
+
+    def ready(self: Any, launch: Any, names: Any, *rest: Any) -> Outcome:
+        return Outcome("ready", (Piece("gpu", tuple(range(len(launch.function.body.nodes)))),), "chosen")
+
+    monkeypatch.setattr(ClusterBuilder, "_in_process", ready)
+    others = ",".join(n for n in engines.names() if n != "gpu")
+    monkeypatch.setenv("XRT_DISABLE_PLUGINS", others)
+    engine.takes = lambda n: n.op_type != "Abs"
+    m = XRTModule(
+        sandwich(), engine="auto", device="cuda", guard=True, guard_async=False, guard_sandbox=False, guard_shadow=0
+    )
+    for _ in range(12):
+        m(on_gpu(X), on_gpu(Y))
+    GPU.up = GPU.down = 0
+    engine.given.clear()
+
+    z = m(on_gpu(X), on_gpu(Y))
+
+    assert isinstance(z, DeviceArray)
+    moved = GPU.up + GPU.down
+    np.testing.assert_allclose(z.get(), -np.abs(X @ Y))
+    assert {type(x) for sent in engine.given for x in sent} == {DeviceArray if families else np.ndarray}
+    assert bool(moved) != bool(families)
+    assert not m.explain().errors
 
 
 def test_guarded_launches_are_waited_for(engine: GpuEngine, cupy: None) -> None:
@@ -375,7 +468,7 @@ def test_arrays_of_another_library_than_the_engine_takes(
         for _ in range(2):
             z = m(*sent)
             assert type(z) is type(sent[0])
-            np.testing.assert_array_equal(z.get() if isinstance(z, DeviceArray) else z.numpy(), X + Y)
+            np.testing.assert_array_equal(z.get() if isinstance(z, DeviceArray) else z.cpu().numpy(), X + Y)
         seen = engine.given[-1][0]
         assert type(seen) is {("torch",): Tensor, ("cupy",): DeviceArray, (): np.ndarray}[families]
         assert np.shares_memory(memory(seen), memory(sent[0])) == bool(families)
@@ -433,12 +526,12 @@ def _late(library: str, stream: int, value: np.ndarray) -> Any:
 
 
 def on_gpu_as(library: str, array: np.ndarray) -> Any:
-    return array.view(DeviceArray) if library == "cupy" else Tensor(array)
+    return DeviceArray._over(array, array, 0) if library == "cupy" else Tensor(array)
 
 
 def _read(x: Any) -> np.ndarray:
     if isinstance(x, Tensor):
-        return x.numpy()
+        return x.cpu().numpy()
     return x.get() if isinstance(x, DeviceArray) else np.asarray(x)
 
 
@@ -454,11 +547,16 @@ def test_nothing_is_read_too_early(
     """Random graphs and partitions, inputs that are made late on the caller's stream: the host's results, nothing
     failed, and only arrays on the CPU were waited for."""
     wanted = run_graph(g.graph, g.arrays)
-    vars(GPU).update(vars(Gpu()))
-    modules = {"torch": fake_torch(), "cupy": fake_cupy() if with_cupy or library == "cupy" else None}
-    with pytest.MonkeyPatch.context() as patch, fake_engine(GpuEngine) as engine:
-        for name, module in modules.items():
-            patch.setitem(sys.modules, name, module)
+    GPU.reset()
+    with_cupy = with_cupy or library == "cupy"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        installed() if with_cupy else contextlib.nullcontext(),
+        fake_engine(GpuEngine) as engine,
+    ):
+        patch.setitem(sys.modules, "torch", fake_torch())
+        if not with_cupy:
+            patch.setitem(sys.modules, "cupy", None)
         engine.takes = chosen(seed, share)
         m = XRTModule(g.graph, engine="gpu")
         GPU.current, GPU.torch = (stream, 0) if library == "cupy" else (0, stream)

@@ -45,7 +45,17 @@ def test_an_engine_by_name(pytester: pytest.Pytester) -> None:
     """`--xrt-engine` with `--pyargs xrt_core.testing` runs the kit; the card is in the terminal and in the file."""
     spec = "xrt_core.testing.host_engine:HostEngine"
     result = run(
-        pytester, "--xrt-engine", spec, "--pyargs", "xrt_core.testing", "-k", FEW, "--xrt-scorecard", "card.json"
+        pytester,
+        "--xrt-engine",
+        spec,
+        "--xrt-device",
+        "cpu",
+        "--pyargs",
+        "xrt_core.testing",
+        "-k",
+        FEW,
+        "--xrt-scorecard",
+        "card.json",
     )
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*XRT conformance*", "host_reference * on cpu", "*claimed*passed*failed*"])

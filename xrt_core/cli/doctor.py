@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import typer
 
 from xrt_core import __version__, options
-from xrt_core.cli import engines, passes
+from xrt_core.cli import cuda_report, engines, passes
 from xrt_core.cli.display import command, say, show_table
 from xrt_core.cli.plugin_commands import add_commands
 from xrt_core.engine.device_kinds import DeviceKindListing, device_kinds
@@ -50,6 +50,8 @@ def doctor(context: typer.Context) -> None:
     engines.show(lines)
     say("\ndevices")
     say("\n".join(map(_device_line, device_kinds())))
+    say("\nCUDA")
+    show_table(("  what", "version"), [(f"  {name}", version) for name, version in cuda_report.lines(_version)])
     say("\nenvironment")
     variables = _variables()
     say("\n".join(f"  {name}={value}" for name, value in variables) or "  nothing that XRT reads is set")
@@ -149,6 +151,7 @@ def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator
     for name in _REQUIRED:
         if not _version(name):
             yield Problem(f"{name} is not installed, and xrt-core needs it", f"pip install {name}")
+    yield from (Problem(*p) for p in cuda_report.problems(_version))
     for e in lines:
         if e.status == "broken":
             yield Problem(f"engine {e.name}: {e.reason}", e.remedy or f"pip install --upgrade {e.package}")

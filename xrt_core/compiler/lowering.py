@@ -12,19 +12,20 @@ from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
-from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel
+from xrt_core.host.executor import cpu_inputs, host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
+from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import is_converter
 from xrt_core.passes.shape_specialization import is_late
 from xrt_core.runtime.arrays import conversion, has_converter, to_host
-from xrt_core.runtime.binding import taken_by
-from xrt_core.runtime.control_flow import control_step
+from xrt_core.runtime.binding import taken_at
+from xrt_core.runtime.control_flow import conditions, control_step
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Call, Lowered, make_plan
 from xrt_core.runtime.plan_cache import PlanCache
-from xrt_core.runtime.transfers import to_launch
+from xrt_core.runtime.transfers import Enter, to_launch
 
 MakePart = Callable[[Graph, Collection[int], str], PlanCache]
 """(a subgraph with its captures as inputs, indices of inputs that change each iteration, a label) -> its plan cache."""
@@ -39,6 +40,7 @@ class Lowering:
         self._guard = services.guard
         self._events = services.events
         self._xp = services.xp
+        self._host_device = services.host_device
 
     def lower(self, node: Node, graph: Graph, make_part: MakePart, shared: bool = False) -> Lowered:
         """Lower a node of `graph`. shared: the result of `shares_cores` for the graph."""
@@ -48,7 +50,7 @@ class Lowering:
         if is_converter(node):
             return self._converter(node, graph, label)
         if node.subgraphs:
-            return Lowered(_parts(node, label, make_part), HOST, label)
+            return Lowered(_parts(node, label, make_part), HOST, label, cpu=conditions(node))
         return self._host(node, label)
 
     def _launch(self, node: Node, shared: bool) -> Lowered:
@@ -58,7 +60,7 @@ class Lowering:
         label = f"{function.name} on {name}"
         if self._guard is not None:
             guarded = self._guard.launch(function, name, lambda: _host_run(function), shared)
-            guarded.enter = to_launch(self._xp, taken_by(self._compilation.engines, name))
+            guarded.enter = self._enter(name)
             return Lowered(guarded, name, label)
         executable: Executable | None = None
         error: EngineError | None = None
@@ -81,8 +83,14 @@ class Lowering:
         if not has_streams and self._xp is np:
             return Lowered(Launch(*launch), name, label)
         made = DeviceLaunch(engine.asynchronous and has_streams, *launch)
-        made.enter = to_launch(self._xp, taken_by(self._compilation.engines, name))
+        made.enter = self._enter(name)
         return Lowered(made, name, label)
+
+    def _enter(self, name: str) -> Enter | None:
+        """What takes the host's arrays to those of an engine; arrays on another GPU go by way of the CPU."""
+        if name == AUTO:
+            return None  # the engine that is chosen takes them so (`runtime.transfers.adapter`)
+        return to_launch(self._xp, taken_at(self._compilation.engines, self._host_device, name))
 
     def _host(self, node: Node, label: str) -> Lowered:
         return Lowered(
@@ -92,6 +100,7 @@ class Lowering:
             shares=is_view(node),
             reusable=reusable_inputs(node, self._xp),
             reusing=partial(reusing_kernel, node),
+            cpu=cpu_inputs(node, self._xp),
         )
 
     def _converter(self, node: Node, graph: Graph, label: str) -> Lowered:

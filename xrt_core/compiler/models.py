@@ -99,7 +99,7 @@ class CompiledGraph:
         if at_once:
             plan = _final(plan)
         self._last = entry
-        call = bind(plan, arrays, plan.engines, plan.xp)
+        call = bind(plan, arrays, plan.engines, *plan.host)
         key = self._key(arrays) if key is None else key
         if key is not None:
             self.plans.bind(key, call, plan, entry)

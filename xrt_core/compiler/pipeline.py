@@ -16,7 +16,7 @@ from xrt_core.compiler.passes import PassContext
 from xrt_core.compiler.services import Services
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
-from xrt_core.engine.device_kinds import CPU
+from xrt_core.engine.device_kinds import CPU, device_kind, number_of
 from xrt_core.errors import PassError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
@@ -31,6 +31,7 @@ from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
 from xrt_core.runtime.arrays import has_converter, to_host
+from xrt_core.runtime.binding import host_scope
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache
 from xrt_core.runtime.scheduler import independent_lanes
@@ -172,8 +173,13 @@ class Pipeline:
         def lower(node: Node) -> Lowered:
             return self._lowering.lower(node, graph, make_part, shared)
 
-        made = partial(kind, partitioned, parts, services.compilation.engines, services.xp)
-        planned = make_plan(graph, lower, made, owned=owned, to_host=to_host(services.xp))
+        made = partial(kind, partitioned, parts, services.compilation.engines, (services.xp, services.host_device))
+        within = host_scope(services.xp, services.host_device)
+        planned = make_plan(graph, lower, made, owned=owned, to_host=to_host(services.xp), within=within)
+        streams = device_kind(services.host_device).streams
+        if within is not None and streams is not None:
+            with within():  # constants are read on the streams of callers, which nothing orders after this one
+                streams.synchronize(number_of(services.host_device))
         if self.options.parallel and independent_lanes(graph, lane):
             planned.run_side_by_side()
         return planned
@@ -251,9 +257,7 @@ class Pipeline:
 
             verify(graph, stage)
 
-    def _run_passes(
-        self, stage: Stage, graph: Graph, context: PassContext, passes: Sequence[RegisteredPass]
-    ) -> Graph:
+    def _run_passes(self, stage: Stage, graph: Graph, context: PassContext, passes: Sequence[RegisteredPass]) -> Graph:
         trace = self.services.trace.begin(graph, stage) if self.services.trace is not None else None
         for p in passes:
             start = time.perf_counter()

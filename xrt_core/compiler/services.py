@@ -6,7 +6,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from xrt_core.cache.disk import open_cache
 from xrt_core.cache.model_file import ModelFile
@@ -38,16 +41,17 @@ Chosen = Sequence[tuple[Engine, str]]
 class Services:
     """The components that the stages of one pipeline share.
 
-    xp: the host's array namespace. host_only: the pipeline has no engines, by option or because it is the baseline of
-    another pipeline, so a mark that names an engine is not an error. passes: per stage, in order, as registered when
-    the module was created. precision: the mixed-precision pass, None if not enabled. guard: None if it is off. auto:
-    whether the engine of each cluster is chosen by measurement.
+    xp: the host's array namespace. host_device: the device on which it computes. host_only: the pipeline has no
+    engines, by option or because it is the baseline of another pipeline, so a mark that names an engine is not an
+    error. passes: per stage, in order, as registered when the module was created. precision: the mixed-precision pass,
+    None if not enabled. guard: None if it is off. auto: whether the engine of each cluster is chosen by measurement.
     """
 
     options: Options
     engines: tuple[tuple[Engine, str], ...]
     events: EventLog
     xp: Any
+    host_device: str
     executables: ExecutableStore
     compilation: Compilation
     guard: GuardManager | None
@@ -96,15 +100,22 @@ def build_services(
     executables = ExecutableStore(disk, events, saved, _difference)
     compilation = Compilation(tuple(engines), compile_options, executables, events)
     compilation.check_options()
+    device = options.device or (engines[0][1] if engines else CPU.name)
+    # what is compiled for a device elsewhere may be tried here, on the CPU
+    xp = device_kind(device).namespace() if options.target is None else np
+    host_device = CPU.name if xp is np else device
     settings = GuardSettings.of(options, saved is not None and not saved.has_verdicts) if engines else None
     guard: GuardManager | None = None
     if settings is not None:
         from xrt_core.guard.manager import GuardManager
+        from xrt_core.runtime.binding import taken_at
+        from xrt_core.runtime.transfers import adapter
         from xrt_core.verify.verdict import SavedVerdicts
 
         trusted = {} if saved is None else saved.info(SavedVerdicts).verdicts
         auto = options.engine == (AUTO,)
-        guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted)
+        adapt = adapter(xp, partial(taken_at, compilation.engines, host_device), (AUTO,))
+        guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted, adapt=adapt)
     plugins.load("xrt.observers")
     converters.load_plugins()
     load_plugin_passes(events)
@@ -113,7 +124,8 @@ def build_services(
         options=options,
         engines=tuple(engines),
         events=events,
-        xp=device_kind(options.device or (engines[0][1] if engines else CPU.name)).namespace(),
+        xp=xp,
+        host_device=host_device,
         executables=executables,
         compilation=compilation,
         guard=guard,

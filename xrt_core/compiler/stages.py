@@ -80,19 +80,24 @@ class Partitioned:
 class Planned(Plan):
     """A plan with its partitioned graph, and the plan caches of its separately planned subgraphs.
 
-    engines: name -> engine and device, of all selected engines. xp: the host's array namespace.
+    engines: name -> engine and device, of all selected engines. host: the host's array namespace and device.
     """
 
-    __slots__ = ("engines", "partitioned", "parts", "signature", "xp")
+    __slots__ = ("engines", "host", "partitioned", "parts", "signature")
 
     def __init__(
-        self, partitioned: Partitioned, parts: Mapping[str, PlanCache], engines: Engines, xp: Any, *plan: Any
+        self,
+        partitioned: Partitioned,
+        parts: Mapping[str, PlanCache],
+        engines: Engines,
+        host: tuple[Any, str],
+        *plan: Any,
     ) -> None:
         super().__init__(*plan)
         self.partitioned = partitioned
         self.parts = parts
         self.engines = engines
-        self.xp = xp
+        self.host = host
         self.signature: Signature = ((), {})
 
     @property

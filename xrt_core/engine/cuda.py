@@ -1,7 +1,8 @@
 """The device kind "cuda": NVIDIA GPUs by NVML, arrays of libraries in their memory, and streams of these libraries.
 
 Arrays are those of CuPy, torch, JAX, or of any library that has DLPack or the CUDA array interface. Only `namespace`
-imports a library of arrays, and nothing creates a CUDA context: NVML needs none, so processes may still fork.
+imports a library of arrays, and asking what is here creates no CUDA context: NVML needs none, so processes may still
+fork. Where there is no NVML (WSL, Jetson), CuPy is asked once it is loaded.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.converters import library_of
+from xrt_core.errors import BrokenContextError, ExecutionError
 from xrt_core.ir.graph import Support
 
 _DLPACK_CUDA: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -32,9 +35,11 @@ _NVML: Final = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 def status() -> Support:
     """Whether the NVIDIA driver shows this process a GPU, or why not."""
     try:
-        found = _handles()
+        found = len(_handles())
     except OSError as e:
-        return Support.no(f"no NVIDIA driver: {e}")
+        found = _count_of_cupy()
+        if not found:
+            return Support.no(f"no NVIDIA driver: {e}")
     if found:
         return Support.yes()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -46,7 +51,26 @@ def count() -> int:
     try:
         return len(_handles())
     except OSError:
-        return 0
+        return _count_of_cupy()
+
+
+def _count_of_cupy() -> int:
+    cupy = sys.modules.get("cupy")
+    return int(cupy.cuda.runtime.getDeviceCount()) if cupy is not None and cupy.is_available() else 0
+
+
+def driver() -> tuple[str, tuple[int, int]] | None:
+    """Version of the NVIDIA driver, and the newest CUDA version that it runs; None without a driver."""
+    text, number = ctypes.create_string_buffer(96), ctypes.c_int()
+    try:
+        library = _library()
+        if library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text))):
+            return None
+        if library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number)):
+            return None
+    except OSError:
+        return None
+    return text.value.decode(), (number.value // 1000, number.value % 1000 // 10)
 
 
 class _Memory(ctypes.Structure):
@@ -132,20 +156,66 @@ def locate(x: Any) -> int | None:
 
 
 def namespace() -> Any:
-    """CuPy where it is installed, else NumPy."""
+    """CuPy where it is installed and finds a GPU, else NumPy."""
+    return np if why_no_cupy() else sys.modules["cupy"]
+
+
+def why_no_cupy() -> str:
+    """Why the host cannot compute on a GPU, and what to do; "" where it can."""
     try:
-        return importlib.import_module("cupy")
-    except ImportError:
-        return np
+        cupy = importlib.import_module("cupy")
+    except Exception as e:  # a broken installation raises what it likes
+        missing = isinstance(e, ModuleNotFoundError)
+        reason = "CuPy is not installed" if missing else f"CuPy does not import: {type(e).__name__}: {e}"
+        return f"{reason}; pip install 'xrt-core[cuda13]' (a CUDA 12 driver: cupy-cuda12x)"
+    if cupy.is_available():
+        return ""
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except RuntimeError as e:
+        return f"CuPy finds no GPU: {e}; `xrt doctor` shows driver and versions"
+    return f"CuPy finds {count} GPUs"
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+_STICKY: Final = re.compile(
+    r"illegal[ _]?(address|instruction|memory access)|misaligned[ _]?address|invalid[ _]?(address[ _]?space|pc)\b"
+    r"|launch[ _]?(failure|failed|timeout)|hardware[ _]?stack[ _]?error|ecc[ _]?uncorrectable"
+    r"|error_?assert\b|device-side assert",
+    re.IGNORECASE,
+)
+"""Errors after which every call of CUDA in this process fails (CUDA Runtime API, cudaError_t: "must be terminated and
+relaunched")."""
+
+
+def broken_context(error: BaseException) -> str:
+    """What broke the CUDA context of this process, as an exception of a CUDA library says it; "" for other errors."""
+    text = str(error).strip().partition("\n")[0]
+    if not re.search("cuda", f"{type(error).__module__} {type(error).__name__} {text}", re.IGNORECASE):
+        return ""
+    if not _STICKY.search(text):
+        return ""
+    return (
+        f"the CUDA context of this process is broken ({text}): every later call on a GPU fails. Restart the process; "
+        "CUDA_LAUNCH_BLOCKING=1 shows which kernel it is, and guard='isolated' runs engines in a process of their own"
+    )
+
+
+@contextlib.contextmanager
+def naming_broken_context() -> Iterator[None]:
+    """Within it what a broken context makes fail is a BrokenContextError."""
+    try:
+        yield
+    except BrokenContextError:
+        raise
+    except (ExecutionError, RuntimeError) as e:
+        if broken := broken_context(e):
+            raise BrokenContextError(broken) from e
+        raise
 
 
 # --- streams --------------------------------------------------------------------------------------------------------
-
-
-def current_device() -> int:
-    """CuPy's current device, the first where CuPy is not loaded."""
-    cupy = sys.modules.get("cupy")
-    return 0 if cupy is None else int(cupy.cuda.Device().id)
 
 
 def current_stream(x: Any, index: int) -> int | None:
@@ -162,24 +232,58 @@ def current_stream(x: Any, index: int) -> int | None:
         if named is not None:
             return int(named)
     cupy = sys.modules.get("cupy")
-    if cupy is None or cupy.cuda.runtime.getDevice() != index:
+    if cupy is None or not cupy.is_available() or cupy.cuda.runtime.getDevice() != index:
         return None
     return int(cupy.cuda.get_current_stream().ptr)
 
 
 def using(stream: int | None, index: int) -> AbstractContextManager[Any]:
-    """Within it CuPy, where it is loaded, works on `stream`: so does the host, and what reads CuPy's arrays."""
+    """Within it CuPy, where it is loaded, works on a GPU and there on `stream` (None: its current one): so does the
+    host, and what reads CuPy's arrays. 1 is the default stream too, as the CUDA array interface has it."""
     cupy = sys.modules.get("cupy")
-    if cupy is None or stream is None or stream == cupy.cuda.get_current_stream().ptr:
+    if cupy is None or not cupy.is_available():
         return contextlib.nullcontext()
-    scope: AbstractContextManager[Any] = cupy.cuda.ExternalStream(stream, index)
-    return scope
+    if stream == 1:
+        stream = 0
+    if cupy.cuda.runtime.getDevice() == index:
+        if stream is None or stream == cupy.cuda.get_current_stream().ptr:
+            return contextlib.nullcontext()
+        scope: AbstractContextManager[Any] = stream_of(cupy, stream, index)
+        return scope
+    return _elsewhere(cupy, stream, index)
+
+
+@contextlib.contextmanager
+def _elsewhere(cupy: Any, stream: int | None, index: int) -> Iterator[None]:
+    with cupy.cuda.Device(index):
+        if stream is None or stream == cupy.cuda.get_current_stream().ptr:
+            yield
+        else:
+            with stream_of(cupy, stream, index):
+                yield
+
+
+def stream_of(cupy: Any, stream: int, index: int) -> Any:
+    """CuPy's object for a stream of a GPU; to be entered while that GPU is the current one."""
+    if not hasattr(cupy.cuda.Stream, "from_external"):  # before CuPy 14
+        return cupy.cuda.ExternalStream(stream, index)
+    return cupy.cuda.Stream(null=True) if stream == 0 else cupy.cuda.Stream.from_external(_Handle(stream))
+
+
+class _Handle:
+    """A stream of another library by CUDA's stream protocol."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._stream
 
 
 def synchronize(index: int) -> None:
     """Wait for all work on a GPU, by CuPy or torch where one of them is loaded."""
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
-    if cupy is not None:
+    if cupy is not None and cupy.is_available():
         cupy.cuda.Device(index).synchronize()
     elif torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize(index)

@@ -42,10 +42,6 @@ def _any_stream(stream: int | None, index: int) -> AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def _first() -> int:
-    return 0
-
-
 def _numpy() -> Any:
     return np
 
@@ -71,14 +67,13 @@ class Streams:
     current: (array of the caller's on the device or None, number of the device) -> stream on which the caller works,
         None where there is none.
     synchronize: waits for all work on a device.
-    using: (stream, number) -> context within which the host's namespace works on that stream.
-    current_device: number of the device on which the host's namespace works.
+    using: (stream, number) -> context within which the host's namespace works on that device, there on that stream;
+        None: on the current one; 0: on the default one, which is the same for every thread.
     """
 
     current: Callable[[Any, int], int | None]
     synchronize: Callable[[int], None]
     using: Callable[[int | None, int], AbstractContextManager[Any]] = _any_stream
-    current_device: Callable[[], int] = _first
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +91,7 @@ class DeviceKind:
     streams: None where work on its devices has no streams that a caller could see; then every run is waited for.
     namespace: the array namespace in which the host runs operators beside engines on such a device; NumPy, or one with
         CuPy's functions (`asarray`, `asnumpy`, `ndarray`).
+    why_no_namespace: why that is NumPy now, and what to do; "" where it is not.
     """
 
     name: str
@@ -107,6 +103,7 @@ class DeviceKind:
     locate: Callable[[Any], int | None] = _nowhere
     streams: Streams | None = None
     namespace: Callable[[], Any] = _numpy
+    why_no_namespace: Callable[[], str] = lambda: "the host runs on the CPU beside it, and engines alone on the device"
 
     @property
     def numpy_readable(self) -> bool:
@@ -206,10 +203,6 @@ class DeviceKinds:
             return None
         return next((k for base in array_type.__mro__ if (k := self._of_type.get(base)) is not None), None)
 
-    def of_namespace(self, xp: Any) -> DeviceKind | None:
-        """The kind beside whose engines the host computes in the namespace `xp`; None for NumPy."""
-        return None if xp is np else next((k for k in self._kinds.values() if k.namespace() is xp), None)
-
     def check(self, device: str) -> None:
         """Raises DeviceNotFoundError for a kind that is not known, or a number of which there is no device here."""
         kind = self.find(device)
@@ -246,6 +239,11 @@ def number_of(device: str) -> int:
     return int(number)
 
 
+def same_device(one: str, other: str) -> bool:
+    """Whether two names mean one device: "cuda" is "cuda:0"."""
+    return one.partition(":")[0] == other.partition(":")[0] and number_of(one) == number_of(other)
+
+
 def add_rows(registry: DeviceKinds, rows: Iterable[Any], owner: str) -> list[str]:
     """Register what a plugin's hook `xrt_device_kinds` gave: DeviceKind objects. Returns their names.
 
@@ -272,9 +270,7 @@ def add_rows(registry: DeviceKinds, rows: Iterable[Any], owner: str) -> list[str
 def _cpu_memory(index: int) -> Memory:
     try:
         page, names = os.sysconf("SC_PAGE_SIZE"), os.sysconf_names
-        total, free = (
-            os.sysconf(n) * page if n in names else None for n in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES")
-        )
+        total, free = (os.sysconf(n) * page if n in names else None for n in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
     except (AttributeError, OSError, ValueError):  # not POSIX
         return None, None
     return total, free
@@ -311,11 +307,11 @@ CUDA: Final = DeviceKind(
     cuda.count,
     cuda.memory,
     locate=cuda.locate,
-    streams=Streams(cuda.current_stream, cuda.synchronize, cuda.using, cuda.current_device),
+    streams=Streams(cuda.current_stream, cuda.synchronize, cuda.using),
     namespace=cuda.namespace,
+    why_no_namespace=cuda.why_no_cupy,
 )
 TPU: Final = DeviceKind("tpu", _tpu_status, _tpus)
-
 
 
 def _load_plugins(name: str) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from xrt_core.engine.boundary import EngineProxy, call_engine, inner_of
 from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
 from xrt_core.engine.converters import HOST, Convert, add_rows, converters, owner_of
@@ -134,9 +136,7 @@ class EngineManager:
 
     # --- all of them --------------------------------------------------------------------------------------------
 
-    def ready(
-        self, phase: Phase, device: str | None, options: Options, without: Collection[str] = ()
-    ) -> list[Engine]:
+    def ready(self, phase: Phase, device: str | None, options: Options, without: Collection[str] = ()) -> list[Engine]:
         """Every usable engine that can drive `device`, best first for `phase`, as the switches in `options` allow.
 
         A switch that is True leaves only engines switched on; one that is False takes its engine out, and an engine
@@ -169,7 +169,7 @@ class EngineManager:
             if not ready and not is_host(options.device):
                 raise EngineUnavailableError(
                     f"device={options.device!r} ({options.source('device')}): no engine that is ready can use it; "
-                    "`xrt engines` says what each can use, and engine='host' runs without engines"
+                    "`xrt engines` says what each can use, and without device= the host runs on the CPU"
                 )
             return ready
         found = [self.usable(n) for n in options.engine if n != HOST]
@@ -177,6 +177,8 @@ class EngineManager:
             kinds.check(options.device)
             for engine in found:
                 self.device(engine, options.device)
+            if not found:
+                _check_host(options)
         return found
 
     def choose(self, options: Options, without: Collection[str] = ()) -> list[tuple[Engine, str]]:
@@ -447,6 +449,19 @@ def _fault(engine: Any, name: str | None = None) -> str:
     if not isinstance(engine.priority, Mapping) or not all(isinstance(p, int) for p in engine.priority.values()):
         return f"its priority is {engine.priority!r}; it must map 'train' and 'inference' to integers"
     return ""
+
+
+def _check_host(options: Options) -> None:
+    """Raises EngineUnavailableError where the host alone cannot compute on the device that is asked for."""
+    device = options.device
+    if is_host(device) or device is None:
+        return
+    kind = kinds.find(device)
+    if kind.namespace() is np:
+        raise EngineUnavailableError(
+            f"engine='host' cannot compute on device={device!r} ({options.source('device')}): {kind.why_no_namespace()}"
+        )
+    kinds.check(device)  # once more: with the namespace's library loaded more may be known
 
 
 def _probe(engine: Engine) -> EngineStatus | EngineError:

@@ -37,7 +37,7 @@ from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
 from xrt_core.ir.function import Function
 from xrt_core.options.guard_settings import GuardSettings
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.transfers import Adapt
 from xrt_core.verify.evaluate import EvaluationSettings
 from xrt_core.verify.verdict import HOST, Outcome, Piece
 
@@ -54,6 +54,7 @@ class ClusterBuilder:
     capabilities: has the compilation with the engines that may take part. failures: takes those of engines that crashed
     the worker where another engine is left. auto: the engine of a launch is a name for whichever engine is fastest.
     trusted: outcomes that came with a saved model, by fingerprint of the function; they hold without verification.
+    adapt: makes the executable of one engine fit a launch of another.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class ClusterBuilder:
         events: EventLog,
         auto: bool,
         trusted: Mapping[str, Outcome],
+        adapt: Adapt,
     ) -> None:
         self._settings = settings
+        self._adapt = adapt
         self._capabilities = capabilities
         self._exchange = exchange
         self._failures = failures
@@ -174,7 +177,7 @@ class ClusterBuilder:
         with native_call():
             made = CompositeBuilder(compilation).pieces(launch.function, outcome.pieces)
         if len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine:
-            made = _NumpyResults(made)
+            made = self._adapt(made, outcome.pieces[0].engine, launch.engine)
         if outcome.serialised:
             made = SerialExecutable(made, [p.engine for p in outcome.pieces if p.engine != HOST])
         return made
@@ -377,21 +380,6 @@ class _Attempt:
 
 def _verifying(record: ClusterRecord) -> None:
     record.move_from(State.COMPILING, State.VERIFYING)
-
-
-class _NumpyResults(Executable):
-    """An executable of another engine than the launch's own, which takes and returns NumPy arrays."""
-
-    def __init__(self, inner: Executable) -> None:
-        self._inner = inner
-
-    def run(self, inputs: Sequence[Any], *args: Any, **options: Any) -> Sequence[Any]:
-        """See `Executable.run`."""
-        return [to_numpy(r) for r in self._inner.run([to_numpy(x) for x in inputs], *args, **options)]
-
-    def as_text(self) -> str:
-        """See `Executable.as_text`."""
-        return self._inner.as_text()
 
 
 _TYPES: Final = re.compile(r"is (\w+)\[[^]]*\], expected (\w+)\[")

@@ -19,7 +19,7 @@ from xrt_core.cache.live_notes import Note
 from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
 from xrt_core.engine.forking import keep_for_ever
-from xrt_core.errors import ExecutionError, InputError, XRTError
+from xrt_core.errors import BrokenContextError, ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
 from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
@@ -351,6 +351,8 @@ class GuardedLaunch(Launch):
             return self._from_host(arrays)
         try:
             results = self._from_host(arrays)
+        except BrokenContextError as e:
+            raise BrokenContextError(f"{error}; {e}") from e
         except InputError:
             if not self.function.aliases:
                 raise

@@ -38,6 +38,7 @@ from xrt_core.ir.function import Function, operators_of
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.runtime.arrays import Range, ranges_of, to_numpy
 from xrt_core.runtime.launch import Launch
+from xrt_core.runtime.transfers import Adapt, numpy_executable
 from xrt_core.verify.repro import Stage, make_bundle, save_bundle
 from xrt_core.verify.verdict import Outcome
 
@@ -51,7 +52,8 @@ class GuardManager:
 
     compilation: of all engines. disk: the disk cache, None where it is off. auto: the launches' engine is a name for
     whichever engine is fastest. trusted: outcomes that came with a saved model, by fingerprint of the function; they
-    hold without verification. capabilities: answers queries about the engines.
+    hold without verification. adapt: makes the executable of one engine fit a launch of another. capabilities: answers
+    queries about the engines.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class GuardManager:
         *,
         auto: bool = False,
         trusted: Mapping[str, Outcome] | None = None,
+        adapt: Adapt = numpy_executable,
     ) -> None:
         self.settings = settings
         self.events = events
@@ -70,7 +73,9 @@ class GuardManager:
         self.capabilities = Capabilities(settings, compilation, disk, events)
         self.closed = False
         self._exchange = ArtifactExchange(disk, events)
-        self._builder = ClusterBuilder(settings, self.capabilities, self._exchange, self, events, auto, trusted or {})
+        self._builder = ClusterBuilder(
+            settings, self.capabilities, self._exchange, self, events, auto, trusted or {}, adapt
+        )
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._launches: weakref.WeakSet[GuardedLaunch] = weakref.WeakSet()

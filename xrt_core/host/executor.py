@@ -14,8 +14,8 @@ from xrt_core.host.reference import reference_kernel
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import STRING, TensorType
-from xrt_core.kernels import OpContext, find_kernel
-from xrt_core.kernels.namespace import wide
+from xrt_core.kernels import OpContext, PortableKernel, find_kernel
+from xrt_core.kernels.namespace import has_dtype, wide
 
 HostKernel = Callable[[Sequence[Any]], tuple[Any, ...]]
 
@@ -23,8 +23,8 @@ HostKernel = Callable[[Sequence[Any]], tuple[Any, ...]]
 def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     """Return a function from a node's inputs (None for omitted ones) to its outputs, in the namespace `xp`.
 
-    Under CuPy, NumPy inputs are copied to the device; operators without a kernel for CuPy run on the CPU, with their
-    inputs and outputs copied.
+    Under CuPy, NumPy inputs are copied to the device, and inputs whose values the kernel needs come to the CPU; nodes
+    that CuPy cannot run (`_for_device`) run on the CPU with NumPy's kernel, their inputs and outputs copied.
 
     The function raises ExecutionError, naming the node and its inputs, for any exception of the kernel.
     For a node that its operator does not allow (`node_fault`), which engines are not given, it raises ShapeError.
@@ -36,23 +36,48 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     portable = find_kernel(node.domain, node.op_type)
     if portable is None or (_has_strings(node) and not portable.strings):
         return _wrap_errors(node, _on_cpu(reference_kernel(node), xp))
-    function = portable.function
-    context = OpContext(node, xp)
+    if xp is np:
+        return _wrap_errors(node, _kernel(portable, node, np))
+    on_cpu = _on_cpu(_kernel(portable, node, np), xp)
+    if not _for_device(node, portable, xp):
+        return _wrap_errors(node, on_cpu)
+    call, static = _kernel(portable, node, xp), portable.static
+
+    def on_device(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        given = [_down(a, xp) if i in static else _up(a, xp) for i, a in enumerate(arrays)]
+        if any(type(a) is np.ndarray and i not in static for i, a in enumerate(given)):
+            return on_cpu(arrays)  # of a dtype that CuPy has not, which type inference did not find
+        return call(given)
+
+    return _wrap_errors(node, on_device)
+
+
+def cpu_inputs(node: Node, xp: Any) -> frozenset[int]:
+    """Return the indices of the inputs that `host_kernel(node, xp)` reads on the CPU."""
+    if xp is np:
+        return frozenset()
+    portable = find_kernel(node.domain, node.op_type)
+    if portable is None or not _for_device(node, portable, xp):
+        return frozenset(range(len(node.inputs)))
+    return frozenset(portable.static)
+
+
+def _kernel(portable: PortableKernel, node: Node, xp: Any) -> HostKernel:
+    function, context = portable.function, OpContext(node, xp)
 
     def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
         result = function(context, *arrays)
         return result if type(result) is tuple else (result,)
 
-    if xp is np:
-        return _wrap_errors(node, call)
-    if portable.dynamic is not None:  # sequences, and kernels with data-dependent shapes, which need NumPy
-        return _wrap_errors(node, _on_cpu(call, xp) if portable.why_dynamic(node) is not None else call)
-    static = portable.static
+    return call
 
-    def on_device(arrays: Sequence[Any]) -> tuple[Any, ...]:
-        return call([xp.asnumpy(a) if i in static and a is not None else _up(a, xp) for i, a in enumerate(arrays)])
 
-    return _wrap_errors(node, on_device)
+def _for_device(node: Node, portable: PortableKernel, xp: Any) -> bool:
+    """Whether a kernel can run under CuPy: not one of sequences, of shapes that depend on data, of foreign dtypes."""
+    if _has_strings(node) or portable.why_dynamic(node) is not None:
+        return False
+    types = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
+    return all(has_dtype(xp, t.dtype) for t in types if isinstance(t, TensorType) and t.dtype is not None)
 
 
 MINIMUM_REUSED = 1 << 15
@@ -142,10 +167,10 @@ def _on_cpu(kernel: HostKernel, xp: Any) -> HostKernel:
 
 
 def _up(x: Any, xp: Any) -> Any:
-    """Copy NumPy arrays (except strings) to the device, also within a sequence."""
+    """Copy NumPy arrays to the device, also within a sequence; those of dtypes that it has not stay NumPy's."""
     if isinstance(x, list):
         return [_up(e, xp) for e in x]
-    return xp.asarray(x) if type(x) is np.ndarray and x.dtype != STRING else x
+    return xp.asarray(x) if type(x) is np.ndarray and has_dtype(xp, x.dtype) else x
 
 
 def _down(x: Any, xp: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import float_like
-from xrt_core.kernels.namespace import divide_integers, erf, is_jax, result, widen
+from xrt_core.kernels.namespace import divide_integers, erf, is_jax, remainder_of_integers, result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
 # Functions of one array that every namespace has; narrow floats are computed in float32.
@@ -97,7 +97,7 @@ def mod(ctx: OpContext, a: Any, b: Any) -> Any:
     xp = ctx.xp
     wa, wb = widen(a), widen(b)
     if ctx.attr("fmod", 0):
-        return result(xp, xp.fmod(wa, wb), a.dtype)
+        return result(xp, xp.fmod(wa, wb) if float_like(a.dtype) else remainder_of_integers(xp, wa, wb), a.dtype)
     out = xp.mod(wa, wb)
     if float_like(a.dtype):
         out = xp.where((out == 0) & (wb != 0), xp.copysign(xp.zeros_like(wb), wb), out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,25 @@ def is_jax(xp: Any) -> bool:
 def is_cupy(xp: Any) -> bool:
     """Return whether `xp` is `cupy`."""
     return str(xp.__name__).partition(".")[0] == "cupy"
+
+
+def has_dtype(xp: Any, dtype: np.dtype) -> bool:
+    """Whether arrays of `dtype` can be made: CuPy has NumPy's numbers, since 14 bfloat16, and no narrower ones."""
+    return True if not is_cupy(xp) else dtype.char in _CUPY_DTYPES or (dtype.kind == "V" and _cupy_makes(dtype))
+
+
+_CUPY_DTYPES = frozenset("?bhilqBHILQefdFD")
+
+
+@functools.cache
+def _cupy_makes(dtype: np.dtype) -> bool:
+    import importlib
+
+    try:
+        importlib.import_module("cupy").empty(0, dtype)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def has_float64(xp: Any) -> bool:
@@ -195,8 +215,23 @@ def reduce_at(xp: Any, x: Any, index: Any, values: Any, how: str) -> Any:
         target = x.at[index]
         return {"add": target.add, "mul": target.multiply, "min": target.min, "max": target.max}[how](values)
     out = xp.array(x, copy=True)
+    if is_cupy(xp):
+        return _reduce_on_cupy(xp, out, index, values, how)
     {"add": xp.add, "mul": xp.multiply, "min": xp.minimum, "max": xp.maximum}[how].at(out, index, values)
     return out
+
+
+def _reduce_on_cupy(xp: Any, out: Any, index: Any, values: Any, how: str) -> Any:
+    """By CuPy's `ufunc.at`, which takes floats and integers of 32 and 64 bits, and no `mul`; else on the CPU."""
+    if how == "mul" or out.dtype.kind not in "iuf":
+        on_cpu = tuple(xp.asnumpy(i) for i in index) if isinstance(index, tuple) else xp.asnumpy(index)
+        return xp.asarray(reduce_at(np, xp.asnumpy(out), on_cpu, xp.asnumpy(values), how))
+    dtype = out.dtype
+    narrow_integer = dtype.kind in "iu" and dtype.itemsize < 4
+    to = np.dtype(np.int32) if narrow_integer else dtype  # exact, and wraps round as the narrow type does
+    wide_out = narrow(out, to)
+    {"add": xp.add, "min": xp.minimum, "max": xp.maximum}[how].at(wide_out, index, narrow(values, to))
+    return narrow(wide_out, dtype)
 
 
 def pad_with(xp: Any, x: Any, widths: Sequence[tuple[int, int]], value: Any) -> Any:
@@ -233,7 +268,18 @@ def divide_integers(xp: Any, a: Any, b: Any) -> Any:
         return xp.where(b == 0, xp.zeros_like(a), jax.lax.div(*xp.broadcast_arrays(a, b)))
     if a.dtype.kind == "u":
         return a // b
+    if is_cupy(xp):  # whose fmod of integers goes through float64
+        quotient = a // b
+        rest = a - quotient * b  # has the sign of b
+        return quotient + ((rest != 0) & (b != 0) & ((rest < 0) != (a < 0))).astype(a.dtype)
     return (a - xp.fmod(a, b)) // b
+
+
+def remainder_of_integers(xp: Any, a: Any, b: Any) -> Any:
+    """The remainder of `divide_integers`, which has the sign of `a`; 0 for a divisor of 0."""
+    if not is_cupy(xp):
+        return xp.fmod(a, b)
+    return xp.where(b == 0, xp.zeros_like(a), a - divide_integers(xp, a, b) * b)
 
 
 def accumulate(xp: Any, out: Any, index: Any, values: Any) -> Any:

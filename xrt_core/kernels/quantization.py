@@ -90,7 +90,9 @@ def dequantize_linear(ctx: OpContext, x: Any, scale: Any, zero_point: Any = None
 def dynamic_quantize_linear(ctx: OpContext, x: Any) -> Any:
     """x as uint8 with the scale and zero point that its range (0 included) gives; an all-zero x gets scale 1."""
     xp = ctx.xp
-    low, high = xp.min(x, initial=0), xp.max(x, initial=0)
+    nothing = xp.zeros((), x.dtype)
+    low = xp.minimum(xp.min(x), nothing) if x.size else nothing
+    high = xp.maximum(xp.max(x), nothing) if x.size else nothing
     scale = xp.asarray((high - low) / _FLOAT32.type(255), _FLOAT32)
     scale = xp.where(scale == 0, xp.ones_like(scale), scale)
     zero = xp.clip(xp.rint(-low / scale), 0, 255)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import float_like
-from xrt_core.kernels.namespace import divide_integers, is_jax, result, widen
+from xrt_core.kernels.namespace import divide_integers, is_cupy, is_jax, result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
 Reduction = Callable[[Any, Any, tuple[int, ...], bool], Any]
@@ -66,13 +66,18 @@ def _bound(dtype: np.dtype, lowest: bool) -> Any:
     return info.min if lowest else info.max
 
 
+def _of_nothing(xp: Any, x: Any, axes: tuple[int, ...], keepdims: bool, lowest: bool) -> Any:
+    """The bound of the type where axes of `x`, which has no elements, are reduced (CuPy's max has no `initial`)."""
+    shape = [1 if a in axes else d for a, d in enumerate(x.shape) if keepdims or a not in axes]
+    return xp.full(tuple(shape), _bound(x.dtype, lowest), x.dtype)
+
+
 @_register("ReduceMax")
 def reduce_max(xp: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     """Maximum; of nothing, the least value of the type. Bools: whether any holds."""
     if x.dtype == np.bool_:
         return xp.any(x, axis=axes, keepdims=keepdims)
-    start = {} if x.size else {"initial": _bound(x.dtype, True)}
-    return xp.max(x, axis=axes, keepdims=keepdims, **start)
+    return xp.max(x, axis=axes, keepdims=keepdims) if x.size else _of_nothing(xp, x, axes, keepdims, True)
 
 
 @_register("ReduceMin")
@@ -80,8 +85,7 @@ def reduce_min(xp: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     """Minimum; of nothing, the greatest value of the type. Bools: whether all hold."""
     if x.dtype == np.bool_:
         return xp.all(x, axis=axes, keepdims=keepdims)
-    start = {} if x.size else {"initial": _bound(x.dtype, False)}
-    return xp.min(x, axis=axes, keepdims=keepdims, **start)
+    return xp.min(x, axis=axes, keepdims=keepdims) if x.size else _of_nothing(xp, x, axes, keepdims, False)
 
 
 @_register("ReduceL1")
@@ -182,10 +186,11 @@ def _top_indices(xp: Any, x: Any, k: int, largest: bool) -> Any:
         if not largest:  # ~x turns the order of integers round without overflow
             x = -x if float_like(x.dtype) else ~x
         return jax.lax.top_k(x, k)[1]
+    stable = {} if is_cupy(xp) else {"kind": "stable"}  # CuPy's sort always is
     if not largest:
-        return xp.argsort(x, axis=-1, stable=True)[..., :k]
+        return xp.argsort(x, axis=-1, **stable)[..., :k]
     # a descending stable sort: of the array read backwards, taken from the end
-    return (x.shape[-1] - 1 - xp.argsort(xp.flip(x, -1), axis=-1, stable=True))[..., ::-1][..., :k]
+    return (x.shape[-1] - 1 - xp.argsort(xp.flip(x, -1), axis=-1, **stable))[..., ::-1][..., :k]
 
 
 @kernel("TopK", static=(1,))

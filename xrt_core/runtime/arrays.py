@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.converters import HOST, ArrayType, Convert, Converters, converters, library_of
-from xrt_core.engine.cuda import cuda_device
+from xrt_core.engine.cuda import broken_context, cuda_device
 from xrt_core.engine.device_kinds import kinds
-from xrt_core.errors import ConverterError, InputError
+from xrt_core.errors import BrokenContextError, ConverterError, ExecutionError, InputError
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import TensorType, float_like
 
@@ -73,6 +73,8 @@ def to_numpy(x: Any) -> Any:
     try:
         found = _read(x)
     except Exception as e:  # a tracer, an array that was deleted or donated, a sparse tensor, ...
+        if broken := broken_context(e):
+            raise BrokenContextError(broken) from e
         reason = str(e).strip().partition("\n")[0]
         raise InputError(f"this {_type_name(x)} cannot be read as a NumPy array: {reason}") from e
     if found is None:
@@ -178,18 +180,33 @@ def _to_torch(x: Any) -> Any:
 
 
 def to_cupy(x: Any) -> Any:
-    """A CuPy array of any array: in place where it lies on a GPU; text stays NumPy's. CuPy must have been loaded."""
+    """A CuPy array of any array: in place where it lies on the current GPU. CuPy must have been loaded.
+
+    What CuPy has no dtype for (text, float8, int4) stays NumPy's; sequences are taken element by element.
+    """
     cupy = sys.modules["cupy"]
+    here = cupy.cuda.runtime.getDevice()
     if isinstance(x, cupy.ndarray):
-        return x
-    if type(x) is not np.ndarray and cuda_device(x) is not None:
+        return x if x.device.id == here else cupy.asarray(x.get())
+    if isinstance(x, list | tuple):
+        return [to_cupy(e) for e in x]
+    if type(x) is not np.ndarray and cuda_device(x) == here:
         try:
             x = plain_tensor(x) if family_of(type(x)) == "torch" else x
             return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
         except (BufferError, RuntimeError, TypeError, ValueError):
             pass  # a dtype that CuPy has not
     x = to_numpy(x)
-    return cupy.asarray(x) if isinstance(x, np.ndarray) and x.dtype != object else x
+    try:
+        return cupy.asarray(x) if isinstance(x, np.ndarray) and x.dtype != object else x
+    except ValueError:
+        return x
+    except MemoryError as e:
+        free, whole = cupy.cuda.Device(here).mem_info
+        raise ExecutionError(
+            f"cuda:{here} has no room for {x.dtype}{list(x.shape)} of {x.nbytes:,} bytes: {e}; {free:,} of {whole:,} "
+            "bytes are free"
+        ) from e
 
 
 def plain_tensor(x: Any) -> Any:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.engine.contract import Engine, RunOptions
-from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, kinds, number_of
+from xrt_core.engine.cuda import naming_broken_context
+from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of, same_device
 from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
 from xrt_core.runtime.launch import engine_failure, launch_mode
-from xrt_core.runtime.plan import HOST, Plan
+from xrt_core.runtime.plan import HOST, Plan, Scope
 from xrt_core.runtime.transfers import on_host, to_caller, to_engine
 
 log = logging.getLogger("xrt")
@@ -27,13 +30,26 @@ _OWN: Final = (np.ndarray, list, dict, type(None))
 """Types of results on the host that are the caller's as they are."""
 
 
-def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any) -> Call:
+def host_scope(xp: Any, device: str) -> Scope | None:
+    """What makes a context in which the host's namespace `xp` works on `device`; None for NumPy."""
+    streams = device_kind(device).streams
+    return None if xp is np or streams is None else partial(_on_host_device, streams, number_of(device))
+
+
+@contextlib.contextmanager
+def _on_host_device(streams: Streams, device: int) -> Iterator[None]:
+    with naming_broken_context(), streams.using(None, device):
+        yield
+
+
+def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_device: str) -> Call:
     """The plan as a call with arrays like these: of the same types, shapes and dtypes. The hot path of every call.
 
-    engines: those that take part. xp: the host's namespace. Results are in the family of the first array. An array on a
-    device goes as it is, or in place, to an engine that takes such arrays there; all else goes in as NumPy arrays.
+    engines: those that take part. xp, host_device: the host's namespace, and where it computes. Results are in the
+    family of the first array. An array on a device goes as it is, or in place, to an engine that takes such arrays
+    there; all else goes in as NumPy arrays.
     """
-    place = _place(engines, xp)
+    place = _place(engines, host_device)
     if place is not None:
         return _DeviceCall(plan, arrays, engines, xp, *place)
     run = plan.run
@@ -89,6 +105,12 @@ def taken_by(engines: Engines, name: str | None) -> tuple[str, ...]:
     return (*engine.array_families, kind.name) if kind.arrays is not None else tuple(engine.array_families)
 
 
+def taken_at(engines: Engines, host_device: str, name: str) -> tuple[str, ...]:
+    """As `taken_by`, of arrays on the host's device: none where the engine computes elsewhere."""
+    apart = name in engines and not same_device(engines[name][1], host_device)
+    return () if apart else taken_by(engines, name)
+
+
 def family_of_first(arrays: Sequence[Any]) -> str | None:
     """The family of the first array, also within sequences; None where there is none."""
     for a in arrays:
@@ -101,11 +123,10 @@ def family_of_first(arrays: Sequence[Any]) -> str | None:
     return None
 
 
-def _place(engines: Engines, xp: Any) -> tuple[DeviceKind, Streams, int] | None:
+def _place(engines: Engines, host_device: str) -> tuple[DeviceKind, Streams, int] | None:
     """The one device with streams that is used, and its number; None where there are none or several."""
-    found = {(kind, number_of(d)) for _, d in engines.values() if (kind := device_kind(d)).streams is not None}
-    if not found and (kind_of_host := kinds.of_namespace(xp)) is not None and kind_of_host.streams is not None:
-        return kind_of_host, kind_of_host.streams, kind_of_host.streams.current_device()
+    devices = [host_device, *(d for _, d in engines.values())]
+    found = {(kind, number_of(d)) for d in devices if (kind := device_kind(d)).streams is not None}
     if len(found) != 1:
         return None
     kind, number = found.pop()
@@ -117,10 +138,44 @@ def _has_streams(engines: Engines, name: str | None) -> bool:
     return name is not None and name in engines and device_kind(engines[name][1]).streams is not None
 
 
+@contextlib.contextmanager
+def settled(streams: Streams, device: int, arrays: Sequence[Any]) -> Iterator[None]:
+    """Context of a run whose launches may be called on other threads, which have current streams of their own.
+
+    Within it the device's default stream is the current one, as it is for other threads. Where the caller works on
+    another stream, what is on that is waited for first, and what the run enqueued at the end.
+
+    arrays: the caller's on the device.
+    """
+    working = {streams.current(a, device) for a in arrays} or {streams.current(None, device)}
+    apart = bool(working - {None, 0, 1})
+    if apart:
+        streams.synchronize(device)
+    with streams.using(0, device):
+        yield
+    if apart:
+        streams.synchronize(device)
+
+
+def settled_host(xp: Any, device: str) -> AbstractContextManager[Any]:
+    """`settled` for the host's own device; nothing for NumPy."""
+    streams = device_kind(device).streams
+    if xp is np or streams is None:
+        return contextlib.nullcontext()
+    return _settled_or_broken(streams, number_of(device))
+
+
+@contextlib.contextmanager
+def _settled_or_broken(streams: Streams, device: int) -> Iterator[None]:
+    with naming_broken_context(), settled(streams, device, ()):
+        yield
+
+
 class _DeviceCall:
     """A bound call where an engine, or the host, is on a device with streams.
 
-    If every launch of the plan is asynchronous (`DeviceLaunch`), only reads of an array on the CPU synchronise. For
+    If every launch of the plan is asynchronous (`DeviceLaunch`), or there is none, only reads of an array on the CPU
+    synchronise. For
     arguments on the GPU the results may still be computing, ordered on the current stream of the arguments' library; if
     an argument or the results are on the CPU, the results are complete on return.
 
@@ -141,25 +196,34 @@ class _DeviceCall:
         for i, (a, family, name) in enumerate(zip(arrays, families, plan.engine_inputs, strict=True)):
             if type(a) is not np.ndarray or to_numpy(a) is not a:
                 on_it = name is not None and _has_streams(engines, name)
-                taken = on_host(xp) if name is None else taken_by(engines, name) if on_it else ()
+                taken = taken_by(engines, name) if on_it else () if name in engines else on_host(xp)
                 self._enter.append((i, to_engine(family, taken, kind, device) if family else to_numpy))
         self._located = [i for i, f in enumerate(families) if f not in ("", "numpy")]
         self._only_located = len(self._located) == len(arrays)
         self._first = next((i for i, f in enumerate(families) if f == self._family), -1)
         self._late = 0
+        self._host_alone = not engines or not (plan.launches or plan.may_run_side_by_side)
         # threads of the pool have other current streams than the caller's
         self._ahead = plan.runs_ahead and not plan.may_run_side_by_side
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        with naming_broken_context():
+            return self._call(arrays)
+
+    def _call(self, arrays: Sequence[Any]) -> list[Any]:
         places = {i: self._kind.device_of(arrays[i]) for i in self._located}
         place, family = places.get(self._first), self._family
         on_device = place is not None
         like_first = on_device or (family == "jax" and self._first >= 0)
         out = to_caller(family, arrays[self._first]) if like_first else from_numpy(family)
+        if self._host_alone:
+            with self._streams.using(self._stream_of(arrays, place), self._device):
+                return [out(r) for r in self._run(self._entered(arrays))]
         if not self._ahead:
-            return [out(r) for r in self._run(self._entered(arrays))]
-        here = on_device and place == self._device
-        stream = self._streams.current(arrays[self._first] if here else None, self._device)
+            given = [arrays[i] for i, p in places.items() if p == self._device]
+            with settled(self._streams, self._device, given):
+                return [out(r) for r in self._run(self._entered(arrays))]
+        stream = self._stream_of(arrays, place)
         # before the results are complete, an array of the caller on the CPU may still be read
         finished = not (on_device or family == "jax")
         ahead = finished or (self._only_located and all(p == self._device for p in places.values()))
@@ -176,6 +240,10 @@ class _DeviceCall:
                 self._late += 1
                 log.warning("a call that did not wait for its launches failed, and ran once more, waiting: %s", e)
                 return results
+
+    def _stream_of(self, arrays: Sequence[Any], place: int | None) -> int | None:
+        """The stream on which the caller works, by the first array where that lies on the device."""
+        return self._streams.current(arrays[self._first] if place == self._device else None, self._device)
 
     def _on(self, stream: int | None, wait: bool, arrays: Sequence[Any], out: Callable[[Any], Any]) -> list[Any]:
         token = launch_mode.set((RunOptions(stream=stream), wait))

@@ -35,6 +35,12 @@ def control_step(node: Node, make_part: MakePart) -> Call:
     return _wrap_errors(node, make(node, make_part))
 
 
+def conditions(node: Node) -> frozenset[int]:
+    """The inputs of a control-flow node that its step reads on the CPU: conditions, trip counts, sequence lengths."""
+    found = {"If": (0,), "Loop": (0, 1), "Scan": (0,) if node.version < 9 else ()}
+    return frozenset(found.get(node.op_type, ()))
+
+
 def _wrap_errors(node: Node, call: Call) -> Call:
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
         try:
@@ -123,9 +129,7 @@ def _scan(node: Node, make_part: MakePart) -> Call:
             state = results[:states]
             turns.append(results[states:])
         outputs = _stack(turns, scanned, out_axes)
-        flipped = [
-            np.flip(x, a) if d else x for x, a, d in zip(outputs, out_axes, out_directions, strict=True)
-        ]
+        flipped = [np.flip(x, a) if d else x for x, a, d in zip(outputs, out_axes, out_directions, strict=True)]
         return [*state, *flipped]
 
     return run
@@ -137,7 +141,7 @@ def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[
     directions = _ints(node, "directions", count, 0)
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
-        lengths = arguments[0]
+        lengths = to_numpy(arguments[0])
         first, scans = arguments[1 : 1 + states], arguments[1 + states : 1 + states + count]
         batch, most = scans[0].shape[:2]
         final: list[list[Any]] = []
@@ -157,13 +161,13 @@ def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[
         outputs = []
         for k, declared in enumerate(scanned):
             like = next((turns[0][k] for turns in made if turns), None)
-            dims = [d if isinstance(d, int) else 0 for d in declared.shape or ()] if like is None else like.shape
-            dtype = (declared.dtype or np.float32) if like is None else like.dtype
-            stacked = np.zeros((batch, most, *dims), dtype)
-            for b, turns in enumerate(made):
-                for t, results in enumerate(turns):
-                    stacked[b, t] = results[k]
-            outputs.append(stacked)
+            if like is None:
+                dims = [d if isinstance(d, int) else 0 for d in declared.shape or ()]
+                outputs.append(np.zeros((batch, most, *dims), declared.dtype or np.float32))
+                continue
+            zeros = np.zeros_like(like)  # in the namespace of the elements, as all that follows
+            rows = [[r[k] for r in turns] + [zeros] * (most - len(turns)) for turns in made]
+            outputs.append(np.stack([np.stack(row) for row in rows]))
         return [*ends, *outputs]
 
     return run

@@ -25,7 +25,7 @@ from xrt_core.engine.boundary import clipped, direct, failure_of
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 from xrt_core.engine.converters import library_of
 from xrt_core.engine.forking import keep_for_ever
-from xrt_core.errors import EngineError, ExecutionError, InputError, XRTError
+from xrt_core.errors import BrokenContextError, EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.ir.op_traits import index_input
@@ -141,10 +141,13 @@ class Launch:
     def fall_back(self, arrays: Sequence[Any], error: XRTError) -> Sequence[Any]:
         """The host's results after a failed run, which counts if there are any.
 
-        Raises `error` where the host cannot read inputs that were donated to the executable.
+        Raises `error` where the host cannot read inputs that were donated to the executable, and BrokenContextError,
+        with its message, where it can read nothing on the device any more.
         """
         try:
             results = self.on_host(arrays)
+        except BrokenContextError as e:
+            raise BrokenContextError(f"{error}; {e}") from e
         except InputError:
             if not self.function.aliases:
                 raise
@@ -159,9 +162,7 @@ class Launch:
             self.error = error
             self.failures += 1
             self._recent.append(self.calls)
-            return (
-                len(self._recent) >= self._policy.limit and self.calls - self._recent[0] < self._policy.window
-            )
+            return len(self._recent) >= self._policy.limit and self.calls - self._recent[0] < self._policy.window
 
     def failed(self, error: XRTError) -> None:
         """Note a failed run, emit its event, and drop the executable if the policy says so."""

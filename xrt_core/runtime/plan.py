@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,6 +18,7 @@ from xrt_core.runtime.memory_planner import Buffers, Memory
 from xrt_core.runtime.scheduler import Execute, LaneScheduler, Span, Step, Timeline, timed
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
+Scope = Callable[[], AbstractContextManager[Any]]
 
 HOST = "host"
 
@@ -28,7 +31,9 @@ class Program(NamedTuple):
         "host" or an engine's name.
     engine_inputs: for each input, the engine that is its only reader (it may be an array of that engine), or None.
     read_only: inputs that host steps or outputs read. Their arrays are passed as read-only views, as constants are, so
-        that a writable result shares no memory with them. owned: whether results must not share memory (see `_own`);
+        that a writable result shares no memory with them. on_device: those that host steps read in the host's
+        namespace: under CuPy `to_host` takes them to the device, once. within: makes the context of a run, in which
+        that namespace works on its device; None for NumPy. owned: whether results must not share memory (see `_own`);
         not needed for subgraphs, whose results are read by further steps.
     """
 
@@ -40,6 +45,9 @@ class Program(NamedTuple):
     engine_inputs: Sequence[str | None]
     launches: Sequence[Launch]
     read_only: Sequence[int]
+    on_device: Sequence[int]
+    to_host: Converter
+    within: Scope | None
     owned: bool
     memory: Memory
 
@@ -52,13 +60,17 @@ class Plan:
     """
 
     __slots__ = (
-        "_execute", "_has_host_steps", "_owned", "_parallel", "_read_only", "_template",
+        "_execute", "_has_host_steps", "_on_device", "_owned", "_parallel", "_read_only", "_template", "_to_host",
+        "_within",
         "engine_inputs", "launches", "memory", "outputs", "run", "spaces", "steps",
     )  # fmt: skip
 
     def __init__(self, program: Program) -> None:
         self._template = program.registers
         self._read_only = tuple(program.read_only)
+        self._to_host = program.to_host
+        self._within = program.within
+        self._on_device = () if program.to_host is to_numpy else tuple(program.on_device)
         self._owned = program.owned and HOST in program.spaces
         self.steps = tuple(program.steps)
         self.outputs = tuple(program.outputs)
@@ -125,10 +137,18 @@ class Plan:
         return self._run_by(self._execute, arrays)
 
     def _run_by(self, execute: Execute, arrays: Sequence[Any]) -> list[Any]:
+        if self._within is None:
+            return self._run_here(execute, arrays)
+        with self._within():
+            return self._run_here(execute, arrays)
+
+    def _run_here(self, execute: Execute, arrays: Sequence[Any]) -> list[Any]:
         registers = self._template.copy()
         registers[: len(arrays)] = arrays
         for i in self._read_only:
             registers[i] = _read_only(registers[i])
+        for i in self._on_device:
+            registers[i] = self._to_host(registers[i])
         if self._has_host_steps:
             with np.errstate(all="ignore"):  # NaN and infinities are results, not warnings
                 execute(registers)
@@ -179,6 +199,7 @@ class Lowered(NamedTuple):
     label: human-readable. reads: the space of its inputs, if different. lane: for a launch, its engine and device.
     shares: whether results are views of the first input. reusable: indices of inputs that the result may be written
     over. reusing: returns the function that does so, given those of them that nothing reads after the node.
+    cpu: indices of inputs that the call reads on the CPU, whatever the host's namespace.
     """
 
     call: Call | None
@@ -189,6 +210,7 @@ class Lowered(NamedTuple):
     shares: bool = False
     reusable: tuple[int, ...] = ()
     reusing: Callable[[Sequence[int]], Call] | None = None
+    cpu: frozenset[int] = frozenset()
 
 
 P = TypeVar("P", bound=Plan)
@@ -201,13 +223,15 @@ def make_plan(
     *,
     owned: bool = True,
     to_host: Converter = to_numpy,
+    within: Scope | None = None,
 ) -> P:
     """Compile a partitioned graph to a plan. lower: translates each node (omitted inputs are passed as None).
 
     Values are transferred between spaces by the converter nodes of the graph (`passes.partitioning.outline`);
-    constants are converted to host arrays by `to_host` here. Nodes run in the order of the graph, or in one that needs
-    less memory. owned: results share no memory with inputs, constants or one another, so that neither side can modify
-    the other's data; not needed for a plan whose results another plan reads. kind: creates the plan from a `Program`.
+    constants are converted to host arrays by `to_host` here, unless a step reads them on the CPU. Nodes run in the
+    order of the graph, or in one that needs less memory. owned: results share no memory with inputs, constants or one
+    another, so that neither side can modify the other's data; not needed for a plan whose results another plan reads.
+    kind: creates the plan from a `Program`. within: makes the context in which `to_host` works, and each run.
 
     Raises InternalError if a node reads a value of another space.
     """
@@ -217,10 +241,11 @@ def make_plan(
     writes = any(isinstance(x.call, Launch) and x.call.function.aliases for x in lowered)
     # a node that writes into its inputs stays after their other readers
     order = list(range(len(lowered))) if writes else buffers.better_order()
-    builder = _Builder(graph, to_host)
-    for i in order:
-        builder.add(graph.nodes[i], lowered[i])
-    return kind(builder.program(owned, buffers.memory(order, [x.label for x in lowered])))
+    builder = _Builder(graph, to_host, within)
+    with contextlib.nullcontext() if within is None else within():
+        for i in order:
+            builder.add(graph.nodes[i], lowered[i])
+        return kind(builder.program(owned, buffers.memory(order, [x.label for x in lowered])))
 
 
 def _space(graph: Graph, v: Value, lowered: Sequence[Lowered]) -> str:
@@ -272,11 +297,14 @@ def _own(results: list[Any]) -> list[Any]:
 
 
 class _Builder:
-    def __init__(self, graph: Graph, to_host: Converter) -> None:
+    def __init__(self, graph: Graph, to_host: Converter, within: Scope | None) -> None:
         self.graph = graph
         self.to_host = to_host
+        self.within = within
         self.registers: list[Any] = []
         self.of: dict[Value, int] = {}
+        self.on_cpu: dict[Value, int] = {}  # constants that steps read on the CPU
+        self.on_device: set[int] = set()  # registers that host steps read in the host's namespace
         self.space: dict[Value, str] = {}  # of values outside the host's space
         self.steps: list[Step] = []
         self.reusing: dict[int, Lowered] = {}  # steps that can write over an input
@@ -296,17 +324,25 @@ class _Builder:
             self.none = self.new()
         return self.none
 
-    def register(self, v: Value | None) -> int:
-        """Return the register of `v`."""
+    def register(self, v: Value | None, cpu: bool = False) -> int:
+        """Return the register of `v`; of a constant that is read on the CPU (`cpu`), that of its NumPy array."""
         if v is None:
             return self.nothing()
-        if v not in self.of:  # a constant; captured values are inputs by now
-            self.of[v] = self.new(self.to_host(_aligned(_read_only(v.data))))
+        if v in self.of:
+            return self.of[v]
+        # a constant; captured values are inputs by now
+        if cpu and self.to_host is not to_numpy:
+            if v not in self.on_cpu:
+                self.on_cpu[v] = self.new(_aligned(_read_only(to_numpy(v.data))))
+            return self.on_cpu[v]
+        self.of[v] = self.new(self.to_host(_aligned(_read_only(v.data))))
         return self.of[v]
 
-    def read(self, v: Value | None, space: str, label: str) -> int:
-        """Return the register from which a step in `space` reads `v`."""
-        r = self.register(v)
+    def read(self, v: Value | None, space: str, label: str, cpu: bool = False) -> int:
+        """Return the register from which a step in `space` reads `v`. cpu: it reads it on the CPU."""
+        r = self.register(v, cpu)
+        if space == HOST and not cpu:
+            self.on_device.add(r)
         home = HOST if v is None else self.space.get(v, HOST)
         if v is not None and home != space:
             raise InternalError(f"{label} reads {v.name!r} on {space}, which is on {home}: a converter is missing")
@@ -323,7 +359,8 @@ class _Builder:
             self.space[made] = space
             return
         given = [*node.inputs, *node.captures] if node.subgraphs else node.inputs
-        inputs = tuple(self.read(v, lowered.reads or space, label) for v in given)
+        reads = lowered.reads or space
+        inputs = tuple(self.read(v, reads, label, i in lowered.cpu) for i, v in enumerate(given))
         outputs = []
         for v in node.outputs:
             if v is None:
@@ -350,14 +387,15 @@ class _Builder:
             readers = self.readers.get(i, set())
             engine_inputs.append(next(iter(readers)) if len(readers) == 1 and HOST not in readers else None)
         read_only = [i for i in range(len(graph.inputs)) if HOST in self.readers.get(i, ())]
+        on_device = [i for i in range(len(graph.inputs)) if i in self.on_device]
         steps = _with_deaths(self.steps, outputs, self.registers)
         for i, lowered in self.reusing.items():
             dying = [k for k in lowered.reusable if steps[i].inputs[k] in steps[i].dead]
             if dying and lowered.reusing is not None:
                 steps[i] = steps[i]._replace(call=lowered.reusing(dying))
         return Program(
-            len(graph.inputs), self.registers, steps, outputs, spaces, engine_inputs, self.launches, read_only, owned,
-            memory,
+            len(graph.inputs), self.registers, steps, outputs, spaces, engine_inputs, self.launches, read_only,
+            on_device, self.to_host, self.within, owned, memory,
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import DeviceKind
 from xrt_core.runtime.arrays import Converter, family_of, from_numpy, plain_tensor, to_cupy, to_numpy
 
@@ -37,13 +38,54 @@ def to_engine(family: str, taken: Collection[str], kind: DeviceKind, device: int
     return enter
 
 
-def to_launch(xp: Any, taken: Collection[str]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
+Enter = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def to_launch(xp: Any, taken: Collection[str]) -> Enter | None:
     """The function that takes the host's arrays to those of an engine; None where the engine takes them as they are."""
     if xp is np or "cupy" in taken:
         return None
     across = _jax_of if "jax" in taken else to_numpy
     ours = xp.ndarray
     return lambda arrays: [across(x) if isinstance(x, ours) else x for x in arrays]
+
+
+Adapt = Callable[[Executable, str, str], Executable]
+"""(executable, the engine that made it, the engine of the launch) -> executable for the arrays of that launch."""
+
+
+def adapter(xp: Any, takes: Callable[[str], Collection[str]], spaces: Collection[str]) -> Adapt:
+    """The function that makes the executable of one engine fit a launch of another; with NumPy's arrays, or under CuPy
+    with arrays that stay on the device.
+
+    takes: engine -> families that it takes where the host computes. spaces: names of launches that are given the host's
+    arrays, and whose results go to the host, beside engines that take CuPy's.
+    """
+
+    def adapt(made: Executable, engine: str, launch: str) -> Executable:
+        if xp is np or not (launch in spaces or "cupy" in takes(launch)):
+            return numpy_executable(made, engine, launch)
+        return _Adapted(made, to_launch(xp, takes(engine)) or list, to_cupy)
+
+    return adapt
+
+
+def numpy_executable(made: Executable, engine: str, launch: str) -> Executable:
+    """An executable that takes and returns NumPy arrays."""
+    return _Adapted(made, lambda arrays: [to_numpy(x) for x in arrays], to_numpy)
+
+
+class _Adapted(Executable):
+    def __init__(self, inner: Executable, enter: Enter, leave: Converter) -> None:
+        self._inner, self._enter, self._leave = inner, enter, leave
+
+    def run(self, inputs: Sequence[Any], *args: Any, **options: Any) -> Sequence[Any]:
+        """See `Executable.run`."""
+        return [self._leave(r) for r in self._inner.run(self._enter(inputs), *args, **options)]
+
+    def as_text(self) -> str:
+        """See `Executable.as_text`."""
+        return self._inner.as_text()
 
 
 def _same(x: Any) -> Any:

@@ -20,7 +20,8 @@ class SuiteBase:
     """The answers of a suite.
 
     engine: the name of an installed engine, or an engine class; "" takes what `--xrt-engine` says.
-    device: to run on; None: the engine's first. capabilities: None takes the engine's own `conformance`.
+    device: to run on; None: what `--xrt-device` says, else the engine's first.
+    capabilities: None takes the engine's own `conformance`.
     complete: whether the engine means to take every operator: then each refusal needs a line in unsupported.txt.
     lists: folder of unsupported.txt and xfails.txt; None: that of the file that defines the class.
     """
@@ -35,7 +36,8 @@ class SuiteBase:
     def subject_of(cls, config: pytest.Config) -> Subject | None:
         """The engine under test, or None where neither the class nor the command line names one."""
         spec = spec_of(cls.engine) or config.getoption("--xrt-engine", default=None)
-        return subject_for(spec, cls.device, cls.capabilities) if spec else None
+        device = cls.device or config.getoption("--xrt-device", default=None)
+        return subject_for(spec, device, cls.capabilities) if spec else None
 
     @classmethod
     def exceptions(cls) -> Lists:
@@ -76,5 +78,3 @@ def _parameter(request: pytest.FixtureRequest) -> Claimed | None:
     callspec = getattr(request.node, "callspec", None)
     found = callspec.params.get("claimed") if callspec is not None else None
     return found if isinstance(found, Claimed) else None
-
-

@@ -1,4 +1,4 @@
-"""The pytest plugin: three options, and nothing else until a suite is collected."""
+"""The pytest plugin: four options, and nothing else until a suite is collected."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="the engine that `--pyargs xrt_core.testing` tests: its name, or module:Class of one not installed",
     )
+    group.addoption("--xrt-device", metavar="NAME", help="the device to run on, such as cuda:1; the engine's first")
     group.addoption("--xrt-scorecard", metavar="FILE", help="write the score card of every engine tested as JSON")
     group.addoption("--xrt-full", action="store_true", help="run every case of the kit, not only the sample (minutes)")
 

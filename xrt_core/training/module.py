@@ -30,7 +30,8 @@ from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.rematerialization import Recompute
 from xrt_core.passes.shape_specialization import specialise
 from xrt_core.runtime.arrays import family_of, to_numpy
-from xrt_core.runtime.binding import taken_by
+from xrt_core.runtime.binding import settled_host, taken_by
+from xrt_core.runtime.transfers import on_host
 from xrt_core.training import checkpoint
 from xrt_core.training.checks import IndexRange, not_finite, refuse_out_of_range
 from xrt_core.training.losses import loss_named
@@ -205,7 +206,8 @@ class TrainModule(GuardedModule):
             if type(a) is not np.ndarray and family_of(type(a)) not in direct[i]:
                 arrays[i] = to_numpy(a)
         try:
-            return step.plan.run(arrays)
+            with settled_host(*step.plan.host):
+                return step.plan.run(arrays)
         except Exception as e:
             if any(getattr(a, "is_deleted", bool)() for a in self._state):
                 self._lost = (
@@ -243,7 +245,8 @@ class TrainModule(GuardedModule):
         plan = plans.plan_for([*(batch[n] for n in order), np.zeros((), np.float32), *state])
         assert isinstance(plan, Planned)
         engines = self._pipeline.services.compilation.engines
-        direct = tuple(taken_by(engines, name) for name in plan.engine_inputs)
+        host = on_host(self._pipeline.services.xp)
+        direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
         return _Step(plan, graph, direct, reads, writes, report, made.ranges)
 
     def _begin(self, variables: Sequence[Variable]) -> None:

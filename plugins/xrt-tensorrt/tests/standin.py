@@ -21,9 +21,19 @@ class Error(enum.IntEnum):
 
     success = 0
     out_of_memory = 2
+    invalid_device = 101
+    invalid_handle = 400
     not_ready = 600
     illegal_address = 700
     capture_unsupported = 900
+
+
+STICKY = (Error.illegal_address,)
+"""Errors after which every call fails."""
+
+
+class _Failed(Exception):
+    """A call that fails with a code of `Error`."""
 
 
 class Cuda:
@@ -49,6 +59,9 @@ class Cuda:
         self._streams = 100
         self._events = 6
         self.device = 0
+        self.model = b"NVIDIA Stand-in"
+        self.broken: Error | None = None
+        self.events: set[int] = set()
 
     def names(self, *wanted: str) -> list[str]:
         """Names of the calls made, of these functions alone where any are named."""
@@ -60,10 +73,19 @@ class Cuda:
 
         def call(*args: Any) -> tuple[Any, ...]:
             self.calls.append((name, args))
+            if self.broken is not None:
+                return (self.broken, None)
             if name in self.fail:
+                if self.fail[name] in STICKY:
+                    self.broken = self.fail[name]
                 return (self.fail[name], None)
             found = getattr(self, f"_{name}", None)
-            result = found(*args) if found is not None else None
+            try:
+                result = found(*args) if found is not None else None
+            except _Failed as e:
+                if e.args[0] in STICKY:
+                    self.broken = e.args[0]
+                return (e.args[0], None)
             return (Error.success,) if result is None else (Error.success, result)
 
         return call
@@ -77,10 +99,15 @@ class Cuda:
     def _cudaDeviceGetAttribute(self, which: str, device: int) -> int:
         return self._capability[which]
 
+    def _cudaGetDeviceProperties(self, device: int) -> Any:
+        return SimpleNamespace(name=self.model)
+
     def _cudaGetDevice(self) -> int:
         return self.device
 
-    def _cudaSetDevice(self, device: int) -> None:
+    def _cudaSetDevice(self, device: int) -> Any:
+        if not 0 <= device < self._devices:
+            raise _Failed(Error.invalid_device)
         self.device = device
 
     def _cudaStreamCreate(self) -> int:
@@ -92,7 +119,28 @@ class Cuda:
 
     def _cudaEventCreateWithFlags(self, flags: int) -> int:
         self._events += 1
+        self.events.add(self._events)
         return self._events
+
+    def _cudaEventRecord(self, event: int, stream: int) -> None:
+        self._check_event(event)
+
+    def _cudaEventQuery(self, event: int) -> None:
+        self._check_event(event)
+
+    def _cudaEventSynchronize(self, event: int) -> None:
+        self._check_event(event)
+
+    def _cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+        self._check_event(event)
+
+    def _cudaEventDestroy(self, event: int) -> None:
+        self._check_event(event)
+        self.events.discard(event)
+
+    def _check_event(self, event: int) -> None:
+        if event not in self.events:
+            raise _Failed(Error.invalid_handle)
 
     def _cudaMallocAsync(self, size: int, stream: int) -> int:
         memory = ctypes.create_string_buffer(size + ALIGNMENT)
@@ -195,9 +243,10 @@ class Context:
 
     def set_tensor_address(self, name: str, pointer: int) -> bool:
         self.addresses[name] = pointer
-        return name in self.engine.tensors
+        return name in self.engine.tensors and bool(pointer) and pointer % ALIGNMENT == 0
 
     def set_device_memory(self, pointer: int, size: int) -> None:
+        assert size >= self.engine.scratch, "less scratch memory than the shapes need"
         self.memory = (pointer, size)
 
     def execute_async_v3(self, stream: int) -> bool:

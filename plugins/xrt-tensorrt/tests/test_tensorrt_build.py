@@ -206,8 +206,9 @@ def test_options_reach_the_builder(engine: TensorRTEngine) -> None:
     assert all(config.get_flag(f) for f in (flags.STRICT_NANS, flags.VERSION_COMPATIBLE, flags.STRIP_PLAN))
     assert config.get_compute_capability(0) == trt.ComputeCapability.SM86
     plain = toolkit.configure(builder, Settings(("sm_86",)))
-    assert plain.get_flag(flags.TF32)
-    assert not any(plain.get_flag(f) for f in (flags.STRICT_NANS, flags.VERSION_COMPATIBLE, flags.STRIP_PLAN))
+    assert toolkit.configure(builder, Settings(("sm_86",), tf32=True)).get_flag(flags.TF32)
+    off = (flags.TF32, flags.STRICT_NANS, flags.VERSION_COMPATIBLE, flags.STRIP_PLAN)
+    assert not any(plain.get_flag(f) for f in off)
 
 
 def test_stripping_weights_needs_a_gpu(engine: TensorRTEngine) -> None:

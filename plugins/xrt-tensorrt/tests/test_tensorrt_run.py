@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,9 @@ import standin
 from xrt_tensorrt import TensorRTEngine, _cuda, _toolkit, dlpack, kernels_cache, memory
 from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.executable import TensorRTExecutable, read_blob
+from xrt_tensorrt.settings import Settings
 
+from tests.fake_cupy import installed
 from xrt_core.engine import engines
 from xrt_core.engine.contract import (
     EngineStatus,
@@ -61,6 +64,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
 def _forget() -> None:
     _cuda.why_unusable.cache_clear()
     _cuda.capability.cache_clear()
+    _cuda.model.cache_clear()
 
 
 def _params(prefix: str, *shapes: tuple[int, ...]) -> list[Parameter]:
@@ -422,12 +426,26 @@ def test_arrays_without_elements(cuda: standin.Cuda) -> None:
 
 def test_the_callers_device_stays_current(cuda: standin.Cuda) -> None:
     """A run is on the engine's device whatever the thread's current one is, which is the same afterwards."""
+    cuda._devices = 2
     executable, engine = _executable(cuda)
     for current in (0, 1, 0):
         cuda.device = current
         executable.run(_arrays())
         assert cuda.device == current
     assert set(engine.contexts[0].devices) == {0}
+
+
+def test_an_error_of_the_device_stays(cuda: standin.Cuda) -> None:
+    """After an illegal address every later run says so; nothing is computed in a broken context."""
+    executable, _ = _executable(cuda)
+    executable.run(_arrays())
+    cuda.fail["cudaStreamSynchronize"] = standin.Error.illegal_address
+    with pytest.raises(ExecutionError, match="illegal_address"):
+        executable.run(_arrays())
+    cuda.fail.clear()
+    with pytest.raises(ExecutionError, match="illegal_address"):
+        executable.run(_arrays())
+    cuda.broken = None  # what the stand-in holds is given back
 
 
 def test_one_context_runs_one_thing_at_a_time(cuda: standin.Cuda) -> None:
@@ -532,6 +550,28 @@ def test_a_stream_of_cupy_lives_as_long_as_memory_in_its_order(
     del array
     gc.collect()
     assert alive() is None
+
+
+def test_results_are_cupys_where_that_is_loaded(cuda: standin.Cuda) -> None:
+    """In the memory of the run's stream, without what CuPy 14 has deprecated."""
+    with installed(devices=2) as cupy:
+        found = memory.new_array(Parameter("y", F32, (2, 3)), 5, 1)
+        assert isinstance(found, cupy.ndarray)
+        assert (found.device.id, found._block.stream, cupy.cuda.runtime.getDevice()) == (1, 5, 0)
+
+
+def test_an_engine_belongs_to_the_model_of_its_gpu(cuda: standin.Cuda) -> None:
+    """Full TensorRT's engines are specific to it, unless they are built to be compatible; so is the key."""
+    toolkit = _toolkit.Toolkit(standin.MODULE, _toolkit.FULL)
+    built = Manifest(_toolkit.FULL, toolkit.version, ("sm_80",), False, "none", False, None, (), (), "NVIDIA A100")
+    built.check(toolkit, "sm_80", "NVIDIA A100", Settings())
+    with pytest.raises(CompileError, match="built on NVIDIA A100; here is NVIDIA A30"):
+        built.check(toolkit, "sm_80", "NVIDIA A30", Settings())
+    replace(built, hardware_compatibility="same_compute_capability").check(toolkit, "sm_80", "NVIDIA A30", Settings())
+    replace(built, flavour=_toolkit.RTX, model="").check(
+        _toolkit.Toolkit(standin.MODULE, _toolkit.RTX), "sm_80", "NVIDIA A30", Settings()
+    )
+    assert _cuda.model() == "NVIDIA Stand-in"
 
 
 def test_an_engine_that_needs_memory_for_other_shapes_gets_some(cuda: standin.Cuda) -> None:

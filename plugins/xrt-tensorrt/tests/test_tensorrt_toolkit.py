@@ -207,7 +207,9 @@ def test_full_tensorrt_is_configured_by_its_own_names() -> None:
     toolkit.configure(builder, Settings(hardware_compatibility="ampere_plus", version_compatible=True))
 
     assert config.hardware_compatibility_level == "ampere"
-    assert set_flags == ["tf32", "vc"]
+    assert set_flags == ["vc"]
+    toolkit.configure(builder, Settings(tf32=True))
+    assert set_flags == ["vc", "tf32"]
     with pytest.raises(CompileError, match="TensorRT 10.9.0.34 has no STRICT_NANS"):
         toolkit.configure(builder, Settings(strict_nans=True))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -15,9 +17,10 @@ import numpy as np
 import pytest
 import xrt_toy
 from toy_cases import data, of_nodes, value
-from xrt_toy import ToyEngine
+from xrt_toy import ToyEngine, _toolkit
 
 import xrt_core as xrt
+from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import CompileOptions, Function, InputOutputAlias, RunOptions
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError, OptionError
@@ -232,6 +235,52 @@ def test_results_feed_the_next_call_and_runs_need_not_wait(engine: ToyEngine) ->
         assert np.array_equal(np.asarray(z), x)
 
 
+def test_inputs_are_held_until_the_run_is_done(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their owners, such as JAX, know nothing of Toy's streams, and would give the memory to somebody else."""
+    done: list[object] = []
+    monkeypatch.setattr(_toolkit, "mark", lambda stream: object())
+    monkeypatch.setattr(_toolkit, "is_past", lambda event: event in done)
+    monkeypatch.setattr(_toolkit, "wait_for", done.append)
+    executable = inner_of(of_nodes(engine, *_chain(2)))
+    x = data("float32", 64).view(_Watched)
+    held = weakref.ref(x)
+    executable.run([x], block_until_done=False)
+    del x
+    gc.collect()
+    assert held() is not None
+
+    done += [event for event, _ in executable._flying]
+    executable.run([data("float32", 64)], block_until_done=False)
+    gc.collect()
+    assert held() is None
+    ((last, _),) = executable._flying
+    del executable
+    gc.collect()
+    assert last in done
+
+
+class _Watched(np.ndarray):
+    """An array that can be referred to weakly."""
+
+
+def test_the_default_stream_of_a_thread_is_no_name_for_memory(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handle 2 is another stream in each thread: a run for it goes to Toy's own stream, between two events."""
+    asked: list[tuple[object, object]] = []
+    callers = object()
+    executable = inner_of(of_nodes(engine, *_chain(3)))
+    monkeypatch.setattr(_toolkit, "stream_of", lambda handle: callers)
+    monkeypatch.setattr(_toolkit, "order", lambda stream, after: asked.append((stream, after)))
+    x = data("float32", 64)
+    (y,) = executable.run([x], RunOptions(stream=2))
+
+    np.testing.assert_array_equal(np.asarray(y), -x)
+    own = executable._stream
+    assert asked == [(own, callers), (callers, own)]
+    assert list(executable._pool) == [None]
+
+
 def test_many_threads_share_an_executable(engine: ToyEngine) -> None:
     """Calls at the same time have temporaries of their own."""
     run = of_nodes(engine, *_chain(3)).run
@@ -434,7 +483,9 @@ def test_a_kernel_that_declares_an_update_runs_in_a_cluster_of_updates(
     engine.prepare()
     if op_type == "Sub":  # an SGD-like kernel: w - g
         declared = dataclasses.replace(
-            op_kernels.find("toy", "", "Sub"), mutable_variables=(0,), model_update=True  # type: ignore[type-var]
+            op_kernels.find("toy", "", "Sub"),
+            mutable_variables=(0,),
+            model_update=True,  # type: ignore[type-var]
         )
         monkeypatch.setitem(op_kernels._kernels, ("toy", "", "Sub"), declared)
     w, g, new = (value(n, np.float32, 4) for n in ("w", "g", "new"))

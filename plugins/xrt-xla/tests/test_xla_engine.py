@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -13,9 +14,11 @@ import xrt_xla
 from xrt_xla import XlaEngine
 
 from xrt_core.engine.contract import CompileOptions
+from xrt_core.engine.manager import EngineManager
 from xrt_core.errors import EngineUnavailableError, OptionError
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import DTYPE_TO_ONNX, STRING, SequenceType, TensorType, ValueType
+from xrt_core.plugins.discovery import Discovery
 
 F32 = np.dtype(np.float32)
 
@@ -29,6 +32,52 @@ def _run(code: str) -> str:
 def _node(op_type: str, *types: ValueType | None, version: int = 13, out: ValueType | None = None) -> Node:
     inputs = [Value(f"x{i}", t) for i, t in enumerate(types)]
     return Node(op_type, inputs, [Value("y", out or types[0])], version=version, name="n")
+
+
+def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where JAX has both, XRT compiles for the GPU unless the CPU is asked for."""
+    from xrt_xla import _toolkit
+
+    gpu, cpu = SimpleNamespace(platform="gpu"), SimpleNamespace(platform="cpu")
+    there = {"cuda": [gpu, gpu], "cpu": [cpu]}
+
+    def local_devices(kind: str) -> list[object]:
+        if kind not in there:
+            raise RuntimeError(f"Unknown backend {kind}")
+        return there[kind]
+
+    monkeypatch.setattr(_toolkit, "_local_devices", local_devices)
+    assert list(_toolkit.devices()) == ["cuda:0", "cuda:1", "cpu"]
+    xrt_xla._probe.cache_clear()
+    try:
+        manager = EngineManager(Discovery("0.1.0", []))
+        manager.register(XlaEngine)
+        engine = manager.get("xla")
+        assert [manager.device(engine, d) for d in (None, "cuda:1", "cpu")] == ["cuda:0", "cuda:1", "cpu"]
+        with pytest.raises(EngineUnavailableError, match="'cuda:7' here; it can use cuda:0, cuda:1, cpu"):
+            manager.device(engine, "cuda:7")
+    finally:
+        xrt_xla._probe.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("cupy", "given", "expected"),
+    [
+        (True, {}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+        (False, {}, {}),
+        (True, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}),
+        (True, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}),
+    ],
+)  # fmt: skip
+def test_the_gpu_is_shared_with_cupy(
+    monkeypatch: pytest.MonkeyPatch, cupy: bool, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    """JAX leaves memory to the host where that computes with CuPy, unless the user has said how much it takes."""
+    from xrt_xla import _toolkit
+
+    monkeypatch.setattr(_toolkit.importlib.util, "find_spec", lambda name: object() if cupy else None)
+    _toolkit.share_memory(given)
+    assert given == expected
 
 
 def test_importing_the_engine_and_asking_about_nodes_does_not_import_jax() -> None:

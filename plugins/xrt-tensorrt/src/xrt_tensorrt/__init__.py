@@ -90,12 +90,15 @@ class TensorRTEngine(Engine):
         return TensorRTCompiler(_toolkit.toolkit(), int(index or 0), options, self._target)
 
     def fingerprint(self, device: str) -> str:
-        """Versions of this package and of the library, and the GPU's compute capability."""
+        """Versions of this package and of the library, the GPU's compute capability; of full TensorRT its model."""
         from xrt_tensorrt import _cuda, _toolkit
 
-        found = _cuda.capability(int(device.partition(":")[2] or 0))
+        index = int(device.partition(":")[2] or 0)
+        found = _cuda.capability(index)
         where = self._target or ("sm_{}{}".format(*found) if found else "no GPU")
         toolkit = _toolkit.toolkit()
+        if found and not self._target and not toolkit.is_rtx:  # "specific to the exact GPU model they were built on"
+            where = f"{where} {_cuda.model(index)}"
         return f"xrt-tensorrt {__version__} {toolkit.flavour} {toolkit.version} {where}"
 
     def prepare(self) -> None:

@@ -63,6 +63,15 @@ def capability(device: int = 0) -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
+@functools.cache
+def model(device: int = 0) -> str:
+    """Name of a device ("NVIDIA A30"), "" where there is none."""
+    if why_unusable():
+        return ""
+    name = _call("cudaGetDeviceProperties", device).name
+    return (name.decode() if isinstance(name, bytes) else str(name)).rstrip("\0")
+
+
 class on:
     """Within the body `device` is the calling thread's current one; afterwards the caller's own is again.
 

@@ -168,6 +168,7 @@ class TensorRTCompiler(GraphCompiler):
             profile=profile,
             inputs=network.model.inputs,
             outputs=network.model.outputs,
+            model="" if toolkit.is_rtx or not self._here else _cuda.model(self._device),
         )
         refit = network.model if settings.strip_weights else None
         return BuiltEngine(toolkit, self._device, manifest, blob, refit, runtime_cache=settings.runtime_cache)
@@ -228,7 +229,8 @@ class TensorRTCompiler(GraphCompiler):
 
     def _loaded(self, blob: bytes, function: Function | None) -> Executable:
         manifest, engine, params, returns, aliases = read_blob(blob)
-        manifest.check(self._toolkit, self._here, self._settings)
+        model = _cuda.model(self._device) if self._here else ""
+        manifest.check(self._toolkit, self._here, model, self._settings)
         if manifest.stripped and function is None:
             raise CompileError("tensorrt: the engine was stripped of its weights, and no function gives them back")
         refit = self._refitting(function) if manifest.stripped and function is not None else None

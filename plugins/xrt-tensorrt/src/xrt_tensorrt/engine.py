@@ -20,6 +20,7 @@ class Manifest:
 
     flavour, version: of the library. targets: compute capabilities ("sm_89"). stripped: the weights are not in it.
     profile: least, usual and largest batch where that is open. inputs, outputs: names of the tensors, in order.
+    model: the GPU on which full TensorRT built it; engines without hardware compatibility belong to that model alone.
     """
 
     flavour: str
@@ -31,13 +32,15 @@ class Manifest:
     profile: tuple[int, int, int] | None
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    model: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The fields, as JSON has them."""
         return asdict(self)
 
-    def check(self, toolkit: Toolkit, here: str, settings: Settings) -> None:
-        """Raises CompileError where the engine does not fit this library, or GPU. here: its "sm_89", "" for none."""
+    def check(self, toolkit: Toolkit, here: str, model: str, settings: Settings) -> None:
+        """Raises CompileError where the engine does not fit this library, or GPU. here, model: its "sm_89" and name, ""
+        for none."""
         if self.flavour != toolkit.flavour:
             raise CompileError(f"tensorrt: the engine was built by {self.flavour}; here is {toolkit.flavour}")
         same = self.version == toolkit.version
@@ -45,6 +48,11 @@ class Manifest:
             raise CompileError(
                 f"tensorrt: the engine was built by {self.flavour} {self.version}; here is {toolkit.version} "
                 "(version_compatible=True builds engines that later versions take)"
+            )
+        if self.model and model and self.model != model and self.hardware_compatibility == "none":
+            raise CompileError(
+                f"tensorrt: the engine was built on {self.model}; here is {model}, and engines of full TensorRT are "
+                "specific to the model of the GPU (hardware_compatibility='same_compute_capability' builds others)"
             )
         wanted = [here] if here else list(settings.target)
         missing = [t for t in wanted if not self._runs_on(t)]

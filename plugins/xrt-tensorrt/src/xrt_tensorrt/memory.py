@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from xrt_core.engine import cuda
 from xrt_core.engine.contract import Parameter
 from xrt_core.errors import ExecutionError
 from xrt_tensorrt import _cuda, dlpack
@@ -191,11 +192,11 @@ def _moved(pointer: int, p: Parameter, stream: int, held: list[Any]) -> int:
     return made.pointer
 
 
-def new_array(p: Parameter, stream: int) -> Any:
+def new_array(p: Parameter, stream: int, device: int) -> Any:
     """An array for a result: CuPy's where that is loaded and has the dtype, else a `DeviceArray`."""
     cupy = sys.modules.get("cupy")
     if cupy is not None and p.dtype.kind in "biuf":
-        with cupy.cuda.ExternalStream(stream):
+        with cuda.using(stream, device):
             return cupy.empty(p.shape, p.dtype)
     return _cuda.DeviceArray(p.dtype, p.shape, stream)
 

@@ -109,7 +109,7 @@ class Session:
     def _enqueued(self, inputs: Sequence[Any], stream: int, held: list[Any], into: Into) -> list[Any]:
         for name, p, x in zip(self._inputs, self._params, inputs, strict=True):
             self._bind(name, address_of(x, p, stream, held), stream)
-        results = [new_array(p, stream) for p in self._returns]
+        results = [new_array(p, stream, self._device) for p in self._returns]
         for name, r in zip(self._outputs, results, strict=True):
             self._bind(name, pointer_of(r), stream)
         if self._scratch_bytes:
@@ -125,7 +125,7 @@ class Session:
         """As `_enqueued`, through a recorded graph over memory of its own."""
         graph = self._graph
         if graph is None:
-            graph = Recorded(self._params, self._returns, self._scratch_bytes, stream)
+            graph = Recorded(self._params, self._returns, self._scratch_bytes, stream, self._device)
             for name, a in zip((*self._inputs, *self._outputs), graph.arrays, strict=True):
                 self._bind(name, a.pointer, stream)
             self._use(graph.memory)
@@ -202,9 +202,9 @@ class Recorded:
     """A recorded run and the memory that it reads and writes, its scratch memory too: a graph holds addresses."""
 
     def __init__(
-        self, params: Sequence[Parameter], returns: Sequence[Parameter], scratch_bytes: int, stream: int
+        self, params: Sequence[Parameter], returns: Sequence[Parameter], scratch_bytes: int, stream: int, device: int
     ) -> None:
-        self._params = params
+        self._params, self._device = params, device
         self._returns = returns
         self.arrays = [_cuda.DeviceArray(p.dtype, p.shape, stream) for p in (*params, *returns)]
         self.memory = _cuda.DeviceArray(np.dtype(np.uint8), (scratch_bytes,), stream)
@@ -237,7 +237,7 @@ class Recorded:
                 storage.write(a.pointer, stream)
                 made.append(x)
                 continue
-            r = new_array(p, stream)
+            r = new_array(p, stream, self._device)
             _cuda.copy(pointer_of(r), a.pointer, a.nbytes, stream)
             made.append(r)
         return made

@@ -19,7 +19,8 @@ class Settings:
 
     target: compute capabilities to build for ("sm_89"); none: that of the device. workspace: bytes of scratch memory.
     max_batch: the largest batch of a dynamic one, None for engines of static shapes. opt_batch: the batch to tune for.
-    optimization_level: 0 to 5, None for the library's. tf32: whether float32 may be multiplied in TF32.
+    optimization_level: 0 to 5, None for the library's. tf32: whether float32 may be multiplied in TF32,
+        whose factors have 10 bits: the guard holds results of float32 to more.
     strict_nans: NaN and infinities are kept where optimisations would lose them.
     version_compatible: later versions of the library load the engine. hardware_compatibility: one of COMPATIBILITY.
     strip_weights: the engine is kept without its weights, and gets them from the model when it is loaded.
@@ -32,7 +33,7 @@ class Settings:
     max_batch: int | None = None
     opt_batch: int | None = None
     optimization_level: int | None = None
-    tf32: bool = True
+    tf32: bool = False
     strict_nans: bool = False
     version_compatible: bool = False
     hardware_compatibility: str = "none"

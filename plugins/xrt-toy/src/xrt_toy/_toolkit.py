@@ -180,6 +180,29 @@ def stream_of(handle: int | None) -> Any:
     return cuda.external_stream(handle or 1)  # 1 is the default stream too, and what the CUDA array interface calls it
 
 
+PER_THREAD: Final = 2
+"""The default stream of the calling thread, under one name in all threads."""
+
+
+def mark(stream: Any) -> Any:
+    """An event behind what is on a stream now; None where that is done already."""
+    if SIMULATED:
+        return None
+    event = cuda.event(timing=False)
+    event.record(stream)
+    return event
+
+
+def is_past(event: Any) -> bool:
+    """Whether what is before an event is done."""
+    return bool(event.query())
+
+
+def wait_for(event: Any) -> None:
+    """Wait until it is."""
+    event.synchronize()
+
+
 def order(stream: Any, after: Any) -> None:
     """Let what comes next on a stream wait for what is on another one now. after: 0 for none."""
     if SIMULATED or not after or int(after) == int(stream):
@@ -197,6 +220,11 @@ def empty(shape: int | tuple[int, ...], dtype: np.dtype, stream: Any) -> Any:
 def upload(array: np.ndarray, stream: Any) -> Any:
     """A copy of a host array on the current device."""
     return cuda.to_device(np.ascontiguousarray(array).reshape(-1), stream=stream)
+
+
+def host_array(x: Any) -> np.ndarray:
+    """An array that is not on numba's device as NumPy's; the simulator's device is not where CuPy's arrays are."""
+    return np.asarray(x.get() if type(x).__module__.partition(".")[0] == "cupy" else x)
 
 
 def copied(array: Any, stream: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,7 +83,8 @@ class ToyExecutable(Executable):
     """Runs a Program. Any number of threads may call it: each call in flight has an arena of its own from a pool.
 
     Inputs on the device are read where they are; results are numba's device arrays, fresh for each call, which CuPy,
-    torch and others read through `__cuda_array_interface__` without a copy, and NumPy with one.
+    torch and others read through `__cuda_array_interface__` without a copy, and NumPy with one. What a run that nobody
+    waits for reads is held until it is done: its owners do not know that it is still read.
     """
 
     def __init__(self, program: Program, device: int) -> None:
@@ -90,6 +93,7 @@ class ToyExecutable(Executable):
         self._proven = False  # whether a run has succeeded
         self._pool: dict[int | None, list[list[Any]]] = {}  # stream -> temporaries of calls that are enqueued
         self._lock = threading.Lock()
+        self._flying: list[tuple[Any, Any]] = []  # an event behind each run that nobody waited for, and what it reads
         with _toolkit.on_device(device):
             self._stream = _toolkit.stream_of(None)
             self._constants = [_toolkit.upload(c, self._stream) for c in program.constants]
@@ -113,7 +117,11 @@ class ToyExecutable(Executable):
 
     def _run(self, inputs: Sequence[Any], run_options: RunOptions, block_until_done: bool) -> list[Any]:
         program, handle = self._program, run_options.stream
+        caller: Any = None
+        if handle == _toolkit.PER_THREAD:  # no name by which another thread's run could be told from this one's
+            caller, handle = _toolkit.stream_of(handle), None
         stream = self._stream if handle is None else _toolkit.stream_of(handle)
+        _toolkit.order(stream, caller)
         given = [_toolkit.as_device_array(x, stream) for x in inputs]
         self._check(inputs, given)
         taken = self._updated_in_place(inputs, given, run_options)
@@ -121,8 +129,8 @@ class ToyExecutable(Executable):
         # succeeded, updates are computed in copies, which are brought in as the last step.
         writable = taken if self._proven else frozenset()
         entries = [
-            _toolkit.copied(np.asarray(x) if g is None else g, stream) if i in self._updated - writable
-            else _toolkit.upload(np.asarray(x), stream) if g is None
+            _toolkit.copied(_toolkit.host_array(x) if g is None else g, stream) if i in self._updated - writable
+            else _toolkit.upload(_toolkit.host_array(x), stream) if g is None
             else g
             for i, (x, g) in enumerate(zip(inputs, given, strict=True))
         ]  # fmt: skip
@@ -152,13 +160,27 @@ class ToyExecutable(Executable):
         self._proven = True
         with self._lock:  # the next call on this stream comes after this one, so it may have the same memory
             self._pool.setdefault(handle, []).append(temporaries)
+        _toolkit.order(caller or stream, stream)
         if block_until_done:
             stream.synchronize()
+        else:
+            self._hold(stream, (inputs, given, entries))
         return results
 
-    def _updated_in_place(
-        self, inputs: Sequence[Any], given: Sequence[Any], run_options: RunOptions
-    ) -> frozenset[int]:
+    def _hold(self, stream: Any, arrays: Any) -> None:
+        """Keep arrays until what is on the stream now is done; let go of those of runs that are."""
+        event = _toolkit.mark(stream)
+        with self._lock:
+            self._flying = [f for f in self._flying if not _toolkit.is_past(f[0])]
+            if event is not None:
+                self._flying.append((event, arrays))
+
+    def __del__(self) -> None:
+        for event, _ in getattr(self, "_flying", ()) if not sys.is_finalizing() else ():
+            with contextlib.suppress(Exception):  # after an error of the device nothing runs there any more
+                _toolkit.wait_for(event)
+
+    def _updated_in_place(self, inputs: Sequence[Any], given: Sequence[Any], run_options: RunOptions) -> frozenset[int]:
         """Indices of the inputs that this call updates: donated, on the device, and no constant nor another input."""
         return frozenset(
             i
@@ -176,9 +198,7 @@ class ToyExecutable(Executable):
             if free:
                 return free.pop()
         arena = _toolkit.empty(self._program.arena, np.dtype(np.uint8), stream)
-        return [
-            arena[t.offset : t.offset + t.size * t.dtype.itemsize].view(t.dtype) for t in self._program.temporaries
-        ]
+        return [arena[t.offset : t.offset + t.size * t.dtype.itemsize].view(t.dtype) for t in self._program.temporaries]
 
     def _check(self, inputs: Sequence[Any], given: Sequence[Any]) -> None:
         entries = self._program.entries

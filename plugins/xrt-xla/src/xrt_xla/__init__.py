@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["XlaEngine"]
 __version__ = "0.1.0"
-_INSTALL: Final = "pip install -U 'jax>=0.8.3' (with CUDA: 'jax[cuda13]')"
+_INSTALL: Final = "pip install -U 'jax>=0.8.3' (with CUDA: 'xrt-xla[cuda13]')"
 
 # XLA's CPU backend aborts the process on some programs over 2-bit integers (a concatenation is one), so only these
 # operators, which were tried one by one, may see them.

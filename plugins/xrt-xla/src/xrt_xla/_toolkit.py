@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
@@ -28,8 +29,21 @@ __all__ = ["jax", "jnp", "lax", "pinned", "x64"]
 
 _config: Any = jax.config
 
-if WORKER_VARIABLE in os.environ:  # a worker process of the guard shares the GPU with its parent
-    os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
+
+def share_memory(environment: MutableMapping[str, str]) -> None:
+    """Have JAX take memory of a GPU as it needs it, and not three quarters at its first use.
+
+    A worker process of the guard shares the GPU with its parent, and this process shares it with CuPy, with which XRT's
+    host computes, where that is installed. What the user has set for his process stays.
+    """
+    if WORKER_VARIABLE in environment:
+        environment.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_FORCE_GPU_ALLOW_GROWTH="true")
+    elif importlib.util.find_spec("cupy") is not None and not environment.keys() & _MEMORY_VARIABLES:
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+
+_MEMORY_VARIABLES = {"XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}
+share_memory(os.environ)  # JAX reads it when it makes its first array
 
 _clients: dict[str, Any] = {}  # of the kinds of devices that were asked for; their destructors hang in forked processes
 let_forks_end(_clients.values)
@@ -37,7 +51,8 @@ let_forks_end(_clients.values)
 x64: Any = jax.enable_x64
 """`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
 
-_KINDS = ("cpu", "cuda", "tpu")
+_KINDS = ("cuda", "tpu", "cpu")
+"""Kinds of devices, the one to use first: the core compiles for the first device where none is asked for."""
 
 # What a caller may have set that would change numbers, dtypes or whether a compiled call runs at all.
 _PINNED: tuple[tuple[str, Any], ...] = (
@@ -164,7 +179,7 @@ def checks_numbers() -> bool:
 
 
 def devices() -> dict[str, Any]:
-    """Usable devices by XRT's names: "cpu", "cuda:0", "tpu:0", ..."""
+    """Usable devices by XRT's names, accelerators first: "cuda:0", "tpu:0", ..., "cpu"."""
     found: dict[str, Any] = {}
     for kind in _KINDS:
         try:
