@@ -82,7 +82,7 @@ def test_all_faults(fault: str, mode: str, threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize(
-    "fault", [pytest.param(f, marks=() if f == "late_run_crashes" else pytest.mark.slow) for f in ISOLATED]
+    "fault", [pytest.param(f, marks=() if f == "late_run_crashes" else pytest.mark.nightly) for f in ISOLATED]
 )
 def test_isolated(fault: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Executables that are isolated may end their process as well."""

@@ -89,7 +89,7 @@ def usable(engine: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "how"),
     [
-        pytest.param(e, h, marks=() if (e, h) == ("onnxruntime", "raw") else pytest.mark.slow)
+        pytest.param(e, h, marks=pytest.mark.slow if e == "onnxruntime" else pytest.mark.nightly)
         for e in ENGINES
         for h in _FORKS
     ],
@@ -112,7 +112,7 @@ while True:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("guard", [None, "isolated"])
 @pytest.mark.parametrize("engine", ENGINES)
