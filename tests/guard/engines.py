@@ -217,7 +217,7 @@ class ChangesUmask(Faulty):
 
     def on_compile(self, compile: Callable[[], Executable]) -> Any:
         if not _once:
-            _once.append(os.umask(0))
+            _once.append(os.umask(0o070 ^ os.umask(0)))
         return super().on_compile(compile)
 
 
@@ -228,7 +228,7 @@ class ChangesUmaskWhenProbed(ChangesUmask):
 
     def probe(self) -> EngineStatus:
         if not _once:
-            _once.append(os.umask(0))
+            _once.append(os.umask(0o070 ^ os.umask(0)))
         return super().probe()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.guard.fault_matrix import ISOLATED, MATRIX, as_markdown
-from tests.guard.guarded import captured_events, chain, fallbacks, gone, leftovers, module, registered
+from tests.guard.guarded import captured_events, chain, eventually, fallbacks, gone, leftovers, module, registered
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker_pool import process_pool
 from xrt_core.plugins import plugins
@@ -127,4 +127,4 @@ def check(fault: str, mode: str, threads: int, **more: Any) -> None:
         assert "Fatal Python error: Aborted" in report.as_text() or "exit code 3" in report.as_text()
     assert gone(sorted(before - set(process_pool().pids())))
     assert len(process_pool().pids()) <= process_pool().size
-    assert leftovers() == []
+    assert eventually(lambda: leftovers() == [])  # a search for the faulty nodes may be ending

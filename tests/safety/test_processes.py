@@ -63,6 +63,13 @@ child(work)
 np.testing.assert_allclose(m(x), want, rtol=1e-5)
 assert not m.explain().errors
 """,
+    "isolated": """
+m = made(guard="isolated")
+want = m(x)
+child(lambda: np.testing.assert_allclose(m(x), want, rtol=1e-5))
+np.testing.assert_allclose(m(x), want, rtol=1e-5)
+assert m.report().clusters[0]["state"] == "live"
+""",
     # while the plan with engines is being made
     "early": """
 m = XRTModule(graph, engine=sys.argv[1], prune=False)

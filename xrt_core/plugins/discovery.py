@@ -234,6 +234,9 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+_OF_AN_EXTRA: Final = re.compile(r""";\s*extra\s*==\s*["'][^"']+["']\s*$""")
+
+
 def _is_plainly_met(text: str, core_version: str) -> bool:
     """Whether a requirement has numbers alone ("xrt-core>=0.1,<0.2") and this core meets it.
 
@@ -255,7 +258,7 @@ def _release(text: str) -> list[int]:
 
 def _unmet_requirement(plugin: Plugin, core_version: str) -> tuple[str, str] | None:
     for text in plugin.requirements:
-        if not requirement_name(text).startswith(_CORE):
+        if not requirement_name(text).startswith(_CORE) or _OF_AN_EXTRA.search(text):
             continue
         if _is_plainly_met(text, core_version):
             continue

@@ -541,7 +541,7 @@ def test_a_stream_of_cupy_lives_as_long_as_memory_in_its_order(
     stream = Stream()
     alive = weakref.ref(stream)
     stand_in = SimpleNamespace(get_current_stream=lambda: alive())
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=stand_in))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=stand_in, is_available=lambda: True))
     array, other = _cuda.DeviceArray(F32, (2,), 5), _cuda.DeviceArray(F32, (2,), 6)
     del stream
     gc.collect()

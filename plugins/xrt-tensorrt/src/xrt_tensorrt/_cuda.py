@@ -279,10 +279,16 @@ def _copy_down(host: np.ndarray, pointer: int, stream: int) -> None:
     synchronize(stream)
 
 
+def loaded_cupy() -> Any:
+    """CuPy, where it is loaded and finds a GPU; else None."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and cupy.is_available() else None
+
+
 def _keeper(stream: int) -> Any:
     """What keeps a caller's stream alive until memory has gone back in its order: CuPy destroys its streams, torch
     never does."""
-    cupy = sys.modules.get("cupy")
+    cupy = loaded_cupy()
     current = None if cupy is None else cupy.cuda.get_current_stream()
     return current if current is not None and current.ptr == stream else None
 

@@ -165,7 +165,7 @@ def storage_of(x: Any, p: Parameter) -> Storage | None:
 
 def _gathered(x: Any, p: Parameter, stream: int, held: list[Any]) -> int:
     """Where a contiguous copy of a device array with gaps lies."""
-    cupy = sys.modules.get("cupy")
+    cupy = _cuda.loaded_cupy()
     if hasattr(x, "contiguous"):
         return address_of(x.contiguous(), p, stream, held)
     if cupy is not None:
@@ -194,7 +194,7 @@ def _moved(pointer: int, p: Parameter, stream: int, held: list[Any]) -> int:
 
 def new_array(p: Parameter, stream: int, device: int) -> Any:
     """An array for a result: CuPy's where that is loaded and has the dtype, else a `DeviceArray`."""
-    cupy = sys.modules.get("cupy")
+    cupy = _cuda.loaded_cupy()
     if cupy is not None and p.dtype.kind in "biuf":
         with cuda.using(stream, device):
             return cupy.empty(p.shape, p.dtype)
