@@ -185,7 +185,7 @@ def test_what_threads_break_for_good_is_rejected() -> None:
 # --- what the process holds -------------------------------------------------------------------------------------------
 
 
-def test_a_leak_of_memory_is_found() -> None:
+def test_a_leak_of_memory_is_found(patience: None) -> None:
     """As many bytes as it keeps of each run; one that keeps nothing after its first runs is fine."""
     kept: list[np.ndarray] = []
 

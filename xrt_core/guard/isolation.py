@@ -50,7 +50,7 @@ class IsolatedProcess:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._live: list[tuple[Worker, socket.socket]] = []  # at most one; shared with the finalizer
-        weakref.finalize(self, _kill_all, self._live)
+        weakref.finalize(self, _kill_all, self._live, os.getpid())
 
     def load(self, function: Function, request: Mapping[str, Any], seconds: float, memory: int) -> IsolatedExecutable:
         """Let the process load an executable. request: see `worker.isolated`. seconds, memory: see `Worker.run`.
@@ -84,7 +84,7 @@ class IsolatedProcess:
 
     def _started(self, memory: int) -> tuple[Worker, socket.socket]:
         if self._live and not self._live[0][0].alive:
-            _kill_all(self._live)
+            _kill_all(self._live, os.getpid())
         if not self._live:
             self._live.append(_start(memory))
         return self._live[0]
@@ -117,10 +117,12 @@ def _start(memory: int) -> tuple[Worker, socket.socket]:
     return found, own
 
 
-def _kill_all(live: list[tuple[Worker, socket.socket]]) -> None:
+def _kill_all(live: list[tuple[Worker, socket.socket]], owner: int) -> None:
+    """Kill the processes, unless this one was forked: they are its parent's. owner: the process that started them."""
     while live:
         worker, control = live.pop()
-        worker.kill()
+        if os.getpid() == owner:
+            worker.kill()
         control.close()
 
 
