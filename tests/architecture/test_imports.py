@@ -147,3 +147,12 @@ def test_the_reader_sees_every_form() -> None:
         ("jax", False),
         ("xrt_core.cli.app", False),
     }
+
+
+def test_the_first_import_is_light() -> None:
+    """`from xrt_core import XRTModule` imports neither NumPy nor onnx; what computes comes with the first module."""
+    from xrt_core.testing.processes import run_python
+
+    code = "import sys; from xrt_core import XRTModule; print({'numpy', 'onnx'} & sys.modules.keys() or 'none')"
+    found = run_python(code)
+    assert found.strip() == "none"

@@ -7,10 +7,9 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from xrt_core.errors import OptionError
-from xrt_core.ir.graph import Phase
 from xrt_core.options.declared import CORE_VARIABLES, PREFIX, find_section, find_switch, why_undeclared
 from xrt_core.options.kinds import (
     BYTES,
@@ -33,6 +32,9 @@ from xrt_core.options.kinds import (
     flag_or,
     integer,
 )
+
+if TYPE_CHECKING:  # it needs NumPy, and options are there before anything is computed
+    from xrt_core.ir.graph import Phase
 
 
 @dataclass(frozen=True, slots=True)
