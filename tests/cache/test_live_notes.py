@@ -140,3 +140,33 @@ def test_the_cache_may_be_overwritten(tmp_path: pathlib.Path) -> None:
             path.write_bytes(b"")
     note.flags[note.slot()] = 1
     notes.close()
+
+
+def test_a_note_ends_while_another_begins(tmp_path: pathlib.Path) -> None:
+    """The collector may find an old note within any call, also within one of its own notes."""
+    notes = LiveNotes(tmp_path)
+    old = notes.begin(DIGEST)
+    assert old is not None
+    with notes._lock:
+        del old
+    assert len(notes._free) == 256
+    notes.close()
+
+
+def test_a_forked_process_leaves_the_notes_alone(tmp_path: pathlib.Path) -> None:
+    """What it drops is still noted for its parent, which shares the memory."""
+    code = """if True:
+        import os, pathlib, signal, sys
+        from xrt_core.cache.live_notes import live_notes
+        note = live_notes(pathlib.Path(sys.argv[1])).begin(sys.argv[2])
+        pid = os.fork()
+        if not pid:
+            del note
+            sys.exit()
+        os.waitpid(pid, 0)
+        note.flags[note.slot()] = 1
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), DIGEST], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert LiveNotes(tmp_path).is_suspect(DIGEST)

@@ -57,7 +57,7 @@ class LiveNotes:
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder / _FOLDER
         self._cache = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end a note within any of the methods
         self._free = list(range(_ROWS))
         self._owner = os.getpid()
         self._path: pathlib.Path | None = None
@@ -77,7 +77,9 @@ class LiveNotes:
             return Note(rows[at + _DIGEST : at + _ROW], self, row)
 
     def free(self, row: int) -> None:
-        """End a note."""
+        """End a note. In a forked process nothing: the memory is shared with the parent, whose note it is."""
+        if self._owner != os.getpid():
+            return
         with self._lock:
             if self._rows is not None:
                 self._rows[row * _ROW : (row + 1) * _ROW] = bytes(_ROW)
