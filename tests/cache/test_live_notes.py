@@ -61,7 +61,7 @@ def test_the_notes_of_a_living_process_are_its_own(tmp_path: pathlib.Path) -> No
     later = LiveNotes(tmp_path)
     assert not later.is_suspect(DIGEST)
     (tmp_path / "suspects" / f"{DIGEST}.suspect").touch()
-    later.kept_apart(DIGEST, is_sound=True)
+    later.isolated(DIGEST, is_sound=True)
     later.close()
     assert not LiveNotes(tmp_path).is_suspect(DIGEST)
     running.close()
@@ -72,8 +72,8 @@ def test_one_that_crashed_apart_stays_a_suspect(tmp_path: pathlib.Path) -> None:
     notes = LiveNotes(tmp_path)
     assert not notes.is_suspect(DIGEST)
     (tmp_path / "suspects" / f"{DIGEST}.suspect").touch()
-    notes.kept_apart(DIGEST, is_sound=False)
-    notes.kept_apart(DIGEST, is_sound=True)  # loaded once more
+    notes.isolated(DIGEST, is_sound=False)
+    notes.isolated(DIGEST, is_sound=True)  # loaded once more
     notes.close()
     assert LiveNotes(tmp_path).is_suspect(DIGEST)
     forget_suspects(tmp_path)

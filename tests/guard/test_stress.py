@@ -32,7 +32,7 @@ from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.guard.worker import _answer
 from xrt_core.module import XRTModule
 from xrt_core.verify.checker import ResultChecker
-from xrt_core.verify.evaluate import Conduct, EvaluationSettings, evaluate
+from xrt_core.verify.evaluate import EvaluationSettings, StressResult, evaluate
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.isolate import Candidate
 
@@ -65,8 +65,8 @@ def _clean() -> Iterator[None]:
     stress_module._notes.clear()
 
 
-def conduct(act: Callable[[int, list[np.ndarray]], Any], owns_process: bool = True) -> Conduct:
-    """The conduct of an engine that does this at every run."""
+def stressed(act: Callable[[int, list[np.ndarray]], Any], owns_process: bool = True) -> StressResult:
+    """The stress test of an engine that does this at every run."""
     executable = Acts(act)
     checkers = [ResultChecker(FUNCTION, synthesize_inputs(FUNCTION, kind)) for kind in ("normal", "ties")]
     for c in checkers:
@@ -83,7 +83,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_quiet_engine_passes() -> None:
     """Nothing is found, noted or serialised, and the runs are bounded."""
-    assert conduct(lambda run, results: None) == Conduct()
+    assert stressed(lambda run, results: None) == StressResult()
 
 
 @pytest.mark.parametrize("size", [8, 16])
@@ -98,7 +98,7 @@ def test_a_ring_of_buffers_is_found(size: int) -> None:
         return ring[run % size]
 
     assert size < HELD
-    assert "earlier run" in (found := conduct(reuse, owns_process=False).reason) or "changed during" in found
+    assert "earlier run" in (found := stressed(reuse, owns_process=False).reason) or "changed during" in found
 
 
 def test_results_that_change_later_are_found() -> None:
@@ -110,12 +110,12 @@ def test_results_that_change_later_are_found() -> None:
         if len(held) > 9:
             held[-9][...] += 1
 
-    assert "changed during" in conduct(change).reason
+    assert "changed during" in stressed(change).reason
 
 
 def test_wrong_after_a_dozen_runs() -> None:
     """Single runs were right."""
-    found = conduct(lambda run, results: [r + 1 for r in results] if run > 12 else None)
+    found = stressed(lambda run, results: [r + 1 for r in results] if run > 12 else None)
     assert "in a row" in found.reason
     assert "out of bounds" in found.reason
 
@@ -134,7 +134,7 @@ def unthreaded() -> Callable[[int, list[np.ndarray]], Any]:
 
 def test_wrong_on_two_threads_is_serialised() -> None:
     """The engine keeps the cluster, its reason says that runs take turns, and they do."""
-    assert conduct(unthreaded()) == Conduct(serialised=True)
+    assert stressed(unthreaded()) == StressResult(serialised=True)
     outcome = evaluate(
         FUNCTION, [Candidate("acts", lambda f, fused: Acts(unthreaded()))], CHECK, stress=StressTest(False)
     )
@@ -165,7 +165,7 @@ def one_at_a_time(seconds: float) -> Callable[[int, list[np.ndarray]], Any]:
 
 def test_an_engine_that_raises_on_two_threads_is_serialised() -> None:
     """Whatever goes wrong there."""
-    assert conduct(one_at_a_time(2e-4)) == Conduct(serialised=True)
+    assert stressed(one_at_a_time(2e-4)) == StressResult(serialised=True)
 
 
 def test_what_threads_break_for_good_is_rejected() -> None:
@@ -179,7 +179,7 @@ def test_what_threads_break_for_good_is_rejected() -> None:
         state["busy"] = False
         return [r + 1 for r in results] if state["broken"] else None
 
-    assert "out of bounds" in conduct(act).reason
+    assert "out of bounds" in stressed(act).reason
 
 
 # --- what the process holds -------------------------------------------------------------------------------------------
@@ -196,10 +196,10 @@ def test_a_leak_of_memory_is_found(patience: None) -> None:
         if run < 10:
             leak(run, results)
 
-    found = conduct(leak).reason
+    found = stressed(leak).reason
     assert found.startswith(f"{SIDE_EFFECT}each run leaks ")
     assert found.endswith("KiB of memory")
-    assert conduct(warm) == Conduct()
+    assert stressed(warm) == StressResult()
 
 
 def test_a_cycle_is_no_leak() -> None:
@@ -212,14 +212,14 @@ def test_a_cycle_is_no_leak() -> None:
         if not run % 20:
             gc.collect()
 
-    assert conduct(act).reason == ""
+    assert stressed(act).reason == ""
 
 
 def test_a_leak_of_open_files_is_found(patience: None) -> None:
     """Where the platform tells how many there are."""
     opened: list[int] = []
     try:
-        found = conduct(lambda run, results: opened.append(os.open(os.devnull, os.O_RDONLY)))
+        found = stressed(lambda run, results: opened.append(os.open(os.devnull, os.O_RDONLY)))
     finally:
         for fd in opened:
             os.close(fd)
@@ -234,9 +234,9 @@ def test_a_leak_of_threads_is_found(patience: None) -> None:
         threading.Thread(target=stop.wait, daemon=True).start()
 
     try:
-        assert conduct(start).reason.endswith(" 1 threads")
+        assert stressed(start).reason.endswith(" 1 threads")
         with ThreadPoolExecutor(3) as pool:
-            assert conduct(lambda run, results: pool.submit(int).result() and None) == Conduct()
+            assert stressed(lambda run, results: pool.submit(int).result() and None) == StressResult()
     finally:
         stop.set()
 
@@ -254,9 +254,9 @@ def test_a_thread_that_the_program_would_wait_for() -> None:
 
         return act
 
-    assert conduct(start(lambda: time.sleep(0.02))).reason == ""
+    assert stressed(start(lambda: time.sleep(0.02))).reason == ""
     try:
-        found = conduct(start(stop.wait))
+        found = stressed(start(stop.wait))
     finally:
         stop.set()
         for t in started:
@@ -273,7 +273,7 @@ def test_a_child_process_is_noted() -> None:
             children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
 
     try:
-        found = conduct(act)
+        found = stressed(act)
     finally:
         for c in children:
             c.communicate(b"\n")
@@ -352,7 +352,7 @@ def test_what_a_run_changes(name: str) -> None:
     """It is named, the harmful rejects, and what can be restored is."""
     before = snapshot()
     change = {**REJECTED, **NOTED}[name]
-    found = conduct(lambda run, results: change() if run == 10 else None)
+    found = stressed(lambda run, results: change() if run == 10 else None)
     (note,) = found.notes
     assert note.startswith(f"it changed {name}")
     assert note.endswith("when it ran")
@@ -392,8 +392,8 @@ def test_what_a_compilation_changes(act: Callable[[], object], is_rejected: bool
 def test_a_shared_process_is_not_watched() -> None:
     """What other threads of the program change is not the engine's."""
     change = iter(range(10**6))
-    found = conduct(lambda run, results: random.seed(next(change)), owns_process=False)
-    assert found == Conduct()
+    found = stressed(lambda run, results: random.seed(next(change)), owns_process=False)
+    assert found == StressResult()
 
 
 def test_a_slow_engine_is_run_a_few_times() -> None:
@@ -402,7 +402,7 @@ def test_a_slow_engine_is_run_a_few_times() -> None:
     checker = ResultChecker(FUNCTION, synthesize_inputs(FUNCTION))
     checker.expected()
     slow = StressTest(True)(Candidate("acts", lambda f, fused: executable), executable, [checker], 3.0)
-    assert (slow, executable.runs) == (Conduct(), 0)
+    assert (slow, executable.runs) == (StressResult(), 0)
     StressTest(True)(Candidate("acts", lambda f, fused: executable), executable, [checker], 0.04)
     assert 0 < executable.runs < HELD + 2 * ROUNDS
 

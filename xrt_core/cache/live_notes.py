@@ -24,6 +24,7 @@ import weakref
 from typing import Final
 
 from xrt_core.cache.disk import open_trusted, prepare_folder
+from xrt_core.engine.forking import in_forked_process
 from xrt_core.errors import CacheError
 from xrt_core.files import PRIVATE
 
@@ -63,7 +64,7 @@ class LiveNotes:
         self._path: pathlib.Path | None = None
         self._rows: memoryview | None = None
         self._is_usable = True
-        self._kept_apart: dict[str, bool] = {}  # digest -> whether it has run without incident
+        self._isolated: dict[str, bool] = {}  # digest -> whether it has run without incident
 
     def begin(self, digest: str) -> Note | None:
         """A note about an executable that goes live; None where none can be made. digest: of its key."""
@@ -91,16 +92,16 @@ class LiveNotes:
             self._open()
             return (self._folder / f"{digest}{_SUSPECT}").exists()
 
-    def kept_apart(self, digest: str, is_sound: bool) -> None:
+    def isolated(self, digest: str, is_sound: bool) -> None:
         """A suspect runs in a child process. is_sound: False once that process has ended within a run too."""
         with self._lock:
-            self._kept_apart[digest] = is_sound and self._kept_apart.get(digest, True)
+            self._isolated[digest] = is_sound and self._isolated.get(digest, True)
 
     def close(self) -> None:
         """End in order: the file is removed, and so is the suspicion of those that ran apart without incident."""
         with self._lock, contextlib.suppress(OSError):
             if self._owner == os.getpid():
-                for digest in (d for d, is_sound in self._kept_apart.items() if is_sound):
+                for digest in (d for d, is_sound in self._isolated.items() if is_sound):
                     (self._folder / f"{digest}{_SUSPECT}").unlink(missing_ok=True)
                 if self._path is not None:
                     self._path.unlink(missing_ok=True)
@@ -176,5 +177,4 @@ def _after_fork() -> None:
     _notes.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_forked_process(_after_fork)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -19,6 +18,7 @@ from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.engine.boundary import loads
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
+from xrt_core.engine.forking import in_forked_process
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CacheError, EngineError, RegistrationError, UnsupportedError
 from xrt_core.events import EventLog, logger
@@ -49,8 +49,7 @@ def forget_all() -> None:
     _said.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=forget_all)  # their engines' threads are not there
+in_forked_process(forget_all)  # their engines' threads are not there
 
 
 class ExecutableStore:

@@ -397,7 +397,7 @@ class EngineProxy(Engine):
         return value if convert is None else call_engine(f"{self._owner}: reading {name}", PluginError, convert, value)
 
     @property
-    def is_left_behind(self) -> bool:
+    def is_inherited(self) -> bool:
         """Whether its library was in use when this process was forked: the library's threads do not exist here."""
         return self._process not in (None, os.getpid())
 
@@ -439,7 +439,7 @@ class EngineProxy(Engine):
         """See `Engine.compiler`. Raises CompileError for one that raises or returns something else, and in a forked
         process where the engine was left behind."""
         self._process = self._process or os.getpid()
-        if self.is_left_behind:
+        if self.is_inherited:
             raise CompileError(
                 f"{self._subject} was in use when this process was forked, and its library's threads are not here: "
                 "fork before it is used, start processes by 'spawn', or set guard='isolated'"
@@ -603,9 +603,9 @@ def loads(compiler: GraphCompiler) -> bool:
     return kind.load is not GraphCompiler.load or kind.load_code is not GraphCompiler.load_code
 
 
-def is_left_behind(engine: Engine) -> bool:
-    """See `EngineProxy.is_left_behind`."""
-    return isinstance(engine, EngineProxy) and engine.is_left_behind
+def is_inherited(engine: Engine) -> bool:
+    """See `EngineProxy.is_inherited`."""
+    return isinstance(engine, EngineProxy) and engine.is_inherited
 
 
 def inner_of(engine: Engine) -> Engine:

@@ -1,4 +1,4 @@
-"""Lets a process that was forked while a native library was in use end, where the library would wait for ever.
+"""Forked processes: what they do first, and how they end where a native library was in use when they were forked.
 
 At its exit, destructors wait for threads that only its parent has: that of a static object, of a client, of a compiled
 model. Plain programs with such a library hang there too. What is done about it is what children of `multiprocessing` do
@@ -13,9 +13,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _is_registered = False
+
+
+def in_forked_process(call: Callable[[], object]) -> None:
+    """Let every process that is forked from now on make a call, before anything else. Nothing where no process forks.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+def each_in_forked_process(objects: Collection[T], call: Callable[[T], object]) -> None:
+    """The same, for each of the objects that exist then."""
+
+    def call_all() -> None:
+        for o in list(objects):
+            call(o)
+
+    in_forked_process(call_all)
 
 
 def keep_for_ever(kept: object) -> None:
@@ -23,21 +43,18 @@ def keep_for_ever(kept: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-def let_forks_end(undying: Callable[[], Iterable[object]] = tuple) -> None:
+def let_forks_end(kept: Callable[[], Iterable[object]] = tuple) -> None:
     """Let processes that are forked from now on end, where the C library has `on_exit` (glibc).
 
-    undying: called in the forked process; gives objects whose destructors must not run there.
+    kept: called in the forked process; gives objects whose destructors must not run there.
     """
     global _is_registered
-    if not hasattr(os, "register_at_fork"):
-        return
-
     def keep() -> None:
         with contextlib.suppress(Exception):
-            for o in undying():
+            for o in kept():
                 keep_for_ever(o)
 
-    os.register_at_fork(after_in_child=keep)
+    in_forked_process(keep)
     if not _is_registered:
         _is_registered = True
         with contextlib.suppress(OSError, AttributeError):
@@ -49,4 +66,4 @@ def let_forks_end(undying: Callable[[], Iterable[object]] = tuple) -> None:
                 on_exit(leave, None)  # is called last, with the exit code
                 at_exit(flush, None, None)
 
-            os.register_at_fork(after_in_child=leave_early)
+            in_forked_process(leave_early)

@@ -5,7 +5,6 @@ Imports little, as it exists before the first answer; what compilation needs is 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from xrt_core.engine.forking import each_in_forked_process
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.timeouts import (
     BackgroundTask,
@@ -175,15 +175,7 @@ class BackgroundCompiler:
 
 
 _compilers: weakref.WeakSet[BackgroundCompiler] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for compiler in list(_compilers):
-        compiler.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+each_in_forked_process(_compilers, BackgroundCompiler.after_fork)
 
 
 def _prepare(plan: Plannable, inputs: Sequence[Any] | None, task: BackgroundTask) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from xrt_core.cache.key import CacheKey
 from xrt_core.cache.live_notes import LiveNotes, live_notes
 from xrt_core.cache.store import Compilation
-from xrt_core.engine.boundary import is_left_behind
+from xrt_core.engine.boundary import is_inherited
 from xrt_core.engine.contract import Executable
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
@@ -190,7 +190,7 @@ class ClusterBuilder:
         """Note that the process of an isolated executable has ended."""
         if (suspect := self._suspects.get(function.fingerprint)) is not None:
             notes, digest = suspect
-            notes.kept_apart(digest, is_sound=False)
+            notes.isolated(digest, is_sound=False)
 
     def _is_isolated(self, launch: GuardedLaunch) -> bool:
         """Whether the launch's executable belongs into a process of its own: always, as this process was forked while
@@ -199,7 +199,7 @@ class ClusterBuilder:
         if self._settings.isolated:
             return True
         engines = self._capabilities.compilation.engines
-        if IS_SUPPORTED and any(is_left_behind(engines[n][0]) for n in self._engines(self._candidates(launch))):
+        if IS_SUPPORTED and any(is_inherited(engines[n][0]) for n in self._engines(self._candidates(launch))):
             return True
         # copies of what a step of training updates would cost more than the suspicion is worth
         if disk is None or disk.mode != "readwrite" or function.aliases or not IS_SUPPORTED:
@@ -209,7 +209,7 @@ class ClusterBuilder:
             launch.note = notes.begin(digest)
             return False
         self._suspects[function.fingerprint] = notes, digest
-        notes.kept_apart(digest, is_sound=True)
+        notes.isolated(digest, is_sound=True)
         self._events.emit(
             "guard.suspect", level=logging.WARNING, cluster=function.name, engine=launch.engine,
             reason="a process ended while it ran this cluster, by a crash or because it was killed: a child process "

@@ -41,13 +41,19 @@ _DONE: Final = b"\n"
 """The end of each reply; alone it is that of a successful run, else an error as JSON stands before it."""
 _LONGEST: Final = 1 << 16  # bytes of a reply
 _START_SECONDS: Final = 90.0  # until the process has started
+_LONGEST_WAIT: Final = (1 << 31) - 1  # milliseconds that `poll` takes
 _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class IsolatedProcess:
-    """The process in which the executables of one module run: started when first needed, and again after its end."""
+    """The process in which the executables of one module run: started when first needed, and again after its end.
+
+    Raises WorkerFailure where the system cannot do it.
+    """
 
     def __init__(self) -> None:
+        if not IS_SUPPORTED:
+            raise WorkerFailure("unusable", "this system cannot isolate engines (POSIX is needed): use another `guard`")
         self._lock = threading.Lock()
         self._live: list[tuple[Worker, socket.socket]] = []  # at most one; shared with the finalizer
         weakref.finalize(self, _kill_all, self._live, os.getpid())
@@ -238,7 +244,7 @@ def _receive(channel: socket.socket, poll: select.poll, seconds: float | None) -
             return channel.recv(_LONGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
             os.sched_yield()
-    if not poll.poll(None if seconds is None else seconds * 1e3):
+    if not poll.poll(None if seconds is None else min(seconds * 1e3, _LONGEST_WAIT)):
         return None
     return channel.recv(_LONGEST)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import queue
 import threading
 import time
@@ -18,7 +17,7 @@ import numpy as np
 from xrt_core.cache.live_notes import Note
 from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
-from xrt_core.engine.forking import keep_for_ever
+from xrt_core.engine.forking import in_forked_process, keep_for_ever
 from xrt_core.errors import BrokenContextError, ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
 from xrt_core.guard.isolation import IsolatedExecutable
@@ -28,7 +27,7 @@ from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.runtime.arrays import Range, to_numpy
 from xrt_core.runtime.input_checks import input_checks
-from xrt_core.runtime.launch import LEFT_BEHIND, FailurePolicy, Launch, WrongResults, engine_failure
+from xrt_core.runtime.launch import FORKED, FailurePolicy, Launch, WrongResults, engine_failure
 from xrt_core.verify.checker import ResultChecker
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
@@ -44,7 +43,6 @@ _SHARE: Final = 0.01
 """Part of the time of the calls that comparisons with the host may take."""
 _LIMIT: Final = 100.0
 _SHORTEST_LIMIT: Final = 10.0  # seconds
-_LONGEST_LIMIT: Final = 1e6  # seconds; for an isolated executable without a limit
 """Where `guard_run_timeout` is not given: how many times what the host takes a run may take, but for the shortest."""
 _WORTH_LIMITING: Final = 2e-3  # seconds; the limit of a run that takes so long costs below 1 %
 _FATAL: Final[Mapping[str, str]] = MappingProxyType(
@@ -137,7 +135,7 @@ class GuardedLaunch(Launch):
         seconds = max(_SHORTEST_LIMIT, _LIMIT * self._host_seconds()) if given is None else given
         self._timed = None
         if isinstance(executable, IsolatedExecutable):
-            executable.seconds = seconds or _LONGEST_LIMIT
+            executable.seconds = seconds or math.inf
         elif seconds and (any_thread or given is not None):
             self._timed = TimedCaller(seconds)
 
@@ -156,14 +154,14 @@ class GuardedLaunch(Launch):
             self.executable = self.note = None
             return True
 
-    def leave_behind(self) -> None:
-        """See `Launch.leave_behind`: the cluster is built again, for a process of its own."""
+    def drop_inherited(self) -> None:
+        """See `Launch.drop_inherited`: the cluster is built again, for a process of its own."""
         self._lock = threading.Lock()
         if self.executable is not None:
             keep_for_ever(self.executable)
         self.executable = self.note = None
         self._call = self._waiting
-        self.record.begin_again(LEFT_BEHIND)
+        self.record.begin_again(FORKED)
 
     # --- calls, by state -------------------------------------------------------------------------------------------
 
@@ -473,8 +471,7 @@ def _after_fork() -> None:
     _shadow_thread = _ShadowThread()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_forked_process(_after_fork)
 
 
 def _noted(run: HostRun, note: Note) -> HostRun:

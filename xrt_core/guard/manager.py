@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import pathlib
 import threading
 import time
@@ -24,6 +23,7 @@ from xrt_core.cache.store import Compilation
 from xrt_core.engine.boundary import describe
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import is_host
+from xrt_core.engine.forking import each_in_forked_process
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.builder import ClusterBuilder, kind_of
@@ -375,15 +375,7 @@ class GuardManager:
 
 
 _managers: weakref.WeakSet[GuardManager] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for manager in list(_managers):
-        manager.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+each_in_forked_process(_managers, GuardManager.after_fork)
 
 
 def _stage(record: ClusterRecord) -> str:

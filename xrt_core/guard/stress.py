@@ -26,7 +26,7 @@ from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 from xrt_core.events import Event, subscribe
 from xrt_core.guard.worker_pool import own_memory
 from xrt_core.verify.checker import Check, ResultChecker, same_bytes
-from xrt_core.verify.evaluate import Candidate, Conduct
+from xrt_core.verify.evaluate import Candidate, StressResult
 
 HELD: Final = 18
 """Runs whose results are all held: more than a ring of 16 buffers has."""
@@ -75,13 +75,13 @@ class StressTest:
 
     def __call__(
         self, candidate: Candidate, executable: Executable, checkers: Sequence[ResultChecker], seconds: float
-    ) -> Conduct:
+    ) -> StressResult:
         """See `verify.evaluate.Stress`."""
         name = _engine(candidate.engine)
         test = _Runs(executable, checkers, candidate.tolerance, seconds, self._clock)
         if not self._owns_process:
             reason = test.held()
-            return Conduct(reason) if reason else Conduct(serialised=not test.is_right_on_threads())
+            return StressResult(reason) if reason else StressResult(serialised=not test.is_right_on_threads())
         serialised = False
         with watched(name, "when it ran", ("always", "run")):
             reason = test.held()
@@ -94,7 +94,7 @@ class StressTest:
             _note(name, f"it started {len(new)} processes that stay")
         self._find_lasting_threads(name)
         reason = reason or _harmful.get(name, "")
-        return Conduct(reason, serialised, tuple(_notes.get(name, ())))
+        return StressResult(reason, serialised, tuple(_notes.get(name, ())))
 
     def _find_lasting_threads(self, engine: str) -> None:
         """Find threads that the program would wait for before it ends."""

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from xrt_core.engine.forking import in_forked_process
+
 T = TypeVar("T")
 
 _SHUTDOWN_SECONDS: Final = 5.0
@@ -256,5 +258,4 @@ def _after_fork() -> None:
     _no_native_call, _native_calls = threading.Condition(), 0
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_forked_process(_after_fork)

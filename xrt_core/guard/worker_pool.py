@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 from xrt_core.engine.contract import WORKER_VARIABLE
+from xrt_core.engine.forking import in_forked_process
 from xrt_core.errors import XRTError
 from xrt_core.events import Kind, logger
 from xrt_core.files import decode
@@ -417,5 +418,4 @@ def _after_fork() -> None:
     _workers, _planner, _pools_lock = None, None, threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+in_forked_process(_after_fork)

@@ -9,7 +9,6 @@ result or of memory that the engine keeps, a read-only or a non-contiguous array
 from __future__ import annotations
 
 import datetime
-import os
 import sys
 import threading
 import weakref
@@ -24,7 +23,7 @@ import numpy as np
 from xrt_core.engine.boundary import clipped, direct, failure_of
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 from xrt_core.engine.converters import library_of
-from xrt_core.engine.forking import keep_for_ever
+from xrt_core.engine.forking import each_in_forked_process, keep_for_ever
 from xrt_core.errors import BrokenContextError, EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, operators_of
@@ -101,13 +100,13 @@ class Launch:
         self._lock = threading.Lock()
         _launches.add(self)
 
-    def leave_behind(self) -> None:
+    def drop_inherited(self) -> None:
         """In a process that was just forked: let the host run the cluster, as the engine's threads are not here."""
         self._lock = threading.Lock()
         if self.executable is not None:
             keep_for_ever(self.executable)
             self.executable = self._direct = None
-            self.error = ExecutionError(LEFT_BEHIND)
+            self.error = ExecutionError(FORKED)
 
     def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Run on the arrays of the Function's entry parameters; return the results."""
@@ -187,18 +186,10 @@ class Launch:
         return self._host_run([to_numpy(a) for a in arrays])
 
 
-LEFT_BEHIND: Final = "this process was forked, and the threads of the engine's library exist in its parent only"
+FORKED: Final = "this process was forked, and the threads of the engine's library exist in its parent only"
 
 _launches: weakref.WeakSet[Launch] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for launch in list(_launches):
-        launch.leave_behind()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+each_in_forked_process(_launches, lambda launch: launch.drop_inherited())
 
 
 class DeviceLaunch(Launch):

@@ -19,6 +19,7 @@ from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
+from xrt_core.engine.forking import in_forked_process
 from xrt_core.ir.graph import Graph, Node
 
 Execute = Callable[[list[Any]], None]
@@ -311,8 +312,7 @@ def _new_pool() -> None:
     pool = _Pool()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_pool)
+in_forked_process(_new_pool)
 
 
 def timed(step: Step, spans: list[Span], begin: float) -> Step:

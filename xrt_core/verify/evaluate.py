@@ -62,7 +62,7 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Conduct:
+class StressResult:
     """How an executable whose results are right behaves beside them. reason: why it must not be used, "" for nothing.
     serialised, notes: see `Outcome`."""
 
@@ -71,8 +71,8 @@ class Conduct:
     notes: tuple[str, ...] = ()
 
 
-Stress = Callable[[Candidate, Executable, Sequence[ResultChecker], float], Conduct]
-"""(candidate, executable, checkers of the sets that it is right on, seconds of a run) -> its conduct under stress."""
+Stress = Callable[[Candidate, Executable, Sequence[ResultChecker], float], StressResult]
+"""(candidate, executable, checkers of the sets that it is right on, seconds of a run) -> the result of a stress."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Accepted:
     executables: tuple[Executable | None, ...]
     note: str
     quickest: float = math.inf
-    conduct: Conduct = field(default_factory=Conduct)
+    stressed: StressResult = field(default_factory=StressResult)
 
     @property
     def label(self) -> str:
@@ -162,12 +162,12 @@ class _Evaluation:
                 pieces = candidate.pieces or (Piece(candidate.engine, self.whole),)
                 quickest = self.quickest.get(candidate.engine, math.inf)
                 found = _Accepted(candidate, pieces, (executable,), self._note(check), quickest)
-                conduct = self._conduct(found, executable) if check is not None else Conduct()
-                if conduct.reason:
-                    self.errors.append(f"{candidate.engine}: {conduct.reason}")
+                stressed = self._stressed(found, executable) if check is not None else StressResult()
+                if stressed.reason:
+                    self.errors.append(f"{candidate.engine}: {stressed.reason}")
                     misbehaved = True
                     continue
-                accepted.append(replace(found, conduct=conduct))
+                accepted.append(replace(found, stressed=stressed))
                 if not self.settings.tune:
                     break
             else:
@@ -224,10 +224,10 @@ class _Evaluation:
         self.quickest[candidate.engine] = runs.quickest
         return found
 
-    def _conduct(self, found: _Accepted, executable: Executable) -> Conduct:
-        """The conduct of a candidate whose results are right, by a stress test."""
+    def _stressed(self, found: _Accepted, executable: Executable) -> StressResult:
+        """The result of the stress test of a candidate whose results are right."""
         if self.stress is None or self.clock() > self.until:
-            return Conduct()
+            return StressResult()
         checkers = [c for c in self.checkers if c.is_informative] or self.checkers
         with self._timed("stress"):
             if len(checkers) == 1 and self.first is not None and self.host.seconds <= EDGE_SECONDS:
@@ -307,11 +307,11 @@ class _Evaluation:
         if not found.kept:
             return None
         made = _Accepted(candidate, found.pieces, found.executables, self._summary(found, reason))
-        conduct = self._conduct(made, _Pieces(self._run_of(made)))
-        if conduct.reason:
-            self.errors.append(f"{candidate.engine}: {conduct.reason}")
+        stressed = self._stressed(made, _Pieces(self._run_of(made)))
+        if stressed.reason:
+            self.errors.append(f"{candidate.engine}: {stressed.reason}")
             return None
-        return replace(made, conduct=conduct)
+        return replace(made, stressed=stressed)
 
     def _tuned(self, accepted: Sequence[_Accepted]) -> Outcome:
         first = accepted[0]
@@ -374,12 +374,12 @@ class _Evaluation:
         return f"right for {found.kept} of {total} nodes, the host runs {shown or 'the others'}{cut}"
 
     def _ready(self, chosen: _Accepted, reason: str) -> Outcome:
-        conduct = chosen.conduct
-        if conduct.serialised:
+        stressed = chosen.stressed
+        if stressed.serialised:
             reason += "; its runs take turns, as they are wrong on two threads at once"
         return Outcome(
             "ready", chosen.pieces, reason, dict(self.timings), tuple(self.errors), self.finite_only,
-            conduct.serialised, conduct.notes,
+            stressed.serialised, stressed.notes,
         )  # fmt: skip
 
     def _on_host(self, verdict: Any, reason: str) -> Outcome:
