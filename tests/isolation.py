@@ -1,4 +1,4 @@
-"""What a test may change for the whole process: registries, hooks, listeners, `xrt.config` and the environment.
+"""What a test may change for the whole process: registries, hooks, listeners, `xrt.config`, environment and umask.
 
 `isolated()` restores all of it when its block ends and returns what the block left behind, a sentence each. It forgets
 compiled executables and verdicts, so that no test finds those of another. What an installed package registers when it
@@ -17,6 +17,7 @@ from xrt_core import events
 from xrt_core.cache import store
 from xrt_core.compiler import passes as compiler_passes
 from xrt_core.engine import engines
+from xrt_core.engine.boundary import ASPECTS, changed, restore, snapshot
 from xrt_core.engine.converters import converters
 from xrt_core.engine.device_kinds import kinds
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
@@ -161,6 +162,9 @@ _TABLES = (
 )
 
 
+_ASPECTS = [ASPECTS[n] for n in ("the working directory", "the umask", "the locale", "the switch interval")]
+
+
 @dataclass(slots=True)
 class Leaks:
     """What a block left behind, a sentence each; filled when it ends."""
@@ -172,7 +176,7 @@ class Leaks:
 def isolated() -> Iterator[Leaks]:
     """A block after which the process's state is what it was; the yielded object lists what was left behind."""
     before = [dict(table.read()) for table in _TABLES]
-    folder = os.getcwd()
+    state = snapshot(_ASPECTS)
     leaks = Leaks()
     try:
         yield leaks
@@ -181,9 +185,9 @@ def isolated() -> Iterator[Leaks]:
         verdict_cache.forget_all()
         for table, content in zip(_TABLES, before, strict=True):
             leaks.found += _restored(table, content)
-        if os.getcwd() != folder:
-            leaks.found.append(f"the working directory {os.getcwd()}")
-            os.chdir(folder)
+        left = changed(state, snapshot(_ASPECTS))
+        leaks.found += [a.name for a in left]
+        restore(left, state)
 
 
 def _restored(table: _Table, before: dict[Any, Any]) -> list[str]:

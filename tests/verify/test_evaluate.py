@@ -367,6 +367,17 @@ def test_an_engine_that_loses_nan_at_some_places_is_right_for_finite_inputs_only
     assert outcome.finite_only
 
 
+def test_operators_that_weigh_are_right_for_finite_inputs_only() -> None:
+    """The standard leaves open what NaN of weight zero gives, so no set of inputs can tell."""
+    x, y = value("x", (1, 1, 4, 4)), value("y", (1, 1, 8, 8))
+    sizes = Value.constant(np.array([1, 1, 8, 8], np.int64))
+    resize = node("Resize", [x, None, None, sizes], [y], mode="nearest")
+    f = Function.from_graph(Graph([x], [y], [resize], opsets={"": 21}, name="f"))
+    planted = Planted()
+    outcome = evaluate(f, [planted.candidate], EvaluationSettings(tune=False))
+    assert (outcome.verdict, outcome.finite_only) == ("ready", True), outcome.reason
+
+
 def test_elementwise_results_are_judged_element_by_element() -> None:
     """An error that only small elements show is found, though large ones are beside them."""
     assert _relu(np.tanh, "Tanh").verdict == "ready"

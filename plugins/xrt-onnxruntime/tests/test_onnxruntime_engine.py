@@ -259,6 +259,13 @@ def test_what_ends_or_deceives_the_library_is_refused(op: str, shapes: Any, attr
     assert re.search(reason, OnnxRuntimeEngine().supports(node, "cpu", "inference").reason)
 
 
+def test_casts_to_scales_are_refused() -> None:
+    """The library gives the least number for negative ones."""
+    x, y = _value("x", F32, 2), _value("y", np.dtype(ml_dtypes.float8_e8m0fnu), 2)
+    node = Node("Cast", [x], [y], {"to": 24}, version=24)
+    assert "float8e8m0" in OnnxRuntimeEngine().supports(node, "cpu", "inference").reason
+
+
 def test_attributes_that_are_read_in_64_bits_stay_with_the_library() -> None:
     """A Slice to the end, as exporters write it, is taken."""
     x, y = _value("x", F32, 4), _value("y", F32, 3)
