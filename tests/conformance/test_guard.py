@@ -94,7 +94,7 @@ def test_a_model_is_right(name: str) -> None:
             assert times[outcome["reason"].split(":")[0]] < 2 * min(times.values())
 
 
-@pytest.mark.parametrize("name", ["silero_vad_sequence", pytest.param("ppocr_cls", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["silero_vad_sequence", pytest.param("ppocr_cls", marks=pytest.mark.nightly)])
 def test_a_model_goes_the_whole_way(name: str, tmp_path: pathlib.Path) -> None:
     """The host answers until a child has examined all engines; the next module has the verdict from the disk."""
     graph, inputs, _ = model_on_host(name)

@@ -70,7 +70,7 @@ def test_a_node_that_crashes_the_compiler_leaves_the_cluster_to_the_host(asynchr
 def test_another_engine_takes_the_cluster(engine: type[tested.CrashesOnSinh], kind: str) -> None:
     """With two engines the one that fails the worker is excluded, in whatever order, and the report says why."""
     graph, x, want = ladder()
-    limit = 20.0 if kind == "hung" else 60.0
+    limit = 12.0 if kind == "hung" else 60.0
     with (
         registered(engine, tested.Plain),
         captured_events() as events,

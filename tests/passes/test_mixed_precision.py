@@ -510,7 +510,7 @@ def test_options_make_the_pass() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppocr_cls", "minilm_int8"])
+@pytest.mark.parametrize("name", [pytest.param("ppocr_cls", marks=pytest.mark.nightly), "minilm_int8"])
 def test_trained_models(name: str) -> None:
     """Trained models through XLA, relative to the largest output: the types' rounding, gathered over their layers."""
     pytest.importorskip("jax")

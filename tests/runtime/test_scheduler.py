@@ -479,7 +479,7 @@ def same_as_sequential(g: RandomGraph, seed: int, share: int) -> bool:
 
 
 @pytest.mark.slow
-@examples(1000)
+@examples(500)
 @given(graphs(minimum=6, maximum=16), st.integers(0, 9), st.integers(2, 6))
 def test_random_graphs(g: RandomGraph, seed: int, share: int) -> None:
     """The very same results, bit for bit."""

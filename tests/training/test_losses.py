@@ -94,7 +94,7 @@ def test_xla_and_the_host(name: str) -> None:
     assert module._last.plan.launches
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # holds the peer of the benchmarks, which seldom changes
 @pytest.mark.parametrize("name", EVERY)
 def test_jax(name: str) -> None:
     """Written by hand in JAX, jitted, with the state donated."""
