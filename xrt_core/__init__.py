@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from xrt_core.events import FallbackEvent, subscribe
     from xrt_core.frontends import ops
+    from xrt_core.frontends.custom_op import custom_op
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
     from xrt_core.frontends.tracing import power_by_engine
@@ -90,6 +91,7 @@ __all__ = [
     "__version__",
     "assert_offloaded",
     "config",
+    "custom_op",
     "errors",
     "hookimpl",
     "import_model",
@@ -115,6 +117,7 @@ _HOME: Final = {
     "Variable": "training.variables",
     "XRTModule": "module",
     "assert_offloaded": "reports",
+    "custom_op": "frontends.custom_op",
     "hookimpl": "plugins",
     "import_model": "frontends.onnx_import",
     "init_subblock_optimizer": "options.process_config",

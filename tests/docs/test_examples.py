@@ -72,6 +72,14 @@ def partitioning_page(names: dict[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def operators_page(names: dict[str, Any]) -> Iterator[None]:
+    """The operators that the page defines go again."""
+    yield
+    for name in ("swish", "ranks"):
+        names[name].remove()
+
+
+@contextlib.contextmanager
 def training_page(names: dict[str, Any]) -> Iterator[None]:
     """Batches of digits; the gradient that the page registers goes again."""
     from xrt_core.training import registry
@@ -84,6 +92,7 @@ def training_page(names: dict[str, Any]) -> Iterator[None]:
 
 SETUP: dict[str, Callable[[dict[str, Any]], contextlib.AbstractContextManager[None]]] = {
     "converters.md": converters_page,
+    "operators.md": operators_page,
     "partitioning.md": partitioning_page,
     "training.md": training_page,
 }

@@ -52,7 +52,7 @@ VARIANTS = (
     Variant("kernels", "MIT", "cpu,cuda", author='Zoë "Q" O\'Neil \\ Söhne 🛠'),
     Variant("onnx", "BSD-3-Clause", "cuda"),
     Variant("kernels", "proprietary", "tpu", "a_chip_of_20_letters", "Chips.for_XRT-with_a_name_of_40_letters"),
-    Variant("namespace", devices="other"),
+    Variant("namespace", devices="other", more={"operators": "yes"}),
     Variant("onnx", devices="other", more={"device_kind": "dsp_2"}),
 )
 """Every way to compute, every licence, and devices and names of every kind."""

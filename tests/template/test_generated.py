@@ -42,8 +42,9 @@ def test_the_tree_is_that_of_every_plugin(baked: tuple[Variant, pathlib.Path]) -
     variant, project = baked
     found = files(project)
 
-    kind = {"src/MODULE/device.py"} if variant.devices == "other" else set()
-    assert shared(found - STANDALONE, variant.engine, variant.module) == shared(files(TOY), "toy", "xrt_toy") | kind
+    more = {"src/MODULE/device.py"} if variant.devices == "other" else set()
+    more |= {"src/MODULE/operators.py"} if variant.more.get("operators") == "yes" else set()
+    assert shared(found - STANDALONE, variant.engine, variant.module) == shared(files(TOY), "toy", "xrt_toy") | more
     assert found >= STANDALONE
     assert f"tests/test_{variant.engine}_engine.py" in found
 
@@ -60,6 +61,8 @@ def test_the_package_is_described(baked: tuple[Variant, pathlib.Path]) -> None:
     assert made["authors"] == [{"name": variant.author}]
     assert made["license"] == ("LicenseRef-Proprietary" if variant.licence == "proprietary" else variant.licence)
     assert made["entry-points"]["xrt.engines"] == {variant.engine: variant.module}
+    domain = {f"com.{variant.engine}": f"{variant.module}.operators"} if variant.more.get("operators") == "yes" else {}
+    assert made["entry-points"].get("xrt.operators", {}) == domain
     source = (project / "src" / variant.module / "__init__.py").read_text(encoding="utf-8")
     assert "@hookimpl\ndef xrt_engines() -> list[type[Engine]]:" in source
     assert f"return [{class_name}Engine]" in source

@@ -19,7 +19,8 @@ from xrt_core.compiler.stages import Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.explanation import Explanation
-from xrt_core.ir.graph import Graph, Value, bind_defaults
+from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
+from xrt_core.ir.schema import undefined_operator
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array, plain_arguments, plain_arrays, to_numpy
@@ -206,6 +207,8 @@ class ImportedModel:
     """
 
     def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
+        if pipeline.options.unknown_operators == "error":
+            check_operators(graph)
         self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
         self.caller = self._plain = CompiledGraph(bind_defaults(graph), pipeline)
         self._graph = graph
@@ -373,6 +376,15 @@ def read_model(model: Any) -> Graph:
     if isinstance(model, str | os.PathLike) and is_model_file(pathlib.Path(model)):
         raise ModelLoadError(f"{os.fspath(model)!r} is a saved module: XRTModule.load({os.fspath(model)!r}) opens it")
     return import_model(model)
+
+
+def check_operators(graph: Graph) -> None:
+    """Raise ModelLoadError if nobody here defines the operator of a node; names every such operator."""
+    found = {
+        (n.domain, n.op_type): f"node {n.name!r}: {why}" for n in every_node(graph) if (why := undefined_operator(n))
+    }
+    if found:
+        raise ModelLoadError("; ".join(found.values()))
 
 
 def quantised(graph: Graph, pipeline: Pipeline) -> Graph:

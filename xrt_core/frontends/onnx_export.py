@@ -21,7 +21,7 @@ from xrt_core.ir.function import Function
 from xrt_core.ir.graph import MARK, REGION, Graph, Node, Value
 from xrt_core.ir.onnx_proto import attribute_to_proto, tensor_from_array, type_to_proto
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema, opset_range
+from xrt_core.ir.schema import ATTRIBUTE_KINDS, DIALECT, DIALECT_VERSION, find_schema, find_schema_or_open, opset_range
 from xrt_core.ir.types import TensorType, ValueType, type_from_text
 
 CLUSTER_DOMAIN: Final = "xrt.cluster"
@@ -248,7 +248,7 @@ class _Body:
         """Return whether the imported opset implies the node's version."""
         if n.domain == DIALECT:
             return True
-        schema = find_schema(n.op_type, n.domain, self._opsets.get(n.domain, 0))
+        schema = find_schema_or_open(n.op_type, n.domain, self._opsets.get(n.domain, 0))
         return schema is not None and schema.since_version == n.version
 
     def _node(self, n: Node) -> NodeProto:
@@ -279,7 +279,7 @@ class _Body:
 
     def _of_other_opset(self, n: Node) -> NodeProto:
         """Return a call of a function that consists of this node and imports the node's own opset."""
-        if find_schema(n.op_type, n.domain, n.version) is None:
+        if find_schema_or_open(n.op_type, n.domain, n.version) is None:
             raise ExportError(f"node {n.name!r}: {n.operator} has no schema at version {n.version}")
         outer = dict.fromkeys(v for v in n.inputs if v is not None)
         outer.update(dict.fromkeys(n.captures))

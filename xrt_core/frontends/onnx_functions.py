@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt_core.errors import PluginError, XRTError
+from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.operator_set import find_operator
+from xrt_core.ir.operator_set import find_operator, lowered
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, NodeProto
 
 
 def function_body(node: Node) -> Graph | None:
@@ -21,10 +23,6 @@ def function_body(node: Node) -> Graph | None:
         return None if own.lowering is None else lowered(node, own.lowering)
     import onnx
 
-    from xrt_core.frontends.onnx_export import export_model
-    from xrt_core.frontends.onnx_import import import_model
-    from xrt_core.ir.onnx_proto import attribute_to_proto, type_to_proto
-
     try:
         schema: Any = onnx.defs.get_schema(node.op_type, node.version, node.domain)
     except onnx.defs.SchemaError:
@@ -33,23 +31,45 @@ def function_body(node: Node) -> Graph | None:
         return None
     if any(v is not None and v.type is None for v in node.inputs):
         return None
+    if schema.has_context_dependent_function:
+        from xrt_core.ir.onnx_proto import type_to_proto
+
+        types = [onnx.TypeProto() if v is None else type_to_proto(v.type) for v in node.inputs]
+        try:
+            raw = schema.get_context_dependent_function(
+                _call_of(node).SerializeToString(), [t.SerializeToString() for t in types]
+            )
+        except Exception:  # of onnx's builder, for a node that it cannot expand
+            return None
+        return inlined(node, onnx.FunctionProto.FromString(raw))
+    return inlined(node, schema.function_body)
+
+
+def _call_of(node: Node) -> NodeProto:
+    """The node in a graph of its own, whose inputs are called i0, i1, ... and whose outputs o0, o1, ..."""
+    import onnx
+
+    from xrt_core.frontends.onnx_export import export_model
+    from xrt_core.ir.onnx_proto import attribute_to_proto
+
     names_in = ["" if v is None else f"i{k}" for k, v in enumerate(node.inputs)]
     names_out = ["" if v is None else f"o{k}" for k, v in enumerate(node.outputs)]
     call = onnx.helper.make_node(node.op_type, names_in, names_out, domain=node.domain)
     call.attribute.extend(
         attribute_to_proto(k, a, lambda g: _plainly_named(export_model(g).graph)) for k, a in node.attributes.items()
     )
-    if schema.has_context_dependent_function:
-        types = [onnx.TypeProto() if v is None else type_to_proto(v.type) for v in node.inputs]
-        try:
-            raw = schema.get_context_dependent_function(
-                call.SerializeToString(), [t.SerializeToString() for t in types]
-            )
-        except Exception:  # of onnx's builder, for a node that it cannot expand
-            return None
-        body = onnx.FunctionProto.FromString(raw)
-    else:
-        body = schema.function_body
+    return call
+
+
+def inlined(node: Node, body: FunctionProto) -> Graph | None:
+    """Return a FunctionProto, called with a node's inputs and attributes, as a graph; None if the two do not fit."""
+    import onnx
+
+    from xrt_core.frontends.onnx_import import import_model
+    from xrt_core.ir.onnx_proto import type_to_proto
+
+    call = _call_of(node)
+    names_in, names_out = list(call.input), list(call.output)
     body.domain, call.domain = "xrt.expanded", "xrt.expanded"
     body.name = call.op_type
     if not any(o.domain in ("", "ai.onnx") for o in body.opset_import):  # the body uses its model's opsets
@@ -97,22 +117,3 @@ def _plainly_named(graph: Any) -> Any:
             n.output[:] = map(plain, n.output)
             graphs.extend(a.g for a in n.attribute if a.HasField("g"))
     return graph
-
-
-def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | None:
-    """Call a plugin's lowering of a node. Raises PluginError if it fails or returns anything but a fitting Graph."""
-    try:
-        body = lowering(node)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:
-        raise PluginError(f"the lowering of {node.operator} failed for node {node.name!r}: {e!r}") from e
-    if body is None:
-        return None
-    given, wanted = sum(v is not None for v in node.inputs), sum(v is not None for v in node.outputs)
-    if not isinstance(body, Graph) or _counts(body) != (given, wanted):
-        raise PluginError(
-            f"the lowering of {node.operator} gave {body!r} for node {node.name!r}; a Graph of {given} inputs and "
-            f"{wanted} outputs is needed"
-        )
-    return body

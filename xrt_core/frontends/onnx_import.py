@@ -14,7 +14,7 @@ from xrt_core.errors import GraphError, ModelLoadError
 from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
 from xrt_core.frontends.plugin_models import import_object
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Value, every_node
 from xrt_core.ir.schema import domain_version
 from xrt_core.ir.types import TensorType
 
@@ -158,7 +158,11 @@ def _read(model: ModelProto, weights: Weights | None, external: ExternalData) ->
     opsets = check_opsets(model)
     reader = Reader(model, opsets, weights, external)
     graph = reader.main()
-    kept = {d: v for d, v in {**reader.function_opsets(), **opsets}.items() if domain_version(d)}
+    kept = {
+        d: v
+        for d, v in {**reader.function_opsets(), **opsets}.items()
+        if domain_version(d) or any(n.domain == d for n in every_node(graph))
+    }
     metadata = {text(p.key): text(p.value) for p in model.metadata_props}
     metadata.update(graph.metadata)
     return Graph(

@@ -40,7 +40,15 @@ from xrt_core.ir.onnx_proto import (
     dtype_from_onnx,
     type_from_proto,
 )
-from xrt_core.ir.schema import ATTRIBUTE_KINDS, MINIMUM_OPSET, Schema, find_schema, normal_domain, why_unknown
+from xrt_core.ir.schema import (
+    ATTRIBUTE_KINDS,
+    MINIMUM_OPSET,
+    Schema,
+    find_schema,
+    find_schema_or_open,
+    normal_domain,
+    why_unknown,
+)
 from xrt_core.ir.types import STRING, OptionalType, SequenceType, TensorType, ValueType
 
 DECLARED: Final = "xrt.declared_type/"
@@ -255,7 +263,7 @@ class Reader:
                 f"{node_label(p)}: domain {domain or 'ai.onnx'!r} is not imported (imported: {imported}) and no "
                 f"function of the model defines the operator"
             )
-        s = find_schema(p.op_type, domain, opset)
+        s = find_schema_or_open(p.op_type, domain, opset)
         if s is None:
             raise ModelLoadError(f"{node_label(p)}: {why_unknown(p.op_type, domain, opset)}")
         if domain == "" and opset < MINIMUM_OPSET:
@@ -549,7 +557,7 @@ class AttributeReader:
                 raise ModelLoadError(f"{node_label(p)}: attribute {name!r} is given twice")
             spec = known.get(name)
             if spec is None:
-                if not name.startswith("__"):
+                if not name.startswith("__") and not schema.is_open:
                     raise ModelLoadError(
                         f"{node_label(p)}: {schema.operator} (of opset {schema.since_version}) has no attribute "
                         f"{name!r}; it has {sorted(known) or 'none'}"

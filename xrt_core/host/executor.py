@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.errors import ExecutionError, ShapeError, XRTError
+from xrt_core.errors import ExecutionError, ShapeError, UnsupportedError, XRTError
 from xrt_core.host.reference import reference_kernel
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.graph import Node
+from xrt_core.ir.schema import undefined_operator
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.kernels import OpContext, PortableKernel, find_kernel
 from xrt_core.kernels.namespace import has_dtype, wide
@@ -27,13 +28,16 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     that CuPy cannot run (`_for_device`) run on the CPU with NumPy's kernel, their inputs and outputs copied.
 
     The function raises ExecutionError, naming the node and its inputs, for any exception of the kernel.
-    For a node that its operator does not allow (`node_fault`), which engines are not given, it raises ShapeError.
+    For a node that its operator does not allow (`node_fault`), which engines are not given, it raises ShapeError; for
+    an operator that nobody here defines, UnsupportedError.
     Control flow is executed by `runtime.control_flow`.
     """
     fault = node_fault(node)
     if fault is not None:
         return _refusal(f"node {node.name!r} ({node.operator}): {fault}")
     portable = find_kernel(node.domain, node.op_type)
+    if portable is None and (why := undefined_operator(node)):
+        return _refusal(f"node {node.name!r}: {why}", UnsupportedError)
     if portable is None or (_has_strings(node) and not portable.strings):
         return _wrap_errors(node, _on_cpu(reference_kernel(node), xp))
     if xp is np:
@@ -193,9 +197,9 @@ def _wrap_errors(node: Node, kernel: HostKernel) -> HostKernel:
     return call
 
 
-def _refusal(message: str) -> HostKernel:
+def _refusal(message: str, error: type[XRTError] = ShapeError) -> HostKernel:
     def refuse(arrays: Sequence[Any]) -> tuple[Any, ...]:
-        raise ShapeError(message)
+        raise error(message)
 
     return refuse
 

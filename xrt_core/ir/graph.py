@@ -480,6 +480,14 @@ def _substitute_attribute(a: Attribute, new: Substitution) -> Attribute:
     return a
 
 
+def every_node(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph and of the subgraphs of its nodes."""
+    for n in graph.nodes:
+        yield n
+        for g in n.subgraphs:
+            yield from every_node(g)
+
+
 def bind_defaults(graph: Graph, given: Collection[int] = ()) -> Graph:
     """The graph with the defaults of its inputs made constants, except those of the inputs in `given` (by index).
 

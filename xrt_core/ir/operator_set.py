@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from xrt_core.errors import PluginError, ShapeError, XRTError
 from xrt_core.ir.op_traits import Traits, register_traits, unregister_traits
 from xrt_core.plugins import plugins
 
@@ -38,7 +39,8 @@ class OperatorSchema(Protocol):
 class Operator:
     """One operator of a plugin.
 
-    schema: its name, inputs, outputs, attributes and type inference (`Schema.infer`).
+    schema: its name, inputs, outputs, attributes and type inference (`Schema.infer`; without it the types are those of
+        the lowering's results). `ir.schema.schema_of_onnx` makes one of an `onnx.defs.OpSchema`.
     kernel: the host's, `f(ctx, *inputs)`, as for `xrt_core.kernels.kernel`; static: indices of inputs whose values it
         must know; dynamic: None, or why an engine of static shapes cannot run it (a sentence, or a function of the
         node). None: the host runs the lowering.
@@ -104,8 +106,8 @@ def operator_versions(domain: str, op_type: str) -> list[int]:
 
 
 def plugin_domains() -> tuple[str, ...]:
-    """The domains that installed packages say they have. Imports nothing."""
-    return plugins.names("xrt.operators")
+    """The domains that installed packages say they have, and those that the program defined. Imports nothing."""
+    return (*plugins.names("xrt.operators"), *plugins.added("xrt_operators"))
 
 
 def _domain(domain: str) -> _Accepted:
@@ -124,15 +126,19 @@ def _domain(domain: str) -> _Accepted:
 
 def _accepted(domain: str) -> _Accepted:
     """The operators of a domain, checked; those of a set that is wrong are left out, with a problem."""
-    version, by_name, owner = 0, dict[str, tuple[Operator, ...]](), ""
+    version, by_name, owners = 0, dict[str, tuple[Operator, ...]](), dict[tuple[str, int], str]()
     for _, by, row in plugins.contributions("xrt_operators", "xrt.operators", name=domain):
         if isinstance(row, OperatorSet) and row.domain != domain:
             continue  # of another entry point
-        why = _why_not(row) or (f"the domain has operators of {owner} and of {by}" if owner not in ("", by) else "")
+        keys = [] if (why := why_not(row)) else [(o.schema.op_type, o.schema.since_version) for o in row.operators]
+        taken = next((k for k in keys if k in owners), None)
+        if taken is not None:
+            why = f"version {taken[1]} of {taken[0]} is defined by {owners[taken]} and by {by}"
         if why:
             plugins.problem(f"operators of {domain}", by, why)
             continue
-        owner, version = by, max(version, row.version)
+        owners.update(dict.fromkeys(keys, by))
+        version = max(version, row.version)
         rows = {o.schema.op_type: o.traits for o in row.operators if o.traits is not None}
         register_traits(domain, rows, by=by)
         _with_traits.setdefault(domain, []).extend(rows)
@@ -142,8 +148,8 @@ def _accepted(domain: str) -> _Accepted:
     return _Accepted(version, MappingProxyType(by_name))
 
 
-def _why_not(row: Any) -> str:
-    """What is wrong with a row of the hook `xrt_operators`, or ""."""
+def why_not(row: Any) -> str:
+    """What is wrong with a row of the hook `xrt_operators`, or "" for one that is right."""
     import onnx
 
     if not isinstance(row, OperatorSet):
@@ -171,3 +177,41 @@ def _why_not(row: Any) -> str:
         if o.kernel is None and o.lowering is None:
             return f"{name} has neither a kernel nor a lowering, so nothing could run it"
     return ""
+
+
+def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | None:
+    """Call a plugin's lowering of a node. Raises PluginError if it fails or returns anything but a fitting Graph."""
+    try:
+        body = lowering(node)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        raise PluginError(f"the lowering of {node.operator} failed for node {node.name!r}: {e!r}") from e
+    if body is None:
+        return None
+    from xrt_core.ir.graph import Graph
+
+    given, wanted = sum(v is not None for v in node.inputs), sum(v is not None for v in node.outputs)
+    if not isinstance(body, Graph) or (len(body.inputs), len(body.outputs)) != (given, wanted):
+        raise PluginError(
+            f"the lowering of {node.operator} gave {body!r} for node {node.name!r}; a Graph of {given} inputs and "
+            f"{wanted} outputs is needed"
+        )
+    return body
+
+
+def types_by_lowering(node: Node, lowering: Callable[[Node], Graph | None]) -> tuple[Any, ...]:
+    """Types of a node's outputs: those of what it is lowered to; None while an input's type is not known.
+
+    Raises ShapeError where the lowering says that the node's inputs do not fit it.
+    """
+    body = None
+    if all(v is None or v.type is not None for v in node.inputs):
+        try:
+            body = lowered(node, lowering)
+        except PluginError as e:
+            if isinstance(e.__cause__, XRTError):
+                raise ShapeError(f"node {node.name!r} ({node.operator}): {e.__cause__}") from e
+            raise
+    types = iter([] if body is None else [v.type for v in body.outputs])
+    return tuple(None if v is None else next(types, None) for v in node.outputs)

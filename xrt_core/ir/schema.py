@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
@@ -16,7 +16,14 @@ import numpy as np
 
 from xrt_core.errors import GraphError, RegistrationError, ShapeError
 from xrt_core.ir.graph import Node
-from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator, newest_version, operator_versions, plugin_domains
+from xrt_core.ir.operator_set import (
+    CORE_DOMAINS,
+    find_operator,
+    newest_version,
+    operator_versions,
+    plugin_domains,
+    types_by_lowering,
+)
 from xrt_core.ir.types import (
     ONNX_TO_DTYPE,
     Dim,
@@ -27,6 +34,9 @@ from xrt_core.ir.types import (
 )
 from xrt_core.plugins import plugins
 
+MANY: Final = 2**31 - 1
+"""The `max_inputs` of an operator that takes any number."""
+
 MINIMUM_OPSET: Final = 7
 """The oldest opset of the ONNX domain that is accepted."""
 
@@ -34,6 +44,9 @@ DIALECT: Final = "xrt"
 """The domain of the project's own operators."""
 
 DIALECT_VERSION: Final = 1
+
+PACKAGES: Final[Mapping[str, str]] = MappingProxyType({"com.microsoft": "xrt-contrib"})
+"""Domains of other projects -> the package that has their operators, for messages."""
 
 OutputTypes = tuple[ValueType | None, ...]
 InferTypes = Callable[[Node], OutputTypes]
@@ -69,6 +82,7 @@ class Schema:
     deprecated: newer opsets do without it.
     infer: for the dialect and plugins: types of the outputs from a node whose inputs are typed.
     onnx: the `onnx.defs.OpSchema` (for inference, documentation); None for the dialect.
+    is_open: of an operator that nobody here defines: any inputs, outputs and attributes.
     """
 
     domain: str
@@ -82,6 +96,7 @@ class Schema:
     deprecated: bool = False
     infer: InferTypes | None = None
     onnx: Any = None
+    is_open: bool = False
 
     @property
     def required_attributes(self) -> tuple[str, ...]:
@@ -164,6 +179,22 @@ def find_schema(op_type: str, domain: str, opset: int) -> Schema | None:
         return found
 
 
+def find_schema_or_open(op_type: str, domain: str, opset: int) -> Schema | None:
+    """As `find_schema`; for an operator that nobody here defines, in a domain that is not ONNX's, a schema that allows
+    everything: a model that has it can be read, and the node is an error where it would have to run."""
+    found = find_schema(op_type, domain, opset)
+    if found is None and normal_domain(domain) not in domain_versions():
+        return Schema(domain, op_type, opset, 0, MANY, 0, MANY, is_open=True)
+    return found
+
+
+def undefined_operator(node: Node) -> str:
+    """Why nobody here defines the operator of a node, with the remedy; "" for one that is defined."""
+    if node.domain in domain_versions() or find_operator(node.domain, node.op_type, node.version) is not None:
+        return ""
+    return why_unknown(node.op_type, node.domain, node.version)
+
+
 def schema_for(op_type: str, domain: str, opset: int) -> Schema:
     """The schema of an operator as of version `opset` of its domain.
 
@@ -204,7 +235,12 @@ def dialect_inference(node: Node) -> InferTypes | None:
     if node.domain in CORE_DOMAINS:
         return None
     found = find_operator(node.domain, node.op_type, node.version)
-    return None if found is None else cast(Schema, found.schema).infer
+    if found is None:
+        return None
+    infer = cast(Schema, found.schema).infer
+    if infer is None and found.lowering is not None:
+        return partial(types_by_lowering, lowering=found.lowering)
+    return infer
 
 
 def why_unknown(op_type: str, domain: str, opset: int) -> str:
@@ -213,15 +249,20 @@ def why_unknown(op_type: str, domain: str, opset: int) -> str:
 
     label = domain or "ai.onnx"
     if newest_version(domain):
-        return f"{label} has no operator {op_type} as of version {opset} of its plugin"
+        return (
+            f"{label} has no operator {op_type} as of version {opset} of its plugin; define it by "
+            f"xrt.custom_op({f'{domain}::{op_type}'!r})"
+        )
     versions = domain_versions()
     if domain not in versions and domain in plugin_domains():
         why = "; ".join(p.reason for p in plugins.problems() if domain in p.what) or "it defines no operators"
         return f"operator {op_type} is of the domain {domain!r}, whose plugin cannot be used: {why}"
     if domain not in versions:
+        known = ", ".join(d or "ai.onnx" for d in sorted({*versions, *plugin_domains()}))
+        remedy = f"pip install {PACKAGES[domain]}" if domain in PACKAGES else "install a package that has its operators"
         return (
-            f"operator {op_type} is of the unknown domain {domain!r} (known: "
-            f"{', '.join(d or 'ai.onnx' for d in sorted(versions))}) and no function of the model defines it"
+            f"operator {op_type} is of the unknown domain {domain!r} (known: {known}) and no function of the model "
+            f"defines it; {remedy}, or define it by xrt.custom_op({f'{domain}::{op_type}'!r})"
         )
     if domain == DIALECT:
         return f"the dialect {DIALECT!r} has no operator {op_type}; it has {', '.join(sorted(_DIALECT))}"
@@ -250,14 +291,20 @@ def _look_up(op_type: str, domain: str, opset: int) -> Schema | None:
     known = _CACHE.get(key)
     if known is not None:
         return known
+    made = _CACHE[key] = schema_of_onnx(s)
+    return made
+
+
+def schema_of_onnx(schema: Any) -> Schema:
+    """The schema that an `onnx.defs.OpSchema` stands for."""
+    s = schema
     attributes = {
         n: AttributeSchema(n, ATTRIBUTE_KINDS[cast(Any, a.type).value], a.required) for n, a in s.attributes.items()
     }
-    made = _CACHE[key] = Schema(
-        domain, op_type, s.since_version, s.min_input, s.max_input, s.min_output, s.max_output,
+    return Schema(
+        s.domain, s.name, s.since_version, s.min_input, s.max_input, s.min_output, s.max_output,
         MappingProxyType(attributes), s.deprecated, None, s,
     )  # fmt: skip
-    return made
 
 
 def _own(
@@ -291,9 +338,6 @@ def _late_types(node: Node) -> OutputTypes:
 def _same_types(node: Node) -> OutputTypes:
     return tuple(None if v is None else v.type for v in node.inputs)
 
-
-MANY: Final = 2**31 - 1
-"""The `max_inputs` of an operator that takes any number."""
 
 _own(
     "Launch", (0, MANY), (1, MANY),

@@ -11,7 +11,7 @@ import numpy as np
 from xrt_core.errors import GraphError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
-from xrt_core.ir.schema import DIALECT, Schema, find_schema, why_unknown
+from xrt_core.ir.schema import DIALECT, Schema, find_schema_or_open, why_unknown
 from xrt_core.ir.types import (
     DTYPE_TO_ONNX,
     MapType,
@@ -44,7 +44,7 @@ class _State:
     def schema(self, n: Node) -> Schema | None:
         key = (n.domain, n.op_type, n.version)
         if key not in self.schemas:
-            self.schemas[key] = find_schema(n.op_type, n.domain, n.version)
+            self.schemas[key] = find_schema_or_open(n.op_type, n.domain, n.version)
         return self.schemas[key]
 
 
@@ -198,7 +198,7 @@ def _attributes(n: Node, state: _State) -> str | None:
     for name, value in n.attributes.items():
         spec = schema.attributes.get(name)
         if spec is None:
-            if name.startswith("__"):
+            if name.startswith("__") or schema.is_open:
                 continue
             return f"the operator has no attribute {name!r}; it has {sorted(schema.attributes) or 'none'}"
         types = _PYTHON_TYPES.get(spec.kind)

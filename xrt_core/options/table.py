@@ -84,6 +84,12 @@ class Options:
         "Options of single engines and of other plugins, by name: engine_options={'acme': {'depth': 5}}. Each one's "
         "page lists its own.",
     )
+    unknown_operators: Literal["defer", "error"] = _option(
+        "defer",
+        choice("defer", "error"),
+        "What of a model with operators that no installed package defines: an error where such a node would have to "
+        "run, or at once, when the module is made.",
+    )
     # One, not a larger number: the count of nodes says little about the work in them (a model may be one Attention or
     # Conv node), and a Launch of one node costs a few microseconds. Who knows their graph better raises it.
     minimum_nodes: int = _option(

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.errors import OptionError
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, Value, every_node
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.schema import find_schema, latest_opset, why_unknown
 from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType, dtype_from_name, dtype_name
@@ -146,7 +146,7 @@ class LowerPrecision(Pass):
         wanted = [c for c in self.constraints if c.kind == "name"]
         if not wanted:
             return
-        nodes = list(_every_node(graph))
+        nodes = list(every_node(graph))
         for c in wanted:
             if not any(c.matches(n) for n in nodes):
                 near = difflib.get_close_matches(c.pattern, [n.name for n in nodes if n.name], 3)
@@ -435,13 +435,6 @@ def _narrowed(data: np.ndarray, to: np.dtype) -> np.ndarray | str:
         return f"is {float(data.reshape(-1)[0]):g}, which {dtype_name(to)} rounds to zero"
     made.flags.writeable = False
     return made
-
-
-def _every_node(graph: Graph) -> Iterator[Node]:
-    for n in graph.nodes:
-        yield n
-        for g in n.subgraphs:
-            yield from _every_node(g)
 
 
 def _check_operator(op_type: str, domain: str) -> None:

@@ -96,6 +96,11 @@ class PluginManager:
         found = {n for g in groups for n, p in self.discovery.plugins(g).items() if not p[0].is_disabled}
         return tuple(sorted(found))
 
+    def added(self, hook: str) -> tuple[str, ...]:
+        """Names of the objects of this process that were registered by `add` and implement a hook."""
+        with self._lock:
+            return tuple(r.name for r in self._ordered() if not r.entries and self._implementations(r, hook))
+
     def load(self, group: str, name: str = "") -> None:
         """Import and register the plugins of a group, or the one of that name. What fails becomes a problem."""
         found = self.discovery.plugins(group)
