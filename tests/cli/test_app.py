@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 from typer.testing import CliRunner, Result
 
 from tests.cli.fake_module import FakeModule
@@ -179,6 +181,20 @@ def test_doctor(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "problem: option 'strict' cannot be 'maybe' (from environment variable FLAGS_" in done.stdout
     assert "XRT_DISABLE_PLUGINS names 'ghost', which is not installed" in done.stdout
     assert "problem: pass fuse of a plugin is left out: its module is broken" in done.stdout
+
+
+def test_doctor_of_a_model(xrt: Xrt, tmp_path: pathlib.Path) -> None:
+    """It lists the operators that nobody defines, each once, with who would."""
+    nodes = [helper.make_node("Fresh", [f"v{i}"], [f"v{i + 1}"], f"n{i}", domain="com.microsoft") for i in range(2)]
+    ends = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [3]) for n in ("v0", "v2")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "m.onnx")
+    done = xrt("doctor", str(tmp_path / "m.onnx"))
+    assert done.exit_code == 1
+    assert done.stdout.count("problem: ") == 1
+    assert "com.microsoft.Fresh (2 nodes, the first 'n0')" in done.stdout
+    assert "xrt.custom_op('com.microsoft::Fresh')" in done.stdout
 
 
 @pytest.mark.parametrize(

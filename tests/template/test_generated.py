@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import pathlib
 import re
@@ -85,6 +86,17 @@ def test_nothing_of_the_template_is_left(baked: tuple[Variant, pathlib.Path]) ->
         assert not re.search(r"(?<!\$)\{\{(?! *matrix)", text), name
         assert variant.engine == "acme" or "acme" not in text.lower(), name
         assert not text or text.endswith("\n"), name
+
+
+def test_what_it_imports_of_the_core_is_there(baked: tuple[Variant, pathlib.Path]) -> None:
+    """Every name that a module or a test of it takes from the core exists."""
+    _, project = baked
+    for name in (n for n in files(project) if n.endswith(".py")):
+        for node in ast.walk(ast.parse((project / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("xrt_core"):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{name}: {node.module}.{alias.name}"
 
 
 def test_the_places_to_fill_in_are_marked(baked: tuple[Variant, pathlib.Path]) -> None:

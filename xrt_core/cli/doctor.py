@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import platform
 from collections.abc import Collection, Iterator
 from importlib import metadata
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -18,7 +19,9 @@ from xrt_core.engine.device_kinds import DeviceKindListing, device_kinds
 from xrt_core.engine.manager import EngineListing
 from xrt_core.engines import NOTHING_INSTALLED
 from xrt_core.errors import OptionError
+from xrt_core.ir.graph import Node, every_node
 from xrt_core.ir.operator_set import newest_version, plugin_domains
+from xrt_core.ir.schema import undefined_operator
 from xrt_core.options import declared
 from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE, GROUPS, Plugin, requirement_name
@@ -33,6 +36,11 @@ _CPU_FEATURES: Final = (
 _MACHINE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
+Examined = Annotated[
+    pathlib.Path | None, typer.Argument(help="An ONNX file, whose operators are looked at.", show_default=False)
+]
+
+
 class Problem(NamedTuple):
     """A problem of the installation or the configuration, and its remedy."""
 
@@ -41,8 +49,11 @@ class Problem(NamedTuple):
 
 
 @command
-def doctor(context: typer.Context) -> None:
-    """Show versions, processor, engines and settings, then every problem with its remedy; exit code 1 if any."""
+def doctor(context: typer.Context, model: Examined = None) -> None:
+    """Show versions, processor, engines and settings, then every problem with its remedy; exit code 1 if any.
+
+    With a model: also the operators in it that no installed package defines.
+    """
     lines = engines.listing()
     say("versions")
     show_table(("  package", "version"), [(f"  {name}", version) for name, version in _versions()])
@@ -57,6 +68,8 @@ def doctor(context: typer.Context) -> None:
     say("\n".join(f"  {name}={value}" for name, value in variables) or "  nothing that XRT reads is set")
     say("\nsettings in force")
     problems = list(_problems(lines, getattr(context.find_root().command, "commands", ())))
+    if model is not None:
+        problems += _unknown_operators(model)
     try:
         for name, setting, source in _settings():
             say(f"  {name} = {setting}  (from {source})")
@@ -171,6 +184,19 @@ def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator
     for name in filter(None, (n.strip() for n in os.environ.get(DISABLE_VARIABLE, "").split(","))):
         if name not in known:
             yield Problem(f"{DISABLE_VARIABLE} names {name!r}, which is not installed", "take it out of the variable")
+
+
+def _unknown_operators(model: pathlib.Path) -> Iterator[Problem]:
+    from xrt_core.compiler.models import read_model
+
+    first: dict[str, list[Node]] = {}
+    for n in every_node(read_model(str(model))):
+        if undefined_operator(n):
+            first.setdefault(n.operator, []).append(n)
+    for operator, nodes in sorted(first.items()):
+        where = f"{len(nodes)} nodes, the first {nodes[0].name!r}" if len(nodes) > 1 else f"node {nodes[0].name!r}"
+        why, _, remedy = undefined_operator(nodes[0]).rpartition("; ")
+        yield Problem(f"{model}: {operator} ({where}): {why}", remedy)
 
 
 def _plugin_problems(commands: Collection[str]) -> list[PluginProblem]:
