@@ -14,14 +14,17 @@ from typer.testing import CliRunner
 
 import xrt_core as xrt
 from tests.engine.packages import add_package, add_plugin, engine_source
+from xrt_core.cache import store
+from xrt_core.cache.key import cache_key
 from xrt_core.cli.app import app
 from xrt_core.cli.plugin_commands import add_commands, wanted
-from xrt_core.engine import engines
+from xrt_core.engine import CompileOptions, engines
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import EngineNotFoundError, ModelLoadError, OptionError, PluginError
 from xrt_core.events import Event, subscribe
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import current_tracer
+from xrt_core.ir.function import Function
 from xrt_core.ir.schema import find_schema
 from xrt_core.options import resolve
 from xrt_core.options.__main__ import as_markdown
@@ -389,6 +392,42 @@ def test_an_operator_on_an_engine(installed: pathlib.Path) -> None:
     m = xrt.XRTModule(relu_model("com.acme", "Leaky", 2), engine="xla", cache="off")
     np.testing.assert_array_equal(m(X), np.where(X > 0, X, X * 0.5))
     assert m.explain().summary().startswith("1 nodes, clusters: 1 on xla; 100% of nodes")
+
+
+@pytest.mark.parametrize("op_type", ["Leaky", "Double"])
+def test_an_operator_is_verified_and_cached(installed: pathlib.Path, tmp_path: pathlib.Path, op_type: str) -> None:
+    """The guard holds the engine against the host; the key names the package, so a newer one's kernel is another."""
+    pytest.importorskip("xrt_xla", reason="a plugin of the project")
+    module = add_plugin(installed, "xrt-acme", OPERATORS, {"xrt.operators": "com.acme"})
+    model, want = relu_model("com.acme", op_type, 2), X + X if op_type == "Double" else np.where(X > 0, X, X * 0.5)
+    options: dict[str, Any] = {"engine": "xla", "cache_dir": str(tmp_path), "prune": False}
+    guarded = {"guard": True, "guard_async": False, "guard_sandbox": False, "guard_tune": False}
+    with xrt.XRTModule(model, **options, **guarded) as m:
+        np.testing.assert_array_equal(m(X), want)
+        assert m.report().clusters[0]["outcome"]["verdict"] == "ready"
+    events: list[Event] = []
+    undo = subscribe(events.append)
+    for _ in range(2):
+        store.forget_all()
+        with xrt.XRTModule(model, **options, guard=False) as m:
+            np.testing.assert_array_equal(m(X), want)
+    undo()
+    assert "cache.hit" in [e.name for e in events]
+    assert module in sys.modules
+
+
+def test_the_key_names_the_operators_of_plugins(installed: pathlib.Path) -> None:
+    """With their package and its version; the standard's own are not listed."""
+    pytest.importorskip("xrt_xla", reason="a plugin of the project")
+    add_plugin(installed, "xrt-acme", OPERATORS, {"xrt.operators": "com.acme"})
+    rows = []
+    for model in (relu_model("com.acme", "Leaky", 2), relu_model()):
+        nodes = xrt.XRTModule(model, engine="xla", prune=False).partitioned().nodes
+        (function,) = (n.attributes["function"] for n in nodes if n.op_type == "Launch")
+        assert isinstance(function, Function)
+        rows.append(cache_key(function, HostEngine(), "cpu", CompileOptions()).row("operators"))
+    assert rows[0].startswith("com.acme.Leaky-1 of xrt-acme 1.0, source ")
+    assert rows[1] == ""
 
 
 @pytest.mark.parametrize(("op_type", "slopes"), [("Leaky", [0.5, 0.5, 1.0]), ("Double", [2.0, 2.0, 2.0])])

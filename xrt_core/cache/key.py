@@ -19,6 +19,8 @@ from xrt_core.engine.boundary import inner_of
 from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
 from xrt_core.files import storable
 from xrt_core.ir.function import Function, digest
+from xrt_core.ir.graph import every_node
+from xrt_core.ir.operator_set import find_operator, operator_owner
 
 IGNORED_OPTIONS: Final[frozenset[str]] = frozenset()
 """Fields of `CompileOptions` that change no executable. Every other field is a row of every key, new ones included."""
@@ -73,6 +75,7 @@ def cache_key(function: Function, engine: Engine, device: str, options: CompileO
                 for f in dataclasses.fields(options)
                 if f.name not in IGNORED_OPTIONS
             ),
+            ("operators", _plugin_operators(function)),
             ("xrt-core", f"{xrt_core.__version__}, contract {API_VERSION}{_core_code()}"),
         )
     )
@@ -109,6 +112,20 @@ def _package(module: str, package: str) -> str:
         return found
     path = pathlib.Path(file)
     return found + _source_state((path.parent if (path.parent / "__init__.py").exists() else path,))
+
+
+def _plugin_operators(function: Function) -> str:
+    """The operators of plugins that the function has, with their packages and the state of their kernels' code."""
+    rows = []
+    for name in {(n.domain, n.op_type, n.version) for n in every_node(function.body)}:
+        o = find_operator(*name)
+        if o is None:
+            continue
+        kernels = (o.kernel, *(k.function for k in o.engine_kernels))
+        files = {getattr(sys.modules.get(getattr(k, "__module__", "")), "__file__", None) for k in kernels if k}
+        state = _source_state(sorted(pathlib.Path(f) for f in files if f)) if any(files) else ""
+        rows.append(f"{o.schema.domain}.{o.schema.op_type}-{o.schema.since_version} of {operator_owner(o)}{state}")
+    return ", ".join(sorted(rows))
 
 
 @functools.cache

@@ -75,10 +75,14 @@ class OperatorSet:
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """A domain that is open. by_name: name -> its forms, the newest last."""
+    """A domain that is open.
+
+    by_name: name -> its forms, the newest last. owners: (name, `since_version`) -> package.
+    """
 
     version: int = 0
     by_name: Mapping[str, tuple[Operator, ...]] = field(default_factory=dict)
+    owners: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 _lock = threading.RLock()
@@ -93,6 +97,12 @@ def find_operator(domain: str, op_type: str, version: int | None = None) -> Oper
         return None
     forms = _domain(domain).by_name.get(op_type, ())
     return next((o for o in reversed(forms) if version is None or o.schema.since_version <= version), None)
+
+
+def operator_owner(operator: Operator) -> str:
+    """The package that a plugin's operator comes from, with its version; "" for one that is not registered."""
+    schema = operator.schema
+    return _domain(schema.domain).owners.get((schema.op_type, schema.since_version), "")
 
 
 def newest_version(domain: str) -> int:
@@ -145,7 +155,7 @@ def _accepted(domain: str) -> _Accepted:
         for o in row.operators:
             forms = (*by_name.get(o.schema.op_type, ()), o)
             by_name[o.schema.op_type] = tuple(sorted(forms, key=lambda o: o.schema.since_version))
-    return _Accepted(version, MappingProxyType(by_name))
+    return _Accepted(version, MappingProxyType(by_name), MappingProxyType(owners))
 
 
 def why_not(row: Any) -> str:
