@@ -9,7 +9,7 @@ import pytest
 
 from tests.random_graphs import F32, ints, node
 from xrt_core.errors import ExecutionError, ShapeError, UnsupportedError
-from xrt_core.host.executor import host_kernel, run_node
+from xrt_core.host.executor import run_node
 from xrt_core.host.reference import reference_kernel
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import STRING, TensorType

@@ -20,7 +20,7 @@ from xrt_core.engine.contract import API_VERSION, CompileOptions, Engine
 from xrt_core.files import storable
 from xrt_core.ir.function import Function, digest
 from xrt_core.ir.graph import every_node
-from xrt_core.ir.operator_set import find_operator, operator_owner
+from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator, operator_owner
 
 IGNORED_OPTIONS: Final[frozenset[str]] = frozenset()
 """Fields of `CompileOptions` that change no executable. Every other field is a row of every key, new ones included."""
@@ -117,7 +117,7 @@ def _package(module: str, package: str) -> str:
 def _plugin_operators(function: Function) -> str:
     """The operators of plugins that the function has, with their packages and the state of their kernels' code."""
     rows = []
-    for name in {(n.domain, n.op_type, n.version) for n in every_node(function.body)}:
+    for name in {(n.domain, n.op_type, n.version) for n in every_node(function.body) if n.domain not in CORE_DOMAINS}:
         o = find_operator(*name)
         if o is None:
             continue

@@ -26,7 +26,7 @@ from xrt_core.frontends.tracing import current_tracer
 from xrt_core.ir import inference
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.op_traits import Traits
-from xrt_core.ir.operator_set import Operator, OperatorSet, operator_versions, why_not
+from xrt_core.ir.operator_set import Operator, OperatorSet, add_domain, operator_versions, remove_domain, why_not
 from xrt_core.ir.schema import (
     ATTRIBUTE_KINDS,
     MANY,
@@ -36,7 +36,7 @@ from xrt_core.ir.schema import (
     Schema,
 )
 from xrt_core.ir.types import TensorType, ValueType
-from xrt_core.plugins import hookimpl, plugins
+from xrt_core.plugins import hookimpl
 
 if TYPE_CHECKING:
     from onnx import FunctionProto
@@ -271,10 +271,10 @@ class _Registered:
     def _replace(self, domain: str, operators: Mapping[tuple[str, int], Operator]) -> None:
         before = self._domains.pop(domain, None)
         if before is not None:
-            plugins.remove(before)
+            remove_domain(before)
         if operators:
             made = self._domains[domain] = _OfDomain(domain, operators)
-            plugins.add(made, domain, "this program")
+            add_domain(made, domain, "this program")
         inference.forget()  # types that the definition before gave
 
 

@@ -8,12 +8,11 @@ A registry of the core asks here when it meets a domain that it does not have, a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from xrt_core.errors import PluginError, ShapeError, XRTError
+from xrt_core.errors import PluginError, RegistrationError, ShapeError, XRTError
 from xrt_core.ir.op_traits import Traits, register_traits, unregister_traits
 from xrt_core.plugins import plugins
 
@@ -66,23 +65,30 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSet:
-    """The operators of a domain. version: the newest one of the domain."""
+    """The operators of a domain.
+
+    version: the newest one of the domain. find: the operator of a name that is not listed, or None; for a library that
+    does not say what it has.
+    """
 
     domain: str
     version: int
     operators: Sequence[Operator]
+    find: Callable[[str], Operator | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
     """A domain that is open.
 
-    by_name: name -> its forms, the newest last. owners: (name, `since_version`) -> package.
+    by_name: name -> its forms, the newest last. owners: (name, `since_version`) -> package. finders: the functions
+    `OperatorSet.find`, with their packages.
     """
 
     version: int = 0
-    by_name: Mapping[str, tuple[Operator, ...]] = field(default_factory=dict)
-    owners: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    by_name: dict[str, tuple[Operator, ...]] = field(default_factory=dict)
+    owners: dict[tuple[str, int], str] = field(default_factory=dict)
+    finders: Sequence[tuple[Callable[[str], Operator | None], str]] = ()
 
 
 _lock = threading.RLock()
@@ -91,11 +97,26 @@ _with_traits: dict[str, list[str]] = {}  # domain -> operators whose traits are 
 _generation = -1
 
 
+def add_domain(plugin: object, domain: str, owner: str) -> None:
+    """Make a domain known in this process, by an object with the hook `xrt_operators`. owner: for messages.
+
+    Raises RegistrationError for a domain that the process has already.
+    """
+    if domain in plugins.added("xrt_operators"):
+        raise RegistrationError(f"the domain {domain!r} is defined in this process already")
+    plugins.add(plugin, domain, owner)
+
+
+def remove_domain(plugin: object) -> None:
+    """Take out what `add_domain` added, if it is there."""
+    plugins.remove(plugin)
+
+
 def find_operator(domain: str, op_type: str, version: int | None = None) -> Operator | None:
     """The operator of a plugin as of `version` of its domain, the newest one where that is None; None for any other."""
     if domain in CORE_DOMAINS:
         return None
-    forms = _domain(domain).by_name.get(op_type, ())
+    forms = _forms(domain, op_type)
     return next((o for o in reversed(forms) if version is None or o.schema.since_version <= version), None)
 
 
@@ -112,12 +133,25 @@ def newest_version(domain: str) -> int:
 
 def operator_versions(domain: str, op_type: str) -> list[int]:
     """The `since_version` of every form of a plugin's operator."""
-    return [o.schema.since_version for o in _domain(domain).by_name.get(op_type, ())]
+    return [o.schema.since_version for o in _forms(domain, op_type)]
 
 
 def plugin_domains() -> tuple[str, ...]:
     """The domains that installed packages say they have, and those that the program defined. Imports nothing."""
     return (*plugins.names("xrt.operators"), *plugins.added("xrt_operators"))
+
+
+def _forms(domain: str, op_type: str) -> tuple[Operator, ...]:
+    known = _domain(domain)
+    found = known.by_name.get(op_type)
+    if found is None and known.finders:
+        with _lock:
+            for find, by in known.finders:
+                made = find(op_type)
+                if made is not None:
+                    known.owners[op_type, made.schema.since_version] = by
+                    return known.by_name.setdefault(op_type, (made,))
+    return found or ()
 
 
 def _domain(domain: str) -> _Accepted:
@@ -137,6 +171,7 @@ def _domain(domain: str) -> _Accepted:
 def _accepted(domain: str) -> _Accepted:
     """The operators of a domain, checked; those of a set that is wrong are left out, with a problem."""
     version, by_name, owners = 0, dict[str, tuple[Operator, ...]](), dict[tuple[str, int], str]()
+    finders: list[tuple[Callable[[str], Operator | None], str]] = []
     for _, by, row in plugins.contributions("xrt_operators", "xrt.operators", name=domain):
         if isinstance(row, OperatorSet) and row.domain != domain:
             continue  # of another entry point
@@ -148,6 +183,7 @@ def _accepted(domain: str) -> _Accepted:
             plugins.problem(f"operators of {domain}", by, why)
             continue
         owners.update(dict.fromkeys(keys, by))
+        finders += [(row.find, by)] if row.find is not None else []
         version = max(version, row.version)
         rows = {o.schema.op_type: o.traits for o in row.operators if o.traits is not None}
         register_traits(domain, rows, by=by)
@@ -155,7 +191,7 @@ def _accepted(domain: str) -> _Accepted:
         for o in row.operators:
             forms = (*by_name.get(o.schema.op_type, ()), o)
             by_name[o.schema.op_type] = tuple(sorted(forms, key=lambda o: o.schema.since_version))
-    return _Accepted(version, MappingProxyType(by_name), MappingProxyType(owners))
+    return _Accepted(version, by_name, owners, tuple(finders))
 
 
 def why_not(row: Any) -> str:
@@ -166,6 +202,8 @@ def why_not(row: Any) -> str:
         return f"the hook xrt_operators gives {row!r}, which is no OperatorSet"
     if row.domain in CORE_DOMAINS or row.domain in onnx.defs.C.schema_version_map():
         return f"the domain {row.domain!r} belongs to ONNX"
+    if row.find is not None and not callable(row.find):
+        return f"its find is {row.find!r}, which is no function"
     seen: set[tuple[str, int]] = set()
     for o in row.operators:
         if not isinstance(o, Operator) or not hasattr(o.schema, "since_version"):

@@ -184,8 +184,13 @@ def find_schema_or_open(op_type: str, domain: str, opset: int) -> Schema | None:
     everything: a model that has it can be read, and the node is an error where it would have to run."""
     found = find_schema(op_type, domain, opset)
     if found is None and normal_domain(domain) not in domain_versions():
-        return Schema(domain, op_type, opset, 0, MANY, 0, MANY, is_open=True)
+        return open_schema(op_type, domain, opset)
     return found
+
+
+def open_schema(op_type: str, domain: str, version: int, infer: InferTypes | None = None) -> Schema:
+    """A schema that allows any inputs, outputs and attributes."""
+    return Schema(domain, op_type, version, 0, MANY, 0, MANY, infer=infer, is_open=True)
 
 
 def undefined_operator(node: Node) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -15,8 +16,9 @@ from xrt_core.ir.graph import Node
 
 if TYPE_CHECKING:
     from xrt_onnxruntime.compiler import OnnxRuntimeCompiler
+    from xrt_onnxruntime.custom_ops import CustomOps
 
-__all__ = ["OnnxRuntimeEngine"]
+__all__ = ["OnnxRuntimeEngine", "register_custom_ops"]
 __version__ = "0.1.0"
 _INSTALL: Final = "pip install -U 'onnxruntime>=1.23'"
 
@@ -69,6 +71,13 @@ class OnnxRuntimeEngine(Engine):
         if _probe().available:
             importlib.import_module("xrt_onnxruntime.compiler")
             importlib.import_module("xrt_onnxruntime.support")
+
+
+def register_custom_ops(library: str | os.PathLike[str], domain: str, version: int = 1) -> CustomOps:
+    """Make the operators of a custom-operator library known: see `custom_ops.register_custom_ops`."""
+    from xrt_onnxruntime import custom_ops
+
+    return custom_ops.register_custom_ops(library, domain, version)
 
 
 @hookimpl

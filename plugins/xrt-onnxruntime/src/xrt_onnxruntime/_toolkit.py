@@ -69,6 +69,34 @@ def newest_opset() -> int:
     return 7
 
 
+class NodeSession:
+    """A session of a model of one node, with a custom-operator library.
+
+    inputs: names. output_types: as ONNX writes them, "tensor(float)".
+    """
+
+    def __init__(self, model: bytes, library: str) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL_ONLY
+        options.register_custom_ops_library(library)
+        self._session = ort.InferenceSession(model, options, providers=[_PROVIDER])
+        self.inputs = [i.name for i in self._session.get_inputs()]
+        self.output_types = [o.type for o in self._session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The results, NumPy arrays."""
+        return list(self._session.run(None, dict(feeds)))
+
+
+def why_no_library(path: str) -> str:
+    """Why a custom-operator library cannot be loaded, or ""."""
+    try:
+        ort.SessionOptions().register_custom_ops_library(path)
+    except Exception as e:  # the binding's exceptions have no common base
+        return first_line(e)
+    return ""
+
+
 def refusal(model: bytes) -> str | None:
     """The first line of what the library says when it refuses `model`; None where it makes a session of it."""
     options = ort.SessionOptions()
