@@ -113,17 +113,17 @@ def page(outcomes: list[Outcome]) -> str:
         "",
         "- since: the opsets of its domain in which the operator changed.",
         "- host: a portable kernel; the standard's function body; `onnx.reference`, which is slow.",
-        "- gradient: by a rule, composed of other operators, or through the function body; \"ends\": none flows through.",
-        "- engines: how many single-node tests of numeric tensors the engine takes; yes: all. \"kernel\": it has one, and "
+        "- gradient: by a rule, composed of other operators, or through the function body; ends: none flows through.",
+        "- engines: how many single-node tests of numeric tensors the engine takes; yes: all; kernel: it has one, and "
         "ONNX no such test. Control flow is run by the host with its bodies on engines, or by the engine whole.",
         "",
         *matrix(),
         "",
         "## Node tests",
         "",
-        f"On the engine XLA with fallback to the host {sum(o.passed for o in outcomes)} of {len(outcomes)} pass; of the "
-        f"{len(static)} with static numeric tensors only, {len(clean)} ({len(clean) / len(static):.1%}) run with no node "
-        "on the host. Expected failures:",
+        f"On the engine XLA with fallback to the host {sum(o.passed for o in outcomes)} of {len(outcomes)} pass; of "
+        f"the {len(static)} with static numeric tensors only, {len(clean)} ({len(clean) / len(static):.1%}) run with no "
+        "node on the host. Expected failures:",
         "",
         *[f"- `{name}`: {reason}" for name, reason in sorted(expected_failures().items())],
         "",
