@@ -122,8 +122,8 @@ def page(outcomes: list[Outcome]) -> str:
         "## Node tests",
         "",
         f"On the engine XLA with fallback to the host {sum(o.passed for o in outcomes)} of {len(outcomes)} pass; of "
-        f"the {len(static)} with static numeric tensors only, {len(clean)} ({len(clean) / len(static):.1%}) run with no "
-        "node on the host. Expected failures:",
+        f"the {len(static)} with static numeric tensors only, {len(clean)} ({len(clean) / len(static):.1%}) run with "
+        "no node on the host. Expected failures:",
         "",
         *[f"- `{name}`: {reason}" for name, reason in sorted(expected_failures().items())],
         "",
