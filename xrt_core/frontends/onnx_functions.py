@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from xrt_core.errors import PluginError, XRTError
+from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.ir.operator_set import find_operator
+from xrt_core.ir.operator_set import find_operator, lowered
 
 
 def function_body(node: Node) -> Graph | None:
@@ -97,22 +96,3 @@ def _plainly_named(graph: Any) -> Any:
             n.output[:] = map(plain, n.output)
             graphs.extend(a.g for a in n.attribute if a.HasField("g"))
     return graph
-
-
-def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | None:
-    """Call a plugin's lowering of a node. Raises PluginError if it fails or returns anything but a fitting Graph."""
-    try:
-        body = lowering(node)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:
-        raise PluginError(f"the lowering of {node.operator} failed for node {node.name!r}: {e!r}") from e
-    if body is None:
-        return None
-    given, wanted = sum(v is not None for v in node.inputs), sum(v is not None for v in node.outputs)
-    if not isinstance(body, Graph) or _counts(body) != (given, wanted):
-        raise PluginError(
-            f"the lowering of {node.operator} gave {body!r} for node {node.name!r}; a Graph of {given} inputs and "
-            f"{wanted} outputs is needed"
-        )
-    return body

@@ -7,12 +7,14 @@ A registry of the core asks here when it meets a domain that it does not have, a
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from xrt_core.errors import PluginError
 from xrt_core.ir.op_traits import Traits, register_traits, unregister_traits
 from xrt_core.plugins import plugins
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 CORE_DOMAINS: Final = frozenset(("", "ai.onnx", "xrt"))
 """Domains that belong to the core; those of the `onnx` package are not open either."""
+
+_STANDARD: Final = "ai.onnx"
+"""The entry point of operators that a plugin adds to the standard's domain "", by names that ONNX does not use."""
 
 
 class OperatorSchema(Protocol):
@@ -86,10 +91,13 @@ _generation = -1
 
 
 def find_operator(domain: str, op_type: str, version: int | None = None) -> Operator | None:
-    """The operator of a plugin as of `version` of its domain, the newest one where that is None; None for any other."""
-    if domain in CORE_DOMAINS:
+    """The operator of a plugin as of `version` of its domain, the newest one where that is None; None for any other.
+
+    In the standard's domain a plugin may have operators by names that ONNX does not use.
+    """
+    if domain in CORE_DOMAINS and (domain != "" or _is_standard(op_type)):
         return None
-    forms = _domain(domain).by_name.get(op_type, ())
+    forms = _domain(domain or _STANDARD).by_name.get(op_type, ())
     return next((o for o in reversed(forms) if version is None or o.schema.since_version <= version), None)
 
 
@@ -100,7 +108,14 @@ def newest_version(domain: str) -> int:
 
 def operator_versions(domain: str, op_type: str) -> list[int]:
     """The `since_version` of every form of a plugin's operator."""
-    return [o.schema.since_version for o in _domain(domain).by_name.get(op_type, ())]
+    return [o.schema.since_version for o in _domain(domain or _STANDARD).by_name.get(op_type, ())]
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_standard(op_type: str) -> bool:
+    import onnx
+
+    return op_type == "" or bool(onnx.defs.has(op_type))
 
 
 def plugin_domains() -> tuple[str, ...]:
@@ -126,7 +141,7 @@ def _accepted(domain: str) -> _Accepted:
     """The operators of a domain, checked; those of a set that is wrong are left out, with a problem."""
     version, by_name, owner = 0, dict[str, tuple[Operator, ...]](), ""
     for _, by, row in plugins.contributions("xrt_operators", "xrt.operators", name=domain):
-        if isinstance(row, OperatorSet) and row.domain != domain:
+        if isinstance(row, OperatorSet) and (row.domain or _STANDARD) != domain:
             continue  # of another entry point
         why = _why_not(row) or (f"the domain has operators of {owner} and of {by}" if owner not in ("", by) else "")
         if why:
@@ -148,13 +163,15 @@ def _why_not(row: Any) -> str:
 
     if not isinstance(row, OperatorSet):
         return f"the hook xrt_operators gives {row!r}, which is no OperatorSet"
-    if row.domain in CORE_DOMAINS or row.domain in onnx.defs.C.schema_version_map():
+    if row.domain != "" and (row.domain in CORE_DOMAINS or row.domain in onnx.defs.C.schema_version_map()):
         return f"the domain {row.domain!r} belongs to ONNX"
     seen: set[tuple[str, int]] = set()
     for o in row.operators:
         if not isinstance(o, Operator) or not hasattr(o.schema, "since_version"):
             return f"{o!r} is no Operator with a Schema"
         name, since = o.schema.op_type, o.schema.since_version
+        if row.domain == "" and (_is_standard(name) or o.kernel is not None or o.lowering is None):
+            return f"{name} of the standard's domain must be one that ONNX has not, with a lowering alone"
         if o.schema.domain != row.domain:
             return f"the schema of {name} is of domain {o.schema.domain!r}, the set of {row.domain!r}"
         if not 1 <= since <= row.version:
@@ -171,3 +188,24 @@ def _why_not(row: Any) -> str:
         if o.kernel is None and o.lowering is None:
             return f"{name} has neither a kernel nor a lowering, so nothing could run it"
     return ""
+
+
+def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | None:
+    """Call a plugin's lowering of a node. Raises PluginError if it fails or returns anything but a fitting Graph."""
+    try:
+        body = lowering(node)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        raise PluginError(f"the lowering of {node.operator} failed for node {node.name!r}: {e!r}") from e
+    if body is None:
+        return None
+    from xrt_core.ir.graph import Graph
+
+    given, wanted = sum(v is not None for v in node.inputs), sum(v is not None for v in node.outputs)
+    if not isinstance(body, Graph) or (len(body.inputs), len(body.outputs)) != (given, wanted):
+        raise PluginError(
+            f"the lowering of {node.operator} gave {body!r} for node {node.name!r}; a Graph of {given} inputs and "
+            f"{wanted} outputs is needed"
+        )
+    return body

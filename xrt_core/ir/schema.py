@@ -16,7 +16,7 @@ import numpy as np
 
 from xrt_core.errors import GraphError, RegistrationError, ShapeError
 from xrt_core.ir.graph import Node
-from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator, newest_version, operator_versions, plugin_domains
+from xrt_core.ir.operator_set import find_operator, newest_version, operator_versions, plugin_domains
 from xrt_core.ir.types import (
     ONNX_TO_DTYPE,
     Dim,
@@ -201,8 +201,6 @@ def dialect_inference(node: Node) -> InferTypes | None:
     if node.domain == DIALECT:
         own = _DIALECT.get(node.op_type)
         return None if own is None else own.infer
-    if node.domain in CORE_DOMAINS:
-        return None
     found = find_operator(node.domain, node.op_type, node.version)
     return None if found is None else cast(Schema, found.schema).infer
 
