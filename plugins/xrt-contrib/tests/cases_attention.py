@@ -161,7 +161,7 @@ def _layout(blocks: int) -> tuple[np.ndarray, np.ndarray]:
 
 def sparse(length: int, past: int, do_rotary: int = 0, packed: bool = False) -> Case:
     """A SparseAttention over 4 blocks of 16."""
-    heads, shared, size, batch = 4, 2, 8, 2
+    heads, shared, size, batch = 4, 2, 16, 2
     total = past + length
     row, column = _layout(4)
     q = f(batch, length, (heads + (2 * shared if packed else 0)) * size)

@@ -31,6 +31,8 @@ Function = Callable[..., Any]
 LOWERINGS: Final[dict[tuple[str, str], Function]] = {}
 """(domain, operator) -> its lowering."""
 
+_TYPES: Final[dict[tuple[str, str], Callable[..., Any]]] = {}
+
 
 class Call:
     """A node while it is lowered."""
@@ -85,13 +87,20 @@ class NotYet(XRTError):
     """A lowering needs a shape or a value that is known when the node runs."""
 
 
-def lowering(*names: str, domain: str = DOMAIN) -> Callable[[Function], Function]:
-    """Register the decorated function as the lowering of these operators."""
+def lowering(
+    *names: str, domain: str = DOMAIN, types: Callable[[Call], tuple[ValueType | None, ...]] | None = None
+) -> Callable[[Function], Function]:
+    """Register the decorated function as the lowering of these operators.
+
+    types: of the outputs, where recording the lowering for them alone would take long.
+    """
 
     def register(function: Function) -> Function:
         for name in names:
             assert (domain, name) not in LOWERINGS, name
             LOWERINGS[domain, name] = function
+            if types is not None:
+                _TYPES[domain, name] = types
         return function
 
     return register
@@ -146,6 +155,10 @@ def _traced(node: Node) -> Graph:
 
 def output_types(node: Node) -> tuple[ValueType | None, ...]:
     """Types of a node's outputs: those of its lowering's results, else the dtypes that the schema tells."""
+    short = _TYPES.get((node.domain, node.op_type))
+    if short is not None:
+        found: tuple[ValueType | None, ...] = short(Call(node, definitions(node.domain)[node.op_type]))
+        return found
     body = body_of(node)
     if body is None:
         return dtypes_alone(node)
