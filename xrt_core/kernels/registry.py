@@ -152,7 +152,7 @@ def find_kernel(domain: str, op_type: str) -> PortableKernel | None:
     if found is None and domain not in CORE_DOMAINS:
         own = find_operator(domain, op_type)
         if own is not None and own.kernel is not None:
-            return PortableKernel(domain, op_type, own.kernel, own.static, own.dynamic)
+            return PortableKernel(domain, op_type, own.kernel, own.static, own.dynamic, strings=True)
     return found
 
 

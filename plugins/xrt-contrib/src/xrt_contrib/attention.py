@@ -341,12 +341,15 @@ def _gemma_rotary(n: Call, emb: Any, q: Any, q_rot: Any, k: Any, k_rot: Any) -> 
 # --- grouped queries ---
 
 
-def placed(past: Any, new: Any, start: Any, count: Any, length: int) -> Any:
-    """A cache of `length` rows: the past's before `start` [batch, 1], then the first `count` of `new`, then zeros.
+def placed(past: Any, new: Any, start: Any, count: Any, length: int, keep: bool = False) -> Any:
+    """A cache of `length` rows: the past's before `start` [batch, 1], then the first `count` of `new`, then zeros, or
+    the past's again with `keep`.
 
     past: [batch, heads, rows, size] or None. start None: at the beginning.
     """
     batch, heads, added, size = new.shape
+    if start is None and keep:
+        return new if added == length else ops.Concat(new, past[:, :, added:length], axis=2)
     if start is None:
         return new if added == length else ops.Pad(new, ints(0, 0, 0, 0, 0, 0, length - added, 0))
     t = np.arange(length, dtype=np.int64)[None, :]
@@ -362,6 +365,8 @@ def placed(past: Any, new: Any, start: Any, count: Any, length: int) -> Any:
     if past is None or past.shape[2] == 0:
         return ops.Where(is_new, rows, zero)
     old = past if past.shape[2] == length else ops.Pad(past, ints(0, 0, 0, 0, 0, 0, length - past.shape[2], 0))
+    if keep:
+        return ops.Where(is_new, rows, old)
     is_old = ops.Less(offset, ints(0)[0]).unsqueeze([1, 3])
     return ops.Where(is_new, rows, ops.Where(is_old, old, zero))
 
@@ -514,7 +519,7 @@ def _sparse(
         turn = bool(n.attr("rotary_interleaved", 0))
         q, k = rotate(q, c, s, turn), rotate(k, c, s, turn)
     kept = past_key.shape[2]
-    present_key, present_value = (placed(p, x, start, length, kept) for p, x in ((past_key, k), (past_value, v)))
+    present_key, present_value = (placed(p, x, start, length, kept, True) for p, x in ((past_key, k), (past_value, v)))
     starts, indices = n.known(5), n.known(6)
     layouts, blocks = starts.shape[0], starts.shape[1] - 1
     dense = np.zeros((layouts, blocks, blocks), bool)

@@ -56,7 +56,10 @@ def _skip_simplified(n: Call, x: Any, skip: Any, gamma: Any, bias: Any) -> Any:
 
 @lowering("GatedRMSNorm")
 def _gated_rms(n: Call, x: Any, scale: Any, gate: Any) -> Any:
-    y, _ = rms(wide(x), wide(scale), n.attr("epsilon", 1e-5))
+    size = scale.shape[0]
+    n.check(x.shape[-1] % size == 0, f"a scale of {size} for rows of {x.shape[-1]}")
+    y, _ = rms(wide(x).reshape(*x.shape[:-1], -1, size), wide(scale), n.attr("epsilon", 1e-5))
+    y = y.reshape(*x.shape)
     activation = n.attr("activation", "silu")
     if activation not in ("silu", "swish", "sigmoid"):
         raise n.refuse(f"activation = {activation!r}")
