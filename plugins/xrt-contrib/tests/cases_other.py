@@ -145,7 +145,13 @@ def q_moe(bits: int, block: int = 0, zero: bool = False, kind: str = "silu", **a
 
     inputs = [f(5, hidden), f(5, e), *layer(double * inter, hidden), *layer(hidden, inter), None, None, None,
               zeros(double * inter, hidden), zeros(hidden, inter)]  # fmt: skip
-    said = {"k": 2, "activation_type": kind, "expert_weight_bits": bits, **({"block_size": block} if block else {}), **attributes}
+    said = {
+        "k": 2,
+        "activation_type": kind,
+        "expert_weight_bits": bits,
+        **({"block_size": block} if block else {}),
+        **attributes,
+    }
     return Case("QMoE", inputs, said, constants=(2, 3, 4, 5, 6, 7, 11, 12), atol=3e-2, rtol=3e-2)
 
 

@@ -122,6 +122,4 @@ def compare(case: Case, engine: str = "host", expected: Sequence[np.ndarray] | N
         else:
             unit = _UNITS[a.dtype.name]
             rtol, atol = case.rtol or unit, case.atol or unit
-            np.testing.assert_allclose(
-                a.astype(np.float64), b.astype(np.float64), rtol=rtol, atol=atol, err_msg=what
-            )
+            np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), rtol=rtol, atol=atol, err_msg=what)

@@ -93,8 +93,8 @@ def _quick_gelu(n: Call, x: Any) -> Any:
 
 @lowering("ScaledSiLU")
 def _scaled_silu(n: Call, x: Any, scale: Any) -> Any:
-    y = silu(wide(x) if scale is None else wide(x) * wide(scale))
-    return (y * n.attr("alpha", 1.0)).astype(x.dtype)
+    z = (wide(x) * (n.attr("alpha", 1.0) if scale is None else wide(scale))).astype(x.dtype)
+    return z * ops.Sigmoid(z)
 
 
 @lowering("BiasAdd")
@@ -110,8 +110,8 @@ def _bias_split_gelu(n: Call, x: Any, bias: Any) -> Any:
 
 @lowering("BiasSoftmax")
 def _bias_softmax(n: Call, data: Any, bias: Any) -> Any:
-    """Softmax over the axes from `axis` on. An inner bias is broadcast over leading axes; an outer one repeats each of
-    its rows over consecutive rows of the data."""
+    """Softmax over the axes from `axis` on. A bias that is broadcast over inner axes serves consecutive rows of the
+    data; one that is broadcast over outer axes begins anew after its last row."""
     axis = n.attr("axis", 1) % data.ndim
     shape = data.shape
     rows, columns = math.prod(shape[:axis]), math.prod(shape[axis:])
@@ -119,9 +119,9 @@ def _bias_softmax(n: Call, data: Any, bias: Any) -> Any:
     n.check(size % columns == 0 and rows % (size // columns) == 0, f"a bias of {bias.shape} for data of {shape}")
     groups = size // columns
     if n.attr("is_inner_broadcast"):
-        total = data.reshape(rows // groups, groups, columns) + bias.reshape(1, groups, columns)
-    else:
         total = data.reshape(groups, rows // groups, columns) + bias.reshape(groups, 1, columns)
+    else:
+        total = data.reshape(rows // groups, groups, columns) + bias.reshape(1, groups, columns)
     return ops.Softmax(total, axis=-1).reshape(*shape)
 
 

@@ -234,9 +234,7 @@ def _decoder_masked(
         start = int(n.known(7).reshape(()))
         rest = [p[:, :, start + length :] for p in (past_key, past_value)]
         before = [p[:, :, :start] for p in (past_key, past_value)]
-        present_key, present_value = (
-            ops.Concat(b, x, r, axis=2) for b, x, r in zip(before, (k, v), rest, strict=True)
-        )
+        present_key, present_value = (ops.Concat(b, x, r, axis=2) for b, x, r in zip(before, (k, v), rest, strict=True))
         if indirection is not None and start:
             width = indirection.shape[1]
             beams = indirection.reshape(batch, -1)[:, :start].astype(np.int64)
@@ -447,9 +445,7 @@ def _group_query(
     rows = max(bound, past_key.shape[2] if past_key is not None else 0)
     kinds = n.attr("k_quant_type", "NONE"), n.attr("v_quant_type", "NONE")
     if kinds == ("NONE", "NONE"):
-        present_key, present_value = (
-            placed(p, x, start, added, rows) for p, x in ((past_key, k), (past_value, v))
-        )
+        present_key, present_value = (placed(p, x, start, added, rows) for p, x in ((past_key, k), (past_value, v)))
         keys, values = present_key, present_value
     else:
         present_key = placed(past_key, _quantized(n, k, k_scale, kinds[0]), start, added, rows)
@@ -561,9 +557,7 @@ def _packed(n: Call, q: Any, k: Any, v: Any, offsets: Any, ends: Any, bias: Any,
 
 
 @lowering("PackedAttention")
-def _packed_attention(
-    n: Call, x: Any, weights: Any, bias: Any, offsets: Any, ends: Any, attention_bias: Any
-) -> Any:
+def _packed_attention(n: Call, x: Any, weights: Any, bias: Any, offsets: Any, ends: Any, attention_bias: Any) -> Any:
     tokens = x.shape[0]
     projected = ops.MatMul(x, weights)
     projected = _unpacked(projected if bias is None else projected + bias, offsets, tokens)
@@ -608,9 +602,9 @@ def _relative_bias(n: Call, table: Any, query_length: Any, key_length: Any) -> A
         distance = np.maximum(-distance, 0)
     exact = buckets // 2
     with np.errstate(divide="ignore"):
-        far = exact + (
-            np.log(distance / exact) / math.log(n.attr("max_distance") / exact) * (buckets - exact)
-        ).astype(np.float32).clip(0, buckets).astype(np.int64)
+        far = exact + (np.log(distance / exact) / math.log(n.attr("max_distance") / exact) * (buckets - exact)).astype(
+            np.float32
+        ).clip(0, buckets).astype(np.int64)
     bucket = base + np.where(distance < exact, distance, np.minimum(far, buckets - 1))
     return ops.Gather(table.reshape(heads, -1), bucket.astype(np.int64), axis=1).unsqueeze(0)
 
@@ -626,7 +620,5 @@ def _gated_relative_bias(
     gates = ops.MatMul(q, weight) + bias
     batch, _, length, _ = q.shape
     halves = gates.reshape(batch, heads, length, 2, -1)
-    update, reset = ops.Split(
-        ops.Sigmoid(ops.ReduceSum(halves, ints(-1), keepdims=0)), axis=-1, num_outputs=2
-    )
+    update, reset = ops.Split(ops.Sigmoid(ops.ReduceSum(halves, ints(-1), keepdims=0)), axis=-1, num_outputs=2)
     return (update * (reset * eco - 1.0) + 2.0) * rel

@@ -72,7 +72,9 @@ def _gemm_float8(n: Call, a: Any, b: Any, c: Any, scale_a: Any, scale_b: Any, sc
     y = y * n.attr("alpha", 1.0)
     if c is not None and n.attr("beta", 0.0):
         y = y + n.attr("beta") * c.astype(np.float32)
-    y = activate(n, y, {"RELU": "Relu", "GELU": "Gelu", "NONE": ""}.get(n.attr("activation", ""), n.attr("activation")))
+    y = activate(
+        n, y, {"RELU": "Relu", "GELU": "Gelu", "NONE": ""}.get(n.attr("activation", "NONE"), n.attr("activation", ""))
+    )
     y = y if scale_y is None else y / scale_y
     return y.astype(ONNX_TO_DTYPE[n.attr("dtype", 1)])
 

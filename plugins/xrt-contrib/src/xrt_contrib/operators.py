@@ -7,8 +7,9 @@ from typing import Final
 
 from xrt_core.ir.operator_set import Operator, OperatorSet
 from xrt_core.ir.schema import MANY, Schema
-from xrt_contrib.kernels import KERNELS
+from xrt_contrib.kernels import KERNELS, Kernel
 from xrt_contrib.lowering import LOWERINGS, body_of, dtypes_alone, output_types
+from xrt_contrib.native import NATIVE, native_kernel
 from xrt_contrib.schemas import DOMAIN, Definition, definitions
 
 FAMILIES: Final = ("activation", "linear", "normalization", "attention", "quantized", "spatial", "movement", "experts")
@@ -26,6 +27,8 @@ def _operator_set(domain: str) -> OperatorSet:
     found = []
     for name, definition in definitions(domain).items():
         kernel, lowered = KERNELS.get((domain, name)), (domain, name) in LOWERINGS
+        if kernel is None and name in NATIVE:
+            kernel = Kernel(native_kernel, "it runs in a session of ONNX Runtime")
         if kernel is None and not lowered:
             continue
         if kernel is None:
