@@ -12,7 +12,8 @@ import numpy as np
 from xrt_core.errors import ExecutionError, ShapeError, UnsupportedError, XRTError
 from xrt_core.host.reference import reference_kernel
 from xrt_core.ir.attribute_limits import node_fault
-from xrt_core.ir.graph import Node
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.operator_set import find_operator, lowered
 from xrt_core.ir.schema import undefined_operator
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.kernels import OpContext, PortableKernel, find_kernel
@@ -36,6 +37,9 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
     if fault is not None:
         return _refusal(f"node {node.name!r} ({node.operator}): {fault}")
     portable = find_kernel(node.domain, node.op_type)
+    own = None if portable is not None else find_operator(node.domain, node.op_type, node.version)
+    if own is not None and own.lowering is not None:
+        return _wrap_errors(node, _on_cpu(_by_lowering(node, own.lowering), xp))
     if portable is None and (why := undefined_operator(node)):
         return _refusal(f"node {node.name!r}: {why}", UnsupportedError)
     if portable is None or (_has_strings(node) and not portable.strings):
@@ -74,6 +78,66 @@ def _kernel(portable: PortableKernel, node: Node, xp: Any) -> HostKernel:
         return result if type(result) is tuple else (result,)
 
     return call
+
+
+def _by_lowering(node: Node, lowering: Callable[[Node], Graph | None]) -> HostKernel:
+    """Return a kernel that runs what a plugin's operator is lowered to for the arrays that arrive.
+
+    Compilation replaces most such nodes. These were left: an engine takes them as they are, or a shape or value that
+    the lowering needs is known at run time alone.
+    """
+    small = 1024  # elements up to which a value may decide what the node is lowered to
+    programs: dict[Any, Graph] = {}
+
+    def call(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        given = [None if a is None else np.asarray(a) for a in arrays]
+        key = tuple(
+            None if a is None else (a.dtype, a.shape, a.tobytes() if a.size <= small and a.dtype.kind in "iub" else b"")
+            for a in given
+        )
+        body = programs.get(key)
+        if body is None:
+            if len(programs) >= 16:
+                programs.clear()
+            body = programs[key] = _lowered_for(node, lowering, given, small)
+        results = run_graph(body, [a for a in given if a is not None])
+        found = iter(results)
+        return tuple(None if v is None else next(found) for v in node.outputs)
+
+    return call
+
+
+def _lowered_for(
+    node: Node, lowering: Callable[[Node], Graph | None], arrays: Sequence[np.ndarray | None], small: int
+) -> Graph:
+    inputs = [
+        None
+        if v is None or a is None
+        else Value(v.name, TensorType(a.dtype, a.shape), a if a.size <= small and a.dtype.kind in "iub" else v.data)
+        for v, a in zip(node.inputs, arrays, strict=False)
+    ]
+    body = lowered(node.replace(inputs=inputs), lowering)
+    if body is None:
+        raise ExecutionError(f"node {node.name!r}: {node.operator} has no lowering for these inputs")
+    return body
+
+
+def run_graph(graph: Graph, arrays: Sequence[Any]) -> list[Any]:
+    """Run the nodes of a graph without control flow one by one on NumPy arrays; what is not needed any more goes."""
+    values: dict[Value, Any] = dict(zip(graph.inputs, arrays, strict=True))
+    last: dict[Value, int] = {}
+    for i, n in enumerate(graph.nodes):
+        last.update((v, i) for v in n.inputs if v is not None)
+    keep = set(graph.outputs)
+    for i, n in enumerate(graph.nodes):
+        given = [None if v is None else values.get(v) if v.data is None else v.data for v in n.inputs]
+        for v, made in zip(n.outputs, run_node(n, given), strict=False):
+            if v is not None:
+                values[v] = made
+        for v in n.inputs:
+            if v is not None and last[v] == i and v not in keep:
+                values.pop(v, None)
+    return [v.data if v.data is not None else values[v] for v in graph.outputs]
 
 
 def _for_device(node: Node, portable: PortableKernel, xp: Any) -> bool:

@@ -7,6 +7,7 @@ A registry of the core asks here when it meets a domain that it does not have, a
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 CORE_DOMAINS: Final = frozenset(("", "ai.onnx", "xrt"))
 """Domains that belong to the core; those of the `onnx` package are not open either."""
+
+_STANDARD: Final = "ai.onnx"
+"""The entry point of operators that a plugin adds to the standard's domain "", by names that ONNX does not use."""
 
 
 class OperatorSchema(Protocol):
@@ -113,8 +117,11 @@ def remove_domain(plugin: object) -> None:
 
 
 def find_operator(domain: str, op_type: str, version: int | None = None) -> Operator | None:
-    """The operator of a plugin as of `version` of its domain, the newest one where that is None; None for any other."""
-    if domain in CORE_DOMAINS:
+    """The operator of a plugin as of `version` of its domain, the newest one where that is None; None for any other.
+
+    In the standard's domain a plugin may have operators by names that ONNX does not use.
+    """
+    if domain in CORE_DOMAINS and (domain != "" or _is_standard(op_type)):
         return None
     forms = _forms(domain, op_type)
     return next((o for o in reversed(forms) if version is None or o.schema.since_version <= version), None)
@@ -136,13 +143,20 @@ def operator_versions(domain: str, op_type: str) -> list[int]:
     return [o.schema.since_version for o in _forms(domain, op_type)]
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_standard(op_type: str) -> bool:
+    import onnx
+
+    return op_type == "" or bool(onnx.defs.has(op_type))
+
+
 def plugin_domains() -> tuple[str, ...]:
     """The domains that installed packages say they have, and those that the program defined. Imports nothing."""
     return (*plugins.names("xrt.operators"), *plugins.added("xrt_operators"))
 
 
 def _forms(domain: str, op_type: str) -> tuple[Operator, ...]:
-    known = _domain(domain)
+    known = _domain(domain or _STANDARD)
     found = known.by_name.get(op_type)
     if found is None and known.finders:
         with _lock:
@@ -173,7 +187,7 @@ def _accepted(domain: str) -> _Accepted:
     version, by_name, owners = 0, dict[str, tuple[Operator, ...]](), dict[tuple[str, int], str]()
     finders: list[tuple[Callable[[str], Operator | None], str]] = []
     for _, by, row in plugins.contributions("xrt_operators", "xrt.operators", name=domain):
-        if isinstance(row, OperatorSet) and row.domain != domain:
+        if isinstance(row, OperatorSet) and (row.domain or _STANDARD) != domain:
             continue  # of another entry point
         keys = [] if (why := why_not(row)) else [(o.schema.op_type, o.schema.since_version) for o in row.operators]
         taken = next((k for k in keys if k in owners), None)
@@ -200,7 +214,7 @@ def why_not(row: Any) -> str:
 
     if not isinstance(row, OperatorSet):
         return f"the hook xrt_operators gives {row!r}, which is no OperatorSet"
-    if row.domain in CORE_DOMAINS or row.domain in onnx.defs.C.schema_version_map():
+    if row.domain != "" and (row.domain in CORE_DOMAINS or row.domain in onnx.defs.C.schema_version_map()):
         return f"the domain {row.domain!r} belongs to ONNX"
     if row.find is not None and not callable(row.find):
         return f"its find is {row.find!r}, which is no function"
@@ -209,6 +223,8 @@ def why_not(row: Any) -> str:
         if not isinstance(o, Operator) or not hasattr(o.schema, "since_version"):
             return f"{o!r} is no Operator with a Schema"
         name, since = o.schema.op_type, o.schema.since_version
+        if row.domain == "" and (_is_standard(name) or o.kernel is not None or o.lowering is None):
+            return f"{name} of the standard's domain must be one that ONNX has not, with a lowering alone"
         if o.schema.domain != row.domain:
             return f"the schema of {name} is of domain {o.schema.domain!r}, the set of {row.domain!r}"
         if not 1 <= since <= row.version:

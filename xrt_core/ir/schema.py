@@ -17,7 +17,6 @@ import numpy as np
 from xrt_core.errors import GraphError, RegistrationError, ShapeError
 from xrt_core.ir.graph import Node
 from xrt_core.ir.operator_set import (
-    CORE_DOMAINS,
     find_operator,
     newest_version,
     operator_versions,
@@ -237,7 +236,9 @@ def dialect_inference(node: Node) -> InferTypes | None:
     if node.domain == DIALECT:
         own = _DIALECT.get(node.op_type)
         return None if own is None else own.infer
-    if node.domain in CORE_DOMAINS:
+    import onnx
+
+    if not node.domain and onnx.defs.has(node.op_type):
         return None
     found = find_operator(node.domain, node.op_type, node.version)
     if found is None:
