@@ -292,7 +292,7 @@ class TracedModel:
     """An `xrt.Graph` or a function, traced once per signature; the nesting of the arguments is part of it."""
 
     def __init__(self, graph: Any, pipeline: Pipeline) -> None:
-        from xrt_core.frontends.graph import Binder
+        from xrt_core.frontends.graph import Binder, parameter_arrays, parameter_loads
 
         self.caller: CompiledGraph | None = None
         self.output_names: tuple[str, ...] = ()
@@ -301,6 +301,8 @@ class TracedModel:
         self._binder = Binder(graph)
         self._pipeline = pipeline
         self._traced: LRU[tuple[CompiledGraph, Any]] = LRU(pipeline.options.cache_size)
+        self._count_loads, self._loads = parameter_loads, parameter_loads()
+        self._parameters = parameter_arrays(graph)
 
     @property
     def input_types(self) -> dict[str, ValueType | None]:
@@ -337,9 +339,21 @@ class TracedModel:
         return caller.graph, [caller]
 
     def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[tuple[CompiledGraph, Any], list[Any]]:
+        if self._loads != self._count_loads():
+            self._renew()
         call = self._binder(args, named)
         key = (tuple([(type(a), a.shape, a.dtype) for a in call.arrays]), call.layout)
         return self._traced.get_or_make(key, lambda: self._trace(call)), list(call.arrays)
+
+    def _renew(self) -> None:
+        """Forget what was traced with arrays that `load_parameters` has replaced."""
+        from xrt_core.frontends.graph import parameter_arrays
+
+        loads, parameters = self._count_loads(), parameter_arrays(self._graph)
+        known = self._parameters
+        if parameters is None or known is None or [*map(id, parameters)] != [*map(id, known)]:
+            self._traced.clear()
+        self._loads, self._parameters = loads, parameters
 
     def _trace(self, call: Any) -> tuple[CompiledGraph, Any]:
         from xrt_core.frontends.graph import trace_call

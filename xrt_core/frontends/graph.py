@@ -102,6 +102,23 @@ class Graph:
                 )
         by_id = {id(own[name]): a for name, a in new.items()}  # an array referenced twice is replaced at both places
         _exchange(self, by_id, set())
+        global _loads
+        _loads += 1
+
+
+_loads = 0
+
+
+def parameter_loads() -> int:
+    """How often `load_parameters` has replaced arrays in this process: where it is unchanged, so are all graphs."""
+    return _loads
+
+
+def parameter_arrays(graph: Any) -> tuple[Any, ...] | None:
+    """The arrays of a `Graph` and the graphs in it; None for a function, which may reach any."""
+    if not isinstance(graph, Graph):
+        return None
+    return tuple(part for part, _ in attribute_paths(graph, "").values() if not isinstance(part, Graph))
 
 
 def _exchange(holder: Any, new: Mapping[int, np.ndarray], seen: set[int]) -> Any:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final
 
-from xrt_core.errors import OptionError
+from xrt_core.errors import GradientError, OptionError
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
 
@@ -19,8 +19,13 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def mse(prediction: Tensor, target: Tensor) -> Tensor:
-    """The mean squared difference."""
-    off = prediction - target
+    """The mean squared difference. Raises GradientError for shapes that are not equal: they would be broadcast."""
+    if prediction.shape is not None and target.shape is not None and prediction.shape != target.shape:
+        raise GradientError(
+            f"loss='mse': the prediction is of shape {list(prediction.shape)}, the target of {list(target.shape)}; "
+            f"give the target that shape: target.reshape({tuple(prediction.shape)})"
+        )
+    off = prediction - target.astype(prediction.dtype)  # integers, or float64 of NumPy, would widen the whole step
     return (off * off).mean()
 
 

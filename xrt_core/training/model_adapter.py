@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.errors import InputError, XRTError
+from xrt_core.errors import CheckpointError, InputError, XRTError
 from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.frontends.graph import layout_of, parameters_of, trace_call
 from xrt_core.frontends.promotion import is_float
 from xrt_core.ir.graph import Graph, Value
-from xrt_core.ir.types import TensorType
+from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 from xrt_core.passes.shape_specialization import shape_inputs
 from xrt_core.runtime.arrays import is_array, to_numpy
@@ -107,6 +107,9 @@ class FixedModel:
                     raise InputError(f"input {v.name!r}: shape {list(shape)} given, {t} expected")
         return found
 
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        """Nothing: its variables are known, and a state is held against them."""
+
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
         """Return the graph for inputs of these types, with the variables as its last inputs, and the variables."""
         graph = self._promoted
@@ -132,14 +135,46 @@ class WrittenGraph:
         self.output_count: int | None = None
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
+        self._is_double = any(p.dtype == np.float64 for p in graph.named_parameters().values())
+        self._has_warned = False
 
     def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
         """Return the names of the model's own inputs, in order."""
         return list(self._names)
 
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the arrays of a step by name. Raises InputError for those that do not fit."""
-        return bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs)
+        """Return the arrays of a step by name, float64 as float32 where no variable is wider. Raises InputError for
+        those that do not fit."""
+        found = bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs)
+        wide = [n for n, a in found.items() if a.dtype == np.float64]
+        if wide and not self._is_double:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "%s: %s is float64 and is cast to float32, which the variables are of; give it as float32",
+                    self.name, wide[0],
+                )  # fmt: skip
+            found |= {n: found[n].astype(np.float32) for n in wide}
+        return found
+
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        """Hold a state against the arrays of the graph, before a step has said which of them are variables.
+
+        Raises CheckpointError for an array that the graph has not, or has in another form.
+        """
+        own = self._graph.named_parameters()
+        for name, array in state.items():
+            if name.startswith(("training/", "optimizer/")):
+                continue
+            if name not in own:
+                raise CheckpointError(f"the state does not fit {self.name}: it has no array {name!r}")
+            if own[name].shape != array.shape or own[name].dtype != array.dtype:
+                raise CheckpointError(
+                    f"the state's {name!r} is {dtype_name(array.dtype)}{list(array.shape)}, {self.name}'s is "
+                    f"{dtype_name(own[name].dtype)}{list(own[name].shape)}"
+                )
+        if not any(n in own for n in state):
+            raise CheckpointError(f"the state holds none of the arrays of {self.name}; it was saved before any step")
 
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
         """Return the graph for inputs of these types, with the variables as its last inputs, and the variables."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import threading
@@ -34,11 +35,12 @@ from xrt_core.runtime.binding import settled_host, taken_by
 from xrt_core.runtime.transfers import on_host
 from xrt_core.training import checkpoint
 from xrt_core.training.checks import IndexRange, not_finite, refuse_out_of_range
+from xrt_core.training.interrupts import held_back
 from xrt_core.training.losses import loss_named
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph, label_names
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.recomputation import labels
-from xrt_core.training.step import MICRO, STEP, Recipe, initial_state, loss_scale_of, training_graph
+from xrt_core.training.step import MICRO, SKIPPED, STEP, Recipe, initial_state, loss_scale_of, training_graph
 from xrt_core.training.variables import Select, Variable
 
 _FORMAT = "xrt-training-1"
@@ -76,12 +78,14 @@ class TrainModule(GuardedModule):
         output that is the loss; None for the first output.
     optimizer: one of `xrt.optim`; an `xrt.Graph` may define it by `add_optimizer`, and the loss by `backward()` in its
         `build`.
-    trainable: names of constants, or a function of name and array; default: all float constants of more than one
-        element (of an `xrt.Graph`, the arrays in its attributes).
+    trainable: names or patterns of constants ("encoder.*"), or a function of name and array; default: the float
+        constants with the role of a parameter (operands of products, filters, tables, scales, shifts and biases, see
+        `variables`); of an `xrt.Graph`, the arrays in its attributes.
     batch_norm, dropout: True runs these operators in training mode (batch statistics; dropping by their ratio), False
         as the model specifies. seed: of Dropout: equal seeds give equal runs.
     loss_scale: None, a number, "dynamic", or a `LossScale`; with float16 (precision="fp16") None means "dynamic"; 1
-        disables scaling. With `precision`, variables, optimizer and gradients stay in float32.
+        disables scaling. Under any scale a step whose gradients are not finite changes nothing but a count. With
+        `precision`, variables, optimizer and gradients stay in float32.
     check_finite: a loss that is not finite raises an ExecutionError that names the first node whose result is not; the
         state, copied for that, is unchanged.
     accumulate: the number of calls of `step`, each with a micro-batch, that make one update by the mean of their
@@ -181,14 +185,18 @@ class TrainModule(GuardedModule):
             if fresh or self._check:
                 # the first run of a program is the likeliest to fail; NumPy arrays are never donated
                 arrays = [to_numpy(a) for a in arrays]
-            results = self._run(found, list(arrays))
-            if self._check and not np.isfinite(to_numpy(results[0]).astype(np.float64)).all():
-                raise not_finite(found.graph, arrays)
-            for i, new in zip(found.writes, results[1:], strict=True):
-                self._state[i] = new
+            with held_back():  # between what an engine overwrites and the new state nothing may interrupt
+                results = self._run(found, list(arrays))
+                if self._check and not np.isfinite(to_numpy(results[0]).astype(np.float64)).all():
+                    raise not_finite(found.graph, arrays)
+                state = list(self._state)
+                for i, new in zip(found.writes, results[1:], strict=True):
+                    state[i] = new
+                self._state = state
+                loss = to_numpy(results[0])[()]
             self._steps.put(key, found)
             self._last = found
-        return to_numpy(results[0])[()]
+        return loss
 
     def _count_of(self, name: str) -> int:
         """Return a counter of the state; 0 before the first step."""
@@ -208,13 +216,14 @@ class TrainModule(GuardedModule):
         try:
             with settled_host(*step.plan.host):
                 return step.plan.run(arrays)
-        except Exception as e:
+        except BaseException as e:  # an engine may raise what it likes, and so may what interrupts a thread
             if any(getattr(a, "is_deleted", bool)() for a in self._state):
                 self._lost = (
                     "the step failed after its variables had been donated to the engine, and they are lost: "
                     f"{_first(e)}. Load a state (load_state_dict, load); with donate=False no failure loses it"
                 )
-                raise TrainingError(self._lost) from e
+                if isinstance(e, Exception):
+                    raise TrainingError(self._lost) from e
             raise
 
     def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
@@ -250,7 +259,8 @@ class TrainModule(GuardedModule):
         return _Step(plan, graph, direct, reads, writes, report, made.ranges)
 
     def _begin(self, variables: Sequence[Variable]) -> None:
-        if not any(v.trained for v in variables):
+        trained = [v.name for v in variables if v.trained]
+        if not trained:
             raise GradientError("the model has no float constants to train; name them with trainable=[...]")
         state = initial_state(variables, self._optimizer, self._scale, self._accumulate)
         self._types = {n: TensorType(a.dtype, a.shape) for n, a in state.items()}
@@ -259,9 +269,14 @@ class TrainModule(GuardedModule):
             self._batch_norm, self._accumulate, self._donate, self._recompute, self._named,
         )  # fmt: skip
         self._state = list(state.values())
+        self.events.emit("training.variables", level=logging.INFO, count=len(trained), names=", ".join(trained))
         if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self._set(pending)
+            try:
+                self._set(self._pending)
+            except CheckpointError:
+                self._recipe = None  # the loaded state stands: no step trains from another one
+                raise
+            self._pending = None
 
     # --- queries ------------------------------------------------------------------------------------------------
 
@@ -310,6 +325,7 @@ class TrainModule(GuardedModule):
         arrays = {n: np.array(to_numpy(a)) for n, a in state.items()}
         with self._lock:
             if self._recipe is None:  # a written graph gets its variables at its first step
+                self._source.check(arrays)
                 self._pending = arrays
             else:
                 self._set(arrays)
@@ -317,6 +333,8 @@ class TrainModule(GuardedModule):
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         assert self._recipe is not None
         names = self._recipe.names
+        if SKIPPED in names:  # states of earlier versions do not count them
+            arrays = {SKIPPED: np.zeros((), np.int64), **arrays}
         missing, surplus = [n for n in names if n not in arrays], [n for n in arrays if n not in self._types]
         if missing or surplus:
             raise CheckpointError(

@@ -95,8 +95,17 @@ def _options(kind: type) -> list[str]:
     return list(found)
 
 
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, or an array of one of any library, such as a schedule of optax gives."""
+    if isinstance(value, bool | str | bytes):
+        return False
+    return isinstance(value, int | float | np.number) or (
+        getattr(value, "shape", None) == () and hasattr(value, "__float__")
+    )
+
+
 def _within(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    if not isinstance(value, int | float | np.number) or not low <= value < high:
+    if not _is_number(value) or not low <= float(value) < high:
         top = "" if high == float("inf") else f" and below {high:g}"
         raise OptionError(f"{name}={value!r}: it takes a number of at least {low:g}{top}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from xrt_core.training.variables import Variable
 
 STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_steps"
 MICRO = "training/micro_step"
+SKIPPED = "training/skipped"
 RATE = "training/learning_rate"
 Loss = Callable[..., Tensor]
 
@@ -36,8 +39,10 @@ class LossScale:
     """Loss scaling: the loss is multiplied by a scale before the backward pass, so that small gradients of narrow
     floats do not underflow.
 
-    initial: the scale. dynamic: after a step whose gradients are not finite, skip the update and multiply the scale by
-    `backoff`; after `interval` consecutive finite steps, multiply it by `growth`.
+    A step whose gradients are not finite leaves the variables as they are; the state counts it ("training/skipped").
+
+    initial: the scale. dynamic: after such a step multiply the scale by `backoff`; after `interval` consecutive finite
+    steps, multiply it by `growth`. Raises OptionError for values out of range.
     """
 
     initial: float = 2.0**15
@@ -46,16 +51,28 @@ class LossScale:
     backoff: float = 0.5
     interval: int = 2000
 
+    def __post_init__(self) -> None:
+        """Raise OptionError for values with which the scale would not move as it should."""
+        limits = {
+            "initial": (0 < self.initial < math.inf, "a finite number above 0"),
+            "growth": (1 < self.growth < math.inf, "a finite number above 1"),
+            "backoff": (0 < self.backoff < 1, "a number between 0 and 1"),
+            "interval": (isinstance(self.interval, int) and self.interval >= 1, "a whole number of at least 1"),
+        }
+        for name, (fits, expected) in limits.items():
+            if not fits:
+                raise OptionError(f"LossScale({name}={getattr(self, name)!r}): it takes {expected}")
+
 
 def loss_scale_of(given: Any) -> LossScale | None:
     """Parse the option `loss_scale`: None, a number, "dynamic", or a LossScale. Raises OptionError otherwise."""
     if given is None or isinstance(given, LossScale):
         return given
-    if given == "dynamic":
+    if isinstance(given, str) and given == "dynamic":
         return LossScale()
-    if isinstance(given, int | float) and not isinstance(given, bool) and given > 0:
+    if isinstance(given, Real) and not isinstance(given, bool) and 0 < float(given) < math.inf:
         return LossScale(float(given), dynamic=False)
-    raise OptionError(f"loss_scale={given!r}: it takes None, a number above 0, 'dynamic' or a LossScale")
+    raise OptionError(f"loss_scale={given!r}: it takes None, a finite number above 0, 'dynamic' or a LossScale")
 
 
 def initial_state(
@@ -71,6 +88,8 @@ def initial_state(
         state |= {sum_name(v.name): np.zeros(v.value.shape, v.value.dtype) for v in variables if v.trained}
         state[MICRO] = np.zeros((), np.int64)
     state[STEP] = np.zeros((), np.int64)
+    if scale is not None:
+        state[SKIPPED] = np.zeros((), np.int64)
     if scale is not None and scale.dynamic:
         state[SCALE] = np.array(scale.initial, np.float32)
         state[STREAK] = np.zeros((), np.int64)
@@ -156,7 +175,7 @@ def training_graph(
         start, new = _new_state(read, gradients, Tensor(rate, scope), recipe, update)
         for name, v in running.items():
             fresh = Tensor(v, scope)
-            kept = recipe.scale is not None and recipe.scale.dynamic  # an overflow skips statistics too
+            kept = recipe.scale is not None  # an overflow skips statistics too
             new[name] = where(finite([fresh]), fresh, read[name]) if kept else fresh
         writes = [n for n in recipe.names if n in new]
         made = [_assign(read[n], new[n], n) for n in writes]
@@ -195,7 +214,7 @@ def _new_state(
         gradients = [s / float(recipe.accumulate) for s in sums.values()]
         if not update:
             return start, {sum_name(n): s for n, s in sums.items()} | {MICRO: read[MICRO] + 1}
-    sound = finite(gradients) if recipe.scale is not None and recipe.scale.dynamic else None
+    sound = finite(gradients) if recipe.scale is not None else None
     if recipe.optimizer.clip_norm is not None:
         gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
     if not many:
@@ -205,7 +224,8 @@ def _new_state(
     if sound is not None:
         assert recipe.scale is not None
         new = {n: where(sound, t, read[n]) for n, t in new.items()}
-        new |= _next_scale(read, sound, recipe.scale)
+        new[SKIPPED] = where(sound, read[SKIPPED], read[SKIPPED] + 1)
+        new |= _next_scale(read, sound, recipe.scale) if recipe.scale.dynamic else {}
     if many:
         new |= {sum_name(v.name): filled(read[sum_name(v.name)]) for v in trained}
         new[MICRO] = literal(0, INT64)

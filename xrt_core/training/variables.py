@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
 
 import numpy as np
 
@@ -147,12 +148,71 @@ def _shaping(graph: Graph) -> Iterator[Value]:
             yield from _shaping(g)
 
 
+_WEIGHTS: Final[Mapping[str, tuple[int, ...]]] = {
+    "MatMul": (0, 1), "Gemm": (0, 1, 2), "Einsum": (0, 1, 2, 3), "Conv": (1, 2), "ConvTranspose": (1, 2),
+    "DeformConv": (1, 3), "RNN": (1, 2, 3), "GRU": (1, 2, 3), "LSTM": (1, 2, 3, 7), "Gather": (0,), "PRelu": (1,),
+    "BatchNormalization": (1, 2), "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2),
+    "GroupNormalization": (1, 2), "RMSNormalization": (1,), "Attention": (0, 1, 2),
+}  # fmt: skip
+"""Operator -> its inputs that models learn: operands of products, filters, tables, scales and shifts."""
+
+_COMBINES: Final = ("Add", "Sub", "Mul", "Div", "Concat", "Expand", "Where")
+_MOVES: Final = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast", "Flatten")
+_PRODUCTS: Final = ("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose")
+_MASK: Final = -1e4
+"""A constant with a value as low as this is a mask that is added to scores, and no bias."""
+
+
+def _learnt(graph: Graph, candidates: Collection[Value]) -> set[Value]:
+    """The constants among `candidates` that have the role of a parameter.
+
+    Those of `_WEIGHTS`; a bias or a scale, of one element too, that is combined with what a weight has made, but no
+    number that merely scales it. What is combined with an input alone (a normalising prologue) is none, nor a window
+    of a transform. In a graph of no weights, every constant of more than one element is.
+    """
+    found: set[Value] = set()
+    made: set[Value] = set()  # values that depend on a weight
+    products: set[Value] = set()  # and that are the sums of a product, to which a bias is added
+    moved: dict[Value, Value] = {}  # a constant in another shape or order -> the constant
+    for n in graph.nodes:
+        weights = _WEIGHTS.get(n.op_type, ()) if not n.domain else ()
+        given = [(i, moved.get(v, v)) for i, v in enumerate(n.inputs) if v is not None]
+        moves = n.op_type in _MOVES and not n.domain
+        if moves and given and given[0][1] in candidates and n.outputs[0] is not None:
+            moved[n.outputs[0]] = given[0][1]
+            continue
+        own = {v for i, v in given if i in weights and v in candidates}
+        after = any(v in made for _, v in given)
+        if after and n.op_type in _COMBINES and not n.domain:
+            for _, v in given:
+                if v in candidates and _is_parameter(n, v, any(u in products for _, u in given)):
+                    own.add(v)
+        for g in n.subgraphs:  # what is learnt there is found by the same roles, and by what flows in
+            own |= _learnt(g, candidates)
+        found |= own
+        if own or after:
+            made.update(v for v in n.outputs if v is not None)
+        if n.op_type in _PRODUCTS or (moves and any(v in products for _, v in given)):
+            products.update(v for v in n.outputs if v is not None)
+    return found
+
+
+def _is_parameter(node: Node, constant: Value, sum_of_product: bool) -> bool:
+    data = constant.data
+    if data is None:
+        return False
+    if data.size == 1:  # a bias; a number that is multiplied, or added to anything else, belongs to the formula
+        return node.op_type == "Add" and sum_of_product and data.ndim > 0
+    return not (node.op_type in ("Add", "Where") and float(data.astype(np.float64).min()) <= _MASK)
+
+
 def trainable(graph: Graph, select: Select = None, running: Collection[Value] = ()) -> list[Value]:
     """Return the constants to train: float inputs of nodes, without running statistics.
 
-    select: names, or a function of name and array. Default: all named ones of more than one element; scalars (a scale,
-    an epsilon, an exponent) and constants that determine shapes are part of the formula, not learnt.
-    Raises GradientError for a name that no float constant has.
+    select: a name or pattern (`"encoder.*"`, of `fnmatch`), several, or a function of name and array. Default: those
+    with the role of a parameter (`_learnt`); in a graph without weights, all named ones of more than one element.
+    Constants that determine shapes are part of the formula, not learnt.
+    Raises GradientError for a name or pattern that no float constant has.
     """
     stats = {*running, *statistics(graph), *_shaping(graph)}
     known = dict.fromkeys(_constants(graph))
@@ -160,16 +220,21 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
     if callable(select):
         return [v for v in floats if v.data is not None and select(v.name, v.data)]
     if select is not None:
-        names = set(select)
-        missing = names - {v.name for v in floats}
-        whole = next((v for v in known if v.name in missing and v.dtype is not None and not is_float(v.dtype)), None)
-        if whole is not None and whole.dtype is not None:
-            raise GradientError(f"{whole.name!r} is {dtype_name(whole.dtype)}: only floats are trained")
-        if missing:
-            some = ", ".join(v.name for v in floats[:8])
-            raise GradientError(f"the model has no float constant {sorted(missing)[0]!r} to train; it has {some}, ...")
-        return [v for v in floats if v.name in names]
-    return [v for v in floats if v.data is not None and v.data.size > 1]
+        patterns = [select] if isinstance(select, str) else list(select)
+        for p in patterns:
+            if not any(fnmatchcase(v.name, p) for v in floats):
+                raise _none_of_that_name(p, known, floats)
+        return [v for v in floats if any(fnmatchcase(v.name, p) for p in patterns)]
+    learnt = _learnt(graph, set(floats))
+    return [v for v in floats if v in learnt] or [v for v in floats if v.data is not None and v.data.size > 1]
+
+
+def _none_of_that_name(pattern: str, known: Iterable[Value], floats: Sequence[Value]) -> GradientError:
+    whole = next((v for v in known if fnmatchcase(v.name, pattern) and v.dtype is not None), None)
+    if whole is not None and whole.dtype is not None and not is_float(whole.dtype):
+        return GradientError(f"{whole.name!r} is {dtype_name(whole.dtype)}: only floats are trained")
+    some = ", ".join(v.name for v in floats[:8])
+    return GradientError(f"the model has no float constant {pattern!r} to train; it has {some}, ...")
 
 
 def promoted(graph: Graph, constants: Iterable[Value]) -> Graph:
