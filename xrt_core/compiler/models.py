@@ -21,7 +21,7 @@ from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
 from xrt_core.ir.schema import undefined_operator
-from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType, dtype_name
+from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array, plain_arguments, plain_arrays, to_numpy
 from xrt_core.runtime.binding import bind
@@ -192,6 +192,13 @@ def _check(name: str, declared: ValueType | None, a: Any) -> None:
             )
             if not fits:
                 raise InputError(f"input {name!r}: shape {list(a.shape)} given, {declared} expected")
+    elif isinstance(declared, MapType):
+        if not isinstance(a, dict):
+            raise InputError(f"input {name!r} takes a dict ({declared}), not a {type(a).__name__}")
+        key = str if declared.key == STRING else int
+        wrong = next((k for k in a if not isinstance(k, key) and not (key is int and isinstance(k, np.integer))), None)
+        if wrong is not None:
+            raise InputError(f"input {name!r} takes a dict ({declared}); {wrong!r} is no {key.__name__}")
     elif isinstance(declared, SequenceType):
         if not isinstance(a, list):
             raise InputError(f"input {name!r} takes a list of arrays ({declared}), not a {type(a).__name__}")

@@ -1,7 +1,7 @@
 """Tree tables: the nodes of a tree ensemble of ai.onnx.ml as arrays, read from the attributes of a node and checked.
 
-Every comparison is brought into one of two forms, `x <= value` and `x == value`, by exchanging branches, by the next
-smaller number (for `<` and `>=`), and by a chain of `==` nodes for the set of a member test.
+Every comparison is brought into one of three forms, `x <= value`, `x < value` and `x == value`, by exchanging branches
+and, for the set of a member test, by a chain of `==` nodes.
 
 Source: TreeEnsembleClassifier and TreeEnsembleRegressor (versions 1 and 3) and TreeEnsemble (version 5),
 https://onnx.ai/onnx/operators/index_ai_onnx_ml.html.
@@ -34,7 +34,7 @@ class TreeTables:
     """A tree ensemble. The nodes of all trees have one numbering; a leaf is its own child on both sides.
 
     feature [nodes] (intp), value [nodes]: what an inner node compares; yes, no [nodes] (intp): where it leads.
-    equal [nodes] (bool): it compares `==`, not `<=`. nan_yes [nodes] (bool): NaN takes the branch `yes`.
+    equal, strict [nodes] (bool): it compares `==`, or `<`, and not `<=`. nan_yes [nodes] (bool): NaN takes the branch `yes`.
     roots [trees] (intp). depth: comparisons on the longest way. leaf [nodes] (intp): a leaf's number, -1 elsewhere.
     targets, weights, owners [contributions]: what a leaf (its number in `owners`) gives to which target.
     leaves: how many there are. features: how many features an input must have at least.
@@ -45,6 +45,7 @@ class TreeTables:
     yes: np.ndarray
     no: np.ndarray
     equal: np.ndarray
+    strict: np.ndarray
     nan_yes: np.ndarray
     roots: np.ndarray
     depth: int
@@ -284,9 +285,6 @@ def _tables(
         raise ValueError(f"nodes_featureids has {feature[~is_leaf].min()}; features are numbered from 0")
     if (targets < 0).any():
         raise ValueError(f"the ids of targets have {targets.min()}; targets are numbered from 0")
-    before = np.nextafter(value, np.asarray(-np.inf, value.dtype))
-    before = np.where(np.isneginf(value), np.asarray(np.nan, value.dtype), before)  # nothing is less
-    value = np.where((modes == _LT) | (modes == _GTE), before, value)
     swap = (modes == _GTE) | (modes == _GT) | (modes == _NEQ)
     nan_yes = (modes == _NEQ) | (missing.astype(np.bool_) if missing.size else False)
     nan_yes = np.where(swap, ~nan_yes, nan_yes) & ~is_leaf
@@ -297,8 +295,8 @@ def _tables(
     inner = feature[~is_leaf]
     return TreeTables(
         np.where(is_leaf, 0, feature).astype(np.intp), np.where(is_leaf, np.asarray(0, value.dtype), value), yes, no,
-        (modes == _EQ) | (modes == _NEQ), nan_yes, roots, _depth(roots, yes, no, is_leaf), leaf, len(places),
-        leaf[owners], targets, weights, int(inner.max()) + 1 if inner.size else 0,
+        (modes == _EQ) | (modes == _NEQ), (modes == _LT) | (modes == _GTE), nan_yes, roots,
+        _depth(roots, yes, no, is_leaf), leaf, len(places), leaf[owners], targets, weights, int(inner.max()) + 1 if inner.size else 0,
     )  # fmt: skip
 
 

@@ -46,14 +46,14 @@ def _probit(xp: Any, p: Any) -> Any:
     log = xp.log(xp.where(rest == 0, xp.ones_like(rest), rest))
     v = p.dtype.type(2 / (math.pi * 0.147)) + log / 2
     root = xp.sqrt(xp.sqrt(v * v - log * p.dtype.type(1 / 0.147)) - v)
-    return xp.where(rest == 0, xp.zeros_like(root), xp.sign(x) * root * p.dtype.type(math.sqrt(2)))
+    return xp.sign(x) * xp.where(rest == 0, p.dtype.type(math.inf), root * p.dtype.type(math.sqrt(2)))
 
 
 def two_classes(xp: Any, score: Any, transform: str, complement: bool) -> Any:
-    """The scores of two classes from that of the second, [rows]: 1 - s and s where `complement`, else -s and s
-    transformed."""
-    if complement:
-        return xp.stack([1 - score, score], axis=1)
+    """The scores of two classes from that of the second, [rows]: -s and s, transformed; 1 - s and s for a probability,
+    which PROBIT takes, and NONE leaves where `complement` says that it is one."""
+    if transform == "PROBIT" or (complement and transform == "NONE"):
+        return transformed(xp, xp.stack([1 - score, score], axis=1), transform)
     return transformed(xp, xp.stack([-score, score], axis=1), transform)
 
 

@@ -50,8 +50,10 @@ class Ensemble:
 class Bits:
     """Trees as bits. feature, value, nan_yes, mask [comparisons, trees]: `mask` has the leaves that stay where the
     comparison fails; where a tree has fewer comparisons, masks of ones. leaf [trees, leaves]: in order of the bits.
+    strict: they compare `<`.
     """
 
+    strict: bool
     feature: np.ndarray
     value: np.ndarray
     nan_yes: np.ndarray
@@ -91,17 +93,17 @@ def tree_ensemble_classifier(ctx: OpContext, x: Any) -> Any:
     base = _base_values(node).astype(scores.dtype)
     scored = np.unique(tables.targets)
     transform = str(ctx.attr("post_transform", "NONE"))
-    if len(labels) <= 2 and len(scored) == 1:  # one score for two classes
-        score = scores[:, int(scored[0])]
+    if len(labels) <= 2 and scored.tolist() == [0]:  # one score for two classes
+        score = scores[:, 0]
         if base.size:
             score = score + base[-1]
-        positive = bool((tables.weights >= 0).all())
+        positive = transform == "NONE" and bool((tables.weights >= 0).all())  # a probability
         is_second = score > (0.5 if positive else 0)
         if len(labels) == 1:
             found = transformed(xp, score[:, None], transform)
             labels = np.array(["", labels[0]], object) if labels.dtype == object else np.array([0, labels[0]])
         else:
-            found = two_classes(xp, score, transform, positive and transform != "PROBIT")
+            found = two_classes(xp, score, transform, complement=positive)
         return chosen(xp, labels, is_second.astype(np.intp)), found.astype(np.float32)
     scores = scores[:, : len(labels)]
     if base.size:
@@ -195,7 +197,9 @@ def _target_of(tables: TreeTables) -> np.ndarray | None:
 def _bits(tables: TreeTables) -> Bits | None:
     """The tables of the evaluation by bits; None where a tree is too large, compares `==`, or shares nodes."""
     count = len(tables.leaf)
-    if tables.equal.any() or not tables.depth or len(tables.roots) * 2 * _BITS < count:
+    if tables.equal.any() or (tables.strict != tables.strict[tables.roots[0]])[tables.leaf < 0].any():
+        return None
+    if not tables.depth or len(tables.roots) * 2 * _BITS < count:
         return None
     inner: list[list[tuple[int, int]]] = []
     leaves: list[list[int]] = []
@@ -239,7 +243,30 @@ def _bits(tables: TreeTables) -> Bits | None:
         nan_yes[:n, t] = tables.nan_yes[places]
         mask[:n, t] = np.array([ones & ~m for _, m in cleared], dtype)
         numbered[t, : len(order)] = order
-    return Bits(feature, value, nan_yes, mask, numbered)
+    return Bits(bool(tables.strict[tables.roots[0]]), feature, value, nan_yes, mask, numbered)
+
+
+def _tests(xp: Any, tables: TreeTables) -> tuple[Any, Any, Any]:
+    """`equal`, `strict` and `nan_yes` of the nodes: a bool where they agree, else arrays."""
+    inner = tables.leaf < 0
+    found: list[Any] = []
+    for flag in (tables.equal, tables.strict, tables.nan_yes):
+        some = bool(flag[inner].any())
+        found.append(some if not some or bool(flag[inner].all()) else xp.asarray(flag))
+    return found[0], found[1], found[2]
+
+
+def _goes(xp: Any, x: Any, value: Any, equal: Any, strict: Any, nan_yes: Any, has_nan: bool = True) -> Any:
+    """Whether `x` takes the branch `yes`. equal, strict, nan_yes: of its node, a bool or an array."""
+    if isinstance(strict, bool):
+        goes = x < value if strict else x <= value
+    else:
+        goes = xp.where(strict, x < value, x <= value)
+    if not isinstance(equal, bool):
+        goes = xp.where(equal, x == value, goes)
+    elif equal:
+        goes = x == value
+    return goes | (xp.isnan(x) & nan_yes) if has_nan and nan_yes is not False else goes
 
 
 # --- strategies ------------------------------------------------------------------------------------------------------
@@ -250,14 +277,12 @@ def _followed(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
     t = ensemble.tables
     rows = columns.shape[1]
     values, feature = t.value, t.feature * rows
-    children, leaf, roots, equal, nan_yes = ensemble.children, t.leaf, t.roots, t.equal, t.nan_yes
+    children, leaf, roots = ensemble.children, t.leaf, t.roots
     flat = columns.reshape(-1)
-    has_nan = bool(nan_yes.any()) and bool(xp.isnan(flat).any())
+    has_nan = bool(t.nan_yes.any()) and bool(xp.isnan(flat).any())
     if xp is not np:
-        values, feature, children, leaf, roots, equal, nan_yes = (
-            xp.asarray(a) for a in (values, feature, children, leaf, roots, equal, nan_yes)
-        )
-    compares_equal = bool(t.equal.any())
+        values, feature, children, leaf, roots = (xp.asarray(a) for a in (values, feature, children, leaf, roots))
+    tests = _tests(xp, t)
     out = xp.empty((len(t.roots), rows), np.intp)
     wide = min(rows, _BLOCK)
     tall = max(_BLOCK // max(wide, 1), 1)
@@ -273,11 +298,7 @@ def _followed(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
                 where += row
                 x = flat.take(where)
                 value = values.take(at)
-                goes = x <= value
-                if compares_equal:
-                    goes = xp.where(equal.take(at), x == value, goes)
-                if has_nan:
-                    goes |= xp.isnan(x) & nan_yes.take(at)
+                goes = _goes(xp, x, value, *(f if isinstance(f, bool) else f.take(at) for f in tests), has_nan)
                 at = at << 1
                 at += goes
                 at = children.take(at)
@@ -312,17 +333,14 @@ def _by_gathers(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
         xp.asarray(a) for a in (t.feature.astype(np.int32), t.value, ensemble.children.astype(np.int32), t.leaf)
     )
     row = xp.arange(rows, dtype=np.int32)[None, :]
+    tests = _tests(xp, t)
 
     def take(a: Any, index: Any) -> Any:
         return xp.take(a, index, mode="clip")
 
     def step(_: Any, at: Any) -> Any:
         x, limit = take(flat, take(feature, at) * rows + row), take(value, at)
-        goes = x <= limit
-        if t.equal.any():
-            goes = xp.where(take(xp.asarray(t.equal), at), x == limit, goes)
-        if t.nan_yes.any():
-            goes = goes | (xp.isnan(x) & take(xp.asarray(t.nan_yes), at))
+        goes = _goes(xp, x, limit, *(f if isinstance(f, bool) else take(f, at) for f in tests))
         return take(children, 2 * at + goes)
 
     at = xp.broadcast_to(xp.asarray(t.roots.astype(np.int32))[:, None], (len(t.roots), rows))
@@ -337,9 +355,8 @@ def _by_bits(xp: Any, bits: Bits, columns: Any) -> Any:
     left = xp.broadcast_to(ones, (bits.mask.shape[1], columns.shape[1]))
     for feature, value, nan_yes, mask in zip(bits.feature, bits.value, bits.nan_yes, bits.mask, strict=True):
         x = xp.take(columns, xp.asarray(feature), axis=0, mode="clip")
-        goes = x <= xp.asarray(value)[:, None]
-        if nan_yes.any():
-            goes = goes | (xp.isnan(x) & xp.asarray(nan_yes)[:, None])
+        nan_goes = xp.asarray(nan_yes)[:, None] if nan_yes.any() else False
+        goes = _goes(xp, x, xp.asarray(value)[:, None], False, bits.strict, nan_goes)
         left = left & xp.where(goes, ones, xp.asarray(mask)[:, None])
     first = jax.lax.population_count((left & -left) - 1).astype(np.int32)
     index = xp.asarray((np.arange(len(bits.leaf)) * bits.leaf.shape[1]).astype(np.int32))[:, None] + first
