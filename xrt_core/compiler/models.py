@@ -19,6 +19,7 @@ from xrt_core.compiler.stages import Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.explanation import Explanation
+from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
 from xrt_core.ir.schema import undefined_operator
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
@@ -374,8 +375,15 @@ def is_traced(model: Any) -> bool:
     )
 
 
-def read_model(model: Any) -> Graph:
-    """Return the graph of a model that is not traced. Raises ModelLoadError."""
+def read_model(model: Any, example: Any = None) -> Graph:
+    """Return the graph of a model that is not traced. Raises ModelLoadError.
+
+    example: of an estimator's input. Raises InputError where it is given for another model.
+    """
+    if is_estimator(model):
+        model = onnx_of(model, example)
+    elif example is not None:
+        raise InputError(f"example is for estimators of scikit-learn; a {type(model).__name__} says what it takes")
     if isinstance(model, Graph):
         return model
     from xrt_core.frontends.onnx_import import import_model

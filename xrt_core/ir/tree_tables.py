@@ -296,26 +296,19 @@ def _tables(
     return TreeTables(
         np.where(is_leaf, 0, feature).astype(np.intp), np.where(is_leaf, np.asarray(0, value.dtype), value), yes, no,
         (modes == _EQ) | (modes == _NEQ), (modes == _LT) | (modes == _GTE), nan_yes, roots,
-        _depth(roots, yes, no, is_leaf), leaf, len(places), leaf[owners], targets, weights, int(inner.max()) + 1 if inner.size else 0,
+        _depth(yes, no, is_leaf), leaf, len(places), leaf[owners], targets, weights, int(inner.max()) + 1 if inner.size else 0,
     )  # fmt: skip
 
 
-def _depth(roots: np.ndarray, yes: np.ndarray, no: np.ndarray, is_leaf: np.ndarray) -> int:
-    """The longest way from a root, in comparisons. Raises ValueError where there is a cycle.
+def _depth(yes: np.ndarray, no: np.ndarray, is_leaf: np.ndarray) -> int:
+    """The longest way, in comparisons. Raises ValueError where there is a cycle.
 
     Source: A. B. Kahn, "Topological sorting of large networks", 1962, a level at a time.
     """
-    reached = np.zeros(len(yes), np.bool_)
-    level = np.unique(roots)
-    while level.size:
-        reached[level] = True
-        inner = level[~is_leaf[level]]
-        level = np.unique(np.concatenate([yes[inner], no[inner]]))
-        level = level[~reached[level]]
-    inner = np.flatnonzero(reached & ~is_leaf)
+    inner = np.flatnonzero(~is_leaf)
     waiting = np.bincount(np.concatenate([yes[inner], no[inner]]), minlength=len(yes))
-    level = np.flatnonzero(reached & (waiting == 0))
-    left, depth = int(reached.sum()), 0
+    level = np.flatnonzero(waiting == 0)
+    left, depth = len(yes), 0
     while level.size:
         left -= level.size
         inner = level[~is_leaf[level]]
