@@ -5,6 +5,7 @@ Nothing of scikit-learn is imported unless the object is one of its estimators, 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +56,8 @@ def onnx_of(estimator: Any, example: Any = None) -> Any:
     converters = _converters(parts, what)
     options: dict[int, dict[str, bool]] = {id(estimator): {"zipmap": False}} if _is_classifier(estimator) else {}
     types = helper.guess_initial_types(_rows(estimator, example, what), None)
-    try:
+
+    def convert(types: Any) -> Any:
         return skl2onnx.convert_sklearn(
             estimator,
             initial_types=types,
@@ -63,11 +65,45 @@ def onnx_of(estimator: Any, example: Any = None) -> Any:
             custom_conversion_functions=converters,
             target_opset={"": skl2onnx.get_latest_tested_opset_version(), "ai.onnx.ml": 3},
         )
+
+    wide = {name for name, t in types if type(t).__name__ == "DoubleTensorType"}
+    try:
+        if wide:
+            with contextlib.suppress(Exception):  # many converters give no types of doubles that fit
+                model = convert(types)
+                if not any("TreeEnsemble" in n.op_type for n in model.graph.node):
+                    return model
+            single: Any = importlib.import_module("skl2onnx.common.data_types").FloatTensorType
+            return _rounded(convert([(name, single(t.shape) if name in wide else t) for name, t in types]), wide)
+        return convert(types)
     except Exception as e:
         why = str(e).strip().partition("\n")[0][:300]
         raise ModelLoadError(
             f"{what} is not converted by skl2onnx {skl2onnx.__version__}: {type(e).__name__}: {why}"
         ) from e
+
+
+def _rounded(model: Any, wide: set[str]) -> Any:
+    """The model with inputs of float64 under these names, rounded to the float32 that it takes: the thresholds of trees
+    are rounded so, and a number must not fall between the two."""
+    from onnx import TensorProto, helper
+
+    def rename(graph: Any) -> None:
+        for node in graph.node:
+            node.input[:] = [f"{n}/float32" if n in wide else n for n in node.input]
+            for a in node.attribute:
+                if a.HasField("g"):
+                    rename(a.g)
+
+    rename(model.graph)
+    casts = [helper.make_node("Cast", [n], [f"{n}/float32"], to=TensorProto.FLOAT) for n in sorted(wide)]
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    for given in model.graph.input:
+        if given.name in wide:
+            given.type.tensor_type.elem_type = TensorProto.DOUBLE
+    return model
 
 
 def _rows(estimator: Any, example: Any, what: str) -> Any:
