@@ -58,6 +58,13 @@ def onnx_of(estimator: Any, example: Any = None) -> Any:
     types = helper.guess_initial_types(_rows(estimator, example, what), None)
 
     def convert(types: Any) -> Any:
+        try:
+            return converted(types)
+        except NameError:  # a classifier without scores does not know the option
+            options.clear()
+            return converted(types)
+
+    def converted(types: Any) -> Any:
         return skl2onnx.convert_sklearn(
             estimator,
             initial_types=types,
