@@ -35,7 +35,8 @@ class XRTModule(GuardedModule):
 
     model: an ONNX file's path, its bytes, a ModelProto, an onnx_ir.Model, an IR graph, or an `xrt.Graph` (or a
         function of traced tensors), which is traced once per signature and returns its results nested as `build`
-        returns them.
+        returns them. A fitted estimator of scikit-learn is converted by skl2onnx.
+    example: a few rows of an estimator's input (an array or a DataFrame), which tell its dtypes; for no other model.
     engine: a name, a list of names by descending priority, "host" for none, "auto" for the fastest one per cluster
         (docs/guard.md). Default: every available engine that the switches of `xrt.config` enable.
     options: see docs/options.md.
@@ -48,7 +49,9 @@ class XRTModule(GuardedModule):
     `engine.EngineManager.select` for engines that cannot be used.
     """
 
-    def __init__(self, model: Any, *, engine: str | Sequence[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: Any, *, engine: str | Sequence[str] | None = None, example: Any = None, **options: Any
+    ) -> None:
         from xrt_core.compiler.models import ImportedModel, TracedModel, is_traced, quantised, read_model
         from xrt_core.compiler.tiering import pipeline_for
         from xrt_core.engine import engines as process_engines
@@ -65,7 +68,7 @@ class XRTModule(GuardedModule):
         if saved is None and is_traced(model):
             self._source = TracedModel(model, self._pipeline)
         else:
-            graph = saved.graph if saved is not None else quantised(read_model(model), self._pipeline)
+            graph = saved.graph if saved is not None else quantised(read_model(model, example), self._pipeline)
             self._source = ImportedModel(graph, self._pipeline)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

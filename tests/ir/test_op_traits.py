@@ -496,6 +496,7 @@ ELSEWHERE: Final = {
     "xrt_core/engine/onnx_bridge.py": "what a version of an operator changed",
     "xrt_core/frontends/tensor.py": "what NumPy's operators are in ONNX for bool",
     "xrt_core/ir/attribute_limits.py": "what operators allow as attributes",
+    "xrt_core/ir/ml_limits.py": "what operators of ai.onnx.ml allow as attributes, and which take a matrix",
     "xrt_core/passes/mixed_precision.py": "IsInf and IsNaN, which the pass leaves alone",
     "xrt_core/passes/mixed_precision_ops.py": "the policy of mixed precision: what gains or loses in a narrow float",
     "xrt_core/passes/partitioning/cost_model.py": "formulas of products, by the operands they read",

@@ -19,9 +19,10 @@ from xrt_core.compiler.stages import Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.explanation import Explanation
+from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
 from xrt_core.ir.schema import undefined_operator
-from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType, dtype_name
+from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array, plain_arguments, plain_arrays, to_numpy
 from xrt_core.runtime.binding import bind
@@ -192,6 +193,13 @@ def _check(name: str, declared: ValueType | None, a: Any) -> None:
             )
             if not fits:
                 raise InputError(f"input {name!r}: shape {list(a.shape)} given, {declared} expected")
+    elif isinstance(declared, MapType):
+        if not isinstance(a, dict):
+            raise InputError(f"input {name!r} takes a dict ({declared}), not a {type(a).__name__}")
+        key = str if declared.key == STRING else int
+        wrong = next((k for k in a if not isinstance(k, key) and not (key is int and isinstance(k, np.integer))), None)
+        if wrong is not None:
+            raise InputError(f"input {name!r} takes a dict ({declared}); {wrong!r} is no {key.__name__}")
     elif isinstance(declared, SequenceType):
         if not isinstance(a, list):
             raise InputError(f"input {name!r} takes a list of arrays ({declared}), not a {type(a).__name__}")
@@ -381,8 +389,15 @@ def is_traced(model: Any) -> bool:
     )
 
 
-def read_model(model: Any) -> Graph:
-    """Return the graph of a model that is not traced. Raises ModelLoadError."""
+def read_model(model: Any, example: Any = None) -> Graph:
+    """Return the graph of a model that is not traced. Raises ModelLoadError.
+
+    example: of an estimator's input. Raises InputError where it is given for another model.
+    """
+    if is_estimator(model):
+        model = onnx_of(model, example)
+    elif example is not None:
+        raise InputError(f"example is for estimators of scikit-learn; a {type(model).__name__} says what it takes")
     if isinstance(model, Graph):
         return model
     from xrt_core.frontends.onnx_import import import_model

@@ -344,6 +344,8 @@ def _copies(arrays: Sequence[Any]) -> list[Any] | None:
             return None
         if isinstance(x, list):
             return [copy(e) for e in x]
+        if isinstance(x, dict):
+            return dict(x)
         array = to_numpy(x)
         held += array.nbytes
         return np.array(array) if held <= MAX_INPUT_BYTES else None

@@ -277,7 +277,8 @@ _REMEMBERED: Final = 10_000
 
 _LONG: Final = frozenset(("end", "ends", "ignore_index", "start", "starts", "value_int", "value_ints"))
 """Attributes of which large values are common, and read in 64 bits."""
-_INT32: Final = np.iinfo(np.int32)
+_LEAST: Final = -(1 << 31)
+_MOST: Final = (1 << 31) - 1
 
 
 def _each(attribute: Any) -> tuple[Any, ...]:
@@ -298,8 +299,10 @@ def why_unfit(node: Node, engine: str) -> str | None:
             if type(t) is not TensorType or t.dtype is None or t.shape is None or not t.is_static:
                 return _unfit(v, f"{what} {v.name!r} of {node.operator}", engine)
     for name, a in node.attributes.items():
-        if name not in _LONG and any(isinstance(i, int) and not _INT32.min <= i <= _INT32.max for i in _each(a)):
-            return f"{name} of {node.operator} is {a!r}, which does not fit into the 32 bits that {engine} reads"
+        integers = [i for i in _each(a) if isinstance(i, int)] if name not in _LONG else ()
+        wide = next((i for i in (min(integers), max(integers)) if not _LEAST <= i <= _MOST), None) if integers else None
+        if wide is not None:
+            return f"{name} of {node.operator} has {wide}, which does not fit into the 32 bits that {engine} reads"
     if node.attributes and node.subgraphs:
         return f"{node.operator} has subgraphs, which XRT runs step by step with their parts on engines"
     return None
@@ -406,6 +409,9 @@ def frozen(attribute: Any) -> Hashable:
     if isinstance(attribute, SparseTensor):
         return frozen(attribute.values), frozen(attribute.indices), attribute.dims
     if isinstance(attribute, tuple):
+        kinds = set(map(type, attribute))
+        if kinds in ({int}, {float}, {str}):  # a tree ensemble has a million
+            return kinds.pop(), attribute
         return tuple(map(frozen, attribute))
     found: Hashable = attribute
     return type(attribute), found

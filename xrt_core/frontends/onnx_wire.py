@@ -36,6 +36,9 @@ _MESSAGES: Final[Mapping[str, Mapping[int, str]]] = {
 }
 # TensorProto fields whose packed bytes are the raw layout -> data types (None: any but string) they hold it for
 _BLOBS: Final[Mapping[int, tuple[int, ...] | None]] = {9: None, 4: (1, 14), 10: (11, 15)}
+_LISTS: Final = frozenset({7, 8, 9})
+"""Fields of an attribute that list floats, integers or strings, each element by itself: such an attribute holds no
+tensor, and the tables of a tree ensemble are a million elements."""
 _TENSOR_DATA: Final = frozenset({4, 5, 6, 7, 9, 10, 11, 3})
 _STRING: Final = 8
 
@@ -120,6 +123,8 @@ class Weights:
                     out += [self.buffer[kept:pos], head, *inner]
                     written += pos - kept + len(head) + size
                     kept = stop
+            elif kind == "attribute" and number in _LISTS:
+                break
             pos = stop
         out.append(self.buffer[kept:end])
         return written + end - kept

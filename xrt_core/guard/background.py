@@ -187,4 +187,4 @@ def _bytes(x: Any) -> int:
     """Bytes of an array, or of all arrays in a list; 0 for None."""
     if isinstance(x, list | tuple):
         return sum(map(_bytes, x))
-    return 0 if x is None else int(x.nbytes)
+    return int(getattr(x, "nbytes", 0))

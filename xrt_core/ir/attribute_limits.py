@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from xrt_core.ir.graph import Attribute, Node, Value
+from xrt_core.ir.ml_limits import DOMAIN, ml_attribute_fault, ml_node_fault
 from xrt_core.ir.types import ONNX_TO_DTYPE
 
 
@@ -140,6 +141,8 @@ def attribute_fault(domain: str, op_type: str, attributes: Mapping[str, Attribut
 
     None where all are allowed. Their kinds must be those of the schema.
     """
+    if domain == DOMAIN:
+        return ml_attribute_fault(op_type, attributes)
     if domain:
         return None
     for name, value in attributes.items():
@@ -161,6 +164,8 @@ def node_fault(node: Node) -> str | None:
 
     None where nothing is known to be wrong. Control flow is not looked at beyond its attributes.
     """
+    if node.domain == DOMAIN:
+        return ml_node_fault(node)
     if node.domain:
         return None
     fault = attribute_fault("", node.op_type, node.attributes)

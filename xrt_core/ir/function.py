@@ -351,7 +351,8 @@ class _Encoder:
         if isinstance(a, bytes):
             return ("s", a) if _not_text(a) else ("s", a.decode())
         if isinstance(a, tuple):
-            return ("t", tuple(self._attribute(x) for x in a))
+            long = self._long(a) if len(a) > _INLINE else None
+            return long or ("t", tuple(self._attribute(x) for x in a))
         if isinstance(a, np.ndarray):
             return ("a", self._array(a))
         if isinstance(a, Graph):
@@ -365,6 +366,15 @@ class _Encoder:
         if isinstance(a, Function):
             return ("function", a.fingerprint)
         raise GraphError(f"an attribute holds a {type(a).__name__}, which is no attribute value")
+
+    def _long(self, a: tuple[Any, ...]) -> Any:
+        """A long list of numbers or of text as its digest, such as the tables of a tree ensemble; None for others."""
+        kinds = set(map(type, a))
+        if kinds == {int}:
+            return ("ints", self._array(np.array(a, np.int64)))
+        if kinds == {float} and max(map(abs, a)) < 3e38:
+            return ("floats", self._array(np.array(a, np.float32)))
+        return ("texts", digest(repr(a).encode("utf-8", "surrogatepass"))) if kinds == {str} else None
 
     def _array(self, array: np.ndarray) -> Any:
         if array.nbytes <= _INLINE and array.dtype != STRING:

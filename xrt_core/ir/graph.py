@@ -521,7 +521,8 @@ def closed(graph: Graph) -> Graph:
 
 
 def attribute_key(node: Node, limit: int = 4096) -> Any:
-    """A hashable key of the node's attributes, or None where they hold graphs or arrays over `limit` elements."""
+    """A hashable key of the node's attributes, or None where they hold graphs, or arrays or lists over `limit`
+    elements."""
     import numpy as np
 
     if not node.attributes:
@@ -532,6 +533,8 @@ def attribute_key(node: Node, limit: int = 4096) -> Any:
             if a.size > limit:
                 return None
             a = (a.dtype, a.shape, tuple(a.reshape(-1)) if a.dtype == object else a.tobytes())
+        elif type(a) is tuple and len(a) > limit:
+            return None
         elif isinstance(a, float) or (type(a) is tuple and a and isinstance(a[0], float)):
             a = repr(a)  # 0.0 and -0.0 are equal, and not the same
         parts.append((name, type(a), a))

@@ -17,6 +17,8 @@ import numpy as np
 from xrt_core.errors import ShapeError
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.graph import Node, Value, attribute_key
+from xrt_core.ir.ml_inference import ml_types
+from xrt_core.ir.ml_limits import DOMAIN
 from xrt_core.ir.types import Dim, TensorType, ValueType, type_fault
 
 _MAX_DATA = 1024  # elements of a known input that inference is shown: shapes, axes, scales; never weights
@@ -100,6 +102,9 @@ def _infer(node: Node) -> tuple[ValueType | None, ...]:
     fault = node_fault(node)  # before onnx's own code, which some faults end or hang
     if fault is not None:
         raise _misfit(node, fault)
+    known = ml_types(node) if node.domain == DOMAIN else None
+    if known is not None:
+        return known
     try:
         definition = onnx.defs.get_schema(node.op_type, node.version, node.domain)
     except onnx.defs.SchemaError:
@@ -168,14 +173,6 @@ def _like_first(node: Node, inferred: Types) -> Types:
     """onnx leaves these functions without inference; their result is like the first input."""
     first = node.inputs[0]
     return (first.type if first is not None else None, *inferred[1:])
-
-
-def _shaped_like_first(node: Node, inferred: Types) -> Types:
-    """onnx gives these the dtype alone."""
-    first, found = node.inputs[0], inferred[0]
-    if first is None or not isinstance(found, TensorType) or found.shape is not None:
-        return inferred
-    return (TensorType(found.dtype, first.shape), *inferred[1:])
 
 
 def _range(node: Node, inferred: Types) -> Types:
@@ -287,6 +284,5 @@ _RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("", "MaxUnpool"): _max_unpool,
         ("", "Conv"): _conv,
         **{("", op): _pool for op in ("MaxPool", "AveragePool", "LpPool")},
-        **{("ai.onnx.ml", op): _shaped_like_first for op in ("Imputer", "Normalizer", "Scaler")},
     }
 )

@@ -285,7 +285,7 @@ def _list_to_proto(
     first = values[0] if values else None
     if first is None:
         a.type = cast(Any, kind or AttributeProto.INTS)
-    elif isinstance(first, float) or any(isinstance(v, float) for v in values):
+    elif isinstance(first, float) or any(issubclass(t, float) for t in set(map(type, values))):
         a.type = AttributeProto.FLOATS
         a.floats.extend(values)
     elif isinstance(first, int | np.integer):

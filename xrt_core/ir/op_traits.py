@@ -57,6 +57,7 @@ class Traits:
 
     exact: no floating-point result is rounded (see `is_exact`).
     discontinuous: a small change of a finite input may change a result by much (see `is_discontinuous`).
+    classifies: the first result is the label of the greatest of scores that are computed, so it jumps for exact inputs.
     piecewise_constant: the derivative is zero wherever it exists.
     weighs: elements are weighted by, or taken at, numbers that are computed: the standard leaves open whether NaN or
         infinity of weight zero, or beside what is taken, shows in the result.
@@ -84,6 +85,7 @@ class Traits:
     shape_arithmetic: bool = False
     exact: bool = False
     discontinuous: bool = False
+    classifies: bool = False
     piecewise_constant: bool = False
     weighs: bool = False
     grows: bool = False
@@ -300,9 +302,17 @@ _ONNX: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
     },
 })  # fmt: skip
 
-_ML: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    dict.fromkeys(("elementwise", "discontinuous", "piecewise_constant"), frozenset({"Binarizer"}))
-)
+_CLASSIFIERS = frozenset({"LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"})
+_TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+_CATEGORIES = frozenset({"CategoryMapper", "LabelEncoder", "OneHotEncoder"})
+_ML: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
+    "elementwise": frozenset({"Binarizer"}),
+    "discontinuous": frozenset({"Binarizer", "Imputer", "SVMRegressor"}) | _CATEGORIES | _CLASSIFIERS | _TREES,
+    "piecewise_constant": frozenset({"Binarizer"}) | _CATEGORIES | _TREES,
+    "classifies": _CLASSIFIERS,
+    **dict.fromkeys(("moves_elements", "zero_preserving"), frozenset({"ArrayFeatureExtractor"})),
+    "exact": frozenset({"ArrayFeatureExtractor", "Binarizer", "Imputer"}) | _CATEGORIES,
+})  # fmt: skip
 
 _BOUNDARIES = frozenset({"EngineInputConvert", "EngineOutputConvert"})
 _PASSED_ON = _BOUNDARIES | {"Barrier", "StopGradient"}

@@ -32,11 +32,18 @@ class OpContext:
     xp: the array namespace of the arguments: `numpy`, `cupy`, `jax.numpy`, ...
     """
 
-    __slots__ = ("node", "xp")
+    __slots__ = ("_prepared", "node", "xp")
 
     def __init__(self, node: Node, xp: Any) -> None:
         self.node = node
         self.xp = xp
+        self._prepared: Any = None
+
+    def prepared(self, make: Callable[[Node], Any]) -> Any:
+        """Return `make(node)`, computed at the first call of this context: what follows from the node alone."""
+        if self._prepared is None:
+            self._prepared = make(self.node)
+        return self._prepared
 
     @property
     def version(self) -> int:
@@ -72,7 +79,8 @@ F = TypeVar("F", bound=KernelFunction)
 FAMILIES = (
     "elementwise", "logic", "cast", "activation", "reduction", "linear", "normalization", "loss", "quantization",
     "optimizer", "movement", "padding", "indexing", "scatter", "generator", "random", "convolution", "pooling",
-    "resize", "recurrent", "signal", "attention", "vision", "sequence", "text", "detection", "gradient",
+    "resize", "recurrent", "signal", "attention", "vision", "sequence", "text", "detection", "gradient", "trees",
+    "linear_models", "support_vectors", "features", "categories", "maps",
 )  # fmt: skip
 """Modules of this package that register kernels."""
 

@@ -400,7 +400,8 @@ class Rounding:
                 self.flipped.update(outputs)
             if node.op_type == "QuantizeLinear" and given[0] in settled and node.outputs[0] in body.consumers:
                 continue
-            if node.op_type in _QUANTISES or (is_rounded and is_discontinuous(node)):
+            classifies = traits_of(node).classifies
+            if node.op_type in _QUANTISES or classifies or (is_rounded and is_discontinuous(node)):
                 self.jumps.update((v, node) for v in outputs)
             if is_rounded or (not is_exact(node) and any(_is_float(v) for v in (*given, *outputs))):
                 self.rounded.update(outputs)
@@ -454,10 +455,30 @@ def _unexplained(
     is_local = traits_of(node).elementwise or node.op_type in _QUANTISES
     if is_local and float_like(got.dtype) and radius is not None:  # results on the way to the ends, as of Mod
         bound = bound + radius
+    if traits_of(node).classifies and k == 0:
+        return (got != want) & ~_tied(node, given, got, want), int(np.count_nonzero(high != low))
     mine = _wide(got)
     same = (got == want) | (np.isnan(mine) & np.isnan(_wide(want)))
     inside = same | ((mine >= low - bound) & (mine <= high + bound))
     return ~inside, 0 if is_local else int(np.count_nonzero(high - low > 2 * bound))
+
+
+def _tied(node: Node, given: Sequence[np.ndarray | None], got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Where two labels of a classifier have scores that are equal but for rounding."""
+    plain = {name: a for name, a in node.attributes.items() if name not in ("prob_a", "prob_b")}
+    scores = _wide(run_node(node.replace(attributes=plain), given)[1])
+    sizes = np.maximum(np.abs(scores).max(axis=1, initial=0.0), 1.0)
+    labels: Any = node.attributes.get("classlabels_int64s") or node.attributes.get("classlabels_ints") or ()
+    if node.op_type == "SVMClassifier" and node.attributes.get("vectors_per_class"):  # one score for each two classes
+        return np.asarray(np.abs(scores).min(axis=1, initial=np.inf) <= _TIE * sizes)
+    ours, theirs = (np.argmax(np.asarray(labels) == x[:, None], axis=1) for x in (got, want))
+    rows = np.arange(len(got))
+    return np.asarray(np.isin(got, labels) & (np.abs(scores[rows, ours] - scores[rows, theirs]) <= _TIE * sizes))
+
+
+_TIE: Final = 1e-5
+"""How far scores of two classes may be apart, in terms of the greatest, for rounding to decide between them: ensembles
+add hundreds of numbers in float32, in an order of their own."""
 
 
 def _picker(node: Node, k: int) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def deviation(node: Node) -> str | None:
     """What would go wrong with `node`, or None."""
     if draws_random(node):
         return f"{node.op_type} draws random numbers, and those are the host's"
-    rule = None if node.domain else _RULES.get(node.op_type)
+    rule = _RULES.get(node.op_type) if not node.domain else _ML_RULES.get(node.op_type)
     return None if rule is None else rule(node)
 
 
@@ -118,6 +118,38 @@ def _cast(node: Node) -> str | None:
 def _mean_variance(node: Node) -> str | None:
     return "onnxruntime's MeanVarianceNormalization of a constant channel is NaN"
 
+
+def _normalizer(node: Node) -> str | None:
+    signed = node.attributes.get("norm", "MAX") == "MAX"
+    return "onnxruntime's Normalizer MAX divides by the largest number, not the largest magnitude" if signed else None
+
+
+def _one_score(node: Node) -> str | None:
+    """Classifiers of one label, or of two whose scores are not the plain case that converters write."""
+    a: Any = node.attributes
+    labels = a.get("classlabels_strings") or a.get("classlabels_int64s") or a.get("classlabels_ints") or ()
+    if node.op_type == "SVMClassifier":
+        is_raw = len(labels) == 2 and a.get("vectors_per_class") and not a.get("prob_a")
+        plain = not is_raw or a.get("post_transform", "NONE") == "NONE"
+    elif len(labels) > 2:
+        plain = a.get("post_transform", "NONE") != "PROBIT"
+    else:
+        transform = a.get("post_transform", "NONE")
+        given = a.get("class_weights_as_tensor")
+        weights = given if given is not None and np.size(given) else a.get("class_weights", ())
+        base = max(np.size(a.get(n, ())) for n in ("base_values", "base_values_as_tensor"))
+        plain = (
+            len(labels) == 2
+            and set(a.get("class_ids", ())) == {0}
+            and base <= 1
+            and (transform == "NONE" or (transform == "LOGISTIC" and bool((np.asarray(weights) < 0).any())))
+        )
+    return None if plain else f"onnxruntime scores such a {node.op_type} of few labels in a way of its own"
+
+
+_ML_RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
+    {"Normalizer": _normalizer, "SVMClassifier": _one_score, "TreeEnsembleClassifier": _one_score}
+)
 
 _RULES: Final[Mapping[str, Callable[[Node], str | None]]] = MappingProxyType(
     {

@@ -1,0 +1,321 @@
+"""Tree tables: the nodes of a tree ensemble of ai.onnx.ml as arrays, read from the attributes of a node and checked.
+
+Every comparison is brought into one of three forms, `x <= value`, `x < value` and `x == value`, by exchanging branches
+and, for the set of a member test, by a chain of `==` nodes.
+
+Source: TreeEnsembleClassifier and TreeEnsembleRegressor (versions 1 and 3) and TreeEnsemble (version 5),
+https://onnx.ai/onnx/operators/index_ai_onnx_ml.html.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.ir.graph import Attribute
+
+AGGREGATES: Final = ("AVERAGE", "SUM", "MIN", "MAX")
+"""Aggregate functions, in the order in which TreeEnsemble numbers them."""
+
+TRANSFORMS: Final = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+"""Transforms of scores, in the order in which TreeEnsemble numbers them."""
+
+_MODES: Final = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "MEMBER", "LEAF")
+_LEQ, _LT, _GTE, _GT, _EQ, _NEQ, _MEMBER, _LEAF = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeTables:
+    """A tree ensemble. The nodes of all trees have one numbering; a leaf is its own child on both sides.
+
+    feature [nodes] (intp), value [nodes]: what an inner node compares; yes, no [nodes] (intp): where it leads.
+    equal, strict [nodes] (bool): it compares `==`, or `<`, and not `<=`. nan_yes [nodes] (bool): NaN takes the branch `yes`.
+    roots [trees] (intp). depth: comparisons on the longest way. leaf [nodes] (intp): a leaf's number, -1 elsewhere.
+    targets, weights, owners [contributions]: what a leaf (its number in `owners`) gives to which target.
+    leaves: how many there are. features: how many features an input must have at least.
+    """
+
+    feature: np.ndarray
+    value: np.ndarray
+    yes: np.ndarray
+    no: np.ndarray
+    equal: np.ndarray
+    strict: np.ndarray
+    nan_yes: np.ndarray
+    roots: np.ndarray
+    depth: int
+    leaf: np.ndarray
+    leaves: int
+    owners: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+    features: int
+
+
+_REMEMBERED: Final = 8
+_known: OrderedDict[tuple[str, int], tuple[Mapping[str, Attribute], TreeTables | ValueError]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def tree_tables(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables:
+    """The tables of a node of TreeEnsemble, TreeEnsembleClassifier or TreeEnsembleRegressor.
+
+    Raises ValueError, naming the attribute, for tables that contradict each other, and for trees with a cycle. The
+    last few results are remembered by the identity of `attributes`.
+    """
+    key = (op_type, id(attributes))
+    with _lock:
+        found = _known.get(key)
+    if found is None:
+        result: TreeTables | ValueError
+        try:
+            result = _read_v5(attributes) if op_type == "TreeEnsemble" else _read(op_type, attributes)
+        except ValueError as e:
+            result = e
+        found = (attributes, result)  # the mapping is held, so that its identity is not given away
+        with _lock:
+            _known[key] = found
+            while len(_known) > _REMEMBERED:
+                _known.popitem(last=False)
+    if isinstance(found[1], ValueError):
+        raise ValueError(str(found[1]))
+    return found[1]
+
+
+def _numbers(attributes: Mapping[str, Attribute], name: str, dtype: Any) -> np.ndarray:
+    """The attribute as a flat array, empty where it is not given; its form as a tensor comes first."""
+    tensor: Any = attributes.get(f"{name}_as_tensor")
+    if tensor is not None and np.size(tensor):
+        return np.asarray(tensor).reshape(-1)
+    found: Any = attributes.get(name)
+    return np.zeros(0, dtype) if found is None else np.asarray(found, dtype).reshape(-1)
+
+
+def _same_length(sizes: Mapping[str, int], count: int, of: str) -> None:
+    for name, size in sizes.items():
+        if size != count:
+            raise ValueError(f"{name} has {size} entries; {of} has {count}, and they must agree")
+
+
+def _read(op_type: str, attributes: Mapping[str, Attribute]) -> TreeTables:
+    """Versions 1 and 3: nodes are named by (tree, node)."""
+    prefix = "class" if op_type == "TreeEnsembleClassifier" else "target"
+    ints = {n: _numbers(attributes, f"nodes_{n}", np.int64)
+            for n in ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")}  # fmt: skip
+    values = _numbers(attributes, "nodes_values", np.float32)
+    names: Any = attributes.get("nodes_modes") or ()
+    count = len(names)
+    if not count:
+        raise ValueError(f"nodes_modes is empty; {op_type} needs at least one node")
+    _same_length({**{f"nodes_{n}": a.size for n, a in ints.items()}, "nodes_values": values.size}, count, "nodes_modes")
+    missing = _numbers(attributes, "nodes_missing_value_tracks_true", np.int64)
+    if missing.size:
+        _same_length({"nodes_missing_value_tracks_true": missing.size}, count, "nodes_modes")
+    modes = _modes(names)
+    trees, index = _numbered(ints["treeids"], ints["nodeids"])
+    inner = modes != _LEAF
+    yes, no = (
+        _children(index, ints["treeids"], ints[f"{which}nodeids"], inner, f"nodes_{which}nodeids")
+        for which in ("true", "false")
+    )
+    where = {n: _numbers(attributes, f"{prefix}_{n}", np.int64) for n in ("treeids", "nodeids", "ids")}
+    weights = _numbers(attributes, f"{prefix}_weights", np.float32)
+    _same_length({f"{prefix}_{n}": a.size for n, a in where.items()}, weights.size, f"{prefix}_weights")
+    owners = index(where["treeids"], where["nodeids"])
+    lost = np.flatnonzero(owners < 0)
+    if lost.size:
+        i = int(lost[0])
+        raise ValueError(
+            f"{prefix}_nodeids has node {where['nodeids'][i]} of tree {where['treeids'][i]}, which is not among the "
+            "nodes"
+        )
+    kept = modes[owners] == _LEAF  # a weight at an inner node is never reached
+    roots = _roots(ints["treeids"], trees, yes, no, inner)
+    return _tables(
+        ints["featureids"], values, modes, missing, yes, no, roots, owners[kept], where["ids"][kept], weights[kept]
+    )
+
+
+def _modes(names: Any) -> np.ndarray:
+    codes = {name: i for i, name in enumerate(_MODES) if name != "MEMBER"}
+    try:
+        return np.fromiter((codes[name] for name in names), np.int8, len(names))
+    except KeyError as e:
+        raise ValueError(f"nodes_modes has {e.args[0]!r}; it allows {', '.join(codes)}") from None
+
+
+def _numbered(trees: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, Any]:
+    """The trees there are, in the order of their first node; and a function from (tree, node) to the place among the
+    nodes, -1 for what is not there."""
+    order = np.lexsort((nodes, trees))
+    t, n = trees[order], nodes[order]
+    twice = np.flatnonzero((t[1:] == t[:-1]) & (n[1:] == n[:-1]))
+    if twice.size:
+        i = int(twice[0])
+        raise ValueError(f"nodes_nodeids has node {n[i]} of tree {t[i]} twice")
+    ids, first = np.unique(trees, return_index=True)
+    low, high = int(nodes.min()), int(nodes.max())
+    span = high - low + 1
+    if span > (1 << 40):
+        raise ValueError(f"nodes_nodeids goes from {low} to {high}; numbers of nodes must lie closer together")
+    keys = np.searchsorted(ids, t) * span + (n - low)
+
+    def place(tree: np.ndarray, node: np.ndarray) -> np.ndarray:
+        at = np.minimum(np.searchsorted(ids, tree), len(ids) - 1)
+        valid = (ids[at] == tree) & (node >= low) & (node <= high)
+        wanted = at * span + np.where(valid, node - low, 0)
+        found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where(valid & (keys[found] == wanted), order[found], -1)
+
+    return ids[np.argsort(first)], place
+
+
+def _children(place: Any, trees: np.ndarray, named: np.ndarray, inner: np.ndarray, attribute: str) -> np.ndarray:
+    found = place(trees, named)
+    lost = np.flatnonzero(inner & (found < 0))
+    if lost.size:
+        i = int(lost[0])
+        raise ValueError(f"{attribute} leads to node {named[i]} of tree {trees[i]}, which is not among the nodes")
+    return np.where(inner, found, np.arange(len(named)))
+
+
+def _roots(treeids: np.ndarray, trees: np.ndarray, yes: np.ndarray, no: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """The first node of each tree that no other node leads to."""
+    reached = np.zeros(len(yes), np.bool_)
+    reached[yes[inner]] = True
+    reached[no[inner]] = True
+    candidates = np.flatnonzero(~reached)
+    ids, first = np.unique(treeids[candidates], return_index=True)
+    if len(ids) != len(trees):
+        lost = sorted(set(trees.tolist()) - set(ids.tolist()))[0]
+        raise ValueError(f"nodes_truenodeids and nodes_falsenodeids make a cycle in tree {lost}: it has no root")
+    roots = dict(zip(ids.tolist(), candidates[first].tolist(), strict=True))
+    return np.array([roots[t] for t in trees.tolist()], np.intp)
+
+
+def _read_v5(attributes: Mapping[str, Attribute]) -> TreeTables:
+    """Version 5: inner nodes and leaves have tables of their own."""
+    roots = _numbers(attributes, "tree_roots", np.int64)
+    splits: Any = attributes.get("nodes_splits")
+    modes: Any = attributes.get("nodes_modes")
+    weights: Any = attributes.get("leaf_weights")
+    splits, modes, weights = (np.asarray(a if a is not None else ()).reshape(-1) for a in (splits, modes, weights))
+    ints = {n: _numbers(attributes, n, np.int64)
+            for n in ("nodes_featureids", "nodes_truenodeids", "nodes_falsenodeids", "nodes_trueleafs",
+                      "nodes_falseleafs")}  # fmt: skip
+    ids = _numbers(attributes, "leaf_targetids", np.int64)
+    count = modes.size
+    if not count or not roots.size:
+        raise ValueError(f"{'nodes_modes' if not count else 'tree_roots'} is empty; TreeEnsemble needs a node")
+    _same_length({**{n: a.size for n, a in ints.items()}, "nodes_splits": splits.size}, count, "nodes_modes")
+    _same_length({"leaf_targetids": ids.size}, weights.size, "leaf_weights")
+    missing = _numbers(attributes, "nodes_missing_value_tracks_true", np.int64)
+    if missing.size:
+        _same_length({"nodes_missing_value_tracks_true": missing.size}, count, "nodes_modes")
+    modes = modes.astype(np.int64)
+    if ((modes < 0) | (modes > _MEMBER)).any():
+        raise ValueError(f"nodes_modes has {modes[(modes < 0) | (modes > _MEMBER)][0]}; it allows 0 to 6")
+    leaves = weights.size
+    children = []
+    for which in ("true", "false"):
+        to, is_leaf = ints[f"nodes_{which}nodeids"], ints[f"nodes_{which}leafs"] != 0
+        bad = np.flatnonzero((to < 0) | (to >= np.where(is_leaf, leaves, count)))
+        if bad.size:
+            kind, most = ("leaf", leaves) if is_leaf[bad[0]] else ("node", count)
+            raise ValueError(f"nodes_{which}nodeids leads to {kind} {to[bad[0]]}; there are {most}")
+        children.append(np.where(is_leaf, to + count, to))
+    out = np.flatnonzero((roots < 0) | (roots >= count))
+    if out.size:
+        raise ValueError(f"tree_roots has node {roots[out[0]]}; there are {count}")
+    members: Any = attributes.get("membership_values")
+    value, feature = np.asarray(splits), ints["nodes_featureids"]
+    flags = missing if missing.size else np.zeros(count, np.int64)
+    yes, no = (np.concatenate([c, np.arange(count, count + leaves)]) for c in children)
+    kinds = np.concatenate([modes, np.full(leaves, _LEAF)])
+    value = np.concatenate([value, np.zeros(leaves, value.dtype)])
+    feature = np.concatenate([feature, np.zeros(leaves, np.int64)])
+    flags = np.concatenate([flags, np.zeros(leaves, np.int64)])
+    if (modes == _MEMBER).any():
+        value, feature, flags, yes, no, kinds = _chains(value, feature, flags, yes, no, kinds, members)
+    owners = np.arange(count, count + leaves)
+    return _tables(feature, value, kinds, flags, yes, no, roots.astype(np.intp), owners, ids, weights)
+
+
+def _chains(
+    value: np.ndarray, feature: np.ndarray, flags: np.ndarray, yes: np.ndarray, no: np.ndarray, kinds: np.ndarray,
+    members: Any,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """The tables with a chain of `==` nodes for each member test; sets stand one after another, NaN ends each."""
+    flat = np.asarray(members if members is not None else ()).reshape(-1)
+    ends = np.flatnonzero(np.isnan(flat))
+    places = np.flatnonzero(kinds == _MEMBER)
+    if len(ends) != len(places) or (flat.size and not np.isnan(flat[-1])):
+        raise ValueError(
+            f"membership_values has {len(ends)} sets, each ends with NaN; nodes_modes has {len(places)} 6s"
+        )
+    tables = [value.tolist(), feature.tolist(), flags.tolist(), yes.tolist(), no.tolist(), kinds.tolist()]
+    start = 0
+    for place, end in zip(places.tolist(), ends.tolist(), strict=True):
+        found = flat[start:end].tolist()
+        start = end + 1
+        rest, at = tables[4][place], place
+        tables[5][place], tables[0][place] = _EQ, found[0] if found else np.nan
+        for v in found[1:]:
+            fresh = len(tables[0])
+            tables[4][at] = fresh
+            for column, entry in zip(tables, (v, tables[1][place], tables[2][place], tables[3][place], rest, _EQ),
+                                     strict=True):  # fmt: skip
+                column.append(entry)
+            at = fresh
+    dtypes = (value.dtype, feature.dtype, flags.dtype, yes.dtype, no.dtype, kinds.dtype)
+    return tuple(np.array(c, t) for c, t in zip(tables, dtypes, strict=True))
+
+
+def _tables(
+    feature: np.ndarray, value: np.ndarray, modes: np.ndarray, missing: np.ndarray, yes: np.ndarray, no: np.ndarray,
+    roots: np.ndarray, owners: np.ndarray, targets: np.ndarray, weights: np.ndarray,
+) -> TreeTables:  # fmt: skip
+    is_leaf = modes == _LEAF
+    if (feature[~is_leaf] < 0).any():
+        raise ValueError(f"nodes_featureids has {feature[~is_leaf].min()}; features are numbered from 0")
+    if (targets < 0).any():
+        raise ValueError(f"the ids of targets have {targets.min()}; targets are numbered from 0")
+    swap = (modes == _GTE) | (modes == _GT) | (modes == _NEQ)
+    nan_yes = (modes == _NEQ) | (missing.astype(np.bool_) if missing.size else False)
+    nan_yes = np.where(swap, ~nan_yes, nan_yes) & ~is_leaf
+    yes, no = np.where(swap, no, yes).astype(np.intp), np.where(swap, yes, no).astype(np.intp)
+    leaf = np.full(len(modes), -1, np.intp)
+    places = np.flatnonzero(is_leaf)
+    leaf[places] = np.arange(len(places))
+    inner = feature[~is_leaf]
+    return TreeTables(
+        np.where(is_leaf, 0, feature).astype(np.intp), np.where(is_leaf, np.asarray(0, value.dtype), value), yes, no,
+        (modes == _EQ) | (modes == _NEQ), (modes == _LT) | (modes == _GTE), nan_yes, roots,
+        _depth(yes, no, is_leaf), leaf, len(places), leaf[owners], targets, weights, int(inner.max()) + 1 if inner.size else 0,
+    )  # fmt: skip
+
+
+def _depth(yes: np.ndarray, no: np.ndarray, is_leaf: np.ndarray) -> int:
+    """The longest way, in comparisons. Raises ValueError where there is a cycle.
+
+    Source: A. B. Kahn, "Topological sorting of large networks", 1962, a level at a time.
+    """
+    inner = np.flatnonzero(~is_leaf)
+    waiting = np.bincount(np.concatenate([yes[inner], no[inner]]), minlength=len(yes))
+    level = np.flatnonzero(waiting == 0)
+    left, depth = len(yes), 0
+    while level.size:
+        left -= level.size
+        inner = level[~is_leaf[level]]
+        depth += bool(inner.size)
+        children, times = np.unique(np.concatenate([yes[inner], no[inner]]), return_counts=True)
+        waiting[children] -= times
+        level = children[waiting[children] == 0]
+    if left:
+        raise ValueError("nodes_truenodeids and nodes_falsenodeids make a cycle")
+    return depth
