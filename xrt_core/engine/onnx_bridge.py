@@ -16,13 +16,13 @@ import numpy as np
 
 from xrt_core.errors import CompileError, ExportError, XRTError
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.graph import Graph, Node, SparseTensor, Value, every_node, nodes_within
 from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
 from xrt_core.ir.schema import find_schema
 from xrt_core.ir.types import STRING, SequenceType, TensorType
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
+    from onnx import GraphProto, ModelProto, TensorProto
 
 __all__ = [
     "EXTERNAL_BYTES",
@@ -36,6 +36,7 @@ __all__ = [
     "same_but_types",
     "schema_of",
     "to_onnx",
+    "why_not_within",
     "why_unfit",
 ]
 
@@ -128,17 +129,24 @@ def onnx_model(
     except ExportError as e:
         raise CompileError(f"{engine}: function {function.name!r} does not export: {e}") from e
     if model.functions:  # how the exporter writes nodes of another opset; libraries read them at the model's opset
-        mixed = ", ".join(sorted({f"{n.operator}-{n.version}" for n in body.nodes}))
+        mixed = ", ".join(sorted({f"{n.operator}-{n.version}" for n in every_node(body)}))
         raise CompileError(f"{engine}: function {function.name!r} mixes nodes that no one opset has: {mixed}")
     graph = model.graph
-    del graph.value_info[:]  # the library infers the types itself
-    taken: set[str] = set()
-    for i, n in enumerate(graph.node):
-        if n.name in taken:
-            n.name = f"{n.name}#{i}"
-        taken.add(n.name)
+    _tidy(graph, set())
     inputs, outputs = (tuple(p.name for p in ports) for ports in (graph.input, graph.output))
     return OnnxModel(model, inputs, outputs, MappingProxyType(weights))
+
+
+def _tidy(graph: GraphProto, taken: set[str]) -> None:
+    """Give nodes names of their own, and take out the types of inner values, which the library infers itself."""
+    del graph.value_info[:]
+    for i, n in enumerate(graph.node):
+        if n.name in taken:
+            n.name = f"{n.name}#{i}" if f"{n.name}#{i}" not in taken else f"{n.name}#{len(taken)}"
+        taken.add(n.name)
+        for a in n.attribute:
+            if a.HasField("g"):
+                _tidy(a.g, taken)
 
 
 def _elsewhere(array: np.ndarray, name: str, location: Mapping[str, str]) -> TensorProto:
@@ -284,11 +292,12 @@ def _each(attribute: Any) -> tuple[Any, ...]:
     return attribute if isinstance(attribute, tuple) else (attribute,)
 
 
-def why_unfit(node: Node, engine: str) -> str | None:
+def why_unfit(node: Node, engine: str, *, bodies: bool = False) -> str | None:
     """Why a library of static ONNX models cannot take `node`, whatever it computes; None where it might.
 
-    Every input and output must be a tensor of known dtype and shape, the node must have no subgraphs, and its integer
-    attributes must fit into 32 bits, to which libraries cut them unseen.
+    Every input and output must be a tensor of known dtype and shape, the node must have no subgraphs unless the library
+    is given those (`bodies`), and its integer attributes must fit into 32 bits, to which libraries cut them unseen.
+    Within subgraphs values may have any type.
     """
     for what, values in (("input", node.inputs), ("output", node.outputs)):
         for v in values:
@@ -297,11 +306,27 @@ def why_unfit(node: Node, engine: str) -> str | None:
             t = v.type
             if type(t) is not TensorType or t.dtype is None or t.shape is None or not t.is_static:
                 return _unfit(v, f"{what} {v.name!r} of {node.operator}", engine)
+    reason = _too_wide(node, engine)
+    if reason is None and node.attributes and node.subgraphs:
+        if not bodies:
+            return f"{node.operator} has subgraphs, which XRT runs step by step with their parts on engines"
+        return next((why for n in nodes_within(node) if (why := _too_wide(n, engine)) is not None), None)
+    return reason
+
+
+def _too_wide(node: Node, engine: str) -> str | None:
     for name, a in node.attributes.items():
         if name not in _LONG and any(isinstance(i, int) and not _INT32.min <= i <= _INT32.max for i in _each(a)):
             return f"{name} of {node.operator} is {a!r}, which does not fit into the 32 bits that {engine} reads"
-    if node.attributes and node.subgraphs:
-        return f"{node.operator} has subgraphs, which XRT runs step by step with their parts on engines"
+    return None
+
+
+def why_not_within(node: Node, why_not: Callable[[Node], str | None]) -> str | None:
+    """The first reason of `why_not` against a node in the subgraphs of `node`, or None."""
+    for n in nodes_within(node) if node.attributes else ():
+        reason = why_not(n)
+        if reason is not None:
+            return f"in the body of {node.operator}: {reason}"
     return None
 
 
@@ -327,6 +352,9 @@ class NodeTrials:
         library no sizes. What it refuses so is tried again with the sizes and known values of this very node: some
         operators are only taken with them.
         """
+        if node.attributes and node.subgraphs:  # told apart by all that is in them
+            alone = _alone(node, self._newest_opset)
+            return self._verdict(alone.fingerprint, node, sizes=True)
         kind = (
             node.domain,
             node.op_type,
@@ -365,23 +393,56 @@ class NodeTrials:
 
 def _alone(node: Node, opset: int | None) -> Function:
     """A function of the one node. Its small constants stay constants; every other input is a parameter."""
-    inputs: list[Value | None] = []
     entries: list[Value] = []
-    for i, v in enumerate(node.inputs):
-        if v is None:
-            inputs.append(None)
-        elif _is_small(v):
-            inputs.append(Value(f"c{i}", v.type, v.data))
-        else:
-            fresh = Value(f"x{i}", v.type)
-            inputs.append(fresh)
-            entries.append(fresh)
+    captured: dict[Value, Value] = {}
+
+    def entry(v: Value, name: str) -> Value:
+        small = _is_small(v)
+        found = Value(f"c{name}" if small else f"x{name}", v.type, v.data if small else None)
+        if not small:
+            entries.append(found)
+        return found
+
+    def outer(v: Value) -> Value:
+        """What stands for a value that a subgraph captures."""
+        if v not in captured:
+            captured[v] = entry(v, f"_{len(captured)}")
+        return captured[v]
+
+    inputs = [None if v is None else entry(v, str(i)) for i, v in enumerate(node.inputs)]
+    attributes = node.attributes
+    if attributes and node.subgraphs:
+        attributes = {k: _with_outer(a, outer) for k, a in attributes.items()}
     outputs = [None if v is None else Value(f"y{i}", v.type) for i, v in enumerate(node.outputs)]
     returned = [v for v in outputs if v is not None]
     opsets = {"": node.version if opset is None else opset}
-    return Function.from_graph(
-        Graph(entries, returned, [node.replace(inputs=inputs, outputs=outputs)], opsets=opsets, name="trial")
-    )
+    alone = node.replace(inputs=inputs, outputs=outputs, attributes=attributes)
+    return Function.from_graph(Graph(entries, returned, [alone], opsets=opsets, name="trial"))
+
+
+def _with_outer(attribute: Any, outer: Callable[[Value], Value]) -> Any:
+    """A subgraph that reads `outer(v)` for a captured value or large constant `v`; another attribute as it is."""
+    if not isinstance(attribute, Graph):
+        return attribute
+    captured = set(attribute.captures)
+
+    def read(v: Value | None) -> Value | None:
+        if v is None:
+            return None
+        return outer(v) if v in captured or (v.data is not None and not _is_small(v)) else v
+
+    def kept(v: Value) -> Value:  # within a nested body: what is captured from this one stays
+        found = read(v)
+        assert found is not None
+        return outer(v) if v.data is not None else found
+
+    nodes = []
+    for n in attribute.nodes:
+        own = n.attributes
+        if own and n.subgraphs:
+            own = {k: _with_outer(a, kept) for k, a in own.items()}
+        nodes.append(n.replace(inputs=[read(v) for v in n.inputs], attributes=own))
+    return attribute.replace(nodes=nodes, outputs=[outer(v) if v in captured else v for v in attribute.outputs])
 
 
 def _is_small(v: Value) -> bool:

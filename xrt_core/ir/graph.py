@@ -445,6 +445,19 @@ class Graph(_Frozen):
         return graph_text(self)
 
 
+def every_node(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph and of its subgraphs."""
+    for node in graph.nodes:
+        yield node
+        yield from nodes_within(node)
+
+
+def nodes_within(node: Node) -> Iterator[Node]:
+    """The nodes of a node's subgraphs, and of theirs."""
+    for body in node.subgraphs:
+        yield from every_node(body)
+
+
 Substitution = Mapping[Value, Value]
 
 

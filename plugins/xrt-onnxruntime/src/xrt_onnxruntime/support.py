@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, why_unfit
+from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, why_not_within, why_unfit
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import STRING, dtype_name
 from xrt_onnxruntime import _toolkit
@@ -17,7 +17,13 @@ _TRIALS: Final = NodeTrials(
 
 def why_not(node: Node) -> str | None:
     """Why the library cannot take `node`, or does not compute what ONNX says; None where it can and does."""
-    return why_unfit(node, "onnxruntime") or _outside(node) or deviation(node) or _TRIALS.why_not(node)
+    return (
+        why_unfit(node, "onnxruntime", bodies=True)
+        or _outside(node)
+        or deviation(node)
+        or why_not_within(node, lambda n: _outside(n) or deviation(n))
+        or _TRIALS.why_not(node)
+    )
 
 
 def _outside(node: Node) -> str | None:

@@ -32,6 +32,7 @@ _MOVERS: Final = frozenset(
 )  # fmt: skip
 # of these, newer versions only know more types
 _ONLY_TYPES: Final = _MOVERS - {"DepthToSpace", "SpaceToDepth"}
+_CONTROL: Final = frozenset(("If", "Loop", "Scan"))
 _LOGIC: Final = frozenset(("And", "Equal", "Not", "Or", "Xor"))  # which the library takes of bool
 _QUANTISERS: Final = frozenset(("DequantizeLinear", "QuantizeLinear"))
 
@@ -45,6 +46,7 @@ _INDEX_INPUTS: Final[Mapping[str, frozenset[int]]] = MappingProxyType(
         "ScatterElements": frozenset((1,)),
         "ScatterND": frozenset((1,)),
         "GRU": frozenset((4,)),
+        "Loop": frozenset((0,)),
         "LSTM": frozenset((4,)),
         "RNN": frozenset((4,)),
         "ReverseSequence": frozenset((1,)),
@@ -75,7 +77,7 @@ def _input_is_exact(node: Node, index: int, v: Value) -> bool:
     dtype, op = v.dtype, node.op_type
     if dtype == _FLOAT:
         return True
-    if dtype in _MOVED and op in _MOVERS:
+    if dtype in _MOVED and (op in _MOVERS or op in _CONTROL):
         return True
     if dtype == _BOOL:
         return op in _LOGIC or op == "Cast" or v.data is not None
@@ -92,7 +94,7 @@ def _output_is_exact(node: Node, index: int, v: Value) -> bool:
     dtype, op = v.dtype, node.op_type
     if dtype == _FLOAT:
         return True
-    if dtype in _MOVED and op in _MOVERS:
+    if dtype in _MOVED and (op in _MOVERS or op in _CONTROL):
         return True
     if dtype == _BOOL:
         return traits_of(node).boolean_result
