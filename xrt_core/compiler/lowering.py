@@ -130,9 +130,7 @@ def _host_run(function: Function) -> Call:
 
 def _plain(node: Node) -> Lowered:
     if node.attributes and node.subgraphs:
-        return Lowered(
-            control_step(node, lambda body, _: make_plan(body, _plain, owned=False)), HOST, node.operator
-        )
+        return Lowered(control_step(node, lambda body, _: make_plan(body, _plain, owned=False)), HOST, node.operator)
     return Lowered(host_kernel(node), HOST, node.operator)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Annotations, Graph, Node, Value, closed, substitute
-from xrt_core.ir.inference import infer_types, merged
+from xrt_core.ir.inference import infer_types, merged, trip_count
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import STRING, Dim, OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass
@@ -236,20 +236,6 @@ class _Specialiser:
         stacked = [_stacked(v.type, length, a) for v, a in zip(results, out_axes, strict=True)]  # type: ignore[arg-type]
         found = [*states, *stacked][: len(node.outputs)]
         return node.replace(attributes={**node.attributes, "body": body}), found
-
-
-def trip_count(node: Node, body: Graph) -> int | None:
-    """How many turns a Loop with this body makes, where that is known: its limit is, and its condition holds always."""
-    limit, condition = (node.inputs[i] if i < len(node.inputs) else None for i in (0, 1))
-    if limit is None or limit.data is None or limit.data.size != 1:
-        return None
-    count = max(int(limit.data.reshape(-1)[0]), 0)
-    if not count or (condition is not None and condition.data is not None and not condition.data.all()):
-        return 0
-    first = condition is None or condition.data is not None
-    again = body.outputs[0]
-    goes_on = again is body.inputs[1] or (again.data is not None and bool(again.data.all()))
-    return count if first and goes_on else None
 
 
 def _common(a: ValueType | None, b: ValueType | None) -> ValueType | None:

@@ -156,8 +156,8 @@ def run_pieces(
             for i in pieces[k]:
                 n = body.nodes[i]
                 control = n.attributes and n.subgraphs
-                call = control_step(n, plain_body) if control else host_kernel(n)
-                steps.append((call, (*n.inputs, *n.captures), n.outputs))  # type: ignore[arg-type]  # None: left out
+                own: Run = control_step(n, plain_body) if control else host_kernel(n)
+                steps.append((own, (*n.inputs, *n.captures), n.outputs))  # type: ignore[arg-type]  # None: left out
 
     def call(inputs: Sequence[Any]) -> list[Any]:
         env: dict[Value | None, Any] = dict(zip(body.inputs, inputs, strict=True))
