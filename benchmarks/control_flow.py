@@ -106,12 +106,12 @@ def many_ifs() -> tuple[ModelProto, Feeds]:
     lines, last = [], "x"
     for i in range(12):
         lines.append(f"""s{i} = ReduceSum<keepdims = 0>({last})  c{i} = Greater(s{i}, zero)
-          y{i} = If(c{i}) <then_branch = a{i} () => (float[1,128] u{i}) {{ p{i} = MatMul({last}, w)  u{i} = Tanh(p{i}) }},
+          y{i} = If(c{i}) <
+            then_branch = a{i} () => (float[1,128] u{i}) {{ p{i} = MatMul({last}, w)  u{i} = Tanh(p{i}) }},
             else_branch = b{i} () => (float[1,128] v{i}) {{ q{i} = MatMul({last}, w2)  v{i} = Sigmoid(q{i}) }}>""")
         last = f"y{i}"
-    text = (
-        f"""g (float[1,128] x) => (float[1,128] y11) {{ zero = Constant<value = float {{0.0}}>() {" ".join(lines)} }}"""
-    )
+    zero = "zero = Constant<value = float {0.0}>()"
+    text = f"g (float[1,128] x) => (float[1,128] y11) {{ {zero} {' '.join(lines)} }}"
     return _model(text, w=_floats(128, 128, scale=0.1), w2=_floats(128, 128, scale=0.1)), {"x": _floats(1, 128)}
 
 
@@ -119,9 +119,9 @@ def two_rates() -> tuple[ModelProto, Feeds]:
     """One If around all (a speech detector for two sample rates): convolutions and a recurrent cell in each branch."""
 
     def branch(name: str, stride: int, width: int) -> str:
-        k = f"k{name}"
+        pad = width // 2
         return f"""{name} () => (float[1,1] out_{name}, float[1,1,64] h_{name}) {{
-            f_{name} = Conv<strides = [{stride}], pads = [{width // 2}, {width // 2}]>(audio, {k})  r_{name} = Relu(f_{name})
+            f_{name} = Conv<strides = [{stride}], pads = [{pad}, {pad}]>(audio, k{name})  r_{name} = Relu(f_{name})
             g_{name} = Conv<strides = [2], pads = [1, 1]>(r_{name}, mix)  j_{name} = Relu(g_{name})
             m_{name} = ReduceMean<keepdims = 1>(j_{name}, axis)  t_{name} = Transpose<perm = [2, 0, 1]>(m_{name})
             y_{name}, h_{name}, c_{name} = LSTM<hidden_size = 64>(t_{name}, wi, wr, , , h, h)

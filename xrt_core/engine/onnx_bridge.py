@@ -1,7 +1,5 @@
 """A Function as an ONNX model, for engines whose library reads those: its large constants stay beside it, untouched.
 
-One opset for a function whose nodes are of several: a pass may have put newer versions among older ones.
-
 Which nodes a library of ONNX models takes: it is given a model of the one node, once per kind of node.
 """
 
@@ -14,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.engine.onnx_versions import aligned, lowered_to, same_but_types, schema_of
 from xrt_core.errors import CompileError, ExportError, XRTError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value, every_node, nodes_within
 from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
-from xrt_core.ir.schema import find_schema
 from xrt_core.ir.types import STRING, SequenceType, TensorType
 
 if TYPE_CHECKING:
@@ -99,14 +97,19 @@ def onnx_model(
     """The ONNX model of `function`.
 
     engine: its name, for messages.
-    newest_opset: of the standard domain, the newest that the library knows; the model is of that or an older one where
-        the nodes' versions allow it. Nodes of several opsets come into one where that changes their types alone
-        (`opsets.aligned`).
+    newest_opset: of the standard domain, the newest that the library knows; the model is of that or an older one.
+        Newer nodes are written in older versions, or as what they are made of (`onnx_versions.lowered_to`); nodes of
+        several opsets come into one where that changes their types alone (`onnx_versions.aligned`).
     location: the entries of `external_data` that tell the library where a large constant lies.
     external_bytes: the size from which constants stay out of the model.
 
     Raises CompileError for a function that ONNX cannot express, or whose nodes belong to opsets that no one model has.
     """
+    if newest_opset is not None:
+        try:
+            function = lowered_to(function, newest_opset)
+        except CompileError as e:
+            raise CompileError(f"{engine}: function {function.name!r}: {e}") from e
     body = function.body
     if newest_opset is not None:
         opsets = {**body.opsets, "": min(body.opsets.get("", newest_opset), newest_opset)}
@@ -132,9 +135,24 @@ def onnx_model(
         mixed = ", ".join(sorted({f"{n.operator}-{n.version}" for n in every_node(body)}))
         raise CompileError(f"{engine}: function {function.name!r} mixes nodes that no one opset has: {mixed}")
     graph = model.graph
+    model.ir_version = min(model.ir_version, _oldest_ir_version(body))
     _tidy(graph, set())
     inputs, outputs = (tuple(p.name for p in ports) for ports in (graph.input, graph.output))
     return OnnxModel(model, inputs, outputs, MappingProxyType(weights))
+
+
+_IR_VERSIONS: Final = {
+    "int4": 10, "uint4": 10, "float4_e2m1fn": 11, "float8_e8m0fnu": 12, "int2": 13, "uint2": 13,
+}  # fmt: skip
+_IR_VERSION: Final = 8
+"""The version of the file format that has all but the dtypes above: libraries refuse a newer one by its number."""
+
+
+def _oldest_ir_version(body: Graph) -> int:
+    """The oldest version of the file format that has the dtypes of a graph."""
+    values = {v for n in every_node(body) for v in (*n.inputs, *n.outputs) if v is not None}
+    dtypes = {v.dtype.name for v in values.union(body.inputs, body.outputs) if v.dtype is not None}
+    return max((_IR_VERSIONS.get(name, _IR_VERSION) for name in dtypes), default=_IR_VERSION)
 
 
 def _tidy(graph: GraphProto, taken: set[str]) -> None:
@@ -157,127 +175,6 @@ def _elsewhere(array: np.ndarray, name: str, location: Mapping[str, str]) -> Ten
     for key, value in location.items():
         t.external_data.add(key=key, value=value)
     return t
-
-
-_NEW_ATTRIBUTES: Final = {
-    "Cast": ("saturate", "round_mode"),
-    "CastLike": ("saturate", "round_mode"),
-    "QuantizeLinear": ("saturate", "block_size", "output_dtype", "precision"),
-    "DequantizeLinear": ("block_size", "output_dtype"),
-    "Range": ("stash_type",),
-    **dict.fromkeys(("ArgMax", "ArgMin"), ("select_last_index",)),
-    "AveragePool": ("dilations",),
-    "Reshape": ("allowzero",),
-    "Shape": ("start", "end"),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), ("reduction",)),
-}
-"""Attributes that later versions added, whose default is what earlier ones did, or in 16 bits is more precise."""
-
-_REDUCTIONS: Final = (
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-    "ReduceSumSquare",
-)  # fmt: skip
-_INPUT_SINCE: Final = {
-    **dict.fromkeys(("ReduceSum", "Squeeze", "Unsqueeze"), ("axes", 13)),
-    **dict.fromkeys(_REDUCTIONS, ("axes", 18)),
-    "Split": ("split", 13),
-}
-"""Attributes that are the second input from a version on."""
-_ONE_AXIS_SINCE: Final = dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13)
-"""Operators that were over all axes from one on, and are over that one from a version on."""
-
-
-def aligned(function: Function, newest_opset: int | None = None) -> Function:
-    """`function` with the standard's nodes in the versions of one opset, that of its newest node.
-
-    A node changes its version where the two differ in nothing but the types that they take, where an attribute became
-    an input, and where all the axes that an old Softmax is over are one and others of size 1. `function` itself comes
-    back where its nodes are of one opset already, where one of them differs in more, and where the opset would be above
-    `newest_opset`, which is the newest that the library knows.
-    """
-    body = function.body
-    versions = {n.version for n in body.nodes if not n.domain}
-    opset = body.opsets.get("", 0)
-    if not versions or all(_since(n, opset) == n.version for n in body.nodes if not n.domain):
-        return function
-    newest = max(versions)
-    if newest_opset is not None and newest > newest_opset:
-        return function
-    nodes = []
-    for n in body.nodes:
-        since = n.version if n.domain else _since(n, newest)
-        new = n if since == n.version else _of_version(n, since)
-        if new is None:
-            return function
-        nodes.append(new)
-    opsets = {**body.opsets, "": newest}
-    return Function(
-        function.name, function.params, function.returns, body.replace(nodes=nodes, opsets=opsets), function.aliases
-    )
-
-
-def _of_version(n: Node, version: int) -> Node | None:
-    """The node in a later version with the same meaning; None where there is none."""
-    inputs, attributes = n.inputs, dict(n.attributes)
-    name, since = _INPUT_SINCE.get(n.op_type, ("", 0))
-    if n.version < since <= version:
-        if name in attributes:
-            values = np.atleast_1d(np.asarray(attributes.pop(name), np.int64))
-            inputs = (*inputs, Value.constant(values, f"{n.name}/{name}"))
-    elif n.version < _ONE_AXIS_SINCE.get(n.op_type, 0) <= version:
-        axis = _one_axis(n)
-        if axis is None:
-            return None
-        attributes["axis"] = axis
-    elif not (version and same_but_types(n.op_type, n.version, version)) and n.op_type != "Split":
-        return None
-    if n.op_type == "Split" and n.version < 18 <= version and len(inputs) < 2:
-        attributes["num_outputs"] = len(n.outputs)
-    return Node(
-        n.op_type, inputs, n.outputs, attributes, domain=n.domain, version=version, name=n.name,
-        annotations=n.annotations,
-    )  # fmt: skip
-
-
-def _one_axis(n: Node) -> int | None:
-    """The axis that an old Softmax is over, None where it is over several, or its shape is not known."""
-    shape = n.inputs[0].shape if n.inputs[0] is not None else None
-    axis = n.attributes.get("axis", 1)
-    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
-        return None
-    axis %= len(shape)
-    long = [i for i in range(axis, len(shape)) if shape[i] != 1]
-    return None if len(long) > 1 else long[0] if long else axis
-
-
-def schema_of(op_type: str, opset: int, domain: str = "") -> Any:
-    """The `onnx.defs.OpSchema` of an operator in an opset, None where the standard has none there."""
-    found = find_schema(op_type, domain, opset)
-    return None if found is None else found.onnx
-
-
-def same_but_types(op_type: str, opset: int, other: int) -> bool:
-    """Whether an operator of the standard has the same inputs, outputs and attributes in two opsets."""
-    first, second = schema_of(op_type, opset), schema_of(op_type, other)
-    if first is None or second is None:
-        return False
-    return bool(first.since_version == second.since_version) or _form(first) == _form(second)
-
-
-def _since(node: Node, opset: int) -> int:
-    """The version of the node's operator in an opset, 0 where it has none there."""
-    schema = schema_of(node.op_type, opset, node.domain)
-    return 0 if schema is None else int(schema.since_version)
-
-
-def _form(schema: Any) -> Any:
-    attributes = {
-        name: (str(a.type), a.required, a.default_value.SerializeToString())
-        for name, a in schema.attributes.items()
-        if name not in _NEW_ATTRIBUTES.get(schema.name, ())
-    }
-    ports = [[(p.name, str(p.option)) for p in side] for side in (schema.inputs, schema.outputs)]
-    return attributes, ports
 
 
 _REMEMBERED: Final = 10_000

@@ -39,6 +39,9 @@ def function_body(node: Node) -> Graph | None:
     call.attribute.extend(
         attribute_to_proto(k, a, lambda g: _plainly_named(export_model(g).graph)) for k, a in node.attributes.items()
     )
+    for name, a in schema.attributes.items():  # bodies refer to them, and have no defaults of their own
+        if name not in node.attributes and a.default_value.type != onnx.AttributeProto.UNDEFINED:
+            call.attribute.append(a.default_value)
     if schema.has_context_dependent_function:
         types = [onnx.TypeProto() if v is None else type_to_proto(v.type) for v in node.inputs]
         try:

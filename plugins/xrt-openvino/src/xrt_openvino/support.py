@@ -7,9 +7,9 @@ from typing import Final
 from xrt_core.engine.onnx_bridge import NodeTrials, why_not_within, why_unfit
 from xrt_core.ir.graph import Node
 from xrt_openvino import _toolkit
-from xrt_openvino.deviations import deviation
+from xrt_openvino.deviations import NEWEST, deviation
 
-_TRIALS: Final = NodeTrials("openvino", lambda model: _toolkit.refusal(model.SerializeToString()))
+_TRIALS: Final = NodeTrials("openvino", lambda model: _toolkit.refusal(model.SerializeToString()), newest_opset=NEWEST)
 
 
 def why_not(node: Node) -> str | None:
