@@ -217,13 +217,14 @@ def _lowered_graph(graph: Graph, newest: int, new: dict[Value, Value], steps: in
                 new[wanted] = inside.get(v, v)
         for i, n in enumerate(made.nodes):
             n = substitute(n, inside)
-            outs = []
+            outs: list[Value | None] = []
             for k, v in enumerate(n.outputs):
-                if v is not None:
+                if v is None:
+                    outs.append(None)
+                else:
                     mine = results.get(v) or Value(f"{node.name or node.op_type}/{i}.{k}", v.type)
                     inside[v] = mine
-                    v = mine
-                outs.append(v)
+                    outs.append(mine)
             nodes.append(n.replace(outputs=outs))
     return graph.replace(nodes=nodes, outputs=[new.get(v, v) for v in graph.outputs])
 

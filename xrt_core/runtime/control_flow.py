@@ -117,14 +117,14 @@ def _loop(node: Node, make_part: MakePart) -> Call:
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
         limit = None if inputs < 1 or arguments[0] is None else int(to_numpy(arguments[0]).reshape(-1)[0])
         go = True if inputs < 2 or arguments[1] is None else _truth(arguments[1])
-        state = list(arguments[2 : 2 + states])
+        state: Sequence[Any] = arguments[2 : 2 + states]
         turns: list[Sequence[Any]] = []
         turn = body.turns(arguments)
         i = 0
         while go and (limit is None or i < limit):
             results = turn([array(i, int64), _TRUE, *state])
             go = _truth(results[0])
-            state = results[1 : 1 + states]  # type: ignore[assignment]
+            state = results[1 : 1 + states]
             if scanned:
                 turns.append(results[1 + states :])
             i += 1
@@ -149,7 +149,7 @@ def _scan(node: Node, make_part: MakePart) -> Call:
     scanned = _elements(node.outputs[states:], results, out_axes)
 
     def run(arguments: Sequence[Any]) -> Sequence[Any]:
-        state = list(arguments[:states])
+        state: Sequence[Any] = arguments[:states]
         moved = [np.moveaxis(x, a, 0) for x, a in zip(arguments[states : states + count], axes, strict=True)]
         moved = [x[::-1] if d else x for x, d in zip(moved, directions, strict=True)]
         lengths = {len(x) for x in moved}
@@ -159,7 +159,7 @@ def _scan(node: Node, make_part: MakePart) -> Call:
         turn = body.turns(arguments)
         for i in range(len(moved[0]) if moved else 0):
             results = turn([*state, *[x[i, ...] for x in moved]])
-            state = results[:states]  # type: ignore[assignment]
+            state = results[:states]
             turns.append(results[states:])
         outputs = _stack(turns, scanned, out_axes)
         flipped = [np.flip(x, a) if d else x for x, a, d in zip(outputs, out_axes, out_directions, strict=True)]
@@ -177,13 +177,13 @@ def _scan_8(node: Node, body: _Body, states: int, count: int, scanned: Sequence[
         lengths = to_numpy(arguments[0])
         first, scans = arguments[1 : 1 + states], arguments[1 + states : 1 + states + count]
         batch, most = scans[0].shape[:2]
-        final: list[list[Any]] = []
-        made: list[list[list[Any]]] = []  # per batch entry and iteration, the scan outputs
+        final: list[Sequence[Any]] = []
+        made: list[list[Sequence[Any]]] = []  # per batch entry and iteration, the scan outputs
         for b in range(batch):
             length = most if lengths is None else int(lengths[b])
-            state = [x[b, ...] for x in first]
+            state: Sequence[Any] = [x[b, ...] for x in first]
             rows = [x[b, :length][::-1] if d else x[b, :length] for x, d in zip(scans, directions, strict=True)]
-            turns = []
+            turns: list[Sequence[Any]] = []
             for t in range(length):
                 results = body.run([*state, *[r[t, ...] for r in rows]], arguments)
                 state = results[:states]
