@@ -12,6 +12,7 @@ from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine, ask_support
 from xrt_core.engine.op_kernels import mark_updates
 from xrt_core.ir.graph import Graph, Node, Support, Value, every_node, nodes_within
+from xrt_core.ir.inference import trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
@@ -39,7 +40,9 @@ class EngineSupport:
 
     def of(self, graph: Graph) -> list[Candidate]:
         """Return the candidates for this graph, by descending priority."""
-        refusal = partial(_refusal, unproven=self._unproven(graph), lowered=self._lowered)
+        refusal = partial(
+            _refusal, unproven=self._unproven(graph), lowered=self._lowered, tried=self._guard is not None
+        )
         nodes = [n for n in graph.nodes if refusal(n) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
@@ -114,9 +117,12 @@ class EngineSupport:
         return Candidate(name, supports)
 
 
-def _refusal(node: Node, unproven: frozenset[Node], lowered: bool) -> Support | None:
-    if lowered and node.attributes and node.subgraphs:
-        return Support.no("its bodies are lowered in precision and planned by themselves")
+def _refusal(node: Node, unproven: frozenset[Node], lowered: bool, tried: bool) -> Support | None:
+    if node.attributes and node.subgraphs:
+        if lowered:
+            return Support.no("its bodies are lowered in precision and planned by themselves")
+        if tried and any(_may_not_end(n) for n in (node, *nodes_within(node))):
+            return Support.no("a Loop that only data ends may not end on made-up inputs, with which the guard tries it")
     if node in unproven:
         if node.subgraphs:
             return Support.no("an index in its body is computed, and may be out of range: the host checks it")
@@ -153,6 +159,22 @@ def why_on_host(node: Node) -> Support | None:
 
 ENGINE_CONTROL_FLOW: Final = frozenset(("If", "Loop", "Scan"))
 """Operators with bodies that engines are asked about."""
+
+
+_MOST_TURNS: Final = 10_000  # of a loop that is tried on made-up inputs, where data may end it earlier
+
+
+def _may_not_end(node: Node) -> bool:
+    """Whether a Loop has no limit, or one so high that only what it computes ends it. A limit that is an input is made
+    up as well, and small."""
+    if node.op_type != "Loop" or node.domain:
+        return False
+    limit = node.inputs[0]
+    if limit is None:
+        return True
+    return (
+        limit.data is not None and trip_count(node, node.subgraphs[0]) is None and int(limit.data.max()) > _MOST_TURNS
+    )
 
 
 def _so(node: Node) -> str:
