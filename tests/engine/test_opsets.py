@@ -1,4 +1,4 @@
-"""Functions whose nodes are of several opsets: brought into one where that changes nothing but the types they take."""
+"""Functions whose nodes are of several opsets, or newer than a library knows: brought into one that it knows."""
 
 from __future__ import annotations
 

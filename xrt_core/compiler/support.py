@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine, ask_support
 from xrt_core.engine.op_kernels import mark_updates
-from xrt_core.ir.graph import Graph, Node, Support, Value, every_node, nodes_within
+from xrt_core.ir.graph import Graph, Node, Support, Value, nodes_within
 from xrt_core.ir.inference import trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
 from xrt_core.ir.types import STRING, TensorType
@@ -74,7 +74,8 @@ class EngineSupport:
 
     def _unproven(self, graph: Graph) -> frozenset[Node]:
         """The nodes of a graph that no launch can check: their indices come into being within a cluster."""
-        if self._phase != "inference" or all(index_input(n) is None for n in every_node(graph)):
+        looked_at = (n for n in graph.nodes if index_input(n) is not None or (n.attributes and n.subgraphs))
+        if self._phase != "inference" or not any(True for _ in looked_at):
             return frozenset()
         from xrt_core.runtime.input_checks import unproven_indices
 

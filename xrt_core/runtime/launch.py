@@ -27,7 +27,6 @@ from xrt_core.engine.forking import each_in_forked_process, keep_for_ever
 from xrt_core.errors import BrokenContextError, EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, operators_of
-from xrt_core.ir.graph import every_node
 from xrt_core.ir.op_traits import index_input
 from xrt_core.runtime.arrays import to_numpy
 
@@ -230,7 +229,7 @@ class DeviceLaunch(Launch):
 
 
 def _index_checks(function: Function) -> InputChecks | None:
-    if all(index_input(n) is None for n in every_node(function.body)):
+    if not any(index_input(n) is not None or (n.attributes and n.subgraphs) for n in function.body.nodes):
         return None
     from xrt_core.runtime.input_checks import input_checks
 
