@@ -1,4 +1,4 @@
-"""Functions whose nodes are of several opsets: brought into one where that changes nothing but the types they take."""
+"""Functions whose nodes are of several opsets, or newer than a library knows: brought into one that it knows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import checker
+from onnx.defs import onnx_opset_version
 from onnx.reference import ReferenceEvaluator
 
 from tests.engine.test_onnx_model import function_of, value
 from tests.host_run import run_graph
+from tests.random_graphs import BOOL, I64, graph_of, ints
 from xrt_core.engine.onnx_bridge import aligned, onnx_model, same_but_types
 from xrt_core.errors import CompileError
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.onnx_proto import dtype_to_onnx
+from xrt_core.ir.schema import since_version
+from xrt_core.ir.types import TensorType
+from xrt_core.verify.reference import run_host
 
 F32 = np.dtype(np.float32)
 
@@ -73,11 +78,79 @@ def test_weights_are_named_once() -> None:
 
 
 def test_an_opset_that_the_library_does_not_know() -> None:
-    """A library of an older opset gets the plain answer, not a model that it misreads."""
+    """A library of an older opset gets a model of that, where it has the dtypes; else the plain answer."""
     function = lowered()
     assert aligned(function, newest_opset=21) is function
-    with pytest.raises(CompileError, match=r"^it: function 'f' mixes .*Conv-22"):
-        onnx_model(function, engine="it", newest_opset=21)
+    model = onnx_model(function, engine="it", newest_opset=21).model
+    checker.check_model(model, full_check=True)
+    assert all(o.version <= 21 for o in model.opset_import if not o.domain)
+    with pytest.raises(CompileError, match=r"^it: function 'f': node .*Conv-22 has no form in opset 21"):
+        onnx_model(lowered(ml_dtypes.bfloat16), engine="it", newest_opset=21)
+
+
+def node(op_type: str, inputs: list[Any], outputs: list[Any], **attributes: Any) -> Node:
+    """A node of the newest version."""
+    return Node(op_type, inputs, outputs, attributes, version=since_version(op_type, "", onnx_opset_version()))
+
+
+def newer(op_type: str, *inputs: Value, outputs: int = 1, **attributes: Any) -> Function:
+    """One node of the newest version, with inferred types."""
+    n = node(op_type, list(inputs), [Value(f"y{i}") for i in range(outputs)], **attributes)
+    typed = [Value(f"y{i}", t) for i, t in enumerate(infer_types(n))]
+    entry = [v for v in inputs if v.data is None]
+    graph = Graph(entry, typed, [n.replace(outputs=typed)], opsets={"": n.version}, name="f")
+    return Function.from_graph(graph)
+
+
+@pytest.mark.parametrize(
+    ("function", "newest", "operators"),
+    [
+        (lambda: newer("Reshape", value("x", 2, 6), ints(3, 4)), 19, {"Reshape"}),
+        (lambda: newer("Transpose", value("x", 2, 3), perm=(1, 0)), 13, {"Transpose"}),
+        (lambda: newer("ReduceMean", value("x", 2, 3), ints(1), keepdims=0), 13, {"ReduceMean"}),
+        (lambda: newer("Softmax", value("x", 2, 3), axis=-1), 11, {"Softmax"}),
+        (lambda: newer("Swish", value("x", 2, 3)), 20, {"Sigmoid", "Mul"}),
+        (lambda: newer("RMSNormalization", value("x", 2, 3), value("s", 3)), 21, {"Sqrt", "Mul"}),
+        (lambda: newer("Gelu", value("x", 2, 3)), 17, {"Erf"}),
+        (lambda: newer("SwiGLU", value("x", 2, 4), value("g", 2, 4)), 22, {"Mul"}),
+    ],
+    ids=["Reshape", "Transpose", "axes", "one axis", "Swish", "RMSNormalization", "Gelu", "SwiGLU"],
+)
+def test_newer_nodes_in_an_older_opset(function: Any, newest: int, operators: set[str]) -> None:
+    """By another version number, as attributes, or as what the operator is made of: right, and valid in that opset."""
+    f = function()
+    exported = onnx_model(f, engine="it", newest_opset=newest)
+    checker.check_model(exported.model, full_check=True)
+    assert [o.version for o in exported.model.opset_import if not o.domain] == [newest]
+    assert operators <= {n.op_type for n in exported.model.graph.node}
+    arrays = [np.random.default_rng(i).standard_normal(p.shape).astype(p.dtype) for i, p in enumerate(f.params)]
+    want = run_host(f, arrays)[0]
+    got = ReferenceEvaluator(exported.model).run(None, dict(zip(exported.inputs, arrays, strict=True)))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_bodies_come_down_too_and_the_file_format_is_no_newer_than_needed() -> None:
+    """A Loop of the newest version around a Swish; version 8 of the format has all of it."""
+    turn, go, s, t = Value("i", TensorType(I64, ())), Value("c", TensorType(BOOL, ())), value("s", 3), value("t", 3)
+    body = graph_of([turn, go, s], [go, t], [node("Swish", [s], [t])])
+    x, y, limit = value("x", 3), value("y", 3), Value.constant(np.array(2))
+    f = Function.from_graph(
+        graph_of([x], [y], [node("Loop", [limit, Value.constant(np.array(True)), x], [y], body=body)])
+    )
+    exported = onnx_model(f, engine="it", newest_opset=18)
+    checker.check_model(exported.model, full_check=True)
+    assert exported.model.ir_version == 8
+    given = np.array([1, -2, 3], np.float32)
+    got = ReferenceEvaluator(exported.model).run(None, {exported.inputs[0]: given})[0]
+    np.testing.assert_allclose(got, run_host(f, [given])[0][0], rtol=1e-5)
+
+
+def test_what_is_new_in_meaning_does_not_come_down() -> None:
+    """Remainders of floats, and operators that nothing older makes up, are refused with the node and the opset."""
+    for f in (newer("Mod", value("x", 3), value("y", 3)), newer("CumProd", value("x", 3), Value.constant(np.array(0)))):
+        with pytest.raises(CompileError, match="has no form in opset 25"):
+            onnx_model(f, engine="it", newest_opset=25)
 
 
 @pytest.mark.parametrize(

@@ -173,10 +173,16 @@ def loop(
     return graph_of(given, outputs, [node("Loop", [scalar(3, np.int64), None, *given], outputs, body=body)])
 
 
-def test_a_loop_of_fixed_shapes_is_static_but_for_its_length() -> None:
-    """The state keeps its shape; scan outputs have one unknown dimension in front."""
+def test_a_loop_of_fixed_shapes_is_static_and_so_is_its_body() -> None:
+    """The state keeps its shape; a scan output is as long as the limit says, where only that ends the loop."""
     s, t, x = Value("s"), Value("t"), Value("x", f32(2))
     made = run(loop([node("Neg", [s], [t])], [s], [t], [x], [t]))
+    assert [v.type for v in made.outputs] == [f32(2), f32(3, 2)]
+    (body,) = made.nodes[0].subgraphs
+    assert [v.type for v in (*body.inputs[2:], *body.outputs[1:])] == [f32(2)] * 3
+    limit = Value("limit", TensorType(I64, ()))
+    (old,) = loop([node("Neg", [s], [t])], [s], [t], [x], [t]).nodes
+    made = run(graph_of([x, limit], old.outputs, [old.replace(inputs=[limit, None, x])]))
     assert [v.type for v in made.outputs] == [f32(2), f32(None, 2)]
 
 

@@ -125,7 +125,13 @@ def shares_cores(graph: Graph) -> bool:
 
 
 def _host_run(function: Function) -> Call:
-    return make_plan(function.body, lambda n: Lowered(host_kernel(n), HOST, n.operator)).run
+    return make_plan(function.body, _plain).run
+
+
+def _plain(node: Node) -> Lowered:
+    if node.attributes and node.subgraphs:
+        return Lowered(control_step(node, lambda body, _: make_plan(body, _plain, owned=False)), HOST, node.operator)
+    return Lowered(host_kernel(node), HOST, node.operator)
 
 
 def _parts(node: Node, label: str, make_part: MakePart) -> Call:

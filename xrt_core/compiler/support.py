@@ -6,13 +6,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine, ask_support
 from xrt_core.engine.op_kernels import mark_updates
-from xrt_core.ir.graph import Graph, Node, Support
-from xrt_core.ir.op_traits import index_input
+from xrt_core.ir.graph import Graph, Node, Support, Value, nodes_within
+from xrt_core.ir.inference import trip_count
+from xrt_core.ir.op_traits import draws_random, index_input, traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate
@@ -35,10 +36,13 @@ class EngineSupport:
         self._auto = services.auto
         self._guard = services.guard
         self._events = services.events
+        self._lowered = services.precision is not None
 
     def of(self, graph: Graph) -> list[Candidate]:
         """Return the candidates for this graph, by descending priority."""
-        refusal = partial(_refusal, unproven=self._unproven(graph))
+        refusal = partial(
+            _refusal, unproven=self._unproven(graph), lowered=self._lowered, tried=self._guard is not None
+        )
         nodes = [n for n in graph.nodes if refusal(n) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
@@ -70,7 +74,8 @@ class EngineSupport:
 
     def _unproven(self, graph: Graph) -> frozenset[Node]:
         """The nodes of a graph that no launch can check: their indices come into being within a cluster."""
-        if self._phase != "inference" or all(index_input(n) is None for n in graph.nodes):
+        looked_at = (n for n in graph.nodes if index_input(n) is not None or (n.attributes and n.subgraphs))
+        if self._phase != "inference" or not any(True for _ in looked_at):
             return frozenset()
         from xrt_core.runtime.input_checks import unproven_indices
 
@@ -84,6 +89,8 @@ class EngineSupport:
         def supports(node: Node) -> Support:
             nonlocal level
             refused = refusal(node)
+            if refused is None and node.attributes:
+                refused = _marked_elsewhere(node, engine.name)
             if refused is not None:
                 return refused
             if self._guard is not None:
@@ -104,33 +111,87 @@ class EngineSupport:
 
         def supports(node: Node) -> Support:
             refused = refusal(node)
+            if refused is None and node.attributes:
+                refused = _marked_elsewhere(node, name)
             return said[id(node)] if refused is None else refused
 
         return Candidate(name, supports)
 
 
-def _refusal(node: Node, unproven: frozenset[Node]) -> Support | None:
+def _refusal(node: Node, unproven: frozenset[Node], lowered: bool, tried: bool) -> Support | None:
+    if node.attributes and node.subgraphs:
+        if lowered:
+            return Support.no("its bodies are lowered in precision and planned by themselves")
+        if tried and any(_may_not_end(n) for n in (node, *nodes_within(node))):
+            return Support.no("a Loop that only data ends may not end on made-up inputs, with which the guard tries it")
     if node in unproven:
+        if node.subgraphs:
+            return Support.no("an index in its body is computed, and may be out of range: the host checks it")
         return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
     return why_on_host(node)
 
 
 def why_on_host(node: Node) -> Support | None:
-    """Return why `node` is not offered to engines, or None if it is."""
-    if node.subgraphs:
+    """Return why `node` is not offered to engines, or None if it is.
+
+    Control flow is offered with its bodies, whose values have types: what is in them is for the engine to look at.
+    """
+    captured: Sequence[Value] = ()
+    if node.attributes and node.subgraphs:
         if is_late(node):
             return Support.no("it waits for shapes that depend on data, and is planned when they arrive")
-        return Support.no("the host runs control flow; its bodies are planned by themselves")
-    for v in (*node.inputs, *node.outputs):
+        if not traits_of(node).control_flow or node.op_type not in ENGINE_CONTROL_FLOW or _is_old_scan(node):
+            return Support.no(f"the host runs {node.operator}-{node.version}; its bodies are planned by themselves")
+        if draws_random(node):
+            return Support.no("what is drawn at random in its bodies is the host's, turn by turn")
+        captured = node.captures
+    for v in (*node.inputs, *node.outputs, *captured):
         if v is None:
             continue
         t = v.type
         if not isinstance(t, TensorType):
-            return Support.no(f"the type of {v.name!r} is {t or 'unknown'}, which is not a tensor")
+            return Support.no(f"the type of {v.name!r} is {t or 'unknown'}, which is not a tensor{_so(node)}")
         if t.dtype == STRING:
-            return Support.no(f"{v.name!r} holds strings")
+            return Support.no(f"{v.name!r} holds strings{_so(node)}")
         if not t.is_static:
-            return Support.no(f"the shape of {v.name!r} is {t}: it depends on data")
+            return Support.no(f"the shape of {v.name!r} is {t}: it depends on data{_so(node)}")
+    return None
+
+
+ENGINE_CONTROL_FLOW: Final = frozenset(("If", "Loop", "Scan"))
+"""Operators with bodies that engines are asked about."""
+
+
+_MOST_TURNS: Final = 10_000  # of a loop that is tried on made-up inputs, where data may end it earlier
+
+
+def _may_not_end(node: Node) -> bool:
+    """Whether a Loop has no limit, or one so high that only what it computes ends it. A limit that is an input is made
+    up as well, and small."""
+    if node.op_type != "Loop" or node.domain:
+        return False
+    limit = node.inputs[0]
+    if limit is None:
+        return True
+    return (
+        limit.data is not None and trip_count(node, node.subgraphs[0]) is None and int(limit.data.max()) > _MOST_TURNS
+    )
+
+
+def _so(node: Node) -> str:
+    return "; the host runs the control, and its bodies are planned by themselves" if node.subgraphs else ""
+
+
+def _is_old_scan(node: Node) -> bool:
+    return node.op_type == "Scan" and node.version < 9  # it has a batch axis of its own
+
+
+def _marked_elsewhere(node: Node, engine: str) -> Support | None:
+    """Return why an engine does not get control flow of which a node is marked for another, or for the host."""
+    for n in nodes_within(node):
+        other = n.annotations.engine
+        if other is not None and other != engine:
+            return Support.no(f"in its body {n.name or n.operator!r} is marked for {other}; the host runs the control")
     return None
 
 

@@ -1,7 +1,5 @@
 """A Function as an ONNX model, for engines whose library reads those: its large constants stay beside it, untouched.
 
-One opset for a function whose nodes are of several: a pass may have put newer versions among older ones.
-
 Which nodes a library of ONNX models takes: it is given a model of the one node, once per kind of node.
 """
 
@@ -14,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.engine.onnx_versions import aligned, lowered_to, same_but_types, schema_of
 from xrt_core.errors import CompileError, ExportError, XRTError
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
+from xrt_core.ir.graph import Graph, Node, SparseTensor, Value, every_node, nodes_within
 from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
-from xrt_core.ir.schema import find_schema
 from xrt_core.ir.types import STRING, SequenceType, TensorType
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
+    from onnx import GraphProto, ModelProto, TensorProto
 
 __all__ = [
     "EXTERNAL_BYTES",
@@ -36,6 +34,7 @@ __all__ = [
     "same_but_types",
     "schema_of",
     "to_onnx",
+    "why_not_within",
     "why_unfit",
 ]
 
@@ -98,14 +97,19 @@ def onnx_model(
     """The ONNX model of `function`.
 
     engine: its name, for messages.
-    newest_opset: of the standard domain, the newest that the library knows; the model is of that or an older one where
-        the nodes' versions allow it. Nodes of several opsets come into one where that changes their types alone
-        (`opsets.aligned`).
+    newest_opset: of the standard domain, the newest that the library knows; the model is of that or an older one.
+        Newer nodes are written in older versions, or as what they are made of (`onnx_versions.lowered_to`); nodes of
+        several opsets come into one where that changes their types alone (`onnx_versions.aligned`).
     location: the entries of `external_data` that tell the library where a large constant lies.
     external_bytes: the size from which constants stay out of the model.
 
     Raises CompileError for a function that ONNX cannot express, or whose nodes belong to opsets that no one model has.
     """
+    if newest_opset is not None:
+        try:
+            function = lowered_to(function, newest_opset)
+        except CompileError as e:
+            raise CompileError(f"{engine}: function {function.name!r}: {e}") from e
     body = function.body
     if newest_opset is not None:
         opsets = {**body.opsets, "": min(body.opsets.get("", newest_opset), newest_opset)}
@@ -128,17 +132,39 @@ def onnx_model(
     except ExportError as e:
         raise CompileError(f"{engine}: function {function.name!r} does not export: {e}") from e
     if model.functions:  # how the exporter writes nodes of another opset; libraries read them at the model's opset
-        mixed = ", ".join(sorted({f"{n.operator}-{n.version}" for n in body.nodes}))
+        mixed = ", ".join(sorted({f"{n.operator}-{n.version}" for n in every_node(body)}))
         raise CompileError(f"{engine}: function {function.name!r} mixes nodes that no one opset has: {mixed}")
     graph = model.graph
-    del graph.value_info[:]  # the library infers the types itself
-    taken: set[str] = set()
-    for i, n in enumerate(graph.node):
-        if n.name in taken:
-            n.name = f"{n.name}#{i}"
-        taken.add(n.name)
+    model.ir_version = min(model.ir_version, _oldest_ir_version(body))
+    _tidy(graph, set())
     inputs, outputs = (tuple(p.name for p in ports) for ports in (graph.input, graph.output))
     return OnnxModel(model, inputs, outputs, MappingProxyType(weights))
+
+
+_IR_VERSIONS: Final = {
+    "int4": 10, "uint4": 10, "float4_e2m1fn": 11, "float8_e8m0fnu": 12, "int2": 13, "uint2": 13,
+}  # fmt: skip
+_IR_VERSION: Final = 8
+"""The version of the file format that has all but the dtypes above: libraries refuse a newer one by its number."""
+
+
+def _oldest_ir_version(body: Graph) -> int:
+    """The oldest version of the file format that has the dtypes of a graph."""
+    values = {v for n in every_node(body) for v in (*n.inputs, *n.outputs) if v is not None}
+    dtypes = {v.dtype.name for v in values.union(body.inputs, body.outputs) if v.dtype is not None}
+    return max((_IR_VERSIONS.get(name, _IR_VERSION) for name in dtypes), default=_IR_VERSION)
+
+
+def _tidy(graph: GraphProto, taken: set[str]) -> None:
+    """Give nodes names of their own, and take out the types of inner values, which the library infers itself."""
+    del graph.value_info[:]
+    for i, n in enumerate(graph.node):
+        if n.name in taken:
+            n.name = f"{n.name}#{i}" if f"{n.name}#{i}" not in taken else f"{n.name}#{len(taken)}"
+        taken.add(n.name)
+        for a in n.attribute:
+            if a.HasField("g"):
+                _tidy(a.g, taken)
 
 
 def _elsewhere(array: np.ndarray, name: str, location: Mapping[str, str]) -> TensorProto:
@@ -149,127 +175,6 @@ def _elsewhere(array: np.ndarray, name: str, location: Mapping[str, str]) -> Ten
     for key, value in location.items():
         t.external_data.add(key=key, value=value)
     return t
-
-
-_NEW_ATTRIBUTES: Final = {
-    "Cast": ("saturate", "round_mode"),
-    "CastLike": ("saturate", "round_mode"),
-    "QuantizeLinear": ("saturate", "block_size", "output_dtype", "precision"),
-    "DequantizeLinear": ("block_size", "output_dtype"),
-    "Range": ("stash_type",),
-    **dict.fromkeys(("ArgMax", "ArgMin"), ("select_last_index",)),
-    "AveragePool": ("dilations",),
-    "Reshape": ("allowzero",),
-    "Shape": ("start", "end"),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), ("reduction",)),
-}
-"""Attributes that later versions added, whose default is what earlier ones did, or in 16 bits is more precise."""
-
-_REDUCTIONS: Final = (
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-    "ReduceSumSquare",
-)  # fmt: skip
-_INPUT_SINCE: Final = {
-    **dict.fromkeys(("ReduceSum", "Squeeze", "Unsqueeze"), ("axes", 13)),
-    **dict.fromkeys(_REDUCTIONS, ("axes", 18)),
-    "Split": ("split", 13),
-}
-"""Attributes that are the second input from a version on."""
-_ONE_AXIS_SINCE: Final = dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), 13)
-"""Operators that were over all axes from one on, and are over that one from a version on."""
-
-
-def aligned(function: Function, newest_opset: int | None = None) -> Function:
-    """`function` with the standard's nodes in the versions of one opset, that of its newest node.
-
-    A node changes its version where the two differ in nothing but the types that they take, where an attribute became
-    an input, and where all the axes that an old Softmax is over are one and others of size 1. `function` itself comes
-    back where its nodes are of one opset already, where one of them differs in more, and where the opset would be above
-    `newest_opset`, which is the newest that the library knows.
-    """
-    body = function.body
-    versions = {n.version for n in body.nodes if not n.domain}
-    opset = body.opsets.get("", 0)
-    if not versions or all(_since(n, opset) == n.version for n in body.nodes if not n.domain):
-        return function
-    newest = max(versions)
-    if newest_opset is not None and newest > newest_opset:
-        return function
-    nodes = []
-    for n in body.nodes:
-        since = n.version if n.domain else _since(n, newest)
-        new = n if since == n.version else _of_version(n, since)
-        if new is None:
-            return function
-        nodes.append(new)
-    opsets = {**body.opsets, "": newest}
-    return Function(
-        function.name, function.params, function.returns, body.replace(nodes=nodes, opsets=opsets), function.aliases
-    )
-
-
-def _of_version(n: Node, version: int) -> Node | None:
-    """The node in a later version with the same meaning; None where there is none."""
-    inputs, attributes = n.inputs, dict(n.attributes)
-    name, since = _INPUT_SINCE.get(n.op_type, ("", 0))
-    if n.version < since <= version:
-        if name in attributes:
-            values = np.atleast_1d(np.asarray(attributes.pop(name), np.int64))
-            inputs = (*inputs, Value.constant(values, f"{n.name}/{name}"))
-    elif n.version < _ONE_AXIS_SINCE.get(n.op_type, 0) <= version:
-        axis = _one_axis(n)
-        if axis is None:
-            return None
-        attributes["axis"] = axis
-    elif not (version and same_but_types(n.op_type, n.version, version)) and n.op_type != "Split":
-        return None
-    if n.op_type == "Split" and n.version < 18 <= version and len(inputs) < 2:
-        attributes["num_outputs"] = len(n.outputs)
-    return Node(
-        n.op_type, inputs, n.outputs, attributes, domain=n.domain, version=version, name=n.name,
-        annotations=n.annotations,
-    )  # fmt: skip
-
-
-def _one_axis(n: Node) -> int | None:
-    """The axis that an old Softmax is over, None where it is over several, or its shape is not known."""
-    shape = n.inputs[0].shape if n.inputs[0] is not None else None
-    axis = n.attributes.get("axis", 1)
-    if shape is None or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
-        return None
-    axis %= len(shape)
-    long = [i for i in range(axis, len(shape)) if shape[i] != 1]
-    return None if len(long) > 1 else long[0] if long else axis
-
-
-def schema_of(op_type: str, opset: int, domain: str = "") -> Any:
-    """The `onnx.defs.OpSchema` of an operator in an opset, None where the standard has none there."""
-    found = find_schema(op_type, domain, opset)
-    return None if found is None else found.onnx
-
-
-def same_but_types(op_type: str, opset: int, other: int) -> bool:
-    """Whether an operator of the standard has the same inputs, outputs and attributes in two opsets."""
-    first, second = schema_of(op_type, opset), schema_of(op_type, other)
-    if first is None or second is None:
-        return False
-    return bool(first.since_version == second.since_version) or _form(first) == _form(second)
-
-
-def _since(node: Node, opset: int) -> int:
-    """The version of the node's operator in an opset, 0 where it has none there."""
-    schema = schema_of(node.op_type, opset, node.domain)
-    return 0 if schema is None else int(schema.since_version)
-
-
-def _form(schema: Any) -> Any:
-    attributes = {
-        name: (str(a.type), a.required, a.default_value.SerializeToString())
-        for name, a in schema.attributes.items()
-        if name not in _NEW_ATTRIBUTES.get(schema.name, ())
-    }
-    ports = [[(p.name, str(p.option)) for p in side] for side in (schema.inputs, schema.outputs)]
-    return attributes, ports
 
 
 _REMEMBERED: Final = 10_000
@@ -285,11 +190,12 @@ def _each(attribute: Any) -> tuple[Any, ...]:
     return attribute if isinstance(attribute, tuple) else (attribute,)
 
 
-def why_unfit(node: Node, engine: str) -> str | None:
+def why_unfit(node: Node, engine: str, *, bodies: bool = False) -> str | None:
     """Why a library of static ONNX models cannot take `node`, whatever it computes; None where it might.
 
-    Every input and output must be a tensor of known dtype and shape, the node must have no subgraphs, and its integer
-    attributes must fit into 32 bits, to which libraries cut them unseen.
+    Every input and output must be a tensor of known dtype and shape, the node must have no subgraphs unless the library
+    is given those (`bodies`), and its integer attributes must fit into 32 bits, to which libraries cut them unseen.
+    Within subgraphs values may have any type.
     """
     for what, values in (("input", node.inputs), ("output", node.outputs)):
         for v in values:
@@ -298,13 +204,29 @@ def why_unfit(node: Node, engine: str) -> str | None:
             t = v.type
             if type(t) is not TensorType or t.dtype is None or t.shape is None or not t.is_static:
                 return _unfit(v, f"{what} {v.name!r} of {node.operator}", engine)
+    reason = _too_wide(node, engine)
+    if reason is None and node.attributes and node.subgraphs:
+        if not bodies:
+            return f"{node.operator} has subgraphs, which XRT runs step by step with their parts on engines"
+        return next((why for n in nodes_within(node) if (why := _too_wide(n, engine)) is not None), None)
+    return reason
+
+
+def _too_wide(node: Node, engine: str) -> str | None:
     for name, a in node.attributes.items():
         integers = [i for i in _each(a) if isinstance(i, int)] if name not in _LONG else ()
         wide = next((i for i in (min(integers), max(integers)) if not _LEAST <= i <= _MOST), None) if integers else None
         if wide is not None:
             return f"{name} of {node.operator} has {wide}, which does not fit into the 32 bits that {engine} reads"
-    if node.attributes and node.subgraphs:
-        return f"{node.operator} has subgraphs, which XRT runs step by step with their parts on engines"
+    return None
+
+
+def why_not_within(node: Node, why_not: Callable[[Node], str | None]) -> str | None:
+    """The first reason of `why_not` against a node in the subgraphs of `node`, or None."""
+    for n in nodes_within(node) if node.attributes else ():
+        reason = why_not(n)
+        if reason is not None:
+            return f"in the body of {node.operator}: {reason}"
     return None
 
 
@@ -330,6 +252,9 @@ class NodeTrials:
         library no sizes. What it refuses so is tried again with the sizes and known values of this very node: some
         operators are only taken with them.
         """
+        if node.attributes and node.subgraphs:  # told apart by all that is in them
+            alone = _alone(node, self._newest_opset)
+            return self._verdict(alone.fingerprint, node, sizes=True)
         kind = (
             node.domain,
             node.op_type,
@@ -368,23 +293,56 @@ class NodeTrials:
 
 def _alone(node: Node, opset: int | None) -> Function:
     """A function of the one node. Its small constants stay constants; every other input is a parameter."""
-    inputs: list[Value | None] = []
     entries: list[Value] = []
-    for i, v in enumerate(node.inputs):
-        if v is None:
-            inputs.append(None)
-        elif _is_small(v):
-            inputs.append(Value(f"c{i}", v.type, v.data))
-        else:
-            fresh = Value(f"x{i}", v.type)
-            inputs.append(fresh)
-            entries.append(fresh)
+    captured: dict[Value, Value] = {}
+
+    def entry(v: Value, name: str) -> Value:
+        small = _is_small(v)
+        found = Value(f"c{name}" if small else f"x{name}", v.type, v.data if small else None)
+        if not small:
+            entries.append(found)
+        return found
+
+    def outer(v: Value) -> Value:
+        """What stands for a value that a subgraph captures."""
+        if v not in captured:
+            captured[v] = entry(v, f"_{len(captured)}")
+        return captured[v]
+
+    inputs = [None if v is None else entry(v, str(i)) for i, v in enumerate(node.inputs)]
+    attributes = node.attributes
+    if attributes and node.subgraphs:
+        attributes = {k: _with_outer(a, outer) for k, a in attributes.items()}
     outputs = [None if v is None else Value(f"y{i}", v.type) for i, v in enumerate(node.outputs)]
     returned = [v for v in outputs if v is not None]
     opsets = {"": node.version if opset is None else opset}
-    return Function.from_graph(
-        Graph(entries, returned, [node.replace(inputs=inputs, outputs=outputs)], opsets=opsets, name="trial")
-    )
+    alone = node.replace(inputs=inputs, outputs=outputs, attributes=attributes)
+    return Function.from_graph(Graph(entries, returned, [alone], opsets=opsets, name="trial"))
+
+
+def _with_outer(attribute: Any, outer: Callable[[Value], Value]) -> Any:
+    """A subgraph that reads `outer(v)` for a captured value or large constant `v`; another attribute as it is."""
+    if not isinstance(attribute, Graph):
+        return attribute
+    captured = set(attribute.captures)
+
+    def read(v: Value | None) -> Value | None:
+        if v is None:
+            return None
+        return outer(v) if v in captured or (v.data is not None and not _is_small(v)) else v
+
+    def kept(v: Value) -> Value:  # within a nested body: what is captured from this one stays
+        found = read(v)
+        assert found is not None
+        return outer(v) if v.data is not None else found
+
+    nodes = []
+    for n in attribute.nodes:
+        own = n.attributes
+        if own and n.subgraphs:
+            own = {k: _with_outer(a, kept) for k, a in own.items()}
+        nodes.append(n.replace(inputs=[read(v) for v in n.inputs], attributes=own))
+    return attribute.replace(nodes=nodes, outputs=[outer(v) if v in captured else v for v in attribute.outputs])
 
 
 def _is_small(v: Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from xrt_core.errors import XRTError
@@ -9,7 +10,7 @@ from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.operator_set import find_operator, lowered
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, NodeProto
+    from onnx import AttributeProto, FunctionProto, NodeProto
 
 
 def function_body(node: Node) -> Graph | None:
@@ -31,21 +32,24 @@ def function_body(node: Node) -> Graph | None:
         return None
     if any(v is not None and v.type is None for v in node.inputs):
         return None
+    # bodies refer to attributes that are left out, and have no defaults of their own
+    given = (a.default_value for a in schema.attributes.values())
+    defaults = [a for a in given if a.type != onnx.AttributeProto.UNDEFINED]
     if schema.has_context_dependent_function:
         from xrt_core.ir.onnx_proto import type_to_proto
 
         types = [onnx.TypeProto() if v is None else type_to_proto(v.type) for v in node.inputs]
         try:
             raw = schema.get_context_dependent_function(
-                _call_of(node).SerializeToString(), [t.SerializeToString() for t in types]
+                _call_of(node, defaults).SerializeToString(), [t.SerializeToString() for t in types]
             )
         except Exception:  # of onnx's builder, for a node that it cannot expand
             return None
-        return inlined(node, onnx.FunctionProto.FromString(raw))
-    return inlined(node, schema.function_body)
+        return inlined(node, onnx.FunctionProto.FromString(raw), defaults)
+    return inlined(node, schema.function_body, defaults)
 
 
-def _call_of(node: Node) -> NodeProto:
+def _call_of(node: Node, defaults: Iterable[AttributeProto] = ()) -> NodeProto:
     """The node in a graph of its own, whose inputs are called i0, i1, ... and whose outputs o0, o1, ..."""
     import onnx
 
@@ -58,17 +62,18 @@ def _call_of(node: Node) -> NodeProto:
     call.attribute.extend(
         attribute_to_proto(k, a, lambda g: _plainly_named(export_model(g).graph)) for k, a in node.attributes.items()
     )
+    call.attribute.extend(a for a in defaults if a.name not in node.attributes)
     return call
 
 
-def inlined(node: Node, body: FunctionProto) -> Graph | None:
+def inlined(node: Node, body: FunctionProto, defaults: Iterable[AttributeProto] = ()) -> Graph | None:
     """Return a FunctionProto, called with a node's inputs and attributes, as a graph; None if the two do not fit."""
     import onnx
 
     from xrt_core.frontends.onnx_import import import_model
     from xrt_core.ir.onnx_proto import type_to_proto
 
-    call = _call_of(node)
+    call = _call_of(node, defaults)
     names_in, names_out = list(call.input), list(call.output)
     body.domain, call.domain = "xrt.expanded", "xrt.expanded"
     body.name = call.op_type

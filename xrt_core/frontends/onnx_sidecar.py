@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from xrt_core.errors import ModelLoadError
 from xrt_core.files import Size, reading
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import NO_ANNOTATIONS, Node, Phase, Value
+from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, Phase, Value, every_node
 from xrt_core.ir.types import type_from_text
 
 
@@ -47,11 +47,19 @@ def describe_node(node: Node) -> dict[str, Any]:
     }
 
 
+def describe_nodes(function: Function) -> list[dict[str, Any]]:
+    """Describe every node of a function, each followed by those of its subgraphs."""
+    return [describe_node(n) for n in every_node(function.body)]
+
+
 def restore_types(function: Function, described: Sequence[NodeRow]) -> Function:
     """Return the function with the described types on its inner values, and annotations on its nodes.
 
     Raises ModelLoadError where the description is that of another function.
     """
+    count = sum(1 for _ in every_node(function.body))
+    if len(described) != count:
+        raise ModelLoadError(f"{count} nodes were received, {len(described)} were sent")
     with reading("the description of the function's nodes", ModelLoadError):
         return _restored(function, described)
 
@@ -61,8 +69,20 @@ def _restored(function: Function, described: Sequence[NodeRow]) -> Function:
     new: dict[Value, Value] = {}
     for entry, p in zip(body.inputs, function.params, strict=True):
         new[entry] = entry if entry.type == p.type else Value(entry.name, p.type)
+    graph = _restored_graph(body, iter(described), new)
+    return Function(function.name, function.params, function.returns, graph, function.aliases)
+
+
+def _restored_graph(graph: Graph, described: Iterator[NodeRow], new: dict[Value, Value]) -> Graph:
+    """The graph with values of the described types; `new` holds those for values that it has or captures."""
     nodes = []
-    for node, row in zip(body.nodes, described, strict=True):
+    for node in graph.nodes:
+        row = next(described)
+        attributes = node.attributes
+        if attributes and node.subgraphs:
+            attributes = {
+                k: _restored_graph(a, described, new) if isinstance(a, Graph) else a for k, a in attributes.items()
+            }
         outputs: list[Value | None] = []
         for v, text in zip(node.outputs, row.outputs, strict=True):
             found = None if v is None else Value(v.name, v.type if text is None else type_from_text(text))
@@ -72,8 +92,7 @@ def _restored(function: Function, described: Sequence[NodeRow]) -> Function:
         more = {} if row.annotations is None else {f.name: getattr(row.annotations, f.name) for f in _ROW}
         annotations = replace(node.annotations, **more) if more else node.annotations
         inputs = [None if v is None else new.get(v, v) for v in node.inputs]
-        nodes.append(node.replace(inputs=inputs, outputs=outputs, annotations=annotations))
-    graph = body.replace(
-        inputs=[new[v] for v in body.inputs], outputs=[new.get(v, v) for v in body.outputs], nodes=nodes
+        nodes.append(node.replace(inputs=inputs, outputs=outputs, attributes=attributes, annotations=annotations))
+    return graph.replace(
+        inputs=[new.get(v, v) for v in graph.inputs], outputs=[new.get(v, v) for v in graph.outputs], nodes=nodes
     )
-    return Function(function.name, function.params, function.returns, graph, function.aliases)

@@ -29,7 +29,7 @@ from xrt_core.engine.serialization import ArrayRow, array_of
 from xrt_core.errors import ModelLoadError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.files import Size, convert, decode, encode, reading
-from xrt_core.frontends.onnx_sidecar import NodeRow, describe_node, restore_types
+from xrt_core.frontends.onnx_sidecar import NodeRow, describe_nodes, restore_types
 from xrt_core.ir.file_backed import place_of
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Support
@@ -91,7 +91,7 @@ def write_function(function: Function, folder: pathlib.Path) -> None:
 
         model = export_function(function, tensor=tensor)
     (folder / _MODEL).write_bytes(serialised(model))
-    (folder / _TYPES).write_bytes(encode([describe_node(n) for n in function.body.nodes]))
+    (folder / _TYPES).write_bytes(encode(describe_nodes(function)))
 
 
 def read_function(folder: pathlib.Path) -> Function:
@@ -103,8 +103,6 @@ def read_function(folder: pathlib.Path) -> Function:
     with reading(_TYPES, ModelLoadError):
         content = (folder / _TYPES).read_bytes()
     described = decode(content, tuple[NodeRow, ...], _TYPES, ModelLoadError)
-    if len(described) != len(function.body.nodes):
-        raise ModelLoadError(f"{len(function.body.nodes)} nodes were received, {len(described)} were sent")
     return restore_types(function, described)
 
 

@@ -445,6 +445,19 @@ class Graph(_Frozen):
         return graph_text(self)
 
 
+def every_node(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph and of its subgraphs."""
+    for node in graph.nodes:
+        yield node
+        yield from nodes_within(node)
+
+
+def nodes_within(node: Node) -> Iterator[Node]:
+    """The nodes of a node's subgraphs, and of theirs."""
+    for body in node.subgraphs:
+        yield from every_node(body)
+
+
 Substitution = Mapping[Value, Value]
 
 
@@ -478,14 +491,6 @@ def _substitute_attribute(a: Attribute, new: Substitution) -> Attribute:
     if type(a) is tuple and a and isinstance(a[0], Graph):
         return tuple(substitute_graph(g, new) for g in a)
     return a
-
-
-def every_node(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph and of the subgraphs of its nodes."""
-    for n in graph.nodes:
-        yield n
-        for g in n.subgraphs:
-            yield from every_node(g)
 
 
 def bind_defaults(graph: Graph, given: Collection[int] = ()) -> Graph:

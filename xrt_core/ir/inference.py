@@ -16,7 +16,7 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.attribute_limits import node_fault
-from xrt_core.ir.graph import Node, Value, attribute_key
+from xrt_core.ir.graph import Graph, Node, Value, attribute_key
 from xrt_core.ir.ml_inference import ml_types
 from xrt_core.ir.ml_limits import DOMAIN
 from xrt_core.ir.types import Dim, TensorType, ValueType, type_fault
@@ -286,3 +286,17 @@ _RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         **{("", op): _pool for op in ("MaxPool", "AveragePool", "LpPool")},
     }
 )
+
+
+def trip_count(node: Node, body: Graph) -> int | None:
+    """How many turns a Loop with this body makes, where that is known: its limit is, and its condition holds always."""
+    limit, condition = (node.inputs[i] if i < len(node.inputs) else None for i in (0, 1))
+    if limit is None or limit.data is None or limit.data.size != 1:
+        return None
+    count = max(int(limit.data.reshape(-1)[0]), 0)
+    if not count or (condition is not None and condition.data is not None and not condition.data.all()):
+        return 0
+    first = condition is None or condition.data is not None
+    again = body.outputs[0]
+    goes_on = again is body.inputs[1] or (again.data is not None and bool(again.data.all()))
+    return count if first and goes_on else None

@@ -34,7 +34,8 @@ class TreeTables:
     """A tree ensemble. The nodes of all trees have one numbering; a leaf is its own child on both sides.
 
     feature [nodes] (intp), value [nodes]: what an inner node compares; yes, no [nodes] (intp): where it leads.
-    equal, strict [nodes] (bool): it compares `==`, or `<`, and not `<=`. nan_yes [nodes] (bool): NaN takes the branch `yes`.
+    equal, strict [nodes] (bool): it compares `==`, or `<`, and not `<=`. nan_yes [nodes] (bool): NaN takes the branch
+        `yes`.
     roots [trees] (intp). depth: comparisons on the longest way. leaf [nodes] (intp): a leaf's number, -1 elsewhere.
     targets, weights, owners [contributions]: what a leaf (its number in `owners`) gives to which target.
     leaves: how many there are. features: how many features an input must have at least.
@@ -296,7 +297,8 @@ def _tables(
     return TreeTables(
         np.where(is_leaf, 0, feature).astype(np.intp), np.where(is_leaf, np.asarray(0, value.dtype), value), yes, no,
         (modes == _EQ) | (modes == _NEQ), (modes == _LT) | (modes == _GTE), nan_yes, roots,
-        _depth(yes, no, is_leaf), leaf, len(places), leaf[owners], targets, weights, int(inner.max()) + 1 if inner.size else 0,
+        _depth(yes, no, is_leaf), leaf, len(places), leaf[owners], targets, weights,
+        int(inner.max()) + 1 if inner.size else 0,
     )  # fmt: skip
 
 

@@ -298,7 +298,7 @@ def _followed(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
                 where += row
                 x = flat.take(where)
                 value = values.take(at)
-                goes = _goes(xp, x, value, *(f if isinstance(f, bool) else f.take(at) for f in tests), has_nan)
+                goes = _goes(xp, x, value, *(f if isinstance(f, bool) else f.take(at) for f in tests), has_nan=has_nan)
                 at = at << 1
                 at += goes
                 at = children.take(at)

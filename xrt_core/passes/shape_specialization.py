@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Annotations, Graph, Node, Value, closed, substitute
-from xrt_core.ir.inference import infer_types, merged
+from xrt_core.ir.inference import infer_types, merged, trip_count
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import STRING, Dim, OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass
@@ -112,7 +112,7 @@ class _Specialiser:
             self.inline(node, body, [v for v in node.outputs if v is not None])
             self.inherited = outer
             return
-        types = self.types(node)
+        node, types = self.typed(node)
         if is_known(node):
             arrays = evaluate(node, types, self.run, self.fold_limit)
             if arrays is not None:
@@ -160,52 +160,67 @@ class _Specialiser:
         self.new[result] = constant_like(result, data)
         return True
 
-    def types(self, node: Node) -> Sequence[ValueType | None]:
-        """The inferred types of the node's outputs, None where unknown."""
+    def typed(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
+        """The node, its bodies specialised where it is control flow, and the inferred types of its outputs."""
         try:
             if not node.subgraphs:
-                return infer_types(node)
+                return node, infer_types(node)
             if node.op_type == "If":
-                return self.if_types(node)
+                return self.typed_if(node)
             if node.op_type == "Loop":
-                return self.loop_types(node)[: len(node.outputs)]  # a body may give more
+                return self.typed_loop(node)
             if node.op_type == "Scan" and node.version >= 9:
-                return self.scan_types(node)[: len(node.outputs)]
+                return self.typed_scan(node)
         except (ShapeError, ValueError, IndexError, ArithmeticError):  # a body, or axes, that violate the specification
             pass
-        return (None,) * len(node.outputs)
+        return node, (None,) * len(node.outputs)
 
-    def body_types(self, body: Graph, types: Sequence[ValueType | None]) -> list[ValueType | None]:
-        """The types of a body's outputs for inputs of these types; captured values have their types already."""
-        whole = closed(body)
+    def typed_body(self, body: Graph, types: Sequence[ValueType | None]) -> Graph:
+        """A body for inputs of these types, capturing what it captured; captured values have their types already."""
+        whole, own = closed(body), len(body.inputs)
         given = [*types, *(v.type for v in body.captures)]
         made = specialise(whole, given, {}, self.run, fold_limit=self.fold_limit, expand=self.expand)
-        return [v.type for v in made.outputs]
+        outer = dict(zip(made.inputs[own:], body.captures, strict=True))
+        return made.replace(
+            inputs=made.inputs[:own],
+            nodes=[substitute(n, outer) for n in made.nodes],
+            outputs=[outer.get(v, v) for v in made.outputs],
+        )
 
-    def if_types(self, node: Node) -> list[ValueType | None]:
-        taken, other = (self.body_types(g, ()) for g in node.subgraphs)
-        return [a if a == b else _common(a, b) for a, b in zip(taken, other, strict=True)]
+    def typed_if(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
+        bodies = {k: self.typed_body(g, ()) for k, g in node.attributes.items() if isinstance(g, Graph)}
+        results = zip(*([v.type for v in g.outputs] for g in bodies.values()), strict=True)
+        return node.replace(attributes=bodies), [a if a == b else _common(a, b) for a, b in results]
 
-    def loop_types(self, node: Node) -> list[ValueType | None]:
-        body = node.subgraphs[0]
-        states = [None if v is None else v.type for v in node.inputs[2:]]
-        count = len(states)
+    def settled(
+        self, body: Graph, states: list[ValueType | None], around: Sequence[ValueType | None], first: int
+    ) -> tuple[Graph, list[ValueType | None]]:
+        """A body whose states, which stand behind `first` other inputs and outputs, have types that hold at every turn.
+
+        around: the types of the inputs that are no states; the first `first` of them stand before the states.
+        """
         while True:  # terminates: each turn generalises a dimension or a type, or is the last
-            made = self.body_types(body, [_INT64, _BOOL, *states])
-            after = [a if a == b else _common(a, b) for a, b in zip(states, made[1 : 1 + count], strict=True)]
+            made = self.typed_body(body, [*around[:first], *states, *around[first:]])
+            results = made.outputs[min(first, 1) :]
+            after = [a if a == v.type else _common(a, v.type) for a, v in zip(states, results, strict=False)]
             if after == states:
-                break
+                return made, states
             states = after
-        scans = [_stacked(t, None) for t in made[1 + count :]]
-        return [*states, *scans]
 
-    def scan_types(self, node: Node) -> list[ValueType | None]:
-        body = node.subgraphs[0]
+    def typed_loop(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
+        given: list[ValueType | None] = [None if v is None else v.type for v in node.inputs[2:]]
+        body, states = self.settled(node.subgraphs[0], given, [_INT64, _BOOL], 2)
+        length = trip_count(node, body)
+        scans = [_stacked(v.type, length) for v in body.outputs[1 + len(states) :]]
+        found = [*states, *scans][: len(node.outputs)]  # a body may give more
+        return node.replace(attributes={**node.attributes, "body": body}), found
+
+    def typed_scan(self, node: Node) -> tuple[Node, Sequence[ValueType | None]]:
         scans = node.attributes["num_scan_inputs"]
         assert isinstance(scans, int)
         count = len(node.inputs) - scans
         axes = node.attributes.get("scan_input_axes") or (0,) * scans
-        states: list[ValueType | None] = [None if v is None else v.type for v in node.inputs[:count]]
+        given: list[ValueType | None] = [None if v is None else v.type for v in node.inputs[:count]]
         slices: list[ValueType | None] = []
         length: Dim = None
         for v, axis in zip(node.inputs[count:], axes, strict=True):  # type: ignore[arg-type]
@@ -215,14 +230,12 @@ class _Specialiser:
             axis = axis % len(v.shape)
             length = v.shape[axis]
             slices.append(TensorType(v.dtype, v.shape[:axis] + v.shape[axis + 1 :]))
-        while True:
-            made = self.body_types(body, [*states, *slices])
-            after = [a if a == b else _common(a, b) for a, b in zip(states, made[:count], strict=True)]
-            if after == states:
-                break
-            states = after
-        out_axes = node.attributes.get("scan_output_axes") or (0,) * (len(made) - count)
-        return [*states, *(_stacked(t, length, a) for t, a in zip(made[count:], out_axes, strict=True))]  # type: ignore[arg-type]
+        body, states = self.settled(node.subgraphs[0], given, slices, 0)
+        results = body.outputs[count:]
+        out_axes = node.attributes.get("scan_output_axes") or (0,) * len(results)
+        stacked = [_stacked(v.type, length, a) for v, a in zip(results, out_axes, strict=True)]  # type: ignore[arg-type]
+        found = [*states, *stacked][: len(node.outputs)]
+        return node.replace(attributes={**node.attributes, "body": body}), found
 
 
 def _common(a: ValueType | None, b: ValueType | None) -> ValueType | None:

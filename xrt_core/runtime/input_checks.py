@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
 from xrt_core.ir.op_traits import index_input, traits_of
 from xrt_core.runtime.arrays import to_numpy
 
@@ -97,11 +97,11 @@ def input_checks(function: Function, *, finite: bool = False) -> InputChecks | N
 
 def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
     """The range of each parameter that is an index, and whether a constant index of the Function is out of range."""
-    producers = function.body.producers
+    origins = _origins(function.body)
     params = {v: i for i, v in enumerate(function.body.inputs)}
     found: dict[IndexCheck, None] = {}
     never = False
-    for node in function.body.nodes:
+    for node in every_node(function.body):
         position = index_input(node)
         value = node.inputs[position] if position is not None and position < len(node.inputs) else None
         bounds = None if value is None else _bounds(node)
@@ -118,8 +118,8 @@ def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
                 never |= not wanted.are_met(v.data)
             elif v in params:
                 found[IndexCheck(params[v], wanted)] = None
-            elif (i := producers.get(v)) is not None:
-                work.extend(_before(function.body.nodes[i], v, wanted))
+            else:
+                work.extend(_sources(origins.get(v), v, wanted))
     return tuple(found), never
 
 
@@ -128,33 +128,98 @@ def unproven_indices(graph: Graph) -> frozenset[Node]:
 
     What comes from the graph's inputs and constants alone is not among them: `index_checks` has it.
     """
-    found = set()
-    for node in graph.nodes:
-        position = index_input(node)
-        value = node.inputs[position] if position is not None and position < len(node.inputs) else None
-        bounds = None if value is None else _bounds(node)
-        if value is None or bounds is None:
+    origins = _origins(graph)
+    return frozenset(n for n in graph.nodes if any(not _is_proven(m, origins) for m in (n, *nodes_within(n))))
+
+
+def _is_proven(node: Node, origins: Origins) -> bool:
+    position = index_input(node)
+    value = node.inputs[position] if position is not None and position < len(node.inputs) else None
+    bounds = None if value is None else _bounds(node)
+    if value is None or bounds is None:
+        return True
+    work, seen = [(value, bounds)], set()
+    while work:
+        v, wanted = work.pop()
+        origin = None if v.data is not None or (v, wanted) in seen else origins.get(v)
+        seen.add((v, wanted))
+        if origin is None:
             continue
-        work, seen = [(value, bounds)], set()
-        while work:
-            v, wanted = work.pop()
-            i = None if v.data is not None or (v, wanted) in seen else graph.producers.get(v)
-            seen.add((v, wanted))
-            if i is None:
-                continue
-            sources = _before(graph.nodes[i], v, wanted)
-            work += sources
-            low, high = (0.0, 0.0) if sources else _range(v, graph)
-            if not sources and (low < max(wanted.low) or high > min(wanted.high)):
-                found.add(node)
-    return frozenset(found)
+        sources = _sources(origin, v, wanted)
+        work += sources
+        low, high = (0.0, 0.0) if sources else _range(v, origins)
+        if not sources and (low < max(wanted.low) or high > min(wanted.high)):
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The origin of the number of a Loop's turn. limit: what it stays below, infinite where that is not known."""
+
+    limit: float
+
+
+Origin = Node | Turn | tuple[Value, ...]
+"""What makes a value: a node, the counting of turns, or control flow, which hands on one of several other values."""
+Origins = dict[Value, Origin]
+
+
+def _origins(graph: Graph) -> Origins:
+    """The origin of every value of a graph and its subgraphs that is no input of the graph and no constant."""
+    found: Origins = {}
+    for node in graph.nodes:
+        found.update((v, node) for v in node.outputs if v is not None)
+        for body in node.subgraphs:
+            found.update(_origins(body))
+        _hand_on(node, found)
+    return found
+
+
+def _hand_on(node: Node, found: Origins) -> None:
+    """Note what control flow hands into its bodies and out of them, from turn to turn as well."""
+    op, bodies = node.op_type, node.subgraphs
+    if node.domain or op not in ("If", "Loop", "Scan") or (op == "Scan" and node.version < 9):
+        return
+    if op == "If":
+        for i, v in enumerate(node.outputs):
+            if v is not None:
+                found[v] = tuple(g.outputs[i] for g in bodies)
+        return
+    (body,) = bodies
+    scans: Any = node.attributes.get("num_scan_inputs", 0)
+    first, head = (2, 1) if op == "Loop" else (0, 0)
+    states = len(node.inputs) - first - scans
+    if op == "Loop":
+        limit = node.inputs[0]
+        known = limit is not None and limit.data is not None and limit.data.size == 1
+        found[body.inputs[0]] = Turn(float(limit.data.reshape(-1)[0]) if known else math.inf)  # type: ignore[union-attr]
+        found[body.inputs[1]] = (body.outputs[0],)
+    for i, v in enumerate(node.inputs[first:]):
+        given = () if v is None else (v,)
+        found[body.inputs[first + i]] = (*given, body.outputs[head + i]) if i < states else given
+    for i, v in enumerate(node.outputs):
+        if v is not None:
+            start = node.inputs[first + i] if i < states else None
+            found[v] = (body.outputs[head + i],) if start is None else (start, body.outputs[head + i])
+
+
+def _sources(origin: Origin | None, result: Value, wanted: Bounds) -> list[tuple[Value, Bounds]]:
+    """The values whose elements come out as `result`, with their bounds; none where they are computed."""
+    if isinstance(origin, Node):
+        return _before(origin, result, wanted)
+    if not isinstance(origin, tuple):
+        return []
+    whole = all(v.shape is not None and result.shape is not None and v.shape[-1:] == result.shape[-1:] for v in origin)
+    wanted = wanted if whole or len(wanted.low) == 1 else wanted.narrowed()
+    return [(v, wanted) for v in origin]
 
 
 _Range = tuple[float, float]
 _MOST_STEPS: Final = 8  # of arithmetic on an index that are followed
 
 
-def _range(v: Value, graph: Graph, steps: int = _MOST_STEPS) -> _Range:
+def _range(v: Value, origins: Origins, steps: int = _MOST_STEPS) -> _Range:
     """The range of the elements of integers, infinite where nothing is known."""
     dtype = v.dtype
     if dtype is None or dtype.kind not in "iub":
@@ -163,12 +228,17 @@ def _range(v: Value, graph: Graph, steps: int = _MOST_STEPS) -> _Range:
         return int(v.data.min()), int(v.data.max())
     limits: Any = np.iinfo(dtype) if dtype.kind != "b" else None
     whole = (0.0, 1.0) if limits is None else (float(limits.min), float(limits.max))
-    i = graph.producers.get(v)
-    if i is None or not steps:
+    origin = origins.get(v)
+    if origin is None or not steps:
         return whole
-    low, high = _computed(
-        graph.nodes[i], v, [_range(x, graph, steps - 1) for x in graph.nodes[i].inputs if x is not None]
-    )
+    if isinstance(origin, Turn):
+        return 0, min(max(origin.limit - 1, 0), whole[1])
+    sources = origin.inputs if isinstance(origin, Node) else origin
+    given = [_range(x, origins, steps - 1) for x in sources if x is not None]
+    if isinstance(origin, Node):
+        low, high = _computed(origin, v, given)
+    else:
+        low, high = min((a for a, _ in given), default=whole[0]), max((b for _, b in given), default=whole[1])
     return (low, high) if whole[0] <= low and high <= whole[1] else whole  # beyond it wraps around
 
 

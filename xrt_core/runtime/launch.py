@@ -229,7 +229,7 @@ class DeviceLaunch(Launch):
 
 
 def _index_checks(function: Function) -> InputChecks | None:
-    if all(index_input(n) is None for n in function.body.nodes):
+    if not any(index_input(n) is not None or (n.attributes and n.subgraphs) for n in function.body.nodes):
         return None
     from xrt_core.runtime.input_checks import input_checks
 

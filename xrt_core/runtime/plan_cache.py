@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,11 @@ class PlanCache:
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Results as the host's arrays (or sequences of them) for such arguments; None stands for one left out."""
-        return [self._to_host(r) for r in self.plan_for(arrays).run(arrays)]
+        return self.read(self.plan_for(arrays).run(arrays))
+
+    def read(self, results: Iterable[Any]) -> list[Any]:
+        """The results of a plan as the host's arrays."""
+        return [self._to_host(r) for r in results]
 
     def plan_for(self, arrays: Sequence[Any]) -> Plan:
         """The plan for the signature of these arguments, made if it is new."""

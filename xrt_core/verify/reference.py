@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import TensorType, float_like
 from xrt_core.kernels.namespace import narrow
+from xrt_core.runtime.control_flow import control_step
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 
@@ -73,6 +74,8 @@ def host_values(body: Graph, inputs: Sequence[np.ndarray], wanted: Iterable[Valu
 
 def lower_host(node: Node) -> Lowered:
     """A node as a host step in NumPy, which may reuse the memory of dead values."""
+    if node.attributes and node.subgraphs:
+        return Lowered(control_step(node, plain_body), HOST, node.operator)
     return Lowered(
         host_kernel(node),
         HOST,
@@ -81,6 +84,11 @@ def lower_host(node: Node) -> Lowered:
         reusable=reusable_inputs(node),
         reusing=partial(reusing_kernel, node),
     )
+
+
+def plain_body(body: Graph, changing: Collection[int] = ()) -> Plan:
+    """The plan of a body of control flow on the host, for whatever shapes come."""
+    return make_plan(body, lower_host, owned=False)
 
 
 def _plan(body: Graph) -> Plan:
@@ -92,7 +100,10 @@ def _run_wide(body: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     last = _last_uses(body)
     env: dict[Value, np.ndarray] = {v: _lift(x, to) for v, x in zip(body.inputs, inputs, strict=True)}
     for i, node in enumerate(body.nodes):
-        results = _run(node, [_read(v, env, to) for v in node.inputs], to)
+        if node.attributes and node.subgraphs:  # its bodies compute in the precision that they declare
+            results = _run_control(node, lambda v: _lower(_read(v, env, to), v.dtype))
+        else:
+            results = _run(node, [_read(v, env, to) for v in node.inputs], to)
         for v, r in zip(node.outputs, results, strict=False):
             if v is not None:
                 env[v] = _lift(np.asarray(r), to)
@@ -116,6 +127,12 @@ def _run(node: Node, arrays: Sequence[Any], to: np.dtype) -> Sequence[Any]:
             pass
     declared = [a if v is None else _lower(a, v.dtype) for v, a in zip(node.inputs, arrays, strict=True)]
     return run_node(node, declared)
+
+
+def _run_control(node: Node, env: Callable[[Value], Any]) -> Sequence[Any]:
+    arrays = [None if v is None else env(v) for v in (*node.inputs, *node.captures)]
+    with np.errstate(all="ignore"):
+        return control_step(node, plain_body)(arrays)
 
 
 def _retyped(node: Node, to: np.dtype) -> Node:

@@ -23,7 +23,7 @@ from xrt_core.engine.contract import CompileOptions, Engine
 from xrt_core.engine.serialization import ArrayRow, array_of
 from xrt_core.errors import ModelLoadError
 from xrt_core.files import Size, decode, encode, reading, replace_file
-from xrt_core.frontends.onnx_sidecar import NodeRow, describe_node, restore_types
+from xrt_core.frontends.onnx_sidecar import NodeRow, describe_nodes, restore_types
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value, substitute
 from xrt_core.ir.types import STRING, TensorType, dtype_name, float_like
@@ -138,7 +138,7 @@ def write_bundle(bundle: Bundle, path: pathlib.Path, large: int = LARGE) -> None
         "versions": dict(bundle.versions),
         "fingerprint": bundle.function.fingerprint,
         "weights": weights,
-        "types": [describe_node(n) for n in small.body.nodes],
+        "types": describe_nodes(small),
         "inputs": None
         if bundle.inputs is None
         else [{"dtype": dtype_name(x.dtype), "shape": list(x.shape)} for x in bundle.inputs],

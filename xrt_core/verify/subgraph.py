@@ -13,6 +13,8 @@ from xrt_core.ir.dag import sort_indices
 from xrt_core.ir.function import Function, InputOutputAlias
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.control_flow import control_step
+from xrt_core.verify.reference import plain_body
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 Nodes = tuple[int, ...]
@@ -153,7 +155,9 @@ def run_pieces(
         else:
             for i in pieces[k]:
                 n = body.nodes[i]
-                steps.append((host_kernel(n), n.inputs, n.outputs))  # type: ignore[arg-type]  # None: left out
+                control = n.attributes and n.subgraphs
+                own: Run = control_step(n, plain_body) if control else host_kernel(n)
+                steps.append((own, (*n.inputs, *n.captures), n.outputs))  # type: ignore[arg-type]  # None: left out
 
     def call(inputs: Sequence[Any]) -> list[Any]:
         env: dict[Value | None, Any] = dict(zip(body.inputs, inputs, strict=True))

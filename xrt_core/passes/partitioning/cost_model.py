@@ -255,7 +255,8 @@ def _work(graph: Graph, sizes: _Sizes) -> np.ndarray:
     for n in graph.nodes:
         op = n.op_type
         kinds = (*map(kind_of, n.inputs), -1, *map(kind_of, n.outputs))
-        key = (n.domain, op, n.attributes.get("transA") if op == "Gemm" else None, kinds)
+        own_attribute = n.attributes.get("transA") if op == "Gemm" else n.subgraphs if n.attributes else None
+        key = (n.domain, op, own_attribute, kinds)
         own = known.get(key)
         if own is None:
             traits = traits_of(n)
@@ -279,12 +280,20 @@ _PASSES: Final[Mapping[str, int]] = MappingProxyType({
 })  # fmt: skip
 
 
+_CONTROL_PASSES: Final = 10
+_TURNS: Final = 16  # assumed of a loop; few are shorter, and a wrong guess costs a launch
+
+
 def passes_of(node: Node) -> int:
     """The number of array operations of the host's kernel of a node; each costs a call and a pass over the arrays."""
     op = node.op_type
     known = _PASSES.get(op)
     if known is not None:
         return known
+    if node.attributes and node.subgraphs:
+        return _CONTROL_PASSES + (1 if op == "If" else _TURNS) * max(
+            sum(map(passes_of, g.nodes)) for g in node.subgraphs
+        )
     if op.endswith(("Normalization", "Grad", "Pool")):
         return 30
     return 4 if traits_of(node).reduction or op.startswith("Cum") else 1

@@ -16,7 +16,6 @@ HOST = "host"
 
 _AUTO = "auto"  # stands for several engines; nodes cannot be marked for it
 _LAUNCH = Support.no("it is a launch already")
-_CONTROL = Support.no("the host runs control flow; its bodies are planned by themselves")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,10 @@ def mark(
     """Query each engine for each node that it may run.
 
     Of a pinned node (`annotations.engine`) only that engine is asked, of one pinned to "host" none. A Launch is left
-    unchanged. A node with subgraphs stays on the host; its mark applies to their nodes. A node annotated with the other
-    phase is rejected. If `automatic` is off, only pinned nodes are queried. Two kinds of pinned nodes are treated as
-    unpinned if their engine does not support them: nodes of the backward pass (phase "train"), whose pins are copies of
-    those in the forward pass, and nodes with zero-element tensors, such as an empty batch.
+    unchanged. A node annotated with the other phase is rejected. If `automatic` is off, only pinned nodes are queried.
+    Three kinds of pinned nodes are treated as unpinned if their engine does not support them: nodes of the backward
+    pass (phase "train"), whose pins are copies of those in the forward pass, nodes with zero-element tensors, such as
+    an empty batch, and nodes with subgraphs, whose marks apply to the nodes in these as well.
 
     obey: False ignores pins to engines, for runs without engines.
     absent: engine -> why it does not take part and the remedy, "" if unknown.
@@ -92,17 +91,15 @@ def mark(
     nodes = graph.nodes
     pinned, apart = _set_apart(nodes, phase, obey)
     for i, p in pinned.items():
-        if p != HOST and p not in names:
+        if p != HOST and p not in names and not nodes[i].subgraphs:
             why = absent(p) or "add it with engine=[...] or take the mark off"
             raise GraphError(
                 f"{_describe(nodes[i], i)} is pinned to engine {p!r}, which does not take part here "
                 f"({', '.join(names) or 'no engine does'}); {why}"
             )
     takes = {c.name: c.supports for c in engines}
-    free = [
-        i for i, p in pinned.items() if p != HOST and (nodes[i].annotations.phase == "train" or _is_empty(nodes[i]))
-    ]
-    free = [i for i in free if i not in apart and not takes[pinned[i]](nodes[i]).ok]
+    free = [i for i, p in pinned.items() if p != HOST and _may_be_unpinned(nodes[i])]
+    free = [i for i in free if i not in apart and not (pinned[i] in takes and takes[pinned[i]](nodes[i]).ok)]
     for i in free:
         del pinned[i]
     unmarked = Support.no("it carries no mark, and automatic clustering is off (automatic=True switches it on)")
@@ -150,11 +147,12 @@ def _set_apart(nodes: Sequence[Node], phase: Phase, obey: bool) -> tuple[dict[in
         if a.phase is not None and a.phase != phase:
             apart[i] = Support.no(f"it belongs to the phase {a.phase!r}, and this is {phase!r}")
         if a.engine is not None and (obey or a.engine == HOST):
-            if a.engine != HOST and n.attributes and n.subgraphs:
-                apart.setdefault(i, _CONTROL)
-            else:
-                pinned[i] = a.engine
+            pinned[i] = a.engine
     return pinned, apart
+
+
+def _may_be_unpinned(node: Node) -> bool:
+    return node.annotations.phase == "train" or bool(node.attributes and node.subgraphs) or _is_empty(node)
 
 
 def _is_empty(node: Node) -> bool:

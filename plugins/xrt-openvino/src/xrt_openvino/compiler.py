@@ -9,6 +9,7 @@ from xrt_core.engine.contract import CompileOptions, Executable, Function, Graph
 from xrt_core.engine.onnx_bridge import onnx_model
 from xrt_core.errors import CompileError, OptionError, XRTError
 from xrt_openvino import _toolkit
+from xrt_openvino.deviations import NEWEST
 from xrt_openvino.executable import OpenVinoExecutable, load_executable
 
 _OPTIONS: Final = ("config", "streams")
@@ -48,7 +49,7 @@ class OpenVinoCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
     ) -> Executable:
         """A compiled model of `function`. Raises CompileError with the library's own words."""
-        m = onnx_model(function, engine="openvino", location=_toolkit.location)
+        m = onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
         try:
             compiled = _toolkit.compile_model(m.model.SerializeToString(), m.weights, self.config)
             return OpenVinoExecutable(compiled, entry_params, return_params, m.inputs, m.outputs, m.weights)

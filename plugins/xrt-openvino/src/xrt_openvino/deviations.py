@@ -12,12 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine.onnx_versions import as_older
 from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.op_traits import draws_random, traits_of
 from xrt_core.ir.types import dtype_name
 
 NEWEST: Final = 24
-"""The library reads a newer version of an operator as the one it knows, and leaves out new attributes silently."""
+"""The library reads a newer version of an operator as the one it knows, and leaves out new attributes silently: models
+are of this opset at most."""
 
 _FLOAT: Final = np.dtype(np.float32)
 _BOOL: Final = np.dtype(np.bool_)
@@ -30,8 +32,7 @@ _MOVERS: Final = frozenset(
     ("Concat", "ConstantOfShape", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
      "Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where")
 )  # fmt: skip
-# of these, newer versions only know more types
-_ONLY_TYPES: Final = _MOVERS - {"DepthToSpace", "SpaceToDepth"}
+_CONTROL: Final = frozenset(("If", "Loop", "Scan"))
 _LOGIC: Final = frozenset(("And", "Equal", "Not", "Or", "Xor"))  # which the library takes of bool
 _QUANTISERS: Final = frozenset(("DequantizeLinear", "QuantizeLinear"))
 
@@ -45,6 +46,7 @@ _INDEX_INPUTS: Final[Mapping[str, frozenset[int]]] = MappingProxyType(
         "ScatterElements": frozenset((1,)),
         "ScatterND": frozenset((1,)),
         "GRU": frozenset((4,)),
+        "Loop": frozenset((0,)),
         "LSTM": frozenset((4,)),
         "RNN": frozenset((4,)),
         "ReverseSequence": frozenset((1,)),
@@ -63,8 +65,11 @@ def deviation(node: Node) -> str | None:
     for i, v in enumerate(node.outputs):
         if v is not None and not _output_is_exact(node, i, v):
             return _reason(node, v)
-    if node.version > NEWEST and node.op_type not in _ONLY_TYPES:
-        return f"openvino ignores what is new in {node.op_type}-{node.version}: it is asked up to opset {NEWEST}"
+    if node.version > NEWEST:
+        made = as_older(node, NEWEST)
+        if made is None:
+            return f"openvino is asked up to opset {NEWEST}; {node.op_type}-{node.version} has no older form"
+        return next((why for n in made if (why := deviation(n)) is not None), None)
     if draws_random(node):
         return f"{node.op_type} draws random numbers, and those are the host's"
     rule = _RULES.get(node.op_type)
@@ -75,7 +80,7 @@ def _input_is_exact(node: Node, index: int, v: Value) -> bool:
     dtype, op = v.dtype, node.op_type
     if dtype == _FLOAT:
         return True
-    if dtype in _MOVED and op in _MOVERS:
+    if dtype in _MOVED and (op in _MOVERS or op in _CONTROL):
         return True
     if dtype == _BOOL:
         return op in _LOGIC or op == "Cast" or v.data is not None
@@ -92,7 +97,7 @@ def _output_is_exact(node: Node, index: int, v: Value) -> bool:
     dtype, op = v.dtype, node.op_type
     if dtype == _FLOAT:
         return True
-    if dtype in _MOVED and op in _MOVERS:
+    if dtype in _MOVED and (op in _MOVERS or op in _CONTROL):
         return True
     if dtype == _BOOL:
         return traits_of(node).boolean_result

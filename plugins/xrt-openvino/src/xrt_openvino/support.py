@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from xrt_core.engine.onnx_bridge import NodeTrials, why_unfit
+from xrt_core.engine.onnx_bridge import NodeTrials, why_not_within, why_unfit
 from xrt_core.ir.graph import Node
 from xrt_openvino import _toolkit
-from xrt_openvino.deviations import deviation
+from xrt_openvino.deviations import NEWEST, deviation
 
-_TRIALS: Final = NodeTrials("openvino", lambda model: _toolkit.refusal(model.SerializeToString()))
+_TRIALS: Final = NodeTrials("openvino", lambda model: _toolkit.refusal(model.SerializeToString()), newest_opset=NEWEST)
 
 
 def why_not(node: Node) -> str | None:
     """Why the library cannot take `node`, or does not compute what ONNX says; None where it can and does."""
-    return why_unfit(node, "openvino") or _outside(node) or deviation(node) or _TRIALS.why_not(node)
+    return (
+        why_unfit(node, "openvino", bodies=True)
+        or _outside(node)
+        or deviation(node)
+        or why_not_within(node, lambda n: why_unfit(n, "openvino", bodies=True) or _outside(n) or deviation(n))
+        or _TRIALS.why_not(node)
+    )
 
 
 def _outside(node: Node) -> str | None:

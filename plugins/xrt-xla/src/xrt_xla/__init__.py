@@ -55,7 +55,13 @@ class XlaEngine(Engine):
         for value in node.outputs:
             if value is not None and (reason := _refuse(value, node, "output")):
                 return Support.no(reason)
-        return op_kernels.supports("xla", node, device, phase)
+        found = op_kernels.supports("xla", node, device, phase)
+        if not found.ok or not node.attributes or not node.subgraphs:
+            return found
+        for inner in (n for body in node.subgraphs for n in body.nodes):
+            if not (said := self.supports(inner, device, phase)).ok:
+                return Support.no(f"in the body of {node.operator}: {said.reason}")
+        return found
 
     def compiler(self, device: str, options: CompileOptions) -> XlaGraphCompiler:
         """A compiler for "cpu", "cuda:0", ... Raises EngineUnavailableError where the device is not there."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from xrt_core.engine.contract import Function, InputOutputAlias
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
 from xrt_core.errors import CompileError
-from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import draws_random
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import OpContext, find_kernel
@@ -39,7 +40,8 @@ class Step(NamedTuple):
     """A node to trace.
 
     sources: where its inputs come from: a Value, a weight's index, an array, None. known: for each input its value
-    where it is a constant. laid_out: indices of inputs that come in the form that the kernel asked for.
+    where it is a constant. laid_out: indices of inputs that come in the form that the kernel asked for. bodies: by
+    attribute, the subgraphs of control flow with their steps.
     """
 
     node: Node
@@ -47,6 +49,14 @@ class Step(NamedTuple):
     sources: list[Any]
     known: tuple[np.ndarray | None, ...]
     laid_out: frozenset[int]
+    bodies: Mapping[str, Body] = MappingProxyType({})
+
+
+class Body(NamedTuple):
+    """A subgraph and its steps."""
+
+    graph: Graph
+    steps: list[Step]
 
 
 class Program:
@@ -61,7 +71,7 @@ class Program:
         self._fold = fold
         self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
         self._derived: dict[Value, np.ndarray] = {}
-        self.steps = [step for node in function.body.nodes if (step := self._step(node)) is not None]
+        self.steps = self._steps(function.body)
 
     def known(self, value: Value | None) -> np.ndarray | None:
         """The value of a constant, or of what was computed from constants here."""
@@ -69,13 +79,17 @@ class Program:
             return None
         return value.data if value.data is not None else self._derived.get(value)
 
+    def _steps(self, graph: Graph) -> list[Step]:
+        return [step for node in graph.nodes if (step := self._step(node)) is not None]
+
     def _step(self, node: Node) -> Step | None:
         """None for a node that was computed here."""
         entry = op_kernels.find("xla", node.domain, node.op_type)
         if entry is None:
             raise CompileError(f"xla: no kernel for {describe(node)}")
         known = tuple(self.known(v) for v in node.inputs)
-        if self._derive(node, known):
+        bodies = {name: Body(a, self._steps(a)) for name, a in node.attributes.items() if isinstance(a, Graph)}
+        if not bodies and self._derive(node, known):
             return None
         sources: list[Any] = []
         laid_out = set()
@@ -93,7 +107,7 @@ class Program:
                 sources.append(data if layout is None else layout.make(np, data))
             else:
                 sources.append(self._weight(data, layout))
-        return Step(node, entry, sources, known, frozenset(laid_out))
+        return Step(node, entry, sources, known, frozenset(laid_out), bodies)
 
     def _weight(self, data: np.ndarray, layout: Layout | None) -> int:
         key = (id(data), "" if layout is None else layout.name)

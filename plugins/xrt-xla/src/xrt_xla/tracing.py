@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_xla._toolkit import jnp, lax, program_name
 from xrt_xla.kernels.context import XlaContext
-from xrt_xla.program import Program, describe
+from xrt_xla.program import Body, Program, Step, describe
 
 
 class Traced:
@@ -42,8 +43,15 @@ class Traced:
         count = len(body.inputs)
         weights = arguments[count:]
         values: dict[Value, Any] = dict(zip(body.inputs, arguments, strict=False))
-        for node, entry, sources, known, laid_out in self._program.steps:
+        self._trace(self._program.steps, values, weights)
+        return tuple(self._result(values, v, p) for v, p in self._returns)
+
+    def _trace(self, steps: Sequence[Step], values: dict[Value, Any], weights: Sequence[Any]) -> None:
+        """Trace steps, whose results are added to `values`."""
+        for node, entry, sources, known, laid_out, bodies in steps:
             ctx = XlaContext(node, jnp, lax, self._kind, known, laid_out)
+            if bodies:
+                ctx.bodies = {name: partial(self._run_body, body, values, weights) for name, body in bodies.items()}
             inputs = []
             for i, source in enumerate(sources):
                 if type(source) is int:
@@ -63,7 +71,16 @@ class Traced:
             for i, v in enumerate(node.outputs):
                 if v is not None:
                     values[v] = _checked(results, i, v, node)
-        return tuple(self._result(values, v, p) for v, p in self._returns)
+
+    def _run_body(self, body: Body, around: Mapping[Value, Any], weights: Sequence[Any], *inputs: Any) -> list[Any]:
+        """Trace a subgraph: its results for these inputs, reading the values around it."""
+        values = {**around, **dict(zip(body.graph.inputs, inputs, strict=True))}
+        self._trace(body.steps, values, weights)
+        results = []
+        for v in body.graph.outputs:
+            data = self._program.known(v)
+            results.append(jnp.asarray(values[v] if data is None else data, v.dtype))
+        return results
 
     def _result(self, values: dict[Value, Any], value: Value, expected: Parameter) -> Any:
         data = self._program.known(value)

@@ -1,9 +1,21 @@
 """Op kernels of the XLA engine: those with a better form in `jax.lax` first, the portable ones for the rest."""
 
 from xrt_core.engine.op_kernels import register_portable_kernels
-from xrt_xla.kernels import barrier, convolution, gradient, normalization, quantized, reduction, softmax, transposed
+from xrt_xla.kernels import (
+    barrier,
+    control,
+    convolution,
+    gradient,
+    normalization,
+    quantized,
+    reduction,
+    softmax,
+    transposed,
+)
 from xrt_xla.kernels.context import DEVICES
 
-__all__ = ["barrier", "convolution", "gradient", "normalization", "quantized", "reduction", "softmax", "transposed"]
+__all__ = [
+    "barrier", "control", "convolution", "gradient", "normalization", "quantized", "reduction", "softmax", "transposed",
+]  # fmt: skip
 
 register_portable_kernels("xla", DEVICES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -31,16 +31,18 @@ class XlaContext(OpContext):
     """One node, seen by a kernel of this engine.
 
     lax: `jax.lax`. kind: "cpu", "cuda" or "tpu". known: for each input its value where it is a constant (NumPy).
-    laid_out: indices of inputs that come in the form that `layout_of` asked for.
+    laid_out: indices of inputs that come in the form that `layout_of` asked for. bodies: of control flow, by attribute,
+    functions from a subgraph's inputs to its results.
     """
 
-    __slots__ = ("kind", "known", "laid_out", "lax")
+    __slots__ = ("bodies", "kind", "known", "laid_out", "lax")
 
     def __init__(
         self, node: Node, xp: Any, lax: Any, kind: str, known: tuple[np.ndarray | None, ...], laid_out: frozenset[int]
     ) -> None:
         super().__init__(node, xp)
         self.lax, self.kind, self.known, self.laid_out = lax, kind, known, laid_out
+        self.bodies: Mapping[str, Callable[..., list[Any]]] = {}
 
     def in_layout(self, index: int, array: Any) -> Any:
         """Input `index` in the form its kernel asks for: as given where the constant was laid out, else made here."""
