@@ -493,7 +493,8 @@ def test_rows_of_the_core_stay() -> None:
 # --- what stays elsewhere ---
 
 ELSEWHERE: Final = {
-    "xrt_core/engine/onnx_bridge.py": "what a version of an operator changed",
+    "xrt_core/compiler/support.py": "control flow, which engines are asked for whole",
+    "xrt_core/engine/onnx_versions.py": "what a version of an operator changed",
     "xrt_core/frontends/tensor.py": "what NumPy's operators are in ONNX for bool",
     "xrt_core/ir/attribute_limits.py": "what operators allow as attributes",
     "xrt_core/ir/ml_limits.py": "what operators of ai.onnx.ml allow as attributes, and which take a matrix",
@@ -506,8 +507,10 @@ ELSEWHERE: Final = {
     "xrt_core/testing/operator_table.py": "cases that are generated for operators",
     "xrt_core/testing/operator_tests.py": "the kit's tolerances: sums that may cancel, and sums that cannot",
     "xrt_core/training/checks.py": "how operators read their second input",
+    "xrt_core/training/variables.py": "the inputs in which operators read what models learn",
     "xrt_core/training/rules/constant.py": "operators that vary and that training takes as constant",
     "xrt_core/verify/checker.py": "the policy of tolerances: operators that libraries round at the scale of 1",
+    "plugins/xrt-contrib/src/xrt_contrib/activation.py": "the activations that it lowers",
     "plugins/xrt-openvino/src/xrt_openvino/deviations.py": "what the library computes as ONNX says",
     "plugins/xrt-tensorrt/src/xrt_tensorrt/carrying.py": "what the library computes in a float32 that carries uint8",
     "plugins/xrt-tensorrt/src/xrt_tensorrt/deviations.py": "what the library reads, builds and multiplies",
