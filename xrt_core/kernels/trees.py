@@ -340,7 +340,8 @@ def _by_gathers(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
 
     def step(_: Any, at: Any) -> Any:
         x, limit = take(flat, take(feature, at) * rows + row), take(value, at)
-        goes = _goes(xp, x, limit, *(f if isinstance(f, bool) else take(f, at) for f in tests))
+        equal, strict, nan_yes = (f if isinstance(f, bool) else take(f, at) for f in tests)
+        goes = _goes(xp, x, limit, equal, strict, nan_yes)
         return take(children, 2 * at + goes)
 
     at = xp.broadcast_to(xp.asarray(t.roots.astype(np.int32))[:, None], (len(t.roots), rows))
