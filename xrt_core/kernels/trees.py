@@ -139,9 +139,9 @@ def _scores(ctx: OpContext, x: Any, count: int, how: str) -> Any:
         )
     columns = x.T if is_jax(xp) else xp.ascontiguousarray(x.T)
     if ensemble.bits is not None and is_jax(xp):
-        leaf = _by_bits(xp, ensemble.bits, columns)
+        leaf = _once(_by_bits(xp, ensemble.bits, columns))
     elif is_jax(xp):
-        leaf = _by_gathers(xp, ensemble, columns)
+        leaf = _once(_by_gathers(xp, ensemble, columns))
     else:
         leaf = _followed(xp, ensemble, columns)
     return _aggregated(xp, ensemble, leaf, count, how)
@@ -320,6 +320,13 @@ def _followed(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
                 done[alive] = at
             part[...] = leaf.take(done).reshape(part.shape)
     return out
+
+
+def _once(leaf: Any) -> Any:
+    """The leaves, computed before what reads them: XLA would compute them again for each target."""
+    import jax
+
+    return jax.lax.optimization_barrier(leaf)  # type: ignore[no-untyped-call]
 
 
 def _by_gathers(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
