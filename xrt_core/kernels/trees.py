@@ -298,7 +298,8 @@ def _followed(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
                 where += row
                 x = flat.take(where)
                 value = values.take(at)
-                goes = _goes(xp, x, value, *(f if isinstance(f, bool) else f.take(at) for f in tests), has_nan=has_nan)
+                equal, strict, nan_yes = (f if isinstance(f, bool) else f.take(at) for f in tests)
+                goes = _goes(xp, x, value, equal, strict, nan_yes, has_nan)
                 at = at << 1
                 at += goes
                 at = children.take(at)
