@@ -5,7 +5,7 @@
 Each estimator is fitted on 2000 rows of 20 features and three classes, converted by skl2onnx, and called with rows that
 it has not seen; "directly" is `InferenceSession.run` of the same model. Goals: 1.05 of it through the onnxruntime
 engine, 2 on XLA, 5 on the host alone. All take turns. The ratio is that of the medians of the wall clock; where the
-machine is busy with other things, that of the least processor time of a call with one thread (`--threads 1`) tells more.
+machine is busy, that of the least processor time of a call with one thread (`--threads 1`) tells more.
 """
 
 from __future__ import annotations

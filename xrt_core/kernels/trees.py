@@ -139,9 +139,9 @@ def _scores(ctx: OpContext, x: Any, count: int, how: str) -> Any:
         )
     columns = x.T if is_jax(xp) else xp.ascontiguousarray(x.T)
     if ensemble.bits is not None and is_jax(xp):
-        leaf = _by_bits(xp, ensemble.bits, columns)
+        leaf = _once(_by_bits(xp, ensemble.bits, columns))
     elif is_jax(xp):
-        leaf = _by_gathers(xp, ensemble, columns)
+        leaf = _once(_by_gathers(xp, ensemble, columns))
     else:
         leaf = _followed(xp, ensemble, columns)
     return _aggregated(xp, ensemble, leaf, count, how)
@@ -323,6 +323,13 @@ def _followed(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
     return out
 
 
+def _once(leaf: Any) -> Any:
+    """The leaves, computed before what reads them: XLA would compute them again for each target."""
+    import jax
+
+    return jax.lax.optimization_barrier(leaf)  # type: ignore[no-untyped-call]
+
+
 def _by_gathers(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
     """The leaf [trees, rows], every way followed as many levels as the deepest tree has."""
     import jax
@@ -341,7 +348,8 @@ def _by_gathers(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
 
     def step(_: Any, at: Any) -> Any:
         x, limit = take(flat, take(feature, at) * rows + row), take(value, at)
-        goes = _goes(xp, x, limit, *(f if isinstance(f, bool) else take(f, at) for f in tests))
+        equal, strict, nan_yes = (f if isinstance(f, bool) else take(f, at) for f in tests)
+        goes = _goes(xp, x, limit, equal, strict, nan_yes)
         return take(children, 2 * at + goes)
 
     at = xp.broadcast_to(xp.asarray(t.roots.astype(np.int32))[:, None], (len(t.roots), rows))
