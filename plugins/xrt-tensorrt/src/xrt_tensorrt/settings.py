@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xrt_core.engine.contract import CompileOptions
+from xrt_core.engine.contract import CompileOptions, Tolerance
 from xrt_core.errors import EngineUnavailableError, OptionError
 
 LEVELS: Final = range(6)
@@ -103,6 +103,15 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "cuda_graph": _flag,
     "runtime_cache": _flag,
 }
+
+
+_TF32: Final = Tolerance(2e-3, 5e-4, reason="factors are rounded to the 10 bits of TF32 (tf32=True)")
+"""A rounding is off by 2**-11 = 4.9e-4 of a factor; of a product's two, as they are sums, this is of the largest."""
+
+
+def tolerance_of(settings: Settings) -> Mapping[str, Tolerance]:
+    """What results may be off by with these settings, beside the table of XRT."""
+    return {"float32": _TF32} if settings.tf32 else {}
 
 
 def check_target(settings: Settings, targets: tuple[str, ...], flavour: str) -> None:
