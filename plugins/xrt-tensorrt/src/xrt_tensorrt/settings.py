@@ -24,6 +24,8 @@ class Settings:
     strict_nans: NaN and infinities are kept where optimisations would lose them.
     version_compatible: later versions of the library load the engine. hardware_compatibility: one of COMPATIBILITY.
     strip_weights: the engine is kept without its weights, and gets them from the model when it is loaded.
+    refit: weights can be exchanged: functions that differ in large float constants alone share an engine, which is kept
+        without its weights (strip_weights).
     timing_cache: tactics that were timed are kept across builds. cuda_graph: runs are recorded once and replayed.
     runtime_cache: kernels that TensorRT-RTX compiled for this GPU are kept across processes.
     """
@@ -38,6 +40,7 @@ class Settings:
     version_compatible: bool = False
     hardware_compatibility: str = "none"
     strip_weights: bool = False
+    refit: bool = False
     timing_cache: bool = True
     cuda_graph: bool = False
     runtime_cache: bool = True
@@ -50,6 +53,8 @@ class Settings:
         if unknown:
             raise OptionError(f"tensorrt: unknown option {unknown[0]!r}; it takes {', '.join(sorted(_READERS))}")
         read: dict[str, Any] = {name: _READERS[name](name, value) for name, value in extra.items() if value is not None}
+        if read.get("refit"):
+            read["strip_weights"] = True
         if not options.fused:
             read["optimization_level"] = 0
         return cls(
@@ -99,6 +104,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "version_compatible": _flag,
     "hardware_compatibility": _compatibility,
     "strip_weights": _flag,
+    "refit": _flag,
     "timing_cache": _flag,
     "cuda_graph": _flag,
     "runtime_cache": _flag,
