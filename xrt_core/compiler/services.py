@@ -100,7 +100,7 @@ def build_services(
     compilation.check_options()
     device = options.device or (engines[0][1] if engines else CPU.name)
     # what is compiled for a device elsewhere may be tried here, on the CPU
-    place = HostPlace.beside(device) if options.target is None else HostPlace()
+    place = HostPlace.beside(device, options.check_indices) if options.target is None else HostPlace()
     settings = GuardSettings.of(options, saved is not None and not saved.has_verdicts) if engines else None
     guard: GuardManager | None = None
     if settings is not None:

@@ -12,10 +12,13 @@ import numpy as np
 
 from xrt_core.engine.cuda import cuda_interface, naming_broken_context
 from xrt_core.engine.device_kinds import CPU, Streams, device_kind, number_of
-from xrt_core.host.executor import cpu_inputs, host_kernel, reusable_inputs, reusing_kernel
+from xrt_core.errors import ExecutionError
+from xrt_core.host.executor import HostKernel, cpu_inputs, host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.graph import Graph, Node
-from xrt_core.runtime.arrays import Converter, to_host
+from xrt_core.ir.op_traits import index_input
+from xrt_core.runtime.arrays import Converter, to_host, to_numpy
 from xrt_core.runtime.control_flow import conditions, control_step
+from xrt_core.runtime.input_checks import index_bounds
 from xrt_core.runtime.memory_planner import is_view
 from xrt_core.runtime.plan import HOST, Call, Lowered, Plan, Scope, make_plan
 
@@ -25,36 +28,38 @@ class HostPlace:
 
     xp: NumPy, or a namespace with CuPy's functions. device: on which it computes. on_cpu: it is NumPy. to_host: takes
     arrays to the namespace; to be called `within`. scope: makes a context in which the namespace works on the device;
-    None for NumPy.
+    None for NumPy. check_indices: an index out of range, which CuPy does not see, is an error.
     """
 
-    __slots__ = ("device", "on_cpu", "scope", "to_host", "xp")
+    __slots__ = ("check_indices", "device", "on_cpu", "scope", "to_host", "xp")
 
-    def __init__(self, xp: Any = np, device: str = CPU.name) -> None:
+    def __init__(self, xp: Any = np, device: str = CPU.name, check_indices: bool = False) -> None:
         streams = device_kind(device).streams
         self.xp, self.device = xp, device
         self.on_cpu = xp is np
+        self.check_indices = check_indices and not self.on_cpu
         self.to_host: Converter = to_host(xp)
         self.scope: Scope | None = None
         if not self.on_cpu and streams is not None:
             self.scope = partial(_on_device, streams, number_of(device))
 
     @classmethod
-    def beside(cls, device: str) -> HostPlace:
+    def beside(cls, device: str, check_indices: bool = False) -> HostPlace:
         """Where the host computes beside engines on `device`: there if it can, else on the CPU."""
         xp = device_kind(device).namespace()
-        return cls() if xp is np else cls(xp, device)
+        return cls() if xp is np else cls(xp, device, check_indices)
 
     def within(self) -> AbstractContextManager[Any]:
         """A context in which the namespace works on the device."""
         return contextlib.nullcontext() if self.scope is None else self.scope()
 
     def lower(self, node: Node) -> Lowered:
-        """A node as a host step, which may reuse the memory of dead values; control flow with the plans of its bodies."""
+        """A node as a host step, which may reuse the memory of dead values; control flow with plans of its bodies."""
         if node.attributes and node.subgraphs:
             return Lowered(control_step(node, self.body), HOST, node.operator, cpu=conditions(node))
+        call = host_kernel(node, self.xp)
         return Lowered(
-            host_kernel(node, self.xp),
+            _checked(node, call) if self.check_indices else call,
             HOST,
             f"{node.operator} {node.name}".strip(),
             shares=is_view(node),
@@ -101,6 +106,25 @@ class HostPlace:
         """Wait for all work on the device."""
         if not self.on_cpu:
             synchronize(self.device)
+
+
+def _checked(node: Node, call: HostKernel) -> HostKernel:
+    """A host step that raises ExecutionError for indices out of range; `call` where it has none, or no known range."""
+    i = index_input(node)
+    bounds = None if i is None else index_bounds(node)
+    if i is None or bounds is None:
+        return call
+
+    def checked(arrays: Sequence[Any]) -> tuple[Any, ...]:
+        given = arrays[i] if i < len(arrays) else None
+        if given is not None and not bounds.are_met(to_numpy(given)):
+            raise ExecutionError(
+                f"node {node.name!r}: {node.operator}: input {i} has an index that is out of range: they go from "
+                f"{list(bounds.low)} to {list(bounds.high)}"
+            )
+        return call(arrays)
+
+    return checked
 
 
 def synchronize(device: str) -> None:

@@ -18,6 +18,7 @@ from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import TensorType, float_like
 from xrt_core.kernels.namespace import narrow
 from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.control_flow import control_step
 from xrt_core.runtime.plan import Plan
 
 Values = Mapping[Value, np.ndarray]
@@ -135,7 +136,7 @@ def _run(node: Node, arrays: Sequence[Any], to: np.dtype) -> Sequence[Any]:
 def _run_control(node: Node, env: Callable[[Value], Any]) -> Sequence[Any]:
     arrays = [None if v is None else env(v) for v in (*node.inputs, *node.captures)]
     with np.errstate(all="ignore"):
-        return control_step(node, plain_body)(arrays)
+        return control_step(node, ON_CPU.body)(arrays)
 
 
 def _retyped(node: Node, to: np.dtype) -> Node:

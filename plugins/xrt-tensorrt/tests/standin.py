@@ -105,6 +105,9 @@ class Cuda:
     def cudaGetErrorString(self, error: Error) -> tuple[Error, bytes]:
         return Error.success, f"words for {error.name}".encode()
 
+    def cudaMemGetInfo(self) -> tuple[Error, int, int]:
+        return Error.success, 4096, 1 << 30
+
     def _cudaGetDeviceCount(self) -> int:
         return self._devices
 

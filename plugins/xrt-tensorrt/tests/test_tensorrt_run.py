@@ -950,10 +950,10 @@ def test_a_failed_run_says_why_and_leaves_the_executable_usable(cuda: standin.Cu
 
 
 def test_out_of_memory(cuda: standin.Cuda) -> None:
-    """Too little device memory is an ExecutionError that says so."""
+    """Too little device memory is an ExecutionError that says what was asked for and what is free."""
     executable, _ = _executable(cuda)
     cuda.fail["cudaMallocAsync"] = standin.Error.out_of_memory
-    with pytest.raises(ExecutionError, match="cudaMallocAsync: out of device memory"):
+    with pytest.raises(ExecutionError, match="out of device memory for 24 bytes, 4,096 of 1,073,741,824 bytes are"):
         executable.run(_arrays())
 
 
