@@ -6,7 +6,7 @@
     python benchmarks/training.py --compile        # the backward graph of BERT-base; time to the first step
     python benchmarks/training.py --recompute      # memory and time of recomputation
     python benchmarks/training.py --losses         # the table of losses in docs/training.md
-    python benchmarks/training.py --cuda           # on a GPU: BERT-base, batches of 60 and 40, 128 tokens
+    python benchmarks/training.py --cuda           # on a GPU: BERT-base, 60 and 40 sentences; a process for each row
 
 The BERT has 4 layers, hidden size 256, 4 heads, 8 x 64 tokens, a vocabulary of 8192, and Adam in float32. JAX's step is
 one jitted function whose state is donated; PyTorch's is `torch.optim.Adam`. Times are medians of interleaved steps,
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import pathlib
 import subprocess
 import sys
@@ -231,26 +232,50 @@ def show_losses() -> None:
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
-def show_cuda(seconds: float) -> None:
-    """BERT-base on a GPU: sentences a second, and the loss after 100 batches, in the form of the lineage's table."""
-    print("\n| batch | by | sentences a second | over op by op | loss after 100 batches |\n|---|---|---|---|---|")
+ROWS: Mapping[str, Callable[[Model], Callable[[Batch], Any]]] = {
+    "op by op (CuPy)": lambda m: peers.by_xrt(m, "host", device="cuda")[0],
+    "XRT on XLA": lambda m: peers.by_xrt(m, "xla", device="cuda")[0],  # products in float32
+    "XRT on XLA, bf16": lambda m: peers.by_xrt(m, "xla", device="cuda", precision="bf16")[0],
+    "JAX by hand": lambda m: peers.by_jax(m),  # products in TF32, JAX's default on a GPU
+    "JAX by hand, highest": lambda m: _by_jax_highest(m),
+}
+
+
+def _by_jax_highest(model: Model) -> Callable[[Batch], Any]:
+    import jax
+
+    jax.config.update("jax_default_matmul_precision", "highest")
+    return peers.by_jax(model)
+
+
+def show_cuda(seconds: float, steps: int) -> None:
+    """BERT-base on a GPU: sentences a second, and the loss after some batches, in the form of the lineage's table. Each
+    row is a process, which takes memory as it needs it: what one library holds, another does not get."""
+    print(f"\n| batch | by | sentences a second | over op by op | loss after {steps} batches |\n|---|---|---|---|---|")
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     for count in (60, 40):
-        model = peers.bert(12, 768, 12, 128, count, 30522)
-        runs: dict[str, Callable[[], Callable[[Batch], Any]]] = {
-            "op by op (CuPy)": lambda m=model: peers.by_xrt(m, "host", device="cuda")[0],
-            "XRT on XLA": lambda m=model: peers.by_xrt(m, "xla", device="cuda")[0],
-            "XRT on XLA, bf16": lambda m=model: peers.by_xrt(m, "xla", device="cuda", precision="bf16")[0],
-            "JAX by hand": lambda m=model: peers.by_jax(m),
-        }
         slowest: float | None = None
-        for by, make in runs.items():
-            step = make()
-            losses = [float(step(model.batch(k))) for k in range(100)]
-            found = medians({by: lambda s=step, m=model: s(m.batch(0))}, seconds / 4)[by]
-            rate = count / found * 1e3
+        for by in ROWS:
+            command = [sys.executable, __file__, "--row", by, str(count), "--seconds", str(seconds)]
+            command += ["--steps", str(steps)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            if done.returncode:
+                print(
+                    f"| {count} | {by} | failed: {(done.stderr.strip().splitlines() or ['no output'])[-1][:80]} | | |"
+                )
+                continue
+            rate, loss = map(float, done.stdout.split()[-2:])
             slowest = rate if slowest is None else slowest
-            print(f"| {count} | {by} | {rate:.1f} | {rate / slowest:.2f} | {losses[-1]:.4f} |")
-            del step
+            print(f"| {count} | {by} | {rate:.1f} | {rate / slowest:.2f} | {loss:.4f} |", flush=True)
+
+
+def row(by: str, count: int, seconds: float, steps: int, model: Model | None = None) -> None:
+    """Print the rate and the last loss of one row of `show_cuda`; every step is waited for, as its loss is read."""
+    model = model or peers.bert(12, 768, 12, 128, count, 30522)
+    step = ROWS[by](model)
+    losses = [float(step(model.batch(k))) for k in range(steps)]
+    found = medians({by: lambda: float(step(model.batch(0)))}, seconds / 4)[by]
+    print(count / found * 1e3, losses[-1])
 
 
 def main() -> None:
@@ -259,10 +284,14 @@ def main() -> None:
     for flag in ("inductor", "memory", "compile", "recompute", "losses", "cuda"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--steps", type=int, default=20, help="with --cuda: batches before the loss that is shown")
+    parser.add_argument("--row", nargs=2, metavar=("BY", "BATCH"))
     parser.add_argument("--peak-of", nargs=2, metavar=("WHICH", "MODEL"))
     a = parser.parse_args()
     if a.peak_of:
         peak_of(*a.peak_of)
+    elif a.row:
+        row(a.row[0], int(a.row[1]), a.seconds, a.steps)
     elif a.losses:
         show_losses()
     elif a.memory:
@@ -272,7 +301,7 @@ def main() -> None:
     elif a.recompute:
         show_recompute(a.seconds)
     elif a.cuda:
-        show_cuda(a.seconds)
+        show_cuda(a.seconds, a.steps)
     else:
         show_steps("4-layer BERT", bert(), a.inductor, a.seconds)
         show_steps("ResNet-18-like network, 8 images of 64 x 64", peers.resnet18(), a.inductor, a.seconds)

@@ -93,12 +93,13 @@ def what(found: Found) -> int:
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         found["gpu"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
     print(json.dumps(found, indent=1))
-    for name in ("engines", "doctor"):
-        command("-m", "xrt_core.cli.app", name)
+    for name in ("engines", "doctor"):  # the doctor's exit code is 1 where it finds problems
+        found[f"xrt {name}"] = command("-m", "xrt_core.cli.app", name)
     with cupy_here() as cupy:
         found["round trip"] = round_trip(cupy)
         found["devices"] = int(cupy.cuda.runtime.getDeviceCount())
-    print(f"summary: {found.get('gpu') or 'no nvidia-smi'}; round trip {found['round trip']}")
+    broken = f"; xrt engines ends with {found['xrt engines']}" if found["xrt engines"] else ""
+    print(f"summary: {found.get('gpu') or 'no nvidia-smi'}; round trip {found['round trip']}{broken}")
     return int(not found["devices"])
 
 

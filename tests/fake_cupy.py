@@ -166,6 +166,9 @@ class ndarray:
     strides = property(lambda s: s._memory.strides)
     flags = property(lambda s: _Flags(s._memory.flags))
     device = property(lambda s: Device(s._device))
+    data = property(
+        lambda s: types.SimpleNamespace(mem=s._block, ptr=s._memory.__array_interface__["data"][0], device_id=s._device)
+    )
     T = property(lambda s: s._view(s._memory.T))
     real = property(lambda s: s._view(s._memory.real))
     imag = property(lambda s: s._view(s._memory.imag))

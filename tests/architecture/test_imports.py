@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": GROUND | {"ir"},
     "frontends": GROUND | {"ir", "kernels"},
     "passes": GROUND | {"ir"},
-    "host": GROUND | {"ir", "kernels"},
+    "host": GROUND | {"ir", "kernels", "engine", "runtime"},
     "engine": GROUND | {"ir", "kernels", "frontends", "options"},
     "engines": {"engine"},
     "reports": GROUND | {"ir", "passes"},
@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "cache": GROUND | {"ir", "engine"},
     "runtime": GROUND | {"ir", "engine", "cache"},
     "verify": GROUND | {"ir", "kernels", "frontends", "host", "engine", "runtime"},
-    "guard": GROUND | {"verify"} | {"ir", "frontends", "passes", "engine", "cache", "runtime", "options"},
+    "guard": GROUND | {"verify"} | {"ir", "frontends", "passes", "host", "engine", "cache", "runtime", "options"},
     "compiler": GROUND
     | {"verify", "guard", "quantization"}
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},

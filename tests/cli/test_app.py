@@ -207,6 +207,9 @@ def test_doctor_of_a_model(xrt: Xrt, tmp_path: pathlib.Path) -> None:
         (13, {"cupy-cuda13x": "14", "jax": "0.11.2"}, ["JAX has no plugin for it"]),
         (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.10.1", "jaxlib": "0.11.2"}, ["does not fit jaxlib 0.11.2"]),
         (12, {"cupy-cuda13x": "14"}, ["cupy-cuda13x needs a driver for CUDA 13, and 550.1 is for CUDA up to 12.8"]),
+        (12, {"cupy-cuda12x": "14", "cuda-bindings": "13.0.1"}, ["cuda-bindings 13.0.1 needs a driver for CUDA 13"]),
+        (13, {"cupy-cuda13x": "14", "cuda-bindings": "12.9.2"}, ["cuda-bindings 12.9.2 for CUDA 12: two"]),
+        (13, {"cupy-cuda13x": "14", "cuda-bindings": "13.0.1"}, []),
         (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.11.2", "jaxlib": "0.11.2", "jax": "0.11.2"}, []),
     ],
 )  # fmt: skip

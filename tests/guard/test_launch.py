@@ -18,6 +18,7 @@ from xrt_core.guard.launch import GuardedLaunch, _Schedule
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.ir.function import Function
 from xrt_core.options.guard_settings import GuardSettings
+from xrt_core.runtime.arrays import to_numpy
 from xrt_core.testing import functions
 
 SETTINGS = GuardSettings(
@@ -88,11 +89,11 @@ def launch_of(
     host: Callable[[], Any] | None = None,
     kind: type[GuardedLaunch] = GuardedLaunch,
 ) -> GuardedLaunch:
-    """A launch of y = a + b."""
+    """A launch of y = a + b. host: takes arrays of any family."""
     function = functions.binary("Add")
     if aliases:
         function = type(function)(function.name, function.params, function.returns, function.body, aliases)
-    host = host or (lambda: lambda arrays: [arrays[0] + arrays[1]])
+    host = host or (lambda: lambda arrays: [np.add(*map(to_numpy, arrays))])
     record = ClusterRecord("c", "e", 1, "Add")
     return kind(function, "e", host, record, guard.settings, guard, guard.build)
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,14 +114,12 @@ def test_a_kill_for_want_of_memory(worker: Worker, monkeypatch: pytest.MonkeyPat
         ("'[' * 100_000", "crashed", "nested more than 64 levels"),
         ("'\"error\"'", "crashed", "Expected `object`, got `str`"),
         ("'{\"supports\": [1]}'", "crashed", r"\$.supports\[0\]"),
-        ("'{\"outcome\": {\"verdict\": \"ready\"}}'", "crashed", r"missing required field `pieces`"),
-        ("'{\"stage\": \"verifying\"}'", "hung", "time limit"),
+        ('\'{"outcome": {"verdict": "ready"}}\'', "crashed", r"missing required field `pieces`"),
+        ('\'{"stage": "verifying"}\'', "hung", "time limit"),
     ],
     ids=["deep", "type", "path", "outcome", "endless"],
 )
-def test_what_is_no_answer_ends_the_worker(
-    monkeypatch: pytest.MonkeyPatch, says: str, kind: str, match: str
-) -> None:
+def test_what_is_no_answer_ends_the_worker(monkeypatch: pytest.MonkeyPatch, says: str, kind: str, match: str) -> None:
     """An answer of other JSON, or progress without end, is a failure like any other, and nothing else is raised."""
     program = f"import sys\nprint('{{}}', flush=True)\nwhile True: sys.stdout.write({says} + chr(10))"
     monkeypatch.setattr(worker_pool, "_PROGRAM", program)
@@ -292,3 +291,47 @@ def test_cancelling_is_for_one_owner() -> None:
     pool.cancel("mine")
     assert job.done.wait(60)
     assert found == ["closed"]
+
+
+def test_one_worker_at_a_time_uses_the_device() -> None:
+    """Requests that may use a GPU wait for each other, and the worker that used it before gives its memory back."""
+    one, other = WorkerSlot(), WorkerSlot()
+    at_once, most = 0, 0
+    lock = threading.Lock()
+
+    def progress(change: int) -> None:
+        nonlocal at_once, most
+        with lock:
+            at_once += change
+            most = max(most, at_once)
+
+    def ask(slot: WorkerSlot, on_device: bool) -> None:
+        plain = slot._run
+
+        def run(*request: Any) -> Any:
+            progress(1)
+            try:
+                return plain(*request)
+            finally:
+                progress(-1)
+
+        slot._run = run  # type: ignore[method-assign]
+        slot.run(EMPTY, 60, 0, lambda message: None, on_device=on_device)
+
+    try:
+        threads = [threading.Thread(target=ask, args=(slot, True)) for slot in (one, other)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert most == 1
+        last = worker_pool._device.used_by
+        assert last in (one, other)
+        assert [s for s in (one, other) if s._worker is not None] == [last], "the other worker keeps a context"
+        free = other if last is one else one
+        ask(free, False)  # what needs no device takes no worker away
+        assert last._worker is not None
+        assert free._worker is not None
+    finally:
+        one.kill()
+        other.kill()

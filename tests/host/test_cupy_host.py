@@ -208,3 +208,71 @@ def test_memory_that_is_not_there(cupy: Any) -> None:
         ExecutionError, match=r"cuda:0 has no room for float32\[300, 2\] of 2,400 bytes: .* bytes are free"
     ):
         module(np.ones((300, 2), np.float32))
+
+
+def test_results_that_are_too_large(cupy: Any) -> None:
+    """What a kernel asks for in vain is said, with the node, and the module works again when there is room."""
+    graph, w = _graph()
+    module = XRTModule(graph, engine="host", device="cuda")
+    x = np.ones((300, 2), np.float32)
+    module(x)
+    GPU.memory = GPU.used + x.nbytes + 100
+    with pytest.raises(
+        ExecutionError, match=r"MatMul.* does not fit the GPU's memory: .*allocating 3,600 bytes.* free"
+    ):
+        module(x)
+    GPU.memory = 1 << 40
+    np.testing.assert_array_equal(module(x)[0], np.maximum(x @ w, 0).reshape(-1))
+
+
+def test_results_are_copied_where_they_may_be_lent(cupy: Any) -> None:
+    """Views of inputs, constants and other results are the caller's own; what a kernel made is not copied once more."""
+    x, h = Value("x", TensorType(F32, (2, 3))), Value("h")
+    same, view, made, turned = Value("same"), Value("view"), Value("made"), Value("turned")
+    c = Value.constant(np.ones((2, 3), np.float32), "c")
+    shape = Value.constant(np.array([6]), "shape")
+    nodes = [
+        Node("Identity", [x], [same], version=13),
+        Node("Reshape", [c, shape], [view], version=21),
+        Node("Neg", [x], [made], version=13),
+        Node("Transpose", [made], [turned], version=13),
+        Node("Abs", [x], [h], version=13),
+    ]
+    graph = Graph([x], [same, view, made, turned, h], nodes, opsets={"": 21})
+    module = XRTModule(graph, engine="host", device="cuda")
+    given = cupy.asarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    module(given)
+    before = ndarray.copy
+    copied: list[Any] = []
+    ndarray.copy = lambda self, order="C": (copied.append(self), before(self, order))[1]  # type: ignore[method-assign]
+    try:
+        first = module(given)
+    finally:
+        ndarray.copy = before  # type: ignore[method-assign]
+    assert len({id(r.data.mem) for r in (given, *first)}) == 6
+    assert len(copied) == 3, "of the input, of the constant, and of the second result in one block"
+    for r in first:
+        r.fill(9)
+    again = module(given)
+    np.testing.assert_array_equal(again[0].get(), given.get())
+    np.testing.assert_array_equal(again[1].get(), np.ones(6))
+    np.testing.assert_array_equal(again[3].get(), -given.get().T)
+
+
+@pytest.mark.parametrize("operator", ["Gather", "ScatterElements"])
+def test_indices_out_of_range_are_found_where_that_is_asked_for(cupy: Any, operator: str) -> None:
+    """CuPy reads or writes another row; with the option it is an error, as it is with NumPy."""
+    x, y = Value("x", TensorType(F32, (3,))), Value("y")
+    i = Value("i", TensorType(np.dtype(np.int64), (2,)))
+    inputs = [x, i] if operator == "Gather" else [x, i, Value.constant(np.ones(2, np.float32), "u")]
+    graph = Graph(
+        [x, i], [y], [Node(operator, inputs, [y], version=13 if operator == "Gather" else 18)], opsets={"": 21}
+    )
+    plain = XRTModule(graph, engine="host", device="cuda")
+    checked = XRTModule(graph, engine="host", device="cuda", check_indices=True)
+    given, bad = np.arange(3, dtype=np.float32), np.array([0, 3])
+    plain(given, bad)
+    with pytest.raises(ExecutionError, match=rf"{operator}: input 1 has an index that is out of range: .*-3.* to .*2"):
+        checked(given, bad)
+    for good in (np.array([0, 2]), np.array([-3, -1])):
+        np.testing.assert_array_equal(checked(given, good), XRTModule(graph, engine="host")(given, good))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,7 @@ from xrt_core.engine import engines
 from xrt_core.engine.contract import EngineStatus, InputOutputAlias
 from xrt_core.errors import BrokenContextError, ExecutionError
 from xrt_core.guard.builder import ClusterBuilder
+from xrt_core.guard.record import State
 from xrt_core.ir.graph import Annotations, Graph, Value
 from xrt_core.ir.types import SequenceType, TensorType
 from xrt_core.module import XRTModule
@@ -413,6 +415,54 @@ def test_auto_keeps_arrays_on_the_device(
     assert {type(x) for sent in engine.given for x in sent} == {DeviceArray if families else np.ndarray}
     assert bool(moved) != bool(families)
     assert not m.explain().errors
+
+
+def test_what_an_engine_loses_stays_on_the_device(engine: GpuEngine, cupy: None) -> None:
+    """The host that stands in for a cluster computes with CuPy, as for any other node."""
+    engine.takes = lambda n: n.op_type == "MatMul"
+    m = XRTModule(sandwich(), engine="gpu", prune=False)
+    m(on_gpu(X), on_gpu(Y))
+    engine.on_run = lambda inputs: [np.zeros(1, np.float32)]  # of a wrong shape
+    for _ in range(3):
+        m(on_gpu(X), on_gpu(Y))
+    GPU.up = GPU.down = 0
+
+    z = m(on_gpu(X), on_gpu(Y))
+
+    assert (GPU.up, GPU.down) == (0, 0)
+    np.testing.assert_allclose(z.get(), -np.abs(X @ Y))
+
+
+def test_a_verification_is_of_arrays_on_the_device(engine: GpuEngine, cupy: None) -> None:
+    """The engine is given there what it is given in calls, and is timed against CuPy."""
+    m = XRTModule(add(), engine="gpu", guard=True, guard_async=False, guard_sandbox=False, guard_shadow=0, cache="off")
+    np.testing.assert_array_equal(m(on_gpu(X), on_gpu(Y)).get(), X + Y)
+    in_checks = [s for s in engine.given if len(s) == 2]
+    assert len(in_checks) > 10
+    stress_for_leaks = sum(type(s[0]) is np.ndarray for s in in_checks)
+    assert sum(type(s[0]) is DeviceArray for s in in_checks) > 10, stress_for_leaks
+
+
+def test_times_of_calls_are_of_the_calls_alone(engine: GpuEngine, cupy: None) -> None:
+    """Work of the caller's that is under way when a call begins does not make the engine look slow."""
+    m = XRTModule(
+        add(), engine="gpu", guard=True, guard_async=False, guard_sandbox=False, guard_shadow=0, guard_tune=False,
+        guard_run_timeout=0,
+    )  # fmt: skip
+    for _ in range(12):
+        m(on_gpu(X), on_gpu(Y))
+    guard = m._pipeline.services.guard
+    assert guard is not None
+    (record,) = guard.known()
+    before = record.calls
+    for _ in range(3 * 64):
+        x = late(GPU.current, X)
+        if record.calls % 64 == 63:  # the next call is timed
+            GPU.put(GPU.current, lambda: time.sleep(0.05))
+        m(x, on_gpu(Y))
+    assert record.calls == before + 3 * 64
+    assert record.state is State.LIVE, record.reason
+    assert max(list(record.engine_seconds)[-3:]) < 0.05
 
 
 def test_guarded_launches_are_waited_for(engine: GpuEngine, cupy: None) -> None:

@@ -34,7 +34,7 @@ class InTf32(Executable):
 
 @pytest.mark.parametrize(("declared", "verdict"), [({}, "wrong"), (_DECLARED, "ready")], ids=["float32", "declared"])
 def test_products_in_tf32(declared: Mapping[str, Tolerance], verdict: str) -> None:
-    """This is why TensorRT's option tf32 is off by default, and XLA's precision "highest"."""
+    """What an engine declares for its option tf32 decides; without a declaration it must not be used by default."""
     x, y = Value("x", TensorType(F32, (32, 256))), Value("y", TensorType(F32, (32, 64)))
     function = Function.from_graph(graph_of([x], [y], [node("MatMul", [x, Value.constant(W, "w")], [y])]))
     candidate = Candidate("tensors", lambda f, fused: InTf32(), declared)

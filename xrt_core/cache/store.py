@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from xrt_core.cache.disk import NOT_STORED, NOTHING, DiskCache, FileDigests, Hit
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.engine.boundary import loads
-from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler
+from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler, Tolerance
 from xrt_core.engine.forking import in_forked_process
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import CacheError, EngineError, RegistrationError, UnsupportedError
@@ -431,6 +431,10 @@ class Compilation:
         if not extra and (fused, shared) == (self.options.fused, self.options.shared):
             return self.options
         return replace(self.options, fused=fused, shared=shared, extra=extra.get(engine, {}))
+
+    def tolerance(self, engine: str) -> Mapping[str, Tolerance]:
+        """What one engine declares for its options."""
+        return self.engines[engine][0].tolerance_with(self.options_for(engine))
 
     def _compiler(self, engine: str, fused: bool, shared: bool = False) -> GraphCompiler:
         shared = shared or self.options.shared

@@ -50,7 +50,7 @@ def bisect(
         compiler = owner.compiler(device, module.compile_options(engine, fused))
         return compiler.compile(function, function.params, function.returns, function.aliases)
 
-    candidate = Candidate(engine, compile, owner.tolerance)
+    candidate = Candidate(engine, compile, owner.tolerance_with(options))
     real = inputs_of_clusters(graph, arrays) if inputs is not None else {}
     functions = [f for n in graph.nodes if isinstance(f := n.attributes.get("function"), Function)]
     if not functions:

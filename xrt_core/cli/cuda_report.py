@@ -12,6 +12,7 @@ Version = Callable[[str], str]
 
 _CUPY: Final = {"cupy-cuda13x": 13, "cupy-cuda12x": 12}
 _JAX: Final = {"jax-cuda13-plugin": 13, "jax-cuda12-plugin": 12}
+_BINDINGS: Final = "cuda-bindings"
 _ONE_FOLDER: Final = ("onnxruntime", "onnxruntime-gpu")
 
 
@@ -19,7 +20,7 @@ def lines(version: Version) -> Iterator[tuple[str, str]]:
     """Rows (what, version) of the driver, and of what is installed for CUDA."""
     found = cuda.driver()
     yield "driver", "none" if found is None else f"{found[0]}, for CUDA up to {found[1][0]}.{found[1][1]}"
-    for name in (*_CUPY, *_JAX, "numba-cuda", _ONE_FOLDER[1]):
+    for name in (*_CUPY, *_JAX, "numba-cuda", _BINDINGS, _ONE_FOLDER[1]):
         if version(name):
             yield name, version(name)
 
@@ -60,6 +61,21 @@ def problems(version: Version) -> Iterator[tuple[str, str]]:
                 f"{name} needs a driver for CUDA {needs}, and {found[0]} is for CUDA up to {newest}.{found[1][1]}",
                 f"upgrade the driver, or install {name.replace('13', '12')} instead",
             )
+    bindings = version(_BINDINGS)
+    major = int(bindings.partition(".")[0]) if bindings[:1].isdigit() else 0
+    if major > newest:
+        yield (
+            f"{_BINDINGS} {bindings} needs a driver for CUDA {major}, and {found[0]} is for CUDA up to "
+            f"{newest}.{found[1][1]}: engines that use it fail",
+            f"upgrade the driver, or pip install '{_BINDINGS}<{newest + 1}' with the cu{newest} builds of engines",
+        )
+    elif cupy and major and _CUPY[cupy] != major:
+        yield (
+            f"{cupy} is built for CUDA {_CUPY[cupy]}, and {_BINDINGS} {bindings} for CUDA {major}: two CUDA runtimes "
+            " in one process",
+            f"pip install builds for one of them: {cupy.replace(str(_CUPY[cupy]), str(major))}, or "
+            f"'{_BINDINGS}=={_CUPY[cupy]}.*' with the cu{_CUPY[cupy]} extras of engines",
+        )
     if cupy and _CUPY[cupy] <= newest and (why := cuda.why_no_cupy()):
         yield f"the host cannot use the GPU: {why}", f"pip install --force-reinstall {cupy}"
     if version("jax") and not plugin:

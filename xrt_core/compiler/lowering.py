@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from functools import partial
-
-import numpy as np
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
-from xrt_core.host.executor import cpu_inputs, host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import is_converter
 from xrt_core.passes.shape_specialization import is_late
-from xrt_core.runtime.arrays import conversion, has_converter, to_host
+from xrt_core.runtime.arrays import conversion, has_converter
 from xrt_core.runtime.binding import taken_at
 from xrt_core.runtime.control_flow import conditions, control_step
 from xrt_core.runtime.launch import DeviceLaunch, Launch
-from xrt_core.runtime.memory_planner import is_view
-from xrt_core.runtime.plan import HOST, Call, Lowered, make_plan
+from xrt_core.runtime.plan import HOST, Call, Lowered
 from xrt_core.runtime.plan_cache import PlanCache
 from xrt_core.runtime.transfers import Enter, to_launch
 
@@ -39,8 +34,7 @@ class Lowering:
         self._executables = services.executables
         self._guard = services.guard
         self._events = services.events
-        self._xp = services.xp
-        self._host_device = services.host_device
+        self._place = services.place
 
     def lower(self, node: Node, graph: Graph, make_part: MakePart, shared: bool = False) -> Lowered:
         """Lower a node of `graph`. shared: the result of `shares_cores` for the graph."""
@@ -51,7 +45,7 @@ class Lowering:
             return self._converter(node, graph, label)
         if node.subgraphs:
             return Lowered(_parts(node, label, make_part), HOST, label, cpu=conditions(node))
-        return self._host(node, label)
+        return self._place.lower(node)
 
     def _launch(self, node: Node, shared: bool) -> Lowered:
         function, name = node.attributes["function"], node.attributes["engine"]
@@ -59,7 +53,7 @@ class Lowering:
         assert isinstance(name, str)
         label = f"{function.name} on {name}"
         if self._guard is not None:
-            guarded = self._guard.launch(function, name, lambda: _host_run(function), shared)
+            guarded = self._guard.launch(function, name, lambda: self._place.runner(function.body), shared)
             guarded.enter = self._enter(name)
             return Lowered(guarded, name, label)
         executable: Executable | None = None
@@ -77,10 +71,10 @@ class Lowering:
                 error=str(error),
                 level=level,
             )
-        launch = function, name, executable, lambda: _host_run(function), error, self._events
+        launch = function, name, executable, lambda: self._place.runner(function.body), error, self._events
         engine, device = self._compilation.engines[name]
         has_streams = device_kind(device).streams is not None
-        if not has_streams and self._xp is np:
+        if not has_streams and self._place.on_cpu:
             return Lowered(Launch(*launch), name, label)
         made = DeviceLaunch(engine.asynchronous and has_streams, *launch)
         made.enter = self._enter(name)
@@ -90,22 +84,11 @@ class Lowering:
         """What takes the host's arrays to those of an engine; arrays on another GPU go by way of the CPU."""
         if name == AUTO:
             return None  # the engine that is chosen takes them so (`runtime.transfers.adapter`)
-        return to_launch(self._xp, taken_at(self._compilation.engines, self._host_device, name))
-
-    def _host(self, node: Node, label: str) -> Lowered:
-        return Lowered(
-            host_kernel(node, self._xp),
-            HOST,
-            label,
-            shares=is_view(node),
-            reusable=reusable_inputs(node, self._xp),
-            reusing=partial(reusing_kernel, node),
-            cpu=cpu_inputs(node, self._xp),
-        )
+        return to_launch(self._place.xp, taken_at(self._compilation.engines, self._place.device, name))
 
     def _converter(self, node: Node, graph: Graph, label: str) -> Lowered:
         source, target = str(node.attributes["source"]), str(node.attributes["target"])
-        call = conversion(node, graph, to_host(self._xp))
+        call = conversion(node, graph, self._place.to_host)
         return Lowered(call, target, label, reads=source, shares=not has_converter(source, target))
 
 
@@ -122,16 +105,6 @@ def lane(node: Node) -> str:
 def shares_cores(graph: Graph) -> bool:
     """Return whether several launches of the graph run on the host's cores."""
     return sum(is_launch(n) and is_host(n.annotations.device) for n in graph.nodes) > 1
-
-
-def _host_run(function: Function) -> Call:
-    return make_plan(function.body, _plain).run
-
-
-def _plain(node: Node) -> Lowered:
-    if node.attributes and node.subgraphs:
-        return Lowered(control_step(node, lambda body, _: make_plan(body, _plain, owned=False)), HOST, node.operator)
-    return Lowered(host_kernel(node), HOST, node.operator)
 
 
 def _parts(node: Node, label: str, make_part: MakePart) -> Call:

@@ -16,7 +16,7 @@ from xrt_core.compiler.passes import PassContext
 from xrt_core.compiler.services import Services
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
-from xrt_core.engine.device_kinds import CPU, device_kind, number_of
+from xrt_core.engine.device_kinds import CPU
 from xrt_core.errors import PassError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
@@ -30,8 +30,7 @@ from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
-from xrt_core.runtime.arrays import has_converter, to_host
-from xrt_core.runtime.binding import host_scope
+from xrt_core.runtime.arrays import has_converter
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache
 from xrt_core.runtime.scheduler import independent_lanes
@@ -147,7 +146,7 @@ class Pipeline:
             automatic=optimised.automatic,
             obey=optimised.engines or not (self.engines or services.host_only),
             absent=services.why_absent,
-            host_on_device=services.xp is not np,
+            host_on_device=not services.place.on_cpu,
             convert=lambda g: insert_converters(g, has_converter, (AUTO,) if services.auto else ()),
         )
         outlined = self._run_passes("engines", graph, context, services.passes["engines"])
@@ -173,13 +172,11 @@ class Pipeline:
         def lower(node: Node) -> Lowered:
             return self._lowering.lower(node, graph, make_part, shared)
 
-        made = partial(kind, partitioned, parts, services.compilation.engines, (services.xp, services.host_device))
-        within = host_scope(services.xp, services.host_device)
-        planned = make_plan(graph, lower, made, owned=owned, to_host=to_host(services.xp), within=within)
-        streams = device_kind(services.host_device).streams
-        if within is not None and streams is not None:
-            with within():  # constants are read on the streams of callers, which nothing orders after this one
-                streams.synchronize(number_of(services.host_device))
+        place = services.place
+        made = partial(kind, partitioned, parts, services.compilation.engines, (place.xp, place.device))
+        planned = make_plan(graph, lower, made, owned=owned, to_host=place.to_host, within=place.scope)
+        if not place.on_cpu:
+            place.synchronize()  # constants are read on the streams of callers, which nothing orders after this one
         if self.options.parallel and independent_lanes(graph, lane):
             planned.run_side_by_side()
         return planned
@@ -204,7 +201,7 @@ class Pipeline:
             max_signatures=self.options.cache_size,
             engine_signatures=MAX_VARIANTS if part else None,
             max_by_value=MAX_ELEMENTS,
-            to_host=to_host(self.services.xp),
+            to_host=self.services.place.to_host,
         )
         return cache
 

@@ -7,9 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from xrt_core.cache.disk import open_cache
 from xrt_core.cache.model_file import ModelFile
@@ -18,9 +16,10 @@ from xrt_core.compiler.passes import load_plugin_passes, lowering, passes, rules
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function
 from xrt_core.engine.converters import converters
-from xrt_core.engine.device_kinds import CPU, device_kind, is_host
+from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.errors import EngineError, OptionError
 from xrt_core.events import EventLog
+from xrt_core.host.place import HostPlace
 from xrt_core.options import AUTO, Options
 from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.passes.mixed_precision import LowerPrecision
@@ -41,17 +40,16 @@ Chosen = Sequence[tuple[Engine, str]]
 class Services:
     """The components that the stages of one pipeline share.
 
-    xp: the host's array namespace. host_device: the device on which it computes. host_only: the pipeline has no
-    engines, by option or because it is the baseline of another pipeline, so a mark that names an engine is not an
-    error. passes: per stage, in order, as registered when the module was created. precision: the mixed-precision pass,
-    None if not enabled. guard: None if it is off. auto: whether the engine of each cluster is chosen by measurement.
+    place: where the host computes. host_only: the pipeline has no engines, by option or because it is the baseline of
+    another pipeline, so a mark that names an engine is not an error. passes: per stage, in order, as registered when
+    the module was created. precision: the mixed-precision pass, None if not enabled. guard: None if it is off. auto:
+    whether the engine of each cluster is chosen by measurement.
     """
 
     options: Options
     engines: tuple[tuple[Engine, str], ...]
     events: EventLog
-    xp: Any
-    host_device: str
+    place: HostPlace
     executables: ExecutableStore
     compilation: Compilation
     guard: GuardManager | None
@@ -102,8 +100,7 @@ def build_services(
     compilation.check_options()
     device = options.device or (engines[0][1] if engines else CPU.name)
     # what is compiled for a device elsewhere may be tried here, on the CPU
-    xp = device_kind(device).namespace() if options.target is None else np
-    host_device = CPU.name if xp is np else device
+    place = HostPlace.beside(device, options.check_indices) if options.target is None else HostPlace()
     settings = GuardSettings.of(options, saved is not None and not saved.has_verdicts) if engines else None
     guard: GuardManager | None = None
     if settings is not None:
@@ -114,8 +111,8 @@ def build_services(
 
         trusted = {} if saved is None else saved.info(SavedVerdicts).verdicts
         auto = options.engine == (AUTO,)
-        adapt = adapter(xp, partial(taken_at, compilation.engines, host_device), (AUTO,))
-        guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted, adapt=adapt)
+        adapt = adapter(place.xp, partial(taken_at, compilation.engines, place.device), (AUTO,))
+        guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted, adapt=adapt, place=place)
     plugins.load("xrt.observers")
     converters.load_plugins()
     load_plugin_passes(events)
@@ -124,8 +121,7 @@ def build_services(
         options=options,
         engines=tuple(engines),
         events=events,
-        xp=xp,
-        host_device=host_device,
+        place=place,
         executables=executables,
         compilation=compilation,
         guard=guard,

@@ -468,6 +468,16 @@ class EngineProxy(Engine):
         found = call_engine(f"{self._subject}: targeting", EngineError, self.inner.targeting, target)
         return EngineProxy(found, self._owner)
 
+    def tolerance_with(self, options: CompileOptions) -> Mapping[str, Tolerance]:
+        """See `Engine.tolerance_with`. Raises EngineError for what is no mapping of dtypes to finite Tolerances."""
+        found = call_engine(f"{self._subject}: tolerance_with", EngineError, self.inner.tolerance_with, options)
+        if not _are_tolerances(found):
+            raise EngineError(
+                f"{self._subject}: tolerance_with gave {clipped(found)}, expected a mapping of dtypes to finite "
+                "Tolerances; this is a bug of the engine's package"
+            )
+        return _frozen(found)
+
     def prepare(self) -> None:
         """See `Engine.prepare`."""
         with preserved_state(self._subject):

@@ -215,7 +215,7 @@ class Engine(ABC):
         result was read so; and what fails late raises where a result is read on the CPU.
     tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
         XRT (`verify/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
-        when it checks a compiled cluster.
+        when it checks a compiled cluster. Up to a hundred times the table's counts (`verify.compare.MOST_LENIENT`).
     variables: optional; environment variables that the library reads, for `xrt doctor` to show.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
@@ -260,6 +260,14 @@ class Engine(ABC):
         Raises EngineUnavailableError for a target that it cannot compile for, saying which it can.
         """
         raise EngineUnavailableError(f"engine {self.name!r} compiles for the devices that are here, not for {target!r}")
+
+    def tolerance_with(self, options: CompileOptions) -> Mapping[str, Tolerance]:
+        """The tolerance of what is compiled with these options, where it depends on them: products in TF32, sums in
+        float16 or bfloat16. Optional; as `tolerance`, and within the same limits.
+
+        Raises OptionError for options that the engine does not take.
+        """
+        return self.tolerance
 
     def prepare(self) -> None:  # noqa: B027 - optional by contract
         """Load the library now rather than at first use. Optional; called before time-critical work."""

@@ -23,6 +23,7 @@ from xrt_core.cache.live_notes import LiveNotes, live_notes
 from xrt_core.cache.store import Compilation
 from xrt_core.engine.boundary import is_inherited
 from xrt_core.engine.contract import Executable
+from xrt_core.engine.device_kinds import is_host
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.capability import Capabilities
@@ -35,6 +36,7 @@ from xrt_core.guard.stress import SIDE_EFFECT, SerialExecutable
 from xrt_core.guard.timeouts import call_with_timeout, is_shutting_down, native_call
 from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
+from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.runtime.transfers import Adapt
@@ -54,7 +56,7 @@ class ClusterBuilder:
     capabilities: has the compilation with the engines that may take part. failures: takes those of engines that crashed
     the worker where another engine is left. auto: the engine of a launch is a name for whichever engine is fastest.
     trusted: outcomes that came with a saved model, by fingerprint of the function; they hold without verification.
-    adapt: makes the executable of one engine fit a launch of another.
+    adapt: makes the executable of one engine fit a launch of another. place: where the host computes.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class ClusterBuilder:
         auto: bool,
         trusted: Mapping[str, Outcome],
         adapt: Adapt,
+        place: HostPlace,
     ) -> None:
         self._settings = settings
         self._adapt = adapt
+        self._place = place
         self._capabilities = capabilities
         self._exchange = exchange
         self._failures = failures
@@ -144,9 +148,7 @@ class ClusterBuilder:
             outcome = Outcome("wrong", (whole,), f"a shadow run disagreed: {reason}")
             keep_verdict(key, launch.function, self._exchange.disk_cache(), outcome)
 
-    def search(
-        self, launch: GuardedLaunch, inputs: list[np.ndarray], slot: WorkerSlot, until: float
-    ) -> Outcome | None:
+    def search(self, launch: GuardedLaunch, inputs: list[np.ndarray], slot: WorkerSlot, until: float) -> Outcome | None:
         """The outcome for a cluster that was disproved on `inputs` while it was live: without the nodes that are at
         fault, by an evaluation that begins with these inputs. None if that ends where it was; the verdict stays then.
 
@@ -175,7 +177,7 @@ class ClusterBuilder:
         if not (cached or self._exchange.is_disk_cache):
             compilation = compilation.through(self._exchange.store())
         with native_call():
-            made = CompositeBuilder(compilation).pieces(launch.function, outcome.pieces)
+            made = CompositeBuilder(compilation, place=self._place).pieces(launch.function, outcome.pieces)
         if len(outcome.pieces) == 1 and outcome.pieces[0].engine != launch.engine:
             made = self._adapt(made, outcome.pieces[0].engine, launch.engine)
         if outcome.serialised:
@@ -270,6 +272,7 @@ class ClusterBuilder:
             lambda: _verifying(launch.record),
             False,
             launch.ranges,
+            self._place,
         )
 
     def _in_worker(
@@ -312,7 +315,8 @@ class ClusterBuilder:
     ) -> Outcome:
         settings = {**request["settings"], "deadline_seconds": _DEADLINE * seconds}
         request = {**request, "timeout": seconds, "settings": settings}
-        answer = slot.run(request, seconds, self._settings.memory, attempt.on_progress)
+        on_device = not all(is_host(e["device"]) for e in request["engines"])
+        answer = slot.run(request, seconds, self._settings.memory, attempt.on_progress, on_device=on_device)
         if answer.error is not None:
             raise WorkerFailure(answer.kind, answer.error)
         outcome = answer.outcome
@@ -336,6 +340,7 @@ class ClusterBuilder:
             "folder": str(folder),
             "fingerprint": function.fingerprint,
             "ranges": launch.ranges,
+            "host": self._place.device,
             "inputs": None if inputs is None else write_arrays(inputs, folder),
             "engines": [
                 {**describe_engine(e), "device": device}

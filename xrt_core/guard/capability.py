@@ -19,6 +19,7 @@ from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.store import Compilation
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import Engine, Phase, ask_support
+from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard.ipc import Message, describe_engine, new_folder, read_function, write_function
@@ -200,7 +201,9 @@ class _Requests:
         """Import and probe an engine. Returns False if there is no worker that can do it."""
         engine = process_engines.registered(name)
         described = {"name": name} if engine is None else describe_engine(engine)
-        return self._send({"query": "probe", "engine": described}) is not None
+        devices = ("cuda",) if engine is None else engine.devices
+        on_device = any(not is_host(d) and device_kind(d).status().ok for d in devices)
+        return self._send({"query": "probe", "engine": described}, on_device) is not None
 
     def supports(self, engine: Engine, device: str, phase: Phase, function: Function) -> Answers | None:
         """What an engine says about each node; None if there is no worker that can ask it. Raises ExportError too."""
@@ -208,17 +211,17 @@ class _Requests:
             write_function(function, self.folder)
             self._sent = function
         request = {"query": "supports", "engine": describe_engine(engine), "device": device, "phase": phase}
-        found = self._send(request)
+        found = self._send(request, not is_host(device))
         if found is None or found.supports is None:
             return None
         answers = Answers(found.supports, found.fault)
         return answers if answers.fits(function) else None
 
-    def _send(self, request: Mapping[str, Any]) -> Message | None:
+    def _send(self, request: Mapping[str, Any], on_device: bool) -> Message | None:
         limit = min(self._settings.timeout, _LIMIT)
         request = {**request, "folder": str(self.folder), "timeout": limit}
         try:
-            found = process_pool().call(request, limit, self._settings.memory, self._task)
+            found = process_pool().call(request, limit, self._settings.memory, self._task, on_device=on_device)
         except WorkerFailure as e:
             if e.kind == "unusable":
                 return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,19 @@ from xrt_core.cache.store import Compilation
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, ask_support
 from xrt_core.engine.device_kinds import is_host
 from xrt_core.guard.stress import StressTest
+from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Support
+from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
-from xrt_core.runtime.arrays import Range, to_numpy
+from xrt_core.runtime.arrays import Range
+from xrt_core.runtime.binding import taken_at
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
+from xrt_core.runtime.transfers import adapter
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
 from xrt_core.verify.isolate import Candidate as EngineCandidate
-from xrt_core.verify.reference import lower_host
+from xrt_core.verify.reference import ON_CPU
 from xrt_core.verify.subgraph import convex_partition
 from xrt_core.verify.verdict import HOST, Outcome, Piece
 
@@ -29,16 +34,23 @@ Compile = Callable[[Function, str, bool, bool], Executable]
 
 
 class CompositeExecutable(Executable):
-    """Runs pieces of a Function on several engines and the host. Results are NumPy arrays that the caller owns."""
+    """Runs pieces of a Function on several engines and the host. Results are arrays of the host that the caller owns.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    place: where the host computes.
+    """
+
+    def __init__(self, plan: Plan, place: HostPlace = ON_CPU) -> None:
+        self._plan, self._place = plan, place
 
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
     ) -> Sequence[Any]:
         """Run all pieces. Raises what an engine raises, and ExecutionError of the host."""
-        return list(self._plan.run([to_numpy(x) for x in inputs]))
+        with self._place.within():
+            results = list(self._plan.run([self._place.to_host(x) for x in inputs]))
+        if block_until_done:
+            self._place.synchronize()
+        return results
 
     def as_text(self) -> str:
         """The steps."""
@@ -48,11 +60,13 @@ class CompositeExecutable(Executable):
 class CompositeBuilder:
     """Builds executables with the engines of a `Compilation`.
 
-    compile: replaces `compilation.executable`, so that each single compilation can be observed.
+    compile: replaces `compilation.executable`, so that each single compilation can be observed. place: where the host
+    computes.
     """
 
-    def __init__(self, compilation: Compilation, compile: Compile | None = None) -> None:
+    def __init__(self, compilation: Compilation, compile: Compile | None = None, place: HostPlace = ON_CPU) -> None:
         self.compilation = compilation
+        self.place = place
         self._compile: Compile = compilation.executable if compile is None else compile
 
     def candidates(self, function: Function, first: str | None) -> tuple[str, ...]:
@@ -128,23 +142,32 @@ class CompositeBuilder:
         def lower(node: Node) -> Lowered:
             function, engine = node.attributes.get("function"), node.attributes.get("engine")
             if not isinstance(function, Function):
-                return lower_host(node)
+                return self.place.lower(node)
             assert isinstance(engine, str)
             k = number[function.body.nodes[0]]
             made = self.executable(function, engine, fused(k), shared=on_host > 1)
-            return Lowered(_to_host(made), HOST, f"{function.name} on {engine}")
+            return Lowered(_step(self.at_host(made, engine)), HOST, f"{function.name} on {engine}")
 
-        return CompositeExecutable(make_plan(outline(body, clustering), lower))
+        place, outlined = self.place, outline(body, clustering)
+        made: Plan = make_plan(outlined, lower, to_host=place.to_host, within=place.scope)
+        place.synchronize()
+        return CompositeExecutable(made, place)
+
+    def at_host(self, made: Executable, engine: str) -> Executable:
+        """The executable of an engine for arrays of the host, with such results."""
+        if isinstance(made, CompositeExecutable):
+            return made
+        takes = partial(taken_at, self.compilation.engines, self.place.device)
+        return adapter(self.place.xp, takes, (AUTO,))(made, engine, AUTO)
 
     def _support(self, engine: str, node: Node) -> Support:
         owner, device = self.compilation.engines[engine]
         return ask_support(owner, node, device, self.compilation.options.phase)[0]
 
 
-def _to_host(executable: Executable) -> Call:
-    """An executable as a host step, whose results every engine and the host can read."""
+def _step(executable: Executable) -> Call:
     run = executable.run
-    return lambda arrays: [to_numpy(r) for r in run(arrays)]
+    return lambda arrays: run(arrays)
 
 
 def _unpinned(body: Graph) -> Graph:
@@ -166,10 +189,11 @@ def evaluate_candidates(
     on_compiled: Callable[[], None],
     owns_process: bool = False,
     ranges: Sequence[Range | None] = (),
+    place: HostPlace = ON_CPU,
 ) -> Outcome:
     """`evaluate` a function in this process on each of `engines`, and, where times are compared, on each with the host
     alone. on_compile, on_compiled: called with the engine's name before, and after each compilation. owns_process: as
-    for `StressTest`. ranges: as for `evaluate`."""
+    for `StressTest`. ranges, place: as for `evaluate`."""
 
     def compile(f: Function, engine: str, fused: bool, shared: bool) -> Executable:
         made = compilation.executable(f, engine, fused, shared)
@@ -177,7 +201,7 @@ def evaluate_candidates(
         on_compiled()
         return made
 
-    builder = CompositeBuilder(compilation, compile)
+    builder = CompositeBuilder(compilation, compile, place)
     stress = StressTest(owns_process)
 
     def candidate(engine: str, pieces: tuple[Piece, ...] | None = None) -> EngineCandidate:
@@ -187,13 +211,14 @@ def evaluate_candidates(
         def build(f: Function, fused: bool) -> Executable:
             on_compile(engine)
             with stress.compiling(name):
-                return builder.executable(f, engine, fused, alone=alone)
+                made = builder.executable(f, engine, fused, alone=alone)
+            return made if place.on_cpu else builder.at_host(made, engine)
 
-        return EngineCandidate(name, build, compilation.engines[engine][0].tolerance, pieces)
+        return EngineCandidate(name, build, compilation.tolerance(engine), pieces)
 
     candidates = []
     for engine in engines:
         candidates.append(candidate(engine))
         if settings.tune and (pieces := builder.alone(function, engine)) is not None:
             candidates.append(candidate(engine, pieces))
-    return evaluate(function, candidates, settings, inputs, stress=stress, ranges=ranges)
+    return evaluate(function, candidates, settings, inputs, stress=stress, ranges=ranges, place=place)

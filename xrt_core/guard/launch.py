@@ -36,6 +36,7 @@ Arrays = Sequence[Any]
 log = logging.getLogger("xrt")
 
 _TIMED_EVERY: Final = 64  # calls; a power of two
+_TIMED_FIRST: Final = 4  # calls of a host on a device, which are all timed
 _SLOW: Final = 3.0
 _SLOW_CALLS: Final = 3
 """An executable is slow if this many timed calls in a row took this many times as long as the host takes."""
@@ -65,12 +66,13 @@ class GuardedLaunch(Launch):
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
-    the inputs of a first call, as far as they are known.
+    the inputs of a first call, as far as they are known. synchronize: waits for the device, where the launch has one:
+    what is timed begins and ends with that, so that neither work before it counts nor is work left out.
     """
 
     __slots__ = (
         "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
-        "note", "ranges", "record", "shares_cores", "tolerance",
+        "note", "ranges", "record", "shares_cores", "synchronize", "tolerance",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +91,7 @@ class GuardedLaunch(Launch):
         self.shares_cores = False
         self.note: Note | None = None
         self.ranges: tuple[Range | None, ...] = ()
+        self.synchronize: Callable[[], None] | None = None
         self.tolerance: Mapping[str, Tolerance] = {}
         self._settings = settings
         self._failures = failures
@@ -179,11 +182,24 @@ class GuardedLaunch(Launch):
         return results
 
     def _from_host(self, arrays: Arrays) -> Arrays:
-        self.record.host_calls += 1
-        start = time.perf_counter()
+        record = self.record
+        record.host_calls += 1
+        if self.synchronize is not None and record.host_calls > _TIMED_FIRST and record.host_calls & _TIMED_EVERY - 1:
+            return self.on_host(arrays)  # a host on a device runs ahead of it
+        start = self._begin()
         results = self.on_host(arrays)
-        self.record.host_seconds.append(time.perf_counter() - start)
+        record.host_seconds.append(self._seconds_since(start))
         return results
+
+    def _begin(self) -> float:
+        if self.synchronize is not None:
+            self.synchronize()
+        return time.perf_counter()
+
+    def _seconds_since(self, start: float) -> float:
+        if self.synchronize is not None:
+            self.synchronize()
+        return time.perf_counter() - start
 
     def _on_probation(self, arrays: Arrays) -> Arrays:
         record = self.record
@@ -196,15 +212,17 @@ class GuardedLaunch(Launch):
         kept = list(arrays)
         for i in self._donated:
             kept[i] = np.array(to_numpy(arrays[i]))
-        start = time.perf_counter()
+        seconds = 0.0
         try:
+            start = self._begin()
             results = self._checked_run(executable, arrays)
+            seconds = self._seconds_since(start)
         except BaseException as e:
             failure, kind = _failure_of(e, self.engine)
             results = None
         if results is None:
             return self._fall_back(executable, kept, failure, kind)
-        record.engine_seconds.append(time.perf_counter() - start)
+        record.engine_seconds.append(seconds)
         self._passed += 1
         if self._passed >= self._settings.probation:
             self._end_probation(executable)
@@ -234,9 +252,9 @@ class GuardedLaunch(Launch):
             try:
                 if record.calls & _TIMED_EVERY - 1:
                     return limited(arrays)
-                start = time.perf_counter()
+                start = self._begin()
                 results = limited(arrays)
-                self._note_seconds(time.perf_counter() - start)
+                self._note_seconds(self._seconds_since(start))
                 return results
             except BaseException as e:
                 failure, kind = _failure_of(e, self.engine)

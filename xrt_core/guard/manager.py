@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +23,7 @@ from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.cache.store import Compilation
 from xrt_core.engine.boundary import describe
 from xrt_core.engine.contract import Executable
-from xrt_core.engine.device_kinds import is_host
+from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.engine.forking import each_in_forked_process
 from xrt_core.errors import XRTError
 from xrt_core.events import EventLog, Kind
@@ -34,11 +35,13 @@ from xrt_core.guard.launch import GuardedLaunch, HostRun
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, call_with_timeout, in_background, is_shutting_down
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_pool
+from xrt_core.host.place import HostPlace, synchronize
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.runtime.arrays import Range, ranges_of, to_numpy
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.transfers import Adapt, numpy_executable
+from xrt_core.verify.reference import ON_CPU
 from xrt_core.verify.repro import Stage, make_bundle, save_bundle
 from xrt_core.verify.verdict import Outcome
 
@@ -52,8 +55,8 @@ class GuardManager:
 
     compilation: of all engines. disk: the disk cache, None where it is off. auto: the launches' engine is a name for
     whichever engine is fastest. trusted: outcomes that came with a saved model, by fingerprint of the function; they
-    hold without verification. adapt: makes the executable of one engine fit a launch of another. capabilities: answers
-    queries about the engines.
+    hold without verification. adapt: makes the executable of one engine fit a launch of another. place: where the host
+    computes. capabilities: answers queries about the engines.
     """
 
     def __init__(
@@ -66,15 +69,17 @@ class GuardManager:
         auto: bool = False,
         trusted: Mapping[str, Outcome] | None = None,
         adapt: Adapt = numpy_executable,
+        place: HostPlace = ON_CPU,
     ) -> None:
         self.settings = settings
         self.events = events
         self.records: list[ClusterRecord] = []
         self.capabilities = Capabilities(settings, compilation, disk, events)
         self.closed = False
+        self._place = place
         self._exchange = ArtifactExchange(disk, events)
         self._builder = ClusterBuilder(
-            settings, self.capabilities, self._exchange, self, events, auto, trusted or {}, adapt
+            settings, self.capabilities, self._exchange, self, events, auto, trusted or {}, adapt, place
         )
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -99,11 +104,17 @@ class GuardManager:
         record.number = next(self._numbers)
         launch = GuardedLaunch(function, engine, host, record, self.settings, self, self._build)
         launch.shares_cores = shared
+        launch.synchronize = self._synchronizer(engine)
         with self._lock:
             self.records.append(record)
             del self.records[:-_MAX_RECORDS]
             self._launches.add(launch)
         return launch
+
+    def _synchronizer(self, engine: str) -> Callable[[], None] | None:
+        """What waits for all work on the device of a launch; None for one on the CPU."""
+        _, device = self.capabilities.compilation.engines.get(engine, (None, self._place.device))
+        return None if device_kind(device).streams is None else partial(synchronize, device)
 
     def start(self) -> None:
         """Start the builds of all clusters that have not been called yet."""
@@ -285,7 +296,8 @@ class GuardManager:
         record, outcome = launch.record, launch.record.outcome
         assert outcome is not None
         engine = self.capabilities.compilation.engines.get(outcome.pieces[0].engine)
-        launch.tolerance = {} if engine is None or len(outcome.pieces) > 1 else engine[0].tolerance
+        alone = engine is not None and len(outcome.pieces) == 1
+        launch.tolerance = self.capabilities.compilation.tolerance(outcome.pieces[0].engine) if alone else {}
         on_host = engine is None or is_host(engine[1])  # elsewhere, streams belong to threads
         where = ", in a child process" if isinstance(executable, IsolatedExecutable) else ""
         launch.go_live(executable, f"{outcome.reason}{where}", any_thread=on_host)

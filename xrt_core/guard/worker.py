@@ -35,6 +35,7 @@ from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
 from xrt_core.guard.ipc import read_arrays, read_function
 from xrt_core.guard.isolation import serve
 from xrt_core.guard.stress import SerialExecutable, watched
+from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.verify.evaluate import EvaluationSettings, difference
 from xrt_core.verify.verdict import HOST, Outcome, Piece
@@ -87,6 +88,7 @@ def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
         lambda: send({"stage": "verifying"}),
         owns_process=True,
         ranges=request["ranges"],
+        place=HostPlace.beside(request["host"]),
     )
 
 

@@ -39,6 +39,7 @@ _PROGRAM: Final = "from xrt_core.guard.worker import main; main()"
 _POLL: Final = 0.05  # seconds between measurements of a worker's memory
 _WATCH: Final = 0.25  # the same for one that runs executables for good
 _START_SECONDS: Final = 60.0  # time limit for a worker's start
+_SHORTEST: Final = 0.5  # seconds that a request has at least, however long it waited for the device
 _CANCEL_POLL: Final = 0.5  # seconds between checks whether the answer to a queued request is still wanted
 
 Request = Mapping[str, Any]
@@ -241,14 +242,40 @@ class Job:
 
 
 class WorkerSlot:
-    """The worker process of one thread of the pool."""
+    """The worker process of one thread of the pool. busy: held while that has a request."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
+        self.busy = threading.Lock()
         self._worker: Worker | None = None
 
-    def run(self, request: Request, timeout: float, memory: int, progress: Progress) -> Message:
-        """See `Worker.run`; the worker is started if there is none. Raises WorkerFailure."""
+    def run(
+        self, request: Request, timeout: float, memory: int, progress: Progress, *, on_device: bool = False
+    ) -> Message:
+        """See `Worker.run`; the worker is started if there is none. Raises WorkerFailure.
+
+        on_device: the request may use a device with memory of its own. Of all workers only one does so at a time, and
+        none keeps such memory while another one works there.
+        """
+        if not on_device:
+            with self.busy:
+                return self._run(request, timeout, memory, progress)
+        until = time.monotonic() + timeout
+        if not _device.acquire(timeout=timeout):
+            raise WorkerFailure("hung", "other builds on the device took all of its time limit")
+        try:
+            if (other := _device.used_by) is not self and other is not None:
+                if not other.busy.acquire(timeout=max(until - time.monotonic(), 0.0)):  # by what needs no device
+                    raise WorkerFailure("hung", "another worker kept the device for all of its time limit")
+                other.kill()
+                other.busy.release()
+            _device.used_by = self
+            with self.busy:
+                return self._run(request, max(until - time.monotonic(), _SHORTEST), memory, progress)
+        finally:
+            _device.release()
+
+    def _run(self, request: Request, timeout: float, memory: int, progress: Progress) -> Message:
         job, worker = self.job, self._worker
         if job is not None and job.cancelled:
             raise WorkerFailure("closed", "the job was cancelled")
@@ -281,6 +308,25 @@ class WorkerSlot:
             worker.kill()
 
 
+class _Device:
+    """The right to use devices with memory of their own. used_by: the slot whose worker last had it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.used_by: WorkerSlot | None = None
+
+    def acquire(self, timeout: float) -> bool:
+        """Wait for the right. Returns False after `timeout` seconds."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Give it back."""
+        self._lock.release()
+
+
+_device = _Device()
+
+
 class WorkerPool:
     """Daemon threads that run jobs in order of submission, each with a worker process if its job asks for one.
 
@@ -304,8 +350,10 @@ class WorkerPool:
             self._open += 1
         self._jobs.put(job)
 
-    def call(self, request: Request, timeout: float, memory: int, task: BackgroundTask) -> Message:
-        """Queue a request for a worker and wait for its answer, as a job of `task.owner`.
+    def call(
+        self, request: Request, timeout: float, memory: int, task: BackgroundTask, *, on_device: bool = False
+    ) -> Message:
+        """Queue a request for a worker and wait for its answer, as a job of `task.owner`. on_device: see `WorkerSlot`.
 
         Raises OSError, and WorkerFailure as `Worker.run`; of kind "closed" if the task is cancelled meanwhile.
         """
@@ -317,7 +365,7 @@ class WorkerPool:
             try:
                 if not task.is_wanted():
                     raise closed
-                answers.append(slot.run(request, timeout, memory, _ignore))
+                answers.append(slot.run(request, timeout, memory, _ignore, on_device=on_device))
             except (OSError, WorkerFailure) as e:
                 failures.append(e)
 
@@ -414,8 +462,8 @@ def _close_at_exit() -> None:
 
 def _after_fork() -> None:
     """A forked process has none of its parent's threads, and the workers are not its children."""
-    global _workers, _planner, _pools_lock
-    _workers, _planner, _pools_lock = None, None, threading.Lock()
+    global _workers, _planner, _pools_lock, _device
+    _workers, _planner, _pools_lock, _device = None, None, threading.Lock(), _Device()
 
 
 in_forked_process(_after_fork)

@@ -55,7 +55,14 @@ def host_kernel(node: Node, xp: Any = np) -> HostKernel:
         given = [_down(a, xp) if i in static else _up(a, xp) for i, a in enumerate(arrays)]
         if any(type(a) is np.ndarray and i not in static for i, a in enumerate(given)):
             return on_cpu(arrays)  # of a dtype that CuPy has not, which type inference did not find
-        return call(given)
+        try:
+            return call(given)
+        except MemoryError as e:
+            free, whole = xp.cuda.Device().mem_info
+            raise ExecutionError(
+                f"node {node.name!r}: {node.operator}({', '.join(map(_describe, given))}) does not fit the GPU's "
+                f"memory: {e}; {free:,} of {whole:,} bytes are free"
+            ) from e
 
     return _wrap_errors(node, on_device)
 

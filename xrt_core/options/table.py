@@ -299,6 +299,13 @@ class Options:
         "which costs a look at the floating inputs of each call, or the engine all the same.",
         "XRT_NAN",
     )
+    check_indices: bool = _option(
+        False,
+        FLAG,
+        "Where the host computes with CuPy, which checks no bounds, an index out of range is an error as it is with "
+        "NumPy; costs a download of the indices of each such node.",
+        "XRT_CHECK_INDICES",
+    )
     verify: bool = _option(False, FLAG, "Check the graph against the IR's rules after every stage.", "XRT_VERIFY")
     switches: tuple[tuple[str, bool], ...] = ()
     sections: Mapping[str, Mapping[str, Any]] = dataclasses.field(

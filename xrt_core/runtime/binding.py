@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from xrt_core.engine.cuda import naming_broken_context
 from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of, same_device
 from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
 from xrt_core.runtime.launch import engine_failure, launch_mode
-from xrt_core.runtime.plan import HOST, Plan, Scope
+from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.transfers import on_host, to_caller, to_engine
 
 log = logging.getLogger("xrt")
@@ -28,18 +27,6 @@ Engines = Mapping[str, tuple[Engine, str]]
 _MAX_LATE: Final = 3
 _OWN: Final = (np.ndarray, list, dict, type(None))
 """Types of results on the host that are the caller's as they are."""
-
-
-def host_scope(xp: Any, device: str) -> Scope | None:
-    """What makes a context in which the host's namespace `xp` works on `device`; None for NumPy."""
-    streams = device_kind(device).streams
-    return None if xp is np or streams is None else partial(_on_host_device, streams, number_of(device))
-
-
-@contextlib.contextmanager
-def _on_host_device(streams: Streams, device: int) -> Iterator[None]:
-    with naming_broken_context(), streams.using(None, device):
-        yield
 
 
 def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_device: str) -> Call:

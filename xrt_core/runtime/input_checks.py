@@ -104,7 +104,7 @@ def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
     for node in every_node(function.body):
         position = index_input(node)
         value = node.inputs[position] if position is not None and position < len(node.inputs) else None
-        bounds = None if value is None else _bounds(node)
+        bounds = None if value is None else index_bounds(node)
         if value is None or bounds is None:
             continue
         work = [(value, bounds)]
@@ -135,7 +135,7 @@ def unproven_indices(graph: Graph) -> frozenset[Node]:
 def _is_proven(node: Node, origins: Origins) -> bool:
     position = index_input(node)
     value = node.inputs[position] if position is not None and position < len(node.inputs) else None
-    bounds = None if value is None else _bounds(node)
+    bounds = None if value is None else index_bounds(node)
     if value is None or bounds is None:
         return True
     work, seen = [(value, bounds)], set()
@@ -297,7 +297,7 @@ def _keeps_columns(node: Node, source: Value, result: Value) -> bool:
     return bool(source.shape and result.shape and source.shape[-1] == result.shape[-1])
 
 
-def _bounds(node: Node) -> Bounds | None:
+def index_bounds(node: Node) -> Bounds | None:
     """The range of the node's index input; None where sizes are unknown, or there is no limit."""
     op, x = node.op_type, _dims(node, 0)
     if not x:

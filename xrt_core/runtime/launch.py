@@ -28,7 +28,6 @@ from xrt_core.errors import BrokenContextError, EngineError, ExecutionError, Inp
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.ir.op_traits import index_input
-from xrt_core.runtime.arrays import to_numpy
 
 if TYPE_CHECKING:
     from xrt_core.runtime.input_checks import InputChecks
@@ -56,7 +55,8 @@ class Launch:
     """Runs one Function on its engine; if the engine fails, on the host.
 
     function, engine: the cluster and the engine's name. executable: None if compilation failed; `error` has the cause.
-    host: creates the function that runs the same nodes on the host (called at the first failure).
+    host: creates the function that runs the same nodes on the host, on arrays of any family (called at the first
+    failure).
     policy: after which failures the executable is dropped and the host runs the cluster. error: the last failure.
     input_checks: of indices in range (and, under guard, of finite numbers): what violates them is for the host.
     enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
@@ -183,7 +183,7 @@ class Launch:
             with self._lock:
                 if self._host_run is None:
                     self._host_run = self._host()
-        return self._host_run([to_numpy(a) for a in arrays])
+        return self._host_run(arrays)
 
 
 FORKED: Final = "this process was forked, and the threads of the engine's library exist in its parent only"

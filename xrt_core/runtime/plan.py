@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
@@ -60,8 +60,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_execute", "_has_host_steps", "_on_device", "_owned", "_parallel", "_read_only", "_template", "_to_host",
-        "_within",
+        "_constants", "_execute", "_has_host_steps", "_on_device", "_owned", "_parallel", "_read_only", "_template",
+        "_to_host", "_within",
         "engine_inputs", "launches", "memory", "outputs", "run", "spaces", "steps",
     )  # fmt: skip
 
@@ -72,6 +72,7 @@ class Plan:
         self._within = program.within
         self._on_device = () if program.to_host is to_numpy else tuple(program.on_device)
         self._owned = program.owned and HOST in program.spaces
+        self._constants = _memories(program.registers) if self._on_device or program.to_host is not to_numpy else set()
         self.steps = tuple(program.steps)
         self.outputs = tuple(program.outputs)
         self.spaces = tuple(program.spaces)
@@ -149,13 +150,16 @@ class Plan:
             registers[i] = _read_only(registers[i])
         for i in self._on_device:
             registers[i] = self._to_host(registers[i])
+        lent = self._constants
+        if self._to_host is not to_numpy and self._owned:
+            lent = lent | _memories(registers[: len(arrays)])
         if self._has_host_steps:
             with np.errstate(all="ignore"):  # NaN and infinities are results, not warnings
                 execute(registers)
         else:
             execute(registers)
         results = [registers[i] for i in self.outputs]
-        return _own(results) if self._owned else results
+        return _own(results, lent) if self._owned else results
 
     def _in_order(self, registers: list[Any]) -> None:
         _run_in_order(self.steps, registers)
@@ -268,8 +272,21 @@ def _aligned(x: Any) -> Any:
     return x.copy() if isinstance(x, np.ndarray) and not x.flags.aligned else x
 
 
-def _own(results: list[Any]) -> list[Any]:
+def _memories(arrays: Sequence[Any]) -> set[int]:
+    """The memory blocks of CuPy's arrays, by the identity of the objects that hold them; sequences count as well."""
+    found: set[int] = set()
+    for x in arrays:
+        if isinstance(x, list):
+            found |= _memories(x)
+        elif x is not None and type(x) is not np.ndarray and family_of(type(x)) == "cupy":
+            found.add(id(x.data.mem))
+    return found
+
+
+def _own(results: list[Any], lent: Collection[int] = ()) -> list[Any]:
     """Return the results, host arrays that do not own their memory exclusively replaced by copies.
+
+    lent: memory blocks on a device (`_memories`) of inputs and constants.
 
     These are read-only arrays (views of inputs and constants, broadcasts), views of larger arrays, and arrays that
     share memory with an earlier result. Raises ExecutionError with its size for a view that does not fit the memory.
@@ -289,8 +306,12 @@ def _own(results: list[Any]) -> list[Any]:
             except MemoryError as e:
                 size = f"{x.dtype}{list(x.shape)} takes {x.size * x.itemsize:,} bytes"
                 raise ExecutionError(f"a result, a view until now, does not fit the memory: {size}") from e
-        if family_of(type(x)) == "cupy":  # CuPy has no read-only arrays, so views of inputs are not recognisable
-            return x.copy()
+        if family_of(type(x)) == "cupy":  # which has no read-only arrays: views are told by the block that they lie in
+            block, whole = id(x.data.mem), getattr(x, "base", None)
+            if block in lent or block in seen or (whole is not None and whole.nbytes > x.nbytes):
+                return x.copy()
+            seen.add(block)
+            return x
         return [own(e) for e in x] if isinstance(x, list) else x
 
     return [own(x) for x in results]

@@ -254,7 +254,7 @@ class TrainModule(GuardedModule):
         plan = plans.plan_for([*(batch[n] for n in order), np.zeros((), np.float32), *state])
         assert isinstance(plan, Planned)
         engines = self._pipeline.services.compilation.engines
-        host = on_host(self._pipeline.services.xp)
+        host = on_host(self._pipeline.services.place.xp)
         direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
         return _Step(plan, graph, direct, reads, writes, report, made.ranges)
 

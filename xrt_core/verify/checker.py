@@ -6,6 +6,10 @@ steps: what the function makes of rounding then widens the bounds, so that cance
 is still out of bounds is compared with the host in a wider precision (`reference.run_host`), in the same two steps, for
 the host may be further off than the candidate.
 
+Where the host computes on a device, candidates are given arrays that are there and the host's results come from there;
+NumPy's host judges what is out of bounds of those, in a wider precision or in the function's own where that is the
+widest, as the doubt is then about the device's host too.
+
 Results of discontinuous operators on rounded numbers have bounds on the operator's inputs instead: a result is right if
 inputs within the bounds give it (`_unexplained`), so that ties of ArgMax or TopK and values on the edge between two
 integers may fall to either side, and no others. What depends on such results has no such bounds: if it is off, it is
@@ -29,6 +33,7 @@ import numpy as np
 from xrt_core.engine.contract import Executable, RunOptions, Tolerance
 from xrt_core.errors import XRTError
 from xrt_core.host.executor import run_node
+from xrt_core.host.place import overlap
 from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import draws_random, is_discontinuous, is_exact, traits_of
@@ -114,6 +119,7 @@ class ResultChecker:
         self._own = None if results is None else [np.asarray(r) for r in results]
         self._wide: list[np.ndarray] | None = None
         self._off: list[np.ndarray] | None = None
+        self._off_on_cpu: list[np.ndarray] | None = None
         self._moved: tuple[Values, Values] | None = None
         self._dtypes = float_dtypes(function.body)
         self._rounding = Rounding(function.body, on_grid=on_grid)
@@ -127,7 +133,7 @@ class ResultChecker:
         other = copy.copy(self)
         other.inputs = tuple(_read_only(x) for x in inputs)
         other.host_runs = 0
-        other._own = other._wide = other._off = other._moved = None
+        other._own = other._wide = other._off = other._off_on_cpu = other._moved = None
         return other
 
     def expected(self) -> list[np.ndarray]:
@@ -141,9 +147,13 @@ class ResultChecker:
         """The results of the host in a wider precision, where there is one. Raises XRTError where the host fails."""
         if self._wide is None:
             width = wide_dtype(self.function.body).itemsize
-            if all(float_like(d) and d.itemsize >= width for d in self._dtypes):
+            is_widest = all(float_like(d) and d.itemsize >= width for d in self._dtypes)
+            if is_widest and self._host.place.on_cpu:
                 return self.expected()
             self.host_runs += 1
+            if is_widest:
+                self._wide = run_host(self.function, self.inputs)[0]
+                return self._wide
             self._wide = run_host(self.function, self.inputs, wide=True)[0]
         return self._wide
 
@@ -164,43 +174,51 @@ class ResultChecker:
         own: tolerances that the engine declares. Raises XRTError only if the host fails.
         """
         self.expected()
-        runs: list[list[np.ndarray]] = []
+        runs: list[Sequence[Any]] = []
         copies: list[list[np.ndarray]] = []
         for k in range(RUNS):
-            reason, results = self.run(executable)
+            reason, results, raw = self._run(executable)
             if reason:
                 return Check(reason)
-            runs.append(results)
+            runs.append(raw)
             copies.append([r.copy() for r in results] if k + 1 < RUNS else results)  # the next run may overwrite them
         for p, first, second in zip(self.function.returns, runs[0], runs[1], strict=True):
-            if first.size and np.may_share_memory(first, second):
+            if overlap(first, second):
                 return Check(f"result {p.name!r} of one run shares the memory of an earlier run's results")
         return self._compare(copies, own)
 
     def run(self, executable: Executable) -> tuple[str, list[np.ndarray]]:
-        """Run the executable once, on copies of the inputs: what is wrong apart from the numbers, "" for nothing, and
-        the results."""
-        given = [x.copy() for x in self.inputs]
+        """Run the executable once, on copies of the inputs where the host computes: what is wrong apart from the
+        numbers, "" for nothing, and the results."""
+        reason, results, _ = self._run(executable)
+        return reason, results
+
+    def _run(self, executable: Executable) -> tuple[str, list[np.ndarray], Sequence[Any]]:
+        """As `run`, and the results as the executable gave them; NumPy's arrays where those are on the CPU."""
+        place = self._host.place
+        given = place.copies(self.inputs)
         try:
-            raw = executable.run(given, _NO_DONATION)
-            reason = _misfit(raw, self.function.returns)
-            results = [] if reason else [np.asarray(to_numpy(r)) for r in raw]
+            with place.within():
+                raw = executable.run(given, _NO_DONATION)
+                reason = _misfit(raw, self.function.returns)
+                results = [] if reason else [np.asarray(to_numpy(r)) for r in raw]
         except Exception as e:  # whatever an engine raises is a finding
-            return f"it raised {type(e).__name__}: {e}", []
-        return reason or self._misused(given, results), results
+            return f"it raised {type(e).__name__}: {e}", [], ()
+        where = [r if isinstance(x, np.ndarray) or place.on_cpu else x for x, r in zip(raw, results, strict=False)]
+        return reason or self._misused(given, results, where), results, where
 
     def check_results(self, results: Sequence[np.ndarray], own: Mapping[str, Tolerance]) -> Check:
         """Compare given results for the inputs with the host's. Raises XRTError if the host fails."""
         return self._compare([results], own)
 
-    def _misused(self, given: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> str:
+    def _misused(self, given: Sequence[Any], results: Sequence[np.ndarray], where: Sequence[Any]) -> str:
         for p, mine, x in zip(self.function.params, self.inputs, given, strict=True):
-            if not same_bytes(x, mine):
+            if not same_bytes(to_numpy(x), mine):
                 return f"it wrote into its input {p.name!r}"
-        for p, r in zip(self.function.returns, results, strict=True):
+        for p, r, place in zip(self.function.returns, results, where, strict=True):
             if r.dtype != p.dtype or r.shape != p.shape:
                 return f"result {p.name!r} is {dtype_name(r.dtype)}{list(r.shape)}, expected {p.type}"
-            if r.size and any(np.may_share_memory(r, x) for x in given if x.size):
+            if r.size and any(overlap(place, x) for x in given if x.size):
                 return f"result {p.name!r} shares the memory of an input"
         return ""
 
@@ -237,14 +255,14 @@ class ResultChecker:
         jump = self._rounding.jumps.get(v)
         scale = 1.0 if v in self._unit else 0.0
         sizes = self._sizes(v, got.shape)
-        for reference in (self.expected, self.widened):
+        for reference, moved in ((self.expected, self._perturbed), (self.widened, self._perturbed_on_cpu)):
             found = compare(got, reference()[k], tolerance, scale=scale, sizes=sizes)
             if found.is_right or got.shape != reference()[k].shape:
                 break
             if jump is not None and v not in self._rounding.flipped:
                 radii = self._radii(jump, own)
                 return self._judged(jump, jump.outputs.index(v), got, reference()[k], tolerance, radii, found)
-            found = compare(got, reference()[k], tolerance, host=self._perturbed()[k], scale=scale, sizes=sizes)
+            found = compare(got, reference()[k], tolerance, host=moved()[k], scale=scale, sizes=sizes)
             if found.is_right:
                 break
         return found
@@ -334,6 +352,18 @@ class ResultChecker:
             except XRTError:  # an operator that accepts only the original values
                 self._off = self.expected()
         return self._off
+
+    def _perturbed_on_cpu(self) -> list[np.ndarray]:
+        """The same by NumPy: a device's host that is wrong is as wrong for perturbed inputs."""
+        if self._host.place.on_cpu:
+            return self._perturbed()
+        if self._off_on_cpu is None:
+            self.host_runs += 1
+            try:
+                self._off_on_cpu = run_host(self.function, self._perturbed_inputs())[0]
+            except XRTError:
+                self._off_on_cpu = self.widened()
+        return self._off_on_cpu
 
     def _perturbed_inputs(self) -> list[np.ndarray]:
         rng = np.random.default_rng(self._seed)

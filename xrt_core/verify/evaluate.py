@@ -17,15 +17,16 @@ import numpy as np
 from xrt_core.engine.boundary import read
 from xrt_core.engine.contract import Executable, RunOptions
 from xrt_core.errors import InputError, XRTError
+from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.runtime.arrays import Range, to_numpy
+from xrt_core.runtime.arrays import Range
 from xrt_core.verify.autotune import Stopwatch, tune
 from xrt_core.verify.checker import Check, ResultChecker
 from xrt_core.verify.inputs import EDGES, NONFINITE, SEQUENCE, Kind, are_beyond, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
-from xrt_core.verify.reference import ReferenceExecutor
+from xrt_core.verify.reference import ON_CPU, ReferenceExecutor
 from xrt_core.verify.subgraph import Run, run_pieces
 from xrt_core.verify.value_ranges import ValueConstraint, infer_constraints
 from xrt_core.verify.verdict import HOST, Outcome, Piece
@@ -103,19 +104,21 @@ def evaluate(
     clock: Callable[[], float] = time.perf_counter,
     stress: Stress | None = None,
     ranges: Sequence[Range | None] = (),
+    place: HostPlace = ON_CPU,
 ) -> Outcome:
     """Decide what runs a cluster.
 
     candidates: in order of preference. inputs: of a real call; the first set that results are checked on, and the one
     that is timed. Without them all sets are synthesized. stress: the test that candidates with right results must pass
     as well. ranges: of the inputs of a real call; results are checked on one set in these ranges as well, if they go
-    beyond those of synthesized inputs and the host is quick (`EvaluationSettings.edges`).
+    beyond those of synthesized inputs and the host is quick (`EvaluationSettings.edges`). place: where the host
+    computes; executables take its arrays, are checked against it there, and timed with arrays that are there.
 
     Without `tune` the first candidate that is right wins. Only if none is right as a whole are their faults isolated,
     in order, until a part of one is left. Whatever an engine raises is a finding; raises XRTError only if the host
     cannot run the function.
     """
-    return _Evaluation(function, settings, inputs, clock, stress, ranges).outcome(candidates)
+    return _Evaluation(function, settings, inputs, clock, stress, ranges, place).outcome(candidates)
 
 
 def difference(function: Function, one: Executable, other: Executable) -> str:
@@ -135,6 +138,7 @@ class _Evaluation:
         clock: Callable[[], float],
         stress: Stress | None,
         ranges: Sequence[Range | None],
+        place: HostPlace,
     ) -> None:
         self.function, self.settings, self.clock, self.stress = function, settings, clock, stress
         self.ranges = ranges if are_beyond(ranges) else ()
@@ -143,7 +147,7 @@ class _Evaluation:
         self.errors: list[str] = []
         self.timings: dict[str, float] = {}
         self.checkers: list[ResultChecker] = []
-        self.host = ReferenceExecutor(function, clock)
+        self.host = ReferenceExecutor(function, clock, place)
         self.first: ResultChecker | None = None  # the checkers of other sets share its analysis of the function
         self.quickest: dict[str, float] = {}  # seconds of the fastest run of each candidate while it was checked
         self._wasted = 0  # host runs on uninformative sets
@@ -319,11 +323,12 @@ class _Evaluation:
             return self._ready(first, f"{first.label}: {first.note}")
         checker = self._checker(0)
         assert checker is not None
-        arrays = [x.copy() for x in checker.inputs]
+        place = self.host.place
+        arrays = place.copies(checker.inputs)
         runs: dict[str, Callable[[], object]] = {}
         for c in accepted:
-            runs.setdefault(c.label, _repeat(self._run_of(c), arrays))
-        runs[HOST] = _repeat(self.host.run, arrays)
+            runs.setdefault(c.label, _repeat(self._run_of(c), arrays, place))
+        runs[HOST] = _repeat(self.host.compute, arrays, place)
         known = {HOST: self.host.seconds} | {c.label: c.quickest for c in accepted}
         try:
             tuning = tune(runs, HOST, clock=self.clock, until=self.until, known=known)
@@ -349,8 +354,10 @@ class _Evaluation:
         if len(chosen.executables) == 1:
             run = run_of(chosen.executables[0])
             assert run is not None
-            return lambda given: [to_numpy(r) for r in run(given)]
-        return run_pieces(self.function, [p.nodes for p in chosen.pieces], [run_of(x) for x in chosen.executables])
+            to_host = self.host.place.to_host
+            return lambda given: [to_host(r) for r in run(given)]
+        runs = [run_of(x) for x in chosen.executables]
+        return run_pieces(self.function, [p.nodes for p in chosen.pieces], runs, self.host.place)
 
     def _isolator(self, candidate: Candidate, budget: Budget) -> FaultIsolator:
         return FaultIsolator(self.function, candidate, [r.inputs for r in self.checkers], budget, self.settings.seed)
@@ -407,7 +414,8 @@ class _Pieces(Executable):
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = _NO_DONATION, block_until_done: bool = True
     ) -> Sequence[Any]:
-        return [np.array(r) for r in self._call(inputs)]  # those of the host may be views, or constants
+        # those of the host may be views, or constants
+        return [np.array(r) if isinstance(r, np.ndarray) else r.copy() for r in self._call(inputs)]
 
 
 def label(function: Function, index: int) -> str:
@@ -429,5 +437,14 @@ def _sources(
         yield synthesize_inputs(function, kind, seed, constraints)
 
 
-def _repeat(run: Run, arrays: Sequence[np.ndarray]) -> Callable[[], object]:
-    return lambda: run(arrays)
+def _repeat(run: Run, arrays: Sequence[Any], place: HostPlace) -> Callable[[], object]:
+    """A run that returns when all work of the device is done."""
+    if place.on_cpu:
+        return lambda: run(arrays)
+
+    def complete() -> None:
+        with place.within():
+            run(arrays)
+            place.synchronize()
+
+    return complete

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.errors import XRTError
-from xrt_core.host.executor import host_kernel, reusable_inputs, reusing_kernel, run_node
+from xrt_core.errors import BrokenContextError, XRTError
+from xrt_core.host.executor import run_node
+from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import TensorType, float_like
 from xrt_core.kernels.namespace import narrow
+from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.control_flow import control_step
-from xrt_core.runtime.memory_planner import is_view
-from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
+from xrt_core.runtime.plan import Plan
 
 Values = Mapping[Value, np.ndarray]
+
+ON_CPU: Final = HostPlace()
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -29,23 +31,44 @@ _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 class ReferenceExecutor:
     """Runs a Function on the host in its own precision, by the plan of a module without engines, made at the first run.
 
-    seconds: of the fastest run so far by `clock`, infinity before the first.
+    place: where the host computes; where it fails on a device, NumPy answers from then on. seconds: of the fastest run
+    so far by `clock`, without what goes to the device and back; infinity before the first.
     """
 
-    def __init__(self, function: Function, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, function: Function, clock: Callable[[], float] = time.perf_counter, place: HostPlace = ON_CPU
+    ) -> None:
         self.seconds = math.inf
+        self.place = place
         self._body = function.body
         self._clock = clock
         self._plan: Plan | None = None
 
     def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
         """The results for NumPy arrays. Raises XRTError if the host fails."""
+        if self.place.on_cpu:
+            return list(self.compute(inputs))
+        try:
+            if self._plan is None:
+                self.compute(self.place.copies(inputs))  # which compiles the kernels of the device
+                self.seconds = math.inf
+            with self.place.within():
+                return [to_numpy(r) for r in self.compute(self.place.copies(inputs))]
+        except BrokenContextError:
+            raise
+        except XRTError:
+            self.place, self._plan, self.seconds = ON_CPU, None, math.inf
+            return self.run(inputs)
+
+    def compute(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The results, complete, of a run on arrays of `place`. Raises XRTError if the host fails."""
         if self._plan is None:
-            self._plan = _plan(self._body)
+            self._plan = self.place.plan(self._body)
         start = self._clock()
-        results = self._plan.run(list(inputs))
+        results = self._plan.run(list(arrays))
+        self.place.synchronize()
         self.seconds = min(self.seconds, self._clock() - start)
-        return list(results)
+        return results
 
 
 def run_host(
@@ -72,27 +95,8 @@ def host_values(body: Graph, inputs: Sequence[np.ndarray], wanted: Iterable[Valu
     return dict(zip(body.inputs, inputs, strict=True)) | dict(zip(outputs, results, strict=True))
 
 
-def lower_host(node: Node) -> Lowered:
-    """A node as a host step in NumPy, which may reuse the memory of dead values."""
-    if node.attributes and node.subgraphs:
-        return Lowered(control_step(node, plain_body), HOST, node.operator)
-    return Lowered(
-        host_kernel(node),
-        HOST,
-        node.operator,
-        shares=is_view(node),
-        reusable=reusable_inputs(node),
-        reusing=partial(reusing_kernel, node),
-    )
-
-
-def plain_body(body: Graph, changing: Collection[int] = ()) -> Plan:
-    """The plan of a body of control flow on the host, for whatever shapes come."""
-    return make_plan(body, lower_host, owned=False)
-
-
 def _plan(body: Graph) -> Plan:
-    return make_plan(body, lower_host)
+    return ON_CPU.plan(body)
 
 
 def _run_wide(body: Graph, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -132,7 +136,7 @@ def _run(node: Node, arrays: Sequence[Any], to: np.dtype) -> Sequence[Any]:
 def _run_control(node: Node, env: Callable[[Value], Any]) -> Sequence[Any]:
     arrays = [None if v is None else env(v) for v in (*node.inputs, *node.captures)]
     with np.errstate(all="ignore"):
-        return control_step(node, plain_body)(arrays)
+        return control_step(node, ON_CPU.body)(arrays)
 
 
 def _retyped(node: Node, to: np.dtype) -> Node:

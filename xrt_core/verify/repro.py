@@ -209,7 +209,7 @@ def replay(bundle: Bundle, engine: Engine, device: str | None = None, seed: int 
         compiler = engine.compiler(here, bundle.options)
         return compiler.compile(function, function.params, function.returns, function.aliases)
 
-    candidate = Candidate(engine.name, compile, engine.tolerance)
+    candidate = Candidate(engine.name, compile, engine.tolerance_with(bundle.options))
     try:
         executable = candidate.build(bundle.function, bundle.options.fused)
     except Exception as e:  # whatever an engine raises

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.errors import GraphError
-from xrt_core.host.executor import host_kernel
+from xrt_core.host.place import HostPlace
 from xrt_core.ir.dag import sort_indices
 from xrt_core.ir.function import Function, InputOutputAlias
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.runtime.arrays import to_numpy
-from xrt_core.runtime.control_flow import control_step
-from xrt_core.verify.reference import plain_body
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
+_ON_CPU: Final = HostPlace()
 Nodes = tuple[int, ...]
 """Indices into `function.body.nodes`, ascending."""
 
@@ -141,11 +139,11 @@ def topological_order(graph: Graph, pieces: Sequence[Sequence[int]]) -> list[int
 
 
 def run_pieces(
-    function: Function, pieces: Sequence[Sequence[int]], runs: Sequence[Run | None]
+    function: Function, pieces: Sequence[Sequence[int]], runs: Sequence[Run | None], place: HostPlace = _ON_CPU
 ) -> Callable[[Sequence[Any]], list[Any]]:
     """A callable that computes `function` piece by piece. runs: computes the `subfunction` of each piece, None for the
-    host."""
-    body = function.body
+    host. place: where the host computes; arrays go from piece to piece as the host's."""
+    body, to_host = function.body, place.to_host
     steps: list[tuple[Run, tuple[Value, ...], tuple[Value, ...]]] = []
     for k in topological_order(body, pieces):
         run = runs[k]
@@ -155,16 +153,15 @@ def run_pieces(
         else:
             for i in pieces[k]:
                 n = body.nodes[i]
-                control = n.attributes and n.subgraphs
-                own: Run = control_step(n, plain_body) if control else host_kernel(n)
+                own: Any = place.lower(n).call
                 steps.append((own, (*n.inputs, *n.captures), n.outputs))  # type: ignore[arg-type]  # None: left out
 
     def call(inputs: Sequence[Any]) -> list[Any]:
         env: dict[Value | None, Any] = dict(zip(body.inputs, inputs, strict=True))
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), place.within():
             for run, entry, exit_ in steps:
                 given = [v.data if v is not None and v.data is not None else env.get(v) for v in entry]
-                env.update(zip(exit_, (to_numpy(r) for r in run(given)), strict=False))
+                env.update(zip(exit_, (to_host(r) for r in run(given)), strict=False))
         return [v.data if v.data is not None else env[v] for v in body.outputs]
 
     return call

@@ -1,9 +1,16 @@
-"""Stand-ins for the CUDA runtime and for TensorRT's run side, over the CPU's memory: calls are noted, and compute."""
+"""Stand-ins for the CUDA runtime and for TensorRT's run side, over the CPU's memory: calls are noted, and compute.
+
+Work waits in its stream until somebody waits for it (or `Cuda.finish`), so that who reads too early, or on a stream
+that was not ordered after the one that computes, reads old bytes; memory that was given back is overwritten when its
+stream comes past.
+"""
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import enum
+import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +46,8 @@ class _Failed(Exception):
 class Cuda:
     """The functions of `cuda.bindings.runtime` that the engine calls. calls: (name, arguments), in order.
 
-    Memory is the CPU's, so that copies and kernels can be carried out at once; a capture notes what is enqueued. fail:
-    function name -> the code it returns.
+    Memory is the CPU's. A capture notes what is enqueued. fail: function name -> the code it returns. queues: what
+    waits in each stream; the default stream (0) and streams of `cudaStreamCreate` wait for each other.
     """
 
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDefault=4)
@@ -61,7 +68,11 @@ class Cuda:
         self.device = 0
         self.model = b"NVIDIA Stand-in"
         self.broken: Error | None = None
-        self.events: set[int] = set()
+        self.events: dict[int, list[Callable[[], None]]] = {}  # what is left to do of what each stands for
+        self.queues: dict[int, list[Callable[[], None]]] = {}
+        self.blocking: set[int] = set()
+        self._freed: collections.deque[Any] = collections.deque(maxlen=64)  # late readers find overwritten bytes
+        self._lock = threading.RLock()
 
     def names(self, *wanted: str) -> list[str]:
         """Names of the calls made, of these functions alone where any are named."""
@@ -81,7 +92,8 @@ class Cuda:
                 return (self.fail[name], None)
             found = getattr(self, f"_{name}", None)
             try:
-                result = found(*args) if found is not None else None
+                with self._lock:
+                    result = found(*args) if found is not None else None
             except _Failed as e:
                 if e.args[0] in STICKY:
                     self.broken = e.args[0]
@@ -92,6 +104,9 @@ class Cuda:
 
     def cudaGetErrorString(self, error: Error) -> tuple[Error, bytes]:
         return Error.success, f"words for {error.name}".encode()
+
+    def cudaMemGetInfo(self) -> tuple[Error, int, int]:
+        return Error.success, 4096, 1 << 30
 
     def _cudaGetDeviceCount(self) -> int:
         return self._devices
@@ -112,31 +127,51 @@ class Cuda:
 
     def _cudaStreamCreate(self) -> int:
         self._streams += 1
+        self.blocking.add(self._streams)
         return self._streams
 
     def _cudaStreamCreateWithFlags(self, flags: int) -> int:
-        return self._cudaStreamCreate()
+        self._streams += 1
+        if not flags & 1:
+            self.blocking.add(self._streams)
+        return self._streams
+
+    def _cudaStreamSynchronize(self, stream: int) -> None:
+        self.drain(stream)
 
     def _cudaEventCreateWithFlags(self, flags: int) -> int:
         self._events += 1
-        self.events.add(self._events)
+        self.events[self._events] = []
         return self._events
 
     def _cudaEventRecord(self, event: int, stream: int) -> None:
         self._check_event(event)
+        self.events[event] = self._marked(stream)
 
     def _cudaEventQuery(self, event: int) -> None:
         self._check_event(event)
+        if self.events[event]:
+            raise _Failed(Error.not_ready)
 
     def _cudaEventSynchronize(self, event: int) -> None:
         self._check_event(event)
+        _do(self.events[event])
 
     def _cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
         self._check_event(event)
+        left = self.events[event]
+        if left:
+            self.put(stream, lambda: _do(left))
 
     def _cudaEventDestroy(self, event: int) -> None:
         self._check_event(event)
-        self.events.discard(event)
+        del self.events[event]
+
+    def _marked(self, stream: int) -> list[Callable[[], None]]:
+        """What is on a stream now, as a list that empties as it is done."""
+        left = self.queues.pop(stream, [])
+        self.queues[stream] = [lambda: _do(left)] if left else []
+        return left
 
     def _check_event(self, event: int) -> None:
         if event not in self.events:
@@ -149,7 +184,9 @@ class Cuda:
         return address
 
     def _cudaFreeAsync(self, pointer: int, stream: int) -> None:
-        del self.live[pointer]
+        memory = self.live.pop(pointer)
+        self._freed.append(memory)
+        self.put(stream, lambda: ctypes.memset(memory, 255, len(memory)))
 
     def _cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
         self.put(stream, lambda: ctypes.memmove(target, source, size))
@@ -165,14 +202,38 @@ class Cuda:
 
     def _cudaGraphLaunch(self, graph: list[Callable[[], None]], stream: int) -> None:
         for work in graph:
-            work()
+            self.put(stream, work)
 
     def put(self, stream: int, work: Callable[[], Any]) -> None:
-        """Do work now, or note it where the stream is being captured."""
+        """Enqueue work, or note it where the stream is being captured."""
+        with self._lock:
+            self._put(stream, work)
+
+    def _put(self, stream: int, work: Callable[[], Any]) -> None:
         if stream in self.captures:
             self.captures[stream].append(work)
-        else:
-            work()
+            return
+        stream = 0 if stream == 1 else stream
+        for other in self.blocking if stream == 0 else {0} if stream in self.blocking else ():
+            if self.queues.get(other):
+                left = self._marked(other)
+                self.queues.setdefault(stream, []).append(lambda left=left: _do(left))  # type: ignore[misc]
+        self.queues.setdefault(stream, []).append(work)
+
+    def drain(self, stream: int) -> None:
+        """Do what is on a stream."""
+        with self._lock:
+            _do(self.queues.get(0 if stream == 1 else stream, []))
+
+    def finish(self) -> None:
+        """Do all there is to do, as a GPU does at some time."""
+        for stream in list(self.queues):
+            self.drain(stream)
+
+
+def _do(works: list[Callable[[], None]]) -> None:
+    while works:
+        works.pop(0)()
 
 
 class Severity(enum.IntEnum):

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from xrt_tensorrt import TensorRTEngine, _cuda, _toolkit
-from xrt_tensorrt.compiler import TensorRTCompiler
+from xrt_tensorrt.compiler import TensorRTCompiler, form_of
 from xrt_tensorrt.executable import TensorRTExecutable
 
 from xrt_core.engine.contract import CompileOptions, Function
@@ -237,6 +237,38 @@ def test_stripped_engines_load_with_their_function(engine: TensorRTEngine, monke
     assert isinstance(loaded, TensorRTExecutable)
     assert loaded.built._refit is not None
     assert {w.nbytes for w in loaded.built._refit.weights.values()} == {32 * 64 * 4, 3 * 8}
+
+
+def test_other_weights_build_nothing(engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the option `refit` a function that differs in weights alone gets the engine that is there, with its own
+    weights; one that differs otherwise is built."""
+    flags, built = _toolkit.toolkit().trt.BuilderFlag, []
+
+    def build(self: Any, config: Any) -> bytes:
+        built.append((config.get_flag(flags.REFIT), config.get_flag(flags.STRIP_PLAN)))
+        return f"engine {len(built)}".encode()
+
+    monkeypatch.setattr(_toolkit.Network, "build", build)
+    compiler = _compiler(engine, extra={"refit": True})
+    functions = [_with_weights(k) for k in (1.0, 2.0)]
+    one, other = (_compile(compiler, f) for f in functions)
+    assert built == [(True, True)]
+    assert one.built.blob == other.built.blob
+    given = [next(w for w in x.built._refit.weights.values() if w.size == 64 * 64) for x in (one, other)]
+    assert [float(w.flat[0]) for w in given] == [1.0, 2.0]
+    assert form_of(functions[0]) == form_of(functions[1]) != form_of(_with_weights(1.0, bias=3.0))
+    assert _compile(compiler, _with_weights(1.0, bias=3.0)).built.blob == b"engine 2"
+    plain = _compiler(engine, extra={"strip_weights": True})
+    assert len({bytes(_compile(plain, f).built.blob) for f in functions}) == 2
+
+
+def _with_weights(value: float, bias: float = 0.0) -> Function:
+    """x @ w + b, of which w is large."""
+    x, h, y = (Value(n, TensorType(F32, (4, 64))) for n in "xhy")
+    w = Value.constant(np.full((64, 64), value, np.float32), "w")
+    b = Value.constant(np.full((1,), bias, np.float32), "b")
+    nodes = [Node("MatMul", [x, w], [h], version=13), Node("Add", [h, b], [y], version=14)]
+    return Function.from_graph(Graph([x], [y], nodes, opsets={"": 21}, name="weights"), name="weights")
 
 
 def test_serialised_and_loaded(engine: TensorRTEngine) -> None:

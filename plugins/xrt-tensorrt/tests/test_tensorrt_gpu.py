@@ -166,8 +166,9 @@ def test_inputs_are_bound_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("extra", [{}, {"cuda_graph": True}], ids=["plain", "graph"])
-def test_an_aliased_input_is_updated_in_place(extra: dict[str, Any]) -> None:
-    """A variable of CuPy's keeps its address over many runs on the caller's stream, and is never read too early."""
+def test_a_variable_keeps_to_its_memory(extra: dict[str, Any]) -> None:
+    """Over many runs on the caller's stream it lies in two places, in one where runs are recorded by XRT, and is never
+    read too early."""
     cupy = pytest.importorskip("cupy")
     v, g, new, old = (Value(n, TensorType(F32, (256,))) for n in ("v", "g", "new", "old"))
     nodes = [Node("Sub", [v, g], [new], version=14), Node("Neg", [v], [old], version=13)]
@@ -177,17 +178,18 @@ def test_an_aliased_input_is_updated_in_place(extra: dict[str, Any]) -> None:
     executable = _compile(function, extra=extra)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         variable, step = cupy.full(256, 100, cupy.float32), cupy.ones(256, cupy.float32)
-        pointer, current, seen = variable.data.ptr, variable, []
+        current, seen, places = variable, [], []
         for _ in range(20):
             current, before = executable.run([current, step], RunOptions(stream=stream.ptr), block_until_done=False)
             seen.append(before)
-            assert current.data.ptr == pointer
+            places.append(current.data.ptr)
         stream.synchronize()
-        assert variable.get().tolist() == [80] * 256
+        assert len(set(places)) <= 2
+        assert current.get().tolist() == [80] * 256
         assert [float(b.get()[0]) for b in seen] == [-100.0 + i for i in range(20)]
-        (kept, _) = executable.run([variable, step], RunOptions(stream=stream.ptr, donate=False))
-        assert kept.data.ptr != pointer
-        assert variable.get().tolist() == [80] * 256
+        (kept, _) = executable.run([current, step], RunOptions(stream=stream.ptr, donate=False))
+        assert kept.data.ptr not in places
+        assert current.get().tolist() == [80] * 256
 
 
 def test_recorded_runs_follow_the_callers_stream() -> None:

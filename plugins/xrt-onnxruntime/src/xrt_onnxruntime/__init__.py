@@ -1,4 +1,4 @@
-"""The ONNX Runtime engine: clusters as sessions on the CPU, for inference and a training's forward parts."""
+"""The ONNX Runtime engine: clusters as sessions on the CPU or a GPU, for inference and a training's forward parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from xrt_core import hookimpl
-from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
+from xrt_core.engine import cuda
+from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support, Tolerance
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.graph import Node
 
@@ -24,10 +25,12 @@ _INSTALL: Final = "pip install -U 'onnxruntime>=1.23'"
 
 
 class OnnxRuntimeEngine(Engine):
-    """ONNX Runtime's CPU provider as an engine. Importing and constructing it does not import ONNX Runtime."""
+    """ONNX Runtime's CPU, CUDA and TensorRT providers as an engine. Importing and constructing it does not import ONNX
+    Runtime."""
 
     name = "onnxruntime"
-    devices = ("cpu",)
+    devices = ("cpu", "cuda")
+    array_families = ("cupy",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 30})
 
     def probe(self) -> EngineStatus:
@@ -50,21 +53,30 @@ class OnnxRuntimeEngine(Engine):
         return Support.yes() if reason is None else Support.no(reason)
 
     def compiler(self, device: str, options: CompileOptions) -> OnnxRuntimeCompiler:
-        """A compiler for "cpu". Raises EngineUnavailableError for another device."""
+        """A compiler for "cpu", "cuda:0", ... Raises EngineUnavailableError for a device that is not here."""
         status = _probe()
         if not status.available:
             raise EngineUnavailableError(f"onnxruntime cannot be used: {status.reason}; {status.remedy}")
-        if device not in ("cpu", "cpu:0"):
-            raise EngineUnavailableError(f"onnxruntime: no device {device!r} here; this engine drives cpu")
+        here = {"cpu:0": None, "cpu": None} | {"cuda": 0} | {f"cuda:{i}": i for i in range(len(status.devices))}
+        if device not in here or (here[device] is not None and f"cuda:{here[device]}" not in status.devices):
+            drives = ", ".join(status.devices)
+            raise EngineUnavailableError(f"onnxruntime: no device {device!r} here; this engine drives {drives}")
         from xrt_onnxruntime.compiler import OnnxRuntimeCompiler
 
-        return OnnxRuntimeCompiler(options)
+        return OnnxRuntimeCompiler(options, here[device])
+
+    def tolerance_with(self, options: CompileOptions) -> Mapping[str, Tolerance]:
+        """That of TF32 on a GPU, where it is asked for, and with TensorRT's provider."""
+        from xrt_onnxruntime.compiler import tolerance_of
+
+        return tolerance_of(options, device=len(_probe().devices) > 1)
 
     def fingerprint(self, device: str) -> str:
         """Versions of this package and of ONNX Runtime, and the processor's instruction set."""
         from xrt_onnxruntime import _toolkit
 
-        return f"xrt-onnxruntime {__version__} {_toolkit.fingerprint()}"
+        where = "" if device.startswith("cpu") else f" {device.partition(':')[0]}"
+        return f"xrt-onnxruntime {__version__} {_toolkit.fingerprint()}{where}"
 
     def prepare(self) -> None:
         """Import ONNX Runtime now."""
@@ -97,4 +109,5 @@ def _probe() -> EngineStatus:
     why = _toolkit.why_unusable()
     if why:
         return EngineStatus(False, _toolkit.version(), reason=why, remedy=_INSTALL)
-    return EngineStatus(True, _toolkit.version(), ("cpu",))
+    gpus = cuda.count() if _toolkit.gpu_providers() else 0  # a build for GPUs may be where there is none
+    return EngineStatus(True, _toolkit.version(), (*(f"cuda:{i}" for i in range(gpus)), "cpu"))

@@ -34,6 +34,16 @@ _NEEDED: Final = ("add_external_initializers", "add_external_initializers_from_f
 _NATIVE: Final = frozenset("?bBhHiIlLqQefd")  # NumPy types that the binding takes and gives by itself
 
 
+GPU_PROVIDERS: Final[Mapping[str, str]] = {"cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+"""The option `provider` -> the library's name."""
+
+
+def gpu_providers() -> tuple[str, ...]:
+    """The values of the option `provider` that this build of the library has."""
+    there = ort.get_available_providers()
+    return tuple(name for name, provider in GPU_PROVIDERS.items() if provider in there)
+
+
 def version() -> str:
     """Version of ONNX Runtime."""
     return str(ort.__version__)
@@ -153,11 +163,35 @@ def is_native(dtype: np.dtype) -> bool:
     return dtype.char in _NATIVE
 
 
-def make_session(model: bytes, options: Any, weights: Mapping[str, np.ndarray]) -> Any:
-    """A session of `model` whose external constants are `weights`, read in place: they must outlive the session."""
+def make_session(
+    model: bytes, options: Any, weights: Mapping[str, np.ndarray], providers: Sequence[Any] = (_PROVIDER,)
+) -> Any:
+    """A session of `model` whose external constants are `weights`, read in place: they must outlive the session.
+
+    providers: of the library, the first of which must take part. Raises RuntimeError where it does not: the library
+    leaves one out whose own libraries do not load, and says so in its log alone.
+    """
     if weights:
         options.add_external_initializers(list(weights), [value_over(w) for w in weights.values()])
-    return ort.InferenceSession(model, options, providers=[_PROVIDER])
+    if providers[0] != _PROVIDER and hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()  # CUDA's libraries, from NVIDIA's wheels
+    session = ort.InferenceSession(model, options, providers=list(providers))
+    wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
+    if wanted not in session.get_providers():
+        raise RuntimeError(f"{wanted} does not start: check CUDA and cuDNN (`xrt doctor`), and the library's log")
+    return session
+
+
+def providers_for(provider: str, index: int, *, tf32: bool, entries: Mapping[str, str]) -> list[Any]:
+    """What a session on a GPU is made with: the provider of this option, and those that take what it leaves.
+
+    tf32: whether products of float32 may be in TF32. entries: provider options of the library, by name.
+    """
+    cuda = {"device_id": str(index), "use_tf32": str(int(tf32))}
+    if provider == "cuda":
+        return [(GPU_PROVIDERS["cuda"], {**cuda, **entries}), _PROVIDER]
+    rest = [(GPU_PROVIDERS["cuda"], cuda)] if "cuda" in gpu_providers() else []
+    return [(GPU_PROVIDERS["tensorrt"], {"device_id": str(index), **entries}), *rest, _PROVIDER]
 
 
 def optimised(model: bytes, options: Any, weights: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
@@ -176,6 +210,25 @@ def load_optimised(model: bytes, constants: bytes, options: Any) -> Any:
     if constants:
         options.add_external_initializers_from_files_in_memory([CONSTANTS], [constants], [len(constants)])
     return ort.InferenceSession(model, options, providers=[_PROVIDER])
+
+
+def run_on_device(
+    session: Any, inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]], index: int
+) -> None:
+    """Run on contiguous arrays, NumPy's or in the memory of GPU `index`, that are there; outputs are all there."""
+    binding = session.io_binding()
+    for name, x in inputs:
+        if isinstance(x, np.ndarray):
+            binding.bind_ortvalue_input(name, value_over(x))
+        else:
+            binding.bind_input(name, "cuda", index, dtype_to_onnx(x.dtype), list(x.shape), _pointer(x))
+    for name, x in outputs:
+        binding.bind_output(name, "cuda", index, dtype_to_onnx(x.dtype), list(x.shape), _pointer(x))
+    session.run_with_iobinding(binding)
+
+
+def _pointer(x: Any) -> int:
+    return int(x.__cuda_array_interface__["data"][0])
 
 
 def run_bound(

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
+from xrt_core.engine.contract import (
+    CompileOptions,
+    Executable,
+    Function,
+    GraphCompiler,
+    InputOutputAlias,
+    Parameter,
+    Tolerance,
+)
 from xrt_core.engine.onnx_bridge import onnx_model
-from xrt_core.errors import CompileError, OptionError, XRTError
+from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError
 from xrt_onnxruntime import _toolkit
+from xrt_onnxruntime.device import DeviceExecutable
 from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
 
-_OPTIONS: Final = ("inter_op_threads", "memory_arena", "optimization", "parallel", "session")
+_OPTIONS: Final = (
+    "inter_op_threads", "memory_arena", "optimization", "parallel", "provider", "provider_options", "session", "tf32",
+)  # fmt: skip
+_TF32: Final = Tolerance(2e-3, 5e-4, reason="factors are rounded to the 10 bits of TF32")
 
 _SPINNING: Final = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 
 
+def tolerance_of(options: CompileOptions, device: bool) -> Mapping[str, Tolerance]:
+    """What results on a device may be off by: TF32, if it is asked for; TensorRT's provider takes it unasked."""
+    takes = device and (options.extra.get("tf32") is True or options.extra.get("provider") == "tensorrt")
+    return {"float32": _TF32} if takes else {}
+
+
 class OnnxRuntimeCompiler(GraphCompiler):
-    """Compiles Functions for the CPU.
+    """Compiles Functions for the CPU, or for the GPU of number `index`.
 
     `CompileOptions.threads` is the number of intra-op threads. Options of its own (`CompileOptions.extra`):
     `optimization`, "disable", "basic", "extended" or "all" (default); `parallel`, whether independent nodes run side
     by side, and `inter_op_threads` to do so; `memory_arena` (default True); `session`, a mapping of the library's
     session configuration entries such as {"session.intra_op.allow_spinning": "1"}. Where
     nothing is said, it is "0" beside other clusters on the same cores (`CompileOptions.shared`): for some milliseconds
-    after a run threads that spin take the cores from whoever comes next.
+    after a run threads that spin take the cores from whoever comes next. On a GPU: `provider`, "cuda" (default) or
+    "tensorrt", `provider_options`, a mapping of the library's options for it, and `tf32` (default False).
     """
 
-    def __init__(self, options: CompileOptions) -> None:
+    def __init__(self, options: CompileOptions, index: int | None = None) -> None:
         extra = options.extra
+        self.index = index
         unknown = sorted(set(extra) - set(_OPTIONS))
         if unknown:
             raise OptionError(f"onnxruntime: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}")
@@ -42,12 +62,36 @@ class OnnxRuntimeCompiler(GraphCompiler):
         self._inter_op_threads = _count(extra, "inter_op_threads")
         self._parallel = _flag(extra, "parallel", False)
         self._memory_arena = _flag(extra, "memory_arena", True)
+        self._providers = self._read_providers(extra)
         entries = extra.get("session", {})
         idle = dict.fromkeys(_SPINNING, "0") if options.shared else {}
         try:
             self._entries = {**idle, **{str(k): str(v) for k, v in entries.items()}}
         except AttributeError:
             raise OptionError(f"onnxruntime: option 'session' is {entries!r}; it takes a mapping of texts") from None
+
+    def _read_providers(self, extra: Mapping[str, Any]) -> list[Any] | None:
+        """What sessions are made with; None on the CPU. Raises OptionError for bad values, EngineUnavailableError for a
+        provider that the library has not."""
+        name, entries, tf32 = (
+            extra.get("provider", "cuda"),
+            extra.get("provider_options", {}),
+            _flag(extra, "tf32", False),
+        )
+        if name not in _toolkit.GPU_PROVIDERS:
+            known = ", ".join(_toolkit.GPU_PROVIDERS)
+            raise OptionError(f"onnxruntime: option 'provider' is {name!r}; it takes {known}")
+        if not isinstance(entries, Mapping):
+            raise OptionError(f"onnxruntime: option 'provider_options' is {entries!r}; it takes a mapping of texts")
+        if self.index is None:
+            return None
+        if name not in _toolkit.gpu_providers():
+            raise EngineUnavailableError(
+                f"onnxruntime: this build {_toolkit.version()} has no {_toolkit.GPU_PROVIDERS[name]}; install "
+                "onnxruntime-gpu in the place of onnxruntime"
+            )
+        read = {str(k): str(v) for k, v in entries.items()}
+        return _toolkit.providers_for(name, self.index, tf32=tf32, entries=read)
 
     def compile(
         self,
@@ -61,14 +105,16 @@ class OnnxRuntimeCompiler(GraphCompiler):
         exported = onnx_model(function, engine="onnxruntime", newest_opset=_toolkit.newest_opset())
         try:
             model = exported.model.SerializeToString()
-            session = _toolkit.make_session(model, self.session_options(), exported.weights)
+            if self._providers is None:
+                session = _toolkit.make_session(model, self.session_options(), exported.weights)
+            else:
+                session = _toolkit.make_session(model, self.session_options(), exported.weights, self._providers)
         except Exception as e:
             raise CompileError(
                 f"onnxruntime: function {function.name!r} does not compile: {_toolkit.first_line(e)}"
             ) from e
-        return OnnxRuntimeExecutable(
-            session, entry_params, return_params, exported.inputs, exported.outputs, self, exported
-        )
+        kind = OnnxRuntimeExecutable if self._providers is None else DeviceExecutable
+        return kind(session, entry_params, return_params, exported.inputs, exported.outputs, self, exported)
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from xrt_core import hookimpl
-from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
+from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support, Tolerance
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.graph import Node
 
@@ -88,6 +88,12 @@ class TensorRTEngine(Engine):
         from xrt_tensorrt.compiler import TensorRTCompiler
 
         return TensorRTCompiler(_toolkit.toolkit(), int(index or 0), options, self._target)
+
+    def tolerance_with(self, options: CompileOptions) -> Mapping[str, Tolerance]:
+        """That of TF32 where it is asked for. Raises OptionError for options that the engine does not take."""
+        from xrt_tensorrt.settings import Settings, tolerance_of
+
+        return tolerance_of(Settings.of(options))
 
     def fingerprint(self, device: str) -> str:
         """Versions of this package and of the library, the GPU's compute capability; of full TensorRT its model."""

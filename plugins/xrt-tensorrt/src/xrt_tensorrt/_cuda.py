@@ -154,7 +154,13 @@ def copy(target: int, source: int, nbytes: int, stream: int) -> None:
 
 def allocate(nbytes: int, stream: int) -> int:
     """Device memory, in the order of a stream. Raises ExecutionError where there is not enough."""
-    return int(_call("cudaMallocAsync", max(nbytes, 1), stream))
+    error, *found = _runtime().cudaMallocAsync(max(nbytes, 1), stream)
+    if int(error) == _OUT_OF_MEMORY:
+        code, *memory = _runtime().cudaMemGetInfo()
+        free = "" if int(code) else ", {:,} of {:,} bytes are free".format(*memory)
+        raise ExecutionError(f"tensorrt: cudaMallocAsync: out of device memory for {nbytes:,} bytes{free}")
+    _raise_for(error, "cudaMallocAsync")
+    return int(found[0])
 
 
 def release(pointer: int, stream: int) -> None:

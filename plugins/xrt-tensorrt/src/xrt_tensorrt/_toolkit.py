@@ -90,6 +90,7 @@ class Toolkit:
             "STRICT_NANS": settings.strict_nans,
             "VERSION_COMPATIBLE": settings.version_compatible,
             "STRIP_PLAN": settings.strip_weights,
+            "REFIT": settings.refit,  # without it a stripped engine takes the weights that it was built with alone
             # the packages of TensorRT-RTX hold no lean runtime that could go into the engine
             "EXCLUDE_LEAN_RUNTIME": settings.version_compatible and self.is_rtx,
         }

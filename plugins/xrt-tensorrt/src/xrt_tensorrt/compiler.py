@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from xrt_core.engine.contract import (
     CompileOptions,
     Executable,
@@ -19,6 +21,8 @@ from xrt_core.engine.contract import (
 )
 from xrt_core.engine.onnx_bridge import EXTERNAL_BYTES, OnnxModel, aligned, onnx_model
 from xrt_core.errors import CompileError, EngineUnavailableError
+from xrt_core.ir.graph import Value
+from xrt_core.ir.types import float_like
 from xrt_tensorrt import _cuda, timing
 from xrt_tensorrt._toolkit import Network, Refusal, Toolkit
 from xrt_tensorrt.batching import Batched, generalise
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("xrt.tensorrt")
 
 _OPEN: Final = -1
+_MOST_FORMS: Final = 16
+_LEAST_WEIGHT: Final = 64
+"""Elements of a constant that counts as a weight; smaller ones may determine what is built (scales, bounds)."""
 _ANOTHER: Final = 3  # a second batch, by which shapes that hold the first one show
 
 
@@ -63,6 +70,7 @@ class TensorRTCompiler(GraphCompiler):
             raise EngineUnavailableError(f"tensorrt: nothing can be built for cuda:{device}: {reason}{hint}")
         self._here = "sm_{}{}".format(*found) if found and not reason else ""
         self._open: dict[str, BuiltEngine] = {}  # engines with an open batch, by the fingerprint of their open form
+        self._forms: dict[str, BuiltEngine] = {}  # engines that take other weights, by `form_of` their functions
         self._lock = threading.Lock()
 
     def compile(
@@ -95,8 +103,28 @@ class TensorRTCompiler(GraphCompiler):
     # --- one size ------------------------------------------------------------------------------------------------
 
     def _static(self, function: Function) -> BuiltEngine:
-        network = self.network(function)
-        return self._built(network, function, None)
+        if not self._settings.refit:
+            return self._built(self.network(function), function, None)
+        key = form_of(function)
+        with self._lock:
+            known = self._forms.get(key)
+        if known is not None and known.manifest.stripped:
+            refit, kept = self._refitting(function), self._settings.runtime_cache
+            same = BuiltEngine(self._toolkit, self._device, known.manifest, known.blob, refit, runtime_cache=kept)
+            try:
+                if self._is_for_here:
+                    same.load()
+            except CompileError as e:
+                log.info("function %s is built anew: %s", function.name, e)
+            else:
+                log.info("function %s gets the engine of one with other weights", function.name)
+                return same
+        built = self._built(self.network(function), function, None)
+        with self._lock:
+            self._forms[key] = built
+            while len(self._forms) > _MOST_FORMS:
+                del self._forms[next(iter(self._forms))]
+        return built
 
     def network(self, function: Function, batch: int | None = None) -> Network:
         """The network of `function`. batch: what its first dimensions are instead, -1 where they are left open.
@@ -248,6 +276,22 @@ class TensorRTCompiler(GraphCompiler):
         if self._is_for_here:
             built.load()
         return made
+
+
+def form_of(function: Function) -> str:
+    """A digest of all that an engine is built from but the numbers of its weights: large float constants."""
+    body = function.body
+    blank: dict[Value | None, Value] = {}
+    for v in body.constants:
+        x = v.data
+        if x is not None and float_like(x.dtype) and x.size >= _LEAST_WEIGHT:
+            blank[v] = Value.constant(np.zeros(x.shape, x.dtype), v.name)
+    nodes = [n.replace(inputs=[blank.get(v, v) for v in n.inputs]) for n in body.nodes]
+    outputs = [blank.get(v, v) for v in body.outputs]
+    form = Function(
+        function.name, function.params, function.returns, body.replace(nodes=nodes, outputs=outputs), function.aliases
+    )
+    return form.fingerprint
 
 
 def _with_widened(function: Function) -> Function:

@@ -38,8 +38,9 @@ class TensorRTExecutable(Executable):
     default one, on which TensorRT would wait by itself, or a thread's, which has one name in all threads. Each thread
     has a context of its own; contexts on one stream share their scratch memory.
 
-    An input that is aliased, donated and lies in device memory that may be written to is updated there, by a copy after
-    the run, and comes back as the result: TensorRT promises nothing for an output in an input's memory.
+    TensorRT promises nothing for an output in an input's memory. So a variable (an aliased input that is donated) has
+    two arrays, which swap roles: a run writes its result to where the content before the last was. A recorded run
+    copies it back into the input, which comes back as the result.
     """
 
     def __init__(

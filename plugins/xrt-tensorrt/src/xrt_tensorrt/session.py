@@ -6,8 +6,9 @@ import collections
 import contextlib
 import logging
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,6 +23,9 @@ log = logging.getLogger("xrt.tensorrt")
 
 Into = Mapping[int, tuple[Any, Storage]]
 """By the number of a result: the input that it becomes the new content of, and that input's memory."""
+
+_SOLE: Final = 2
+"""References to an array that nobody else has: of a local name, and of the question."""
 
 
 class Session:
@@ -71,6 +75,7 @@ class Session:
         self._bound: dict[str, int] = {}
         self._memory: _cuda.DeviceArray | None = None
         self._nothing: _cuda.DeviceArray | None = None
+        self._variables: dict[int, _Variable] = {}  # by the number of the result
 
     def _check_outputs(self) -> None:
         for name, p in zip(self._outputs, self._returns, strict=True):
@@ -83,15 +88,13 @@ class Session:
     ) -> list[Any]:
         """Put one run on a stream; the results are there when the stream has come so far, or at once.
 
-        aliases: results that are to be written into inputs, where these can take them.
+        aliases: results that are the new contents of inputs, which nobody uses any more.
         """
         self._settle(stream)
         held: list[Any] = []
-        found = ((a, storage_of(inputs[a.input], self._params[a.input])) for a in aliases)
-        into = {a.output: (inputs[a.input], storage) for a, storage in found if storage is not None}
         try:
             work = self._replayed if self._records else self._enqueued
-            results = work(inputs, stream, held, into)
+            results = work(inputs, stream, held, aliases)
         except BaseException:
             with contextlib.suppress(ExecutionError):
                 self._note(stream, held)  # some of it may be on the stream
@@ -106,23 +109,46 @@ class Session:
             self._unkept = None
         return results
 
-    def _enqueued(self, inputs: Sequence[Any], stream: int, held: list[Any], into: Into) -> list[Any]:
+    def _enqueued(
+        self, inputs: Sequence[Any], stream: int, held: list[Any], aliases: Sequence[InputOutputAlias]
+    ) -> list[Any]:
+        before = {a.output: inputs[a.input] for a in aliases}
         for name, p, x in zip(self._inputs, self._params, inputs, strict=True):
             self._bind(name, address_of(x, p, stream, held), stream)
-        results = [new_array(p, stream, self._device) for p in self._returns]
+        results = [
+            self._next(i, p, before[i], stream) if i in before else new_array(p, stream, self._device)
+            for i, p in enumerate(self._returns)
+        ]
         for name, r in zip(self._outputs, results, strict=True):
             self._bind(name, pointer_of(r), stream)
         if self._scratch_bytes:
             self._use(scratch(self._device, stream, self._scratch_bytes))
         self._toolkit.enqueue(self._context, stream)
-        for i, (x, storage) in into.items():
-            storage.write(pointer_of(results[i]), stream)
-            held.append(results[i])
-            results[i] = x
+        for i, x in before.items():
+            known = self._variables.get(i)
+            spare = None
+            if known is not None and known.last() is x and known.stream == stream:
+                spare = x  # what runs on this stream next comes after this run has read it
+                held[:] = [h for h in held if h is not x]
+            self._variables[i] = _Variable(weakref.ref(results[i]), spare, stream)
         return results
 
-    def _replayed(self, inputs: Sequence[Any], stream: int, held: list[Any], into: Into) -> list[Any]:
+    def _next(self, i: int, p: Parameter, x: Any, stream: int) -> Any:
+        """The array for the next content of a variable whose content `x` is: that of the one before, where nobody else
+        has it, else a new one."""
+        known = self._variables.get(i)
+        if known is not None and known.last() is x and known.stream == stream:
+            spare, known.spare = known.spare, None
+            if spare is not None and sys.getrefcount(spare) <= _SOLE:
+                return spare
+        return new_array(p, stream, self._device)
+
+    def _replayed(
+        self, inputs: Sequence[Any], stream: int, held: list[Any], aliases: Sequence[InputOutputAlias]
+    ) -> list[Any]:
         """As `_enqueued`, through a recorded graph over memory of its own."""
+        found = ((a, storage_of(inputs[a.input], self._params[a.input])) for a in aliases)
+        into = {a.output: (inputs[a.input], storage) for a, storage in found if storage is not None}
         graph = self._graph
         if graph is None:
             graph = Recorded(self._params, self._returns, self._scratch_bytes, stream, self._device)
@@ -196,6 +222,19 @@ class Session:
         with contextlib.suppress(ExecutionError):
             for event in (*self._events, *(f[0] for f in self._flying)):
                 _cuda.forget_event(event)
+
+
+class _Variable:
+    """An updated variable: two arrays that swap roles from run to run.
+
+    last: the result of the last run, which is its content. spare: its content before, which nothing reads any more.
+    stream: on which both are used.
+    """
+
+    __slots__ = ("last", "spare", "stream")
+
+    def __init__(self, last: weakref.ref[Any], spare: Any, stream: int) -> None:
+        self.last, self.spare, self.stream = last, spare, stream
 
 
 class Recorded:

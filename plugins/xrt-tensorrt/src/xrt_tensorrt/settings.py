@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xrt_core.engine.contract import CompileOptions
+from xrt_core.engine.contract import CompileOptions, Tolerance
 from xrt_core.errors import EngineUnavailableError, OptionError
 
 LEVELS: Final = range(6)
@@ -24,6 +24,8 @@ class Settings:
     strict_nans: NaN and infinities are kept where optimisations would lose them.
     version_compatible: later versions of the library load the engine. hardware_compatibility: one of COMPATIBILITY.
     strip_weights: the engine is kept without its weights, and gets them from the model when it is loaded.
+    refit: weights can be exchanged: functions that differ in large float constants alone share an engine, which is kept
+        without its weights (strip_weights).
     timing_cache: tactics that were timed are kept across builds. cuda_graph: runs are recorded once and replayed.
     runtime_cache: kernels that TensorRT-RTX compiled for this GPU are kept across processes.
     """
@@ -38,6 +40,7 @@ class Settings:
     version_compatible: bool = False
     hardware_compatibility: str = "none"
     strip_weights: bool = False
+    refit: bool = False
     timing_cache: bool = True
     cuda_graph: bool = False
     runtime_cache: bool = True
@@ -50,6 +53,8 @@ class Settings:
         if unknown:
             raise OptionError(f"tensorrt: unknown option {unknown[0]!r}; it takes {', '.join(sorted(_READERS))}")
         read: dict[str, Any] = {name: _READERS[name](name, value) for name, value in extra.items() if value is not None}
+        if read.get("refit"):
+            read["strip_weights"] = True
         if not options.fused:
             read["optimization_level"] = 0
         return cls(
@@ -99,10 +104,20 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "version_compatible": _flag,
     "hardware_compatibility": _compatibility,
     "strip_weights": _flag,
+    "refit": _flag,
     "timing_cache": _flag,
     "cuda_graph": _flag,
     "runtime_cache": _flag,
 }
+
+
+_TF32: Final = Tolerance(2e-3, 5e-4, reason="factors are rounded to the 10 bits of TF32 (tf32=True)")
+"""A rounding is off by 2**-11 = 4.9e-4 of a factor; of a product's two, as they are sums, this is of the largest."""
+
+
+def tolerance_of(settings: Settings) -> Mapping[str, Tolerance]:
+    """What results may be off by with these settings, beside the table of XRT."""
+    return {"float32": _TF32} if settings.tf32 else {}
 
 
 def check_target(settings: Settings, targets: tuple[str, ...], flavour: str) -> None:

@@ -84,7 +84,7 @@ class TestStandIn(ContractTests, ExecutionTests):
     """What the kit asks of a wrapper, less what another process would have to know of the stand-ins."""
 
     engine = StandInEngine
-    capabilities = Capabilities(in_place=True)
+    capabilities = Capabilities(in_place=False)
 
     test_serialises_for_another_process = None
     test_importing_it_does_not_import_its_library = None
@@ -97,4 +97,4 @@ class TestStandInOperators(OperatorTests):
     """Every operator that is taken goes in and comes out with its dtype, shape and values."""
 
     engine = StandInEngine
-    capabilities = Capabilities(in_place=True)
+    capabilities = Capabilities(in_place=False)
