@@ -146,7 +146,7 @@ def test_the_opset_is_one_that_the_library_knows() -> None:
     """The model's opset comes down to the newest that the library knows, where the nodes' versions allow it."""
     assert onnx_model(product(LARGE, 23), engine="it", newest_opset=20).model.opset_import[0].version == 20
     assert onnx_model(product(LARGE, 18), engine="it", newest_opset=20).model.opset_import[0].version == 18
-    assert onnx_model(product(LARGE, 18), engine="it", newest_opset=12).model.opset_import[0].version == 13
+    assert onnx_model(product(LARGE, 18), engine="it", newest_opset=12).model.opset_import[0].version == 12
 
 
 def test_nodes_of_two_opsets_are_an_error() -> None:
@@ -160,5 +160,5 @@ def test_nodes_of_two_opsets_are_an_error() -> None:
 def test_what_onnx_cannot_express_is_an_error() -> None:
     """An operator that no schema knows is named, with the engine that asked."""
     x, y = value("x", 2), value("y", 2)
-    with pytest.raises(CompileError, match="^it: function 'f' does not export: .*my.own.Own has no schema"):
-        onnx_model(function_of([x], [Node("Own", [x], [y], domain="my.own", version=1)], [y]), engine="it")
+    with pytest.raises(CompileError, match="^it: function 'f' does not export: .*Own has no schema"):
+        onnx_model(function_of([x], [Node("Own", [x], [y], version=1)], [y]), engine="it")
