@@ -10,9 +10,9 @@ from xrt_core.ir.schema import MANY, Schema
 from xrt_contrib.kernels import KERNELS, Kernel
 from xrt_contrib.lowering import LOWERINGS, body_of, dtypes_alone, output_types
 from xrt_contrib.native import NATIVE, native_kernel
-from xrt_contrib.schemas import DOMAIN, Definition, definitions
+from xrt_contrib.schemas import Definition, definitions, table
 
-FAMILIES: Final = ("activation", "linear", "normalization", "attention", "quantized", "spatial", "movement", "experts")
+FAMILIES: Final = ("activation", "linear", "normalization", "attention", "quantized", "spatial", "movement", "experts", "blocked")
 """Modules of this package that register lowerings."""
 
 
@@ -20,7 +20,7 @@ def operator_sets() -> list[OperatorSet]:
     """The sets, one for each domain."""
     for family in FAMILIES:
         importlib.import_module(f"xrt_contrib.{family}")
-    return [_operator_set(domain) for domain in (DOMAIN, "")]
+    return [_operator_set(domain) for domain in table()["domains"]]
 
 
 def _operator_set(domain: str) -> OperatorSet:
