@@ -8,19 +8,21 @@ from typing import Any
 
 import cases_attention
 import cases_float
+import cases_native
 import cases_other
 import cases_quantized
 import numpy as np
 import pytest
-from ort_comparison import Case, by_onnxruntime, by_xrt, compare
-
+from ort_comparison import Case, by_onnxruntime, by_xrt, compare, fed, model_of
 from xrt_contrib.native import NATIVE
 from xrt_contrib.operators import operator_sets
 from xrt_contrib.schemas import definitions
 
+import xrt_core as xrt
+
 pytest.importorskip("onnxruntime", reason="it computes what is expected")
 
-CASES = [c for m in (cases_float, cases_attention, cases_quantized, cases_other) for c in m.ALL]
+CASES = [c for m in (cases_float, cases_attention, cases_quantized, cases_other, cases_native) for c in m.ALL]
 BY_OP: dict[str, list[Case]] = defaultdict(list)
 for _case in CASES:
     BY_OP[_case.op].append(_case)
@@ -80,3 +82,14 @@ def test_shapes_that_are_not_known(op: str) -> None:
     case = BY_OP[op][0]
     for a, b in zip(by_xrt(case, symbolic=True), by_onnxruntime(case), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_only_the_library_of_the_operator_takes_it_as_it_is(engine: str) -> None:
+    """ONNX Runtime multiplies packed weights by its own kernel; every other engine gets the lowering."""
+    case = BY_OP["MatMulNBits"][0]
+    module = xrt.XRTModule(model_of(case), engine=engine, cache="off", prune=False)
+    module(*fed(case))
+    (launch,) = (n for n in module.partitioned().nodes if n.op_type == "Launch")
+    inside = {n.op_type for n in launch.attributes["function"].body.nodes}
+    assert ("MatMulNBits" in inside) == (engine == "onnxruntime")

@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ort_comparison import Case, by_xrt, fed, model_of
-
-import xrt_core as xrt
 from xrt_contrib import coverage, freeze_schemas
 from xrt_contrib.schemas import definitions, table
+
+import xrt_core as xrt
 from xrt_core.errors import XRTError
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import current_tracer

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
 from xrt_contrib.activation import wide
 from xrt_contrib.lowering import Call, lowering
 from xrt_contrib.normalization import rms
+from xrt_core import ops
 
 
 def lowest(x: Any) -> np.ndarray:
@@ -265,7 +265,10 @@ def _grid(batch: int, heads: int, length: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def rotate(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
-    """Turn pairs of the first 2 * cos.shape[-1] numbers of each head; the rest stays. cos, sin: [., 1, length, half]."""
+    """Turn pairs of the first 2 * cos.shape[-1] numbers of each head; the rest stays.
+
+    cos, sin: [batch or 1, 1, length, half].
+    """
     dtype = x.dtype
     half = cos.shape[-1]
     size = x.shape[-1]
@@ -345,7 +348,7 @@ def placed(past: Any, new: Any, start: Any, count: Any, length: int, keep: bool 
 
     past: [batch, heads, rows, size] or None. start None: at the beginning.
     """
-    batch, heads, added, size = new.shape
+    batch, added = new.shape[0], new.shape[2]
     if start is None and keep:
         return new if added == length else ops.Concat(new, past[:, :, added:length], axis=2)
     if start is None:
@@ -408,7 +411,7 @@ def _quantized(n: Call, x: Any, scale: Any, kind: str) -> Any:
     return ops.BitwiseOr(low, ops.BitShift(high, np.array(4, np.uint8), direction="LEFT"))
 
 
-@lowering("GroupQueryAttention")
+@lowering("GroupQueryAttention", static=(6,))
 def _group_query(
     n: Call, query: Any, key: Any, value: Any, past_key: Any, past_value: Any, lengths: Any, total_length: Any,
     cos: Any, sin: Any, position_ids: Any, attention_bias: Any, sink: Any, k_scale: Any, v_scale: Any, q_norm: Any,
@@ -495,7 +498,7 @@ def softmax_with_sink(n: Call, scores: Any, sink: Any) -> Any:
     return ops.Softmax(more, axis=-1)[:, :, :, :total]
 
 
-@lowering("SparseAttention")
+@lowering("SparseAttention", static=(5, 6, 7))
 def _sparse(
     n: Call, query: Any, key: Any, value: Any, past_key: Any, past_value: Any, rows: Any, columns: Any, total: Any,
     totals: Any, cos: Any, sin: Any,
@@ -588,7 +591,7 @@ def _restore_padding(n: Call, x: Any, offsets: Any) -> Any:
 # --- relative positions ---
 
 
-@lowering("RelativePositionBias")
+@lowering("RelativePositionBias", static=(1, 2))
 def _relative_bias(n: Call, table: Any, query_length: Any, key_length: Any) -> Any:
     """T5's buckets of distances. The table holds the buckets of a head next to each other."""
     rows, columns = (int(n.known(i).reshape(-1)[0]) for i in (1, 2))

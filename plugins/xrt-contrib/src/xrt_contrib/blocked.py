@@ -1,9 +1,9 @@
-"""Convolutions and pooling in blocks of channels, domain com.microsoft.nchwc, which ONNX Runtime's optimiser writes into
-models that it saves at level "all".
+"""Convolutions and pooling in blocks of channels, domain com.microsoft.nchwc, which ONNX Runtime's optimiser writes
+into models that it saves at level "all".
 
 Tensors keep their logical form, [batch, channels, height, width]; their channels may be padded to whole blocks. Filters
-are in the order that the kernels of one kind of processor read, which the file does not name: such a model belongs to the
-kind of machine that made it, in ONNX Runtime as well.
+are in the order that the kernels of one kind of processor read, which the file does not name: such a model belongs to
+the kind of machine that made it, in ONNX Runtime as well.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.serialization import processor_features
-from xrt_core.frontends import ops
 from xrt_contrib.activation import activate
 from xrt_contrib.attention import ints
 from xrt_contrib.lowering import Call, lowering
 from xrt_contrib.quantized import channels_first, channels_last
+from xrt_core import ops
+from xrt_core.engine.serialization import processor_features
 
 BLOCKED: Final = "com.microsoft.nchwc"
 _POOL: Final = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
@@ -46,7 +46,9 @@ def _reorder_output(n: Call, x: Any) -> Any:
 def _conv(n: Call, x: Any, w: Any, b: Any, total: Any) -> Any:
     group, block = n.attr("group", 1), block_size()
     rows, columns, high, wide = w.shape
-    n.check(rows % block == 0, f"filters of {w.shape} are not in blocks of {block}: another kind of processor made them")
+    n.check(
+        rows % block == 0, f"filters of {w.shape} are not in blocks of {block}: another kind of processor made them"
+    )
     if columns < block:  # images as they are, or one filter a channel
         parts = w.reshape(rows // block, columns, high, wide, block)
         plain = ops.Transpose(parts, perm=[0, 4, 1, 2, 3])
@@ -85,8 +87,6 @@ def _upsample(n: Call, x: Any) -> Any:
     scales = np.array(n.attr("scales"), np.float32)
     if mode == "nearest":
         how = n.attr("coordinate_transformation_mode", "asymmetric")
-        return ops.Resize(
-            x, None, scales, mode="nearest", coordinate_transformation_mode=how, nearest_mode="floor"
-        )
+        return ops.Resize(x, None, scales, mode="nearest", coordinate_transformation_mode=how, nearest_mode="floor")
     how = n.attr("coordinate_transformation_mode", "asymmetric")
     return ops.Resize(x, None, scales, mode="linear", coordinate_transformation_mode=how)

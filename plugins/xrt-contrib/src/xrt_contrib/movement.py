@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
 from xrt_contrib.activation import wide
 from xrt_contrib.attention import ints
 from xrt_contrib.lowering import Call, lowering
 from xrt_contrib.normalization import rms
+from xrt_core import ops
 
 
 @lowering("SampleOp")
@@ -23,7 +23,7 @@ def _trilu(n: Call, x: Any, k: Any) -> Any:
     return ops.Trilu(x, k, upper=n.attr("upper", 1))
 
 
-@lowering("ExpandDims")
+@lowering("ExpandDims", static=(1,))
 def _expand_dims(n: Call, x: Any, axis: Any) -> Any:
     return ops.Unsqueeze(x, ints(int(n.known(1).reshape(()))))
 
@@ -40,13 +40,13 @@ def _unique(n: Call, x: Any) -> Any:
     return values, inverse, counts
 
 
-@lowering("Range")
+@lowering("Range", static=(0, 1, 2))
 def _range(n: Call, start: Any, limit: Any, delta: Any) -> Any:
     step = np.array(1, start.dtype) if delta is None else delta.reshape(())
     return ops.Range(start.reshape(()), limit.reshape(()), step)
 
 
-@lowering("Pad")
+@lowering("Pad", static=(1,))
 def _pad(n: Call, x: Any, pads: Any, value: Any) -> Any:
     return ops.Pad(x, pads.reshape(-1), None if value is None else value.reshape(()), mode=n.attr("mode", "constant"))
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
-from xrt_core.ir.types import ONNX_TO_DTYPE
 from xrt_contrib.activation import silu, wide
 from xrt_contrib.lowering import Call, lowering
+from xrt_core import ops
+from xrt_core.ir.types import ONNX_TO_DTYPE
 
 _LAST = np.array([-1], np.int64)
 
