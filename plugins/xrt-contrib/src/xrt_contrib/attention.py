@@ -588,6 +588,72 @@ def _restore_padding(n: Call, x: Any, offsets: Any) -> Any:
     return _unpacked(x, offsets, x.shape[0])
 
 
+@lowering("PagedAttention")
+def _paged(
+    n: Call, query: Any, key: Any, value: Any, key_cache: Any, value_cache: Any, ends: Any, past: Any, table: Any,
+    cos: Any, sin: Any, slots: Any, sink: Any, q_norm: Any, k_norm: Any, k_scale: Any, v_scale: Any, metadata: Any,
+) -> Any:  # fmt: skip
+    """Tokens of many sequences, packed; their keys and values lie in blocks that a table names for each sequence."""
+    for name, plain in (
+        ("kv_cache_layout", "SEPARATE"), ("k_quant_type", "NONE"), ("v_quant_type", "NONE"), ("k_cache_dtype", ""),
+        ("v_cache_dtype", ""),
+    ):  # fmt: skip
+        if n.attr(name, plain) != plain:
+            raise n.refuse(f"{name} = {n.attr(name)!r} is not lowered")
+    if n.attr("rotary_offset", 0) or n.attr("v_head_size", 0):
+        raise n.refuse("rotary_offset and v_head_size are not lowered")
+    heads, shared = n.attr("num_heads"), n.attr("kv_num_heads")
+    query, key, value = _qkv(n, query, key, value)
+    tokens, blocks, block, size = query.shape[0], key_cache.shape[0], key_cache.shape[1], key_cache.shape[3]
+    q, k, v = query.reshape(tokens, heads, size), key.reshape(tokens, shared, size), value.reshape(tokens, shared, size)
+    if q_norm is not None:
+        epsilon = n.attr("qk_norm_epsilon", 1e-6) or 1e-6
+        q = rms(wide(q), wide(q_norm), epsilon)[0].astype(query.dtype)
+        k = rms(wide(k), wide(k_norm), epsilon)[0].astype(query.dtype)
+    ends, past = ends.astype(np.int64), past.astype(np.int64)
+    index = np.arange(tokens, dtype=np.int64)
+    after = ops.GreaterOrEqual(index[:, None], ends[1:].unsqueeze(0)).astype(np.int64)
+    sequence = ops.ReduceSum(after, ints(1), keepdims=0)  # of each token
+    position = ops.Gather(past, sequence, axis=0) + index - ops.Gather(ends, sequence, axis=0)
+    if n.attr("do_rotary", 0):
+        n.check(cos is not None and sin is not None, "do_rotary needs cos_cache and sin_cache")
+        c, s = (ops.Gather(x, position, axis=0).unsqueeze(1) for x in (cos, sin))
+        turn = bool(n.attr("rotary_interleaved", 0))
+        q, k = rotate(q, c, s, turn), rotate(k, c, s, turn)
+    page = ops.Concat(sequence.unsqueeze(1), (position / block).unsqueeze(1).astype(np.int64), axis=1)
+    rows = table.astype(np.int64)
+    if slots is None:
+        slots = ops.GatherND(rows, page) * block + ops.Mod(position, np.array(block, np.int64))
+    slots = slots.astype(np.int64)
+    spare = np.array(blocks * block, np.int64)  # a row that is dropped again, for tokens that are not stored
+    at = ops.Where(ops.Less(slots, ints(0)[0]), spare, slots).unsqueeze(1)
+
+    def stored(cache: Any, new: Any) -> Any:
+        flat = ops.Pad(cache.reshape(blocks * block, shared, size), ints(0, 0, 0, 1, 0, 0))
+        return ops.ScatterND(flat, at, new.astype(cache.dtype))[: blocks * block]
+
+    keys, values = stored(key_cache, k), stored(value_cache, v)
+    first = ops.Max(rows, ints(0)[0]).unsqueeze(2) * block + np.arange(block, dtype=np.int64)
+    places = ops.Gather(first.reshape(rows.shape[0], -1), sequence, axis=0)  # [tokens, rows of the sequence]
+    length = rows.shape[1] * block
+    seen_keys, seen_values = (ops.Transpose(ops.Gather(x, places, axis=0), perm=[0, 2, 1, 3]) for x in (keys, values))
+    scores = scores_of(wide(q).unsqueeze(2), wide(seen_keys), scale_of(n, size))
+    softcap = n.attr("softcap", 0.0)
+    if softcap:
+        scores = softcap * ops.Tanh(scores / softcap)
+    t = np.arange(length, dtype=np.int64)
+    if n.attr("is_causal", 1) is None or n.attr("is_causal", 1):
+        look = ops.LessOrEqual(t, position.unsqueeze(1))
+    else:
+        look = ops.Less(t, ops.Gather(past + ends[1:] - ends[:-1], sequence, axis=0).unsqueeze(1))
+    window = n.attr("local_window_size", -1)
+    if window is not None and window > 0:
+        look = ops.And(look, ops.Greater(t, position.unsqueeze(1) - window))
+    scores = ops.Where(look.unsqueeze([1, 2]), scores, lowest(scores))
+    result = weighted(softmax_with_sink(n, scores, sink), wide(seen_values)).astype(query.dtype)
+    return result.reshape(tokens, heads * size), keys.reshape(*key_cache.shape), values.reshape(*value_cache.shape)
+
+
 # --- relative positions ---
 
 

@@ -21,14 +21,14 @@ ABSENT: Final = {
          "QOrderedMatMul", "QuantizeWithOrder", "DequantizeWithOrder", "QuantizeBFP", "DequantizeBFP", "MatMulPacked",
          "MoEPacked", "MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight"), _LAYOUT),
     **dict.fromkeys(
-        ("PagedAttention", "SparsePagedAttention", "SparseAttentionIndexer", "PackedSparseAttentionIndexer",
+        ("SparsePagedAttention", "SparseAttentionIndexer", "PackedSparseAttentionIndexer",
          "PackedSparseAttentionIndexerMerge", "DynamicSparseAttention", "ConvStateReplay", "GatedDeltaNetStateReplay",
          "SpeculativePrefixCommit", "Mamba2Verify"), _RUNTIME),
     **dict.fromkeys(("EPContext", "Snpe"), _ELSEWHERE),
     **dict.fromkeys(
         ("MatMulNBitsMlp", "MatMulNBitsQkv", "MatMulNBitsQLoRA", "RMSNormRotary", "RouterGateUpProj",
          "HyperConnectionLowRankMix", "DecoderMaskedSelfAttention"), _FUSED),
-    **dict.fromkeys(("DecoderAttention", "LongformerAttention", "IsAllFinite", "TorchEmbedding"), _NO_KERNEL),
+    **dict.fromkeys(("DecoderAttention", "LongformerAttention"), _NO_KERNEL),
 }  # fmt: skip
 """Operators that are not here -> the reason."""
 

@@ -143,3 +143,23 @@ def _engram_gate(n: Call, key: Any, query: Any, value: Any, k_scale: Any, q_scal
     y = gate * wide(value).unsqueeze(2)
     normed = None if v_scale is None else rms(y, wide(v_scale), epsilon)[0].astype(key.dtype)
     return y.astype(key.dtype), normed
+
+
+@lowering("TorchEmbedding")
+def _torch_embedding(n: Call, weight: Any, indices: Any, padding: Any, by_frequency: Any) -> Any:
+    """Rows of a table; the other inputs are about gradients."""
+    return ops.Gather(weight, indices, axis=0)
+
+
+@lowering("IsAllFinite")
+def _is_all_finite(n: Call, *given: Any) -> Any:
+    """Whether no element of any tensor is infinite or not a number."""
+    n.check(not (n.attr("isinf_only", 0) and n.attr("isnan_only", 0)), "isinf_only and isnan_only exclude one another")
+    found = []
+    for x in given:
+        w = wide(x).reshape(-1)
+        kinds = [] if n.attr("isinf_only", 0) else [ops.IsNaN(w)]
+        kinds += [] if n.attr("isnan_only", 0) else [ops.IsInf(w)]
+        found += [ops.ReduceMax(k.astype(np.float32), ints(0), keepdims=0) for k in kinds]
+    worst = found[0] if len(found) == 1 else ops.Max(*found)
+    return ops.Less(worst, np.array(0.5, np.float32))

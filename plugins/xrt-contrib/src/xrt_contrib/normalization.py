@@ -51,7 +51,7 @@ def _skip_simplified(n: Call, x: Any, skip: Any, gamma: Any, bias: Any) -> Any:
     total = wide(x) + wide(skip)
     total = total if bias is None else total + wide(bias)
     y, inverse = rms(total, wide(gamma), n.attr("epsilon", 1e-12))
-    return y.astype(x.dtype), None, inverse, total.astype(x.dtype)
+    return y.astype(x.dtype), ops.ReduceMean(total, _LAST, keepdims=1), inverse, total.astype(x.dtype)
 
 
 @lowering("GatedRMSNorm")
