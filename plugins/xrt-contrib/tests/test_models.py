@@ -192,11 +192,14 @@ def test_a_model_that_a_tool_wrote(name: str, kind: str, tmp_path: pathlib.Path)
         assert any(d.startswith("com.microsoft") for d in _domains(target))
     x = f(*session.get_inputs()[0].shape, scale=1.0)
     (wanted,), (plain,) = session.run(None, {"x": x}), _session(source).run(None, {"x": x})
+    optimised = _session(target, ort.GraphOptimizationLevel.ORT_ENABLE_ALL).run(None, {"x": x})[0]
     size = np.abs(plain).max()
     ours = ["host"] if (name, kind) in DEFAULT else ["host", "xla", "onnxruntime"]
     for engine in ours:
         if engine != "host":
             pytest.importorskip(f"xrt_{engine}", reason="a plugin of the project")
         found = np.asarray(xrt.XRTModule(target, engine=engine, cache="off")(x))
+        if engine == "onnxruntime":  # its optimiser puts Q/DQ nodes into integer operators, which round otherwise
+            wanted = optimised
         off, lost, theirs = (np.abs(a - b).max() / size for a, b in ((found, wanted), (found, plain), (wanted, plain)))
         assert off < (1e-4 if kind in ("extended", "all", "packed") else 2e-2) or lost <= 1.05 * theirs, engine
