@@ -11,6 +11,7 @@ from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
+from xrt_core.kernels import find_kernel
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import is_converter
 from xrt_core.passes.shape_specialization import is_late
@@ -43,7 +44,8 @@ class Lowering:
             return self._launch(node, shared)._replace(lane=lane(node))
         if is_converter(node):
             return self._converter(node, graph, label)
-        if node.subgraphs:
+        # a plugin's operator may have a kernel that runs its subgraphs by itself
+        if node.subgraphs and (node.captures or find_kernel(node.domain, node.op_type) is None):
             return Lowered(_parts(node, label, make_part), HOST, label, cpu=conditions(node))
         return self._place.lower(node)
 

@@ -57,7 +57,8 @@ class PassContext:
     """Context of one run of the default passes, and the slot for their results.
 
     options, rules, lowering: of the module. part: the graph is a subgraph that is planned separately. types, known: of
-    the signature. engines: whether the graph is compiled for engines. candidates: graph -> partitioning candidates.
+    the signature. engines: whether the graph is compiled for engines. native: whether an engine takes
+    a plugin's node as it is. candidates: graph -> partitioning candidates.
     device: the device of the first engine. automatic: whether unmarked nodes are offered to engines. obey: whether
     marks for engines apply. absent: engine name -> why it is not selected (see `mark`). host_on_device: the host
     computes on the engines' device. mark_updates: annotates nodes whose kernels declare that they write variables.
@@ -71,6 +72,7 @@ class PassContext:
     types: Sequence[ValueType | None] = ()
     known: Mapping[int, np.ndarray] = field(default_factory=dict)
     engines: bool = False
+    native: Callable[[Node], bool] | None = None
     candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
     device: str = CPU.name
     automatic: bool = True
@@ -121,7 +123,12 @@ def _constant_fold(graph: Graph, context: PassContext) -> Graph:
 
 def _specialise(graph: Graph, context: PassContext) -> Graph:
     limit = context.options.constant_fold_limit
-    return specialise(graph, context.types, context.known, run_node, fold_limit=limit, expand=expand)
+    native = None if context.lowering is not None else context.native
+
+    def body_of(node: Node) -> Graph | None:
+        return expand(node) if native is None or not native(node) else None
+
+    return specialise(graph, context.types, context.known, run_node, fold_limit=limit, expand=body_of)
 
 
 def _split_late(graph: Graph, context: PassContext) -> Graph:
@@ -316,6 +323,6 @@ def expand(node: Node) -> Graph | None:
 def needed_inputs(node: Node) -> Iterable[int]:
     """Return the indices of the inputs whose values an engine needs to support `node`; none if no engine can."""
     kernel = find_kernel(node.domain, node.op_type)
-    if kernel is None or not kernel.static or kernel.why_dynamic(node) is not None:
+    if kernel is not None and (not kernel.static or kernel.why_dynamic(node) is not None):
         return ()
     return static_inputs(node)

@@ -128,6 +128,7 @@ class Pipeline:
             types=types,
             known=known,
             engines=engines,
+            native=self._support.takes_natively if engines and self.engines[0][0].native_operators else None,
             lowering=self.services.precision,
             # inputs of a subgraph, such as a loop body, must not be donated
             mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,

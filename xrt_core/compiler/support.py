@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Engine, ask_support
 from xrt_core.engine.op_kernels import mark_updates
+from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Node, Support, Value, nodes_within
-from xrt_core.ir.inference import trip_count
+from xrt_core.ir.inference import infer_types, trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
@@ -59,6 +60,32 @@ class EngineSupport:
             return found
         pinned = {n.annotations.engine for n in graph.nodes}
         return [_any_of(found), *(c for c in found if c.name in pinned)]
+
+    def takes_natively(self, node: Node) -> bool:
+        """Whether the first engine runs a plugin's node as it is, rather than what it is lowered to."""
+        if self._phase != "inference" or self._auto or not self._engines:
+            return False
+        engine, device = self._engines[0]
+        if node.operator not in engine.native_operators:
+            return False
+        try:
+            types = infer_types(node)
+        except XRTError:
+            return False
+        outputs = [None if v is None else Value(v.name, t) for v, t in zip(node.outputs, types, strict=True)]
+        typed = node.replace(outputs=outputs)
+        if why_on_host(typed) is not None:
+            return False
+        capabilities = None if self._guard is None else self._guard.capabilities
+        if capabilities is not None:
+            inputs = [v for v in typed.inputs if v is not None and v.data is None]
+            alone = Graph(inputs, [v for v in outputs if v is not None], [typed], opsets={node.domain: node.version})
+            answers = capabilities.query(alone, alone.nodes, self._phase)
+            if engine.name in capabilities.excluded:
+                return False
+            if engine.name in answers:
+                return answers[engine.name].supports[0].ok
+        return ask_support(engine, typed, device, self._phase)[0].ok
 
     def mark_updates(self, graph: Graph, aliases: bool = True) -> Graph:
         """Apply `engine.model_updates.mark_updates` with the kernels of the selected engines.

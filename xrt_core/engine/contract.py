@@ -216,6 +216,9 @@ class Engine(ABC):
     tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
         XRT (`verify/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
         when it checks a compiled cluster. Up to a hundred times the table's counts (`verify.compare.MOST_LENIENT`).
+    native_operators: optional; operators of plugins, as "com.microsoft.MatMulNBits", that the engine computes better as
+        they are than as what they are lowered to. Where it is the first of the engines, those of which `supports` says
+        yes are not lowered in inference; the host runs the lowering where the engine fails.
     variables: optional; environment variables that the library reads, for `xrt doctor` to show.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
@@ -230,6 +233,7 @@ class Engine(ABC):
     array_families: ClassVar[tuple[str, ...]] = ()
     asynchronous: ClassVar[bool] = False
     tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
+    native_operators: ClassVar[tuple[str, ...]] = ()
     variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 

@@ -44,9 +44,9 @@ class Operator:
 
     schema: its name, inputs, outputs, attributes and type inference (`Schema.infer`; without it the types are those of
         the lowering's results). `ir.schema.schema_of_onnx` makes one of an `onnx.defs.OpSchema`.
-    kernel: the host's, `f(ctx, *inputs)`, as for `xrt_core.kernels.kernel`; static: indices of inputs whose values it
-        must know; dynamic: None, or why an engine of static shapes cannot run it (a sentence, or a function of the
-        node). None: the host runs the lowering.
+    kernel: the host's, `f(ctx, *inputs)`, as for `xrt_core.kernels.kernel`; static: indices of inputs whose values it,
+        or the lowering, must know; dynamic: None, or why an engine of static shapes cannot run it (a sentence, or a
+        function of the node). None: the host runs the lowering.
     lowering: from a node of known input types to a graph of ONNX operators whose inputs stand for the node's given ones
         and whose outputs for the wanted ones, or None for a node that it leaves.
     gradient: the rule, as for `xrt_core.training.registry.gradient`; without it gradients go through the lowering.

@@ -172,7 +172,7 @@ def portable_kernels() -> Mapping[tuple[str, str], PortableKernel]:
 
 def static_inputs(node: Node) -> Iterator[int]:
     """Yield the indices of the given inputs of `node` whose values an engine with static shapes needs."""
-    found = find_kernel(node.domain, node.op_type)
+    found = find_kernel(node.domain, node.op_type) or find_operator(node.domain, node.op_type, node.version)
     if found is not None:
         for i in found.static:
             if i < len(node.inputs) and node.inputs[i] is not None:

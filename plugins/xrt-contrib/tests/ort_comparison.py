@@ -18,8 +18,8 @@ from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
 @dataclass(frozen=True)
 class Case:
     """One node. inputs: arrays, None for one left out. outputs: which of them it has. constants: inputs that are
-    initialisers. rtol, atol: how far the results may be apart, in the dtype's units where they are None. types: names of
-    the outputs' dtypes, where ONNX Runtime does not infer them."""
+    initialisers. rtol, atol: how far the results may be apart, in the dtype's units where they are None. types:
+    names of the outputs' dtypes, where ONNX Runtime does not infer them."""
 
     op: str
     inputs: Sequence[Any]

@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ort_comparison import Case, by_xrt, fed, model_of
-
-import xrt_core as xrt
 from xrt_contrib import coverage, freeze_schemas
 from xrt_contrib.schemas import definitions, table
+
+import xrt_core as xrt
 from xrt_core.errors import XRTError
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.frontends.tracing import current_tracer
@@ -81,6 +81,23 @@ def _packed_attention(q: Any, k: Any, v: Any, ends: Any, heads: int) -> np.ndarr
     return np.concatenate(out)
 
 
+def _paged(q: Any, k: Any, v: Any, kc: Any, vc: Any, ends: Any, past: Any, table: Any) -> tuple[np.ndarray, ...]:
+    heads, (_, block, shared, size) = 4, kc.shape
+    keys, values, out = kc.copy(), vc.copy(), np.zeros_like(q)
+    for b, (start, end) in enumerate(itertools.pairwise(ends)):
+        for t in range(start, end):
+            place = past[b] + t - start
+            row = table[b, place // block], place % block
+            keys[row], values[row] = k[t].reshape(shared, size), v[t].reshape(shared, size)
+            rows = [(table[b, p // block], p % block) for p in range(place + 1)]
+            for h in range(heads):
+                g = h // (heads // shared)
+                ks, vs = (np.stack([c[r][g] for r in rows]) for c in (keys, values))
+                p = _softmax(ks @ q[t].reshape(heads, size)[h] / math.sqrt(size))
+                out[t].reshape(heads, size)[h] = p @ vs
+    return out, keys, values
+
+
 OFFSETS, ENDS = np.array([[0, 3, 4], [1, 2, 5]], np.int32), np.array([0, 1, 3], np.int32)
 """Two sequences, of 1 and 2 tokens, in rows of 3: places of the tokens, then of the padding; ends of the sequences."""
 
@@ -143,6 +160,12 @@ CASES: list[tuple[Case, Callable[..., Any]]] = [
      ENDS], {"num_heads": 2}), lambda q, k, v, o, e: _packed_attention(q, k, v, e, 2)),
     (Case("PackedAttention", [f(3, 5), f(5, 24), f(24), OFFSETS, ENDS], {"num_heads": 2}),
      lambda x, w, b, o, e: _packed_attention(*np.split(x @ w + b, 3, 1), e, 2)),
+    (Case("PagedAttention", [f(5, 32), f(5, 16), f(5, 16), f(6, 4, 2, 8), f(6, 4, 2, 8), np.array([0, 2, 5], np.int32),
+     np.array([5, 2], np.int32), np.array([[1, 4, -1], [0, 3, -1]], np.int32)], {"num_heads": 4, "kv_num_heads": 2},
+     (0, 1, 2)), _paged),
+    (Case("TorchEmbedding", [f(5, 3), np.array([[0, 4]])]), lambda w, i: w[i]),
+    (Case("IsAllFinite", [f(3), np.array([np.nan], np.float32)]), lambda *x: np.array(False)),
+    (Case("IsAllFinite", [f(3), np.array([np.nan], np.float32)], {"isinf_only": 1}), lambda *x: np.array(True)),
     (Case("GemmaRotaryEmbedding", [f(2, 3, 4), *(f(2, 2, 3, 4) for _ in range(4))], {}, (0, 1)),
      lambda e, q, qr, k, kr: (q * np.cos(e)[:, None] + qr * np.sin(e)[:, None],
                               k * np.cos(e)[:, None] + kr * np.sin(e)[:, None])),

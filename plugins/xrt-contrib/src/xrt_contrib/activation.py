@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.frontends import ops
 from xrt_contrib.lowering import Call, lowering
+from xrt_core import ops
 
 _LOW: Final = ("float16", "bfloat16")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
 from xrt_contrib.activation import wide
 from xrt_contrib.lowering import Call, lowering
 from xrt_contrib.normalization import rms
+from xrt_core import ops
 
 
 def lowest(x: Any) -> np.ndarray:
@@ -265,7 +265,10 @@ def _grid(batch: int, heads: int, length: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def rotate(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
-    """Turn pairs of the first 2 * cos.shape[-1] numbers of each head; the rest stays. cos, sin: [., 1, length, half]."""
+    """Turn pairs of the first 2 * cos.shape[-1] numbers of each head; the rest stays.
+
+    cos, sin: [batch or 1, 1, length, half].
+    """
     dtype = x.dtype
     half = cos.shape[-1]
     size = x.shape[-1]
@@ -345,7 +348,7 @@ def placed(past: Any, new: Any, start: Any, count: Any, length: int, keep: bool 
 
     past: [batch, heads, rows, size] or None. start None: at the beginning.
     """
-    batch, heads, added, size = new.shape
+    batch, added = new.shape[0], new.shape[2]
     if start is None and keep:
         return new if added == length else ops.Concat(new, past[:, :, added:length], axis=2)
     if start is None:
@@ -408,7 +411,7 @@ def _quantized(n: Call, x: Any, scale: Any, kind: str) -> Any:
     return ops.BitwiseOr(low, ops.BitShift(high, np.array(4, np.uint8), direction="LEFT"))
 
 
-@lowering("GroupQueryAttention")
+@lowering("GroupQueryAttention", static=(6,))
 def _group_query(
     n: Call, query: Any, key: Any, value: Any, past_key: Any, past_value: Any, lengths: Any, total_length: Any,
     cos: Any, sin: Any, position_ids: Any, attention_bias: Any, sink: Any, k_scale: Any, v_scale: Any, q_norm: Any,
@@ -495,7 +498,7 @@ def softmax_with_sink(n: Call, scores: Any, sink: Any) -> Any:
     return ops.Softmax(more, axis=-1)[:, :, :, :total]
 
 
-@lowering("SparseAttention")
+@lowering("SparseAttention", static=(5, 6, 7))
 def _sparse(
     n: Call, query: Any, key: Any, value: Any, past_key: Any, past_value: Any, rows: Any, columns: Any, total: Any,
     totals: Any, cos: Any, sin: Any,
@@ -585,10 +588,76 @@ def _restore_padding(n: Call, x: Any, offsets: Any) -> Any:
     return _unpacked(x, offsets, x.shape[0])
 
 
+@lowering("PagedAttention")
+def _paged(
+    n: Call, query: Any, key: Any, value: Any, key_cache: Any, value_cache: Any, ends: Any, past: Any, table: Any,
+    cos: Any, sin: Any, slots: Any, sink: Any, q_norm: Any, k_norm: Any, k_scale: Any, v_scale: Any, metadata: Any,
+) -> Any:  # fmt: skip
+    """Tokens of many sequences, packed; their keys and values lie in blocks that a table names for each sequence."""
+    for name, plain in (
+        ("kv_cache_layout", "SEPARATE"), ("k_quant_type", "NONE"), ("v_quant_type", "NONE"), ("k_cache_dtype", ""),
+        ("v_cache_dtype", ""),
+    ):  # fmt: skip
+        if n.attr(name, plain) != plain:
+            raise n.refuse(f"{name} = {n.attr(name)!r} is not lowered")
+    if n.attr("rotary_offset", 0) or n.attr("v_head_size", 0):
+        raise n.refuse("rotary_offset and v_head_size are not lowered")
+    heads, shared = n.attr("num_heads"), n.attr("kv_num_heads")
+    query, key, value = _qkv(n, query, key, value)
+    tokens, blocks, block, size = query.shape[0], key_cache.shape[0], key_cache.shape[1], key_cache.shape[3]
+    q, k, v = query.reshape(tokens, heads, size), key.reshape(tokens, shared, size), value.reshape(tokens, shared, size)
+    if q_norm is not None:
+        epsilon = n.attr("qk_norm_epsilon", 1e-6) or 1e-6
+        q = rms(wide(q), wide(q_norm), epsilon)[0].astype(query.dtype)
+        k = rms(wide(k), wide(k_norm), epsilon)[0].astype(query.dtype)
+    ends, past = ends.astype(np.int64), past.astype(np.int64)
+    index = np.arange(tokens, dtype=np.int64)
+    after = ops.GreaterOrEqual(index[:, None], ends[1:].unsqueeze(0)).astype(np.int64)
+    sequence = ops.ReduceSum(after, ints(1), keepdims=0)  # of each token
+    position = ops.Gather(past, sequence, axis=0) + index - ops.Gather(ends, sequence, axis=0)
+    if n.attr("do_rotary", 0):
+        n.check(cos is not None and sin is not None, "do_rotary needs cos_cache and sin_cache")
+        c, s = (ops.Gather(x, position, axis=0).unsqueeze(1) for x in (cos, sin))
+        turn = bool(n.attr("rotary_interleaved", 0))
+        q, k = rotate(q, c, s, turn), rotate(k, c, s, turn)
+    page = ops.Concat(sequence.unsqueeze(1), (position / block).unsqueeze(1).astype(np.int64), axis=1)
+    rows = table.astype(np.int64)
+    if slots is None:
+        slots = ops.GatherND(rows, page) * block + ops.Mod(position, np.array(block, np.int64))
+    slots = slots.astype(np.int64)
+    spare = np.array(blocks * block, np.int64)  # a row that is dropped again, for tokens that are not stored
+    at = ops.Where(ops.Less(slots, ints(0)[0]), spare, slots).unsqueeze(1)
+
+    def stored(cache: Any, new: Any) -> Any:
+        flat = ops.Pad(cache.reshape(blocks * block, shared, size), ints(0, 0, 0, 1, 0, 0))
+        return ops.ScatterND(flat, at, new.astype(cache.dtype))[: blocks * block]
+
+    keys, values = stored(key_cache, k), stored(value_cache, v)
+    first = ops.Max(rows, ints(0)[0]).unsqueeze(2) * block + np.arange(block, dtype=np.int64)
+    places = ops.Gather(first.reshape(rows.shape[0], -1), sequence, axis=0)  # [tokens, rows of the sequence]
+    length = rows.shape[1] * block
+    seen_keys, seen_values = (ops.Transpose(ops.Gather(x, places, axis=0), perm=[0, 2, 1, 3]) for x in (keys, values))
+    scores = scores_of(wide(q).unsqueeze(2), wide(seen_keys), scale_of(n, size))
+    softcap = n.attr("softcap", 0.0)
+    if softcap:
+        scores = softcap * ops.Tanh(scores / softcap)
+    t = np.arange(length, dtype=np.int64)
+    if n.attr("is_causal", 1) is None or n.attr("is_causal", 1):
+        look = ops.LessOrEqual(t, position.unsqueeze(1))
+    else:
+        look = ops.Less(t, ops.Gather(past + ends[1:] - ends[:-1], sequence, axis=0).unsqueeze(1))
+    window = n.attr("local_window_size", -1)
+    if window is not None and window > 0:
+        look = ops.And(look, ops.Greater(t, position.unsqueeze(1) - window))
+    scores = ops.Where(look.unsqueeze([1, 2]), scores, lowest(scores))
+    result = weighted(softmax_with_sink(n, scores, sink), wide(seen_values)).astype(query.dtype)
+    return result.reshape(tokens, heads * size), keys.reshape(*key_cache.shape), values.reshape(*value_cache.shape)
+
+
 # --- relative positions ---
 
 
-@lowering("RelativePositionBias")
+@lowering("RelativePositionBias", static=(1, 2))
 def _relative_bias(n: Call, table: Any, query_length: Any, key_length: Any) -> Any:
     """T5's buckets of distances. The table holds the buckets of a head next to each other."""
     rows, columns = (int(n.known(i).reshape(-1)[0]) for i in (1, 2))

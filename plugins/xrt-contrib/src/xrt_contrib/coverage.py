@@ -21,14 +21,14 @@ ABSENT: Final = {
          "QOrderedMatMul", "QuantizeWithOrder", "DequantizeWithOrder", "QuantizeBFP", "DequantizeBFP", "MatMulPacked",
          "MoEPacked", "MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight"), _LAYOUT),
     **dict.fromkeys(
-        ("PagedAttention", "SparsePagedAttention", "SparseAttentionIndexer", "PackedSparseAttentionIndexer",
+        ("SparsePagedAttention", "SparseAttentionIndexer", "PackedSparseAttentionIndexer",
          "PackedSparseAttentionIndexerMerge", "DynamicSparseAttention", "ConvStateReplay", "GatedDeltaNetStateReplay",
          "SpeculativePrefixCommit", "Mamba2Verify"), _RUNTIME),
     **dict.fromkeys(("EPContext", "Snpe"), _ELSEWHERE),
     **dict.fromkeys(
         ("MatMulNBitsMlp", "MatMulNBitsQkv", "MatMulNBitsQLoRA", "RMSNormRotary", "RouterGateUpProj",
          "HyperConnectionLowRankMix", "DecoderMaskedSelfAttention"), _FUSED),
-    **dict.fromkeys(("DecoderAttention", "LongformerAttention", "IsAllFinite", "TorchEmbedding"), _NO_KERNEL),
+    **dict.fromkeys(("DecoderAttention", "LongformerAttention"), _NO_KERNEL),
 }  # fmt: skip
 """Operators that are not here -> the reason."""
 
@@ -60,9 +60,10 @@ the domain `com.microsoft`, which ONNX Runtime's optimiser, its quantisation too
 `onnxruntime_genai` put into models, and `SimplifiedLayerNormalization`, which they put into the standard's domain.
 
 An operator that is *lowered* is replaced by operators of the standard for the shapes and constants of a signature, so
-that every engine, gradients and precision apply to it. A *host kernel* runs on the host: text, hashes, loops that depend
-on data. *Native only* runs in a session of ONNX Runtime of its own. A node whose attributes or inputs a lowering leaves
-out is an error that names the node and the attribute.
+that every engine, gradients and precision apply to it; the ONNX Runtime engine takes attention and products with packed
+weights as they are. A *host kernel* runs on the host: text, hashes, loops that depend on data. *Native
+only* runs in a session of ONNX Runtime of its own. A node whose attributes or inputs a lowering leaves out is an error
+that names the node and the attribute.
 
 Deviations from ONNX Runtime's kernels: DynamicQuantizeLSTM does not quantise the inputs of each step; what ONNX Runtime
 calculates in int8 because of `accuracy_level = 4` is calculated in the model's precision; integer products do not

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
 from xrt_contrib.activation import fast_gelu, silu, wide
 from xrt_contrib.attention import ints
 from xrt_contrib.lowering import Call, lowering
 from xrt_contrib.quantized import unpacked
+from xrt_core import ops
 
 
 def routing(n: Call, logits: Any, mixing: Any = None, normalise: bool = False) -> Any:

@@ -36,7 +36,7 @@ def frozen() -> dict[str, Any]:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     on_cpu = {(d.domain, d.op_name) for d in state.get_all_opkernel_def() if d.provider == "CPUExecutionProvider"}
-    domains: dict[str, dict[str, Any]] = {"": {}, "com.microsoft": {}}
+    domains: dict[str, dict[str, Any]] = {"": {}, "com.microsoft": {}, "com.microsoft.nchwc": {}}
     for s in sorted(state.get_all_operator_schema(), key=lambda s: (s.domain, s.name, s.since_version)):
         if s.domain not in domains or (s.domain == "" and (s.name not in _STANDARD or s.name in domains[""])):
             continue

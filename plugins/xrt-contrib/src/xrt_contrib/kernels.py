@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_contrib.schemas import DOMAIN
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import OpContext
-from xrt_contrib.schemas import DOMAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ def tokenizer(ctx: OpContext, x: np.ndarray) -> np.ndarray:
             found = [text]
             for s in separators:
                 found = [part for t in found for part in re.split(s, t) if part]
-        kept = [t for t in found if len(t) >= least] if not characters else found
-        return kept
+        return found if characters else [t for t in found if len(t) >= least]
 
     rows = [tokens(str(t)) for t in x.reshape(-1)]
     if mark:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
 from xrt_contrib.activation import activate, wide
 from xrt_contrib.lowering import Call, lowering
+from xrt_core import ops
 
 
 def transposed(x: Any, last_two: bool, batch: bool = False) -> Any:

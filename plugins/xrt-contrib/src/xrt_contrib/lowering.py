@@ -17,12 +17,11 @@ from typing import Any, Final
 import numpy as np
 
 import xrt_core as xrt
+from xrt_contrib.schemas import DOMAIN, Definition, definitions
 from xrt_core.errors import ShapeError, UnsupportedError, XRTError
-from xrt_core.frontends.tensor import Tensor
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.schema import schema_type
 from xrt_core.ir.types import SequenceType, TensorType, ValueType
-from xrt_contrib.schemas import DOMAIN, Definition, definitions
 
 OPSET: Final = 21
 """The opset that lowerings are written in; engines' libraries of a few years know it."""
@@ -30,6 +29,9 @@ OPSET: Final = 21
 Function = Callable[..., Any]
 LOWERINGS: Final[dict[tuple[str, str], Function]] = {}
 """(domain, operator) -> its lowering."""
+
+STATIC: Final[dict[tuple[str, str], tuple[int, ...]]] = {}
+"""(domain, operator) -> indices of the inputs whose values its lowering must know."""
 
 _TYPES: Final[dict[tuple[str, str], Callable[..., Any]]] = {}
 
@@ -88,17 +90,22 @@ class NotYet(XRTError):
 
 
 def lowering(
-    *names: str, domain: str = DOMAIN, types: Callable[[Call], tuple[ValueType | None, ...]] | None = None
+    *names: str,
+    domain: str = DOMAIN,
+    static: tuple[int, ...] = (),
+    types: Callable[[Call], tuple[ValueType | None, ...]] | None = None,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as the lowering of these operators.
 
-    types: of the outputs, where recording the lowering for them alone would take long.
+    static: indices of inputs whose values must be known, and decide on shapes. types: of the outputs, where recording
+    the lowering for them alone would take long.
     """
 
     def register(function: Function) -> Function:
         for name in names:
             assert (domain, name) not in LOWERINGS, name
             LOWERINGS[domain, name] = function
+            STATIC[domain, name] = static
             if types is not None:
                 _TYPES[domain, name] = types
         return function
@@ -111,7 +118,7 @@ class _Body(xrt.Graph):  # type: ignore[misc]
 
     opset = OPSET
 
-    def build(self, *given: Tensor) -> Any:
+    def build(self, *given: Any) -> Any:
         node, definition, function = self.of
         tensors = iter(given)
         inputs = [None if v is None else next(tensors) for v in node.inputs]

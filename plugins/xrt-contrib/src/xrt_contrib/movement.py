@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
 from xrt_contrib.activation import wide
 from xrt_contrib.attention import ints
 from xrt_contrib.lowering import Call, lowering
 from xrt_contrib.normalization import rms
+from xrt_core import ops
 
 
 @lowering("SampleOp")
@@ -23,7 +23,7 @@ def _trilu(n: Call, x: Any, k: Any) -> Any:
     return ops.Trilu(x, k, upper=n.attr("upper", 1))
 
 
-@lowering("ExpandDims")
+@lowering("ExpandDims", static=(1,))
 def _expand_dims(n: Call, x: Any, axis: Any) -> Any:
     return ops.Unsqueeze(x, ints(int(n.known(1).reshape(()))))
 
@@ -40,13 +40,13 @@ def _unique(n: Call, x: Any) -> Any:
     return values, inverse, counts
 
 
-@lowering("Range")
+@lowering("Range", static=(0, 1, 2))
 def _range(n: Call, start: Any, limit: Any, delta: Any) -> Any:
     step = np.array(1, start.dtype) if delta is None else delta.reshape(())
     return ops.Range(start.reshape(()), limit.reshape(()), step)
 
 
-@lowering("Pad")
+@lowering("Pad", static=(1,))
 def _pad(n: Call, x: Any, pads: Any, value: Any) -> Any:
     return ops.Pad(x, pads.reshape(-1), None if value is None else value.reshape(()), mode=n.attr("mode", "constant"))
 
@@ -143,3 +143,23 @@ def _engram_gate(n: Call, key: Any, query: Any, value: Any, k_scale: Any, q_scal
     y = gate * wide(value).unsqueeze(2)
     normed = None if v_scale is None else rms(y, wide(v_scale), epsilon)[0].astype(key.dtype)
     return y.astype(key.dtype), normed
+
+
+@lowering("TorchEmbedding")
+def _torch_embedding(n: Call, weight: Any, indices: Any, padding: Any, by_frequency: Any) -> Any:
+    """Rows of a table; the other inputs are about gradients."""
+    return ops.Gather(weight, indices, axis=0)
+
+
+@lowering("IsAllFinite")
+def _is_all_finite(n: Call, *given: Any) -> Any:
+    """Whether no element of any tensor is infinite or not a number."""
+    n.check(not (n.attr("isinf_only", 0) and n.attr("isnan_only", 0)), "isinf_only and isnan_only exclude one another")
+    found = []
+    for x in given:
+        w = wide(x).reshape(-1)
+        kinds = [] if n.attr("isinf_only", 0) else [ops.IsNaN(w)]
+        kinds += [] if n.attr("isnan_only", 0) else [ops.IsInf(w)]
+        found += [ops.ReduceMax(k.astype(np.float32), ints(0), keepdims=0) for k in kinds]
+    worst = found[0] if len(found) == 1 else ops.Max(*found)
+    return ops.Less(worst, np.array(0.5, np.float32))

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
-from xrt_core.ir.types import ONNX_TO_DTYPE
 from xrt_contrib.activation import silu, wide
 from xrt_contrib.lowering import Call, lowering
+from xrt_core import ops
+from xrt_core.ir.types import ONNX_TO_DTYPE
 
 _LAST = np.array([-1], np.int64)
 
@@ -51,7 +51,7 @@ def _skip_simplified(n: Call, x: Any, skip: Any, gamma: Any, bias: Any) -> Any:
     total = wide(x) + wide(skip)
     total = total if bias is None else total + wide(bias)
     y, inverse = rms(total, wide(gamma), n.attr("epsilon", 1e-12))
-    return y.astype(x.dtype), None, inverse, total.astype(x.dtype)
+    return y.astype(x.dtype), ops.ReduceMean(total, _LAST, keepdims=1), inverse, total.astype(x.dtype)
 
 
 @lowering("GatedRMSNorm")

@@ -5,14 +5,24 @@ from __future__ import annotations
 import importlib
 from typing import Final
 
+from xrt_contrib.kernels import KERNELS, Kernel
+from xrt_contrib.lowering import LOWERINGS, STATIC, body_of, dtypes_alone, output_types
+from xrt_contrib.native import NATIVE, native_kernel
+from xrt_contrib.schemas import Definition, definitions, table
 from xrt_core.ir.operator_set import Operator, OperatorSet
 from xrt_core.ir.schema import MANY, Schema
-from xrt_contrib.kernels import KERNELS, Kernel
-from xrt_contrib.lowering import LOWERINGS, body_of, dtypes_alone, output_types
-from xrt_contrib.native import NATIVE, native_kernel
-from xrt_contrib.schemas import DOMAIN, Definition, definitions
 
-FAMILIES: Final = ("activation", "linear", "normalization", "attention", "quantized", "spatial", "movement", "experts")
+FAMILIES: Final = (
+    "activation",
+    "linear",
+    "normalization",
+    "attention",
+    "quantized",
+    "spatial",
+    "movement",
+    "experts",
+    "blocked",
+)
 """Modules of this package that register lowerings."""
 
 
@@ -20,7 +30,7 @@ def operator_sets() -> list[OperatorSet]:
     """The sets, one for each domain."""
     for family in FAMILIES:
         importlib.import_module(f"xrt_contrib.{family}")
-    return [_operator_set(domain) for domain in (DOMAIN, "")]
+    return [_operator_set(domain) for domain in table()["domains"]]
 
 
 def _operator_set(domain: str) -> OperatorSet:
@@ -32,7 +42,7 @@ def _operator_set(domain: str) -> OperatorSet:
         if kernel is None and not lowered:
             continue
         if kernel is None:
-            found.append(Operator(_schema(definition, output_types), lowering=body_of))
+            found.append(Operator(_schema(definition, output_types), lowering=body_of, static=STATIC[domain, name]))
         else:
             found.append(
                 Operator(

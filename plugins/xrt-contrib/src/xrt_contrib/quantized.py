@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.frontends import ops
-from xrt_core.frontends.tensor import literal
-from xrt_core.ir.types import TensorType, dtype_from_name
 from xrt_contrib.attention import ints, self_attention
 from xrt_contrib.linear import transposed
 from xrt_contrib.lowering import Call, lowering
+from xrt_core import ops
+from xrt_core.ir.types import TensorType, dtype_from_name
 
 
 def scalar(x: Any) -> Any:
@@ -53,7 +52,7 @@ def _integer_product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
     a_zero, b_zero = scalar(a_zero), scalar(b_zero)
     if b_zero is not None and b_zero.ndim:  # an array for each column is no input of every library's MatMulInteger
         left = a.astype(np.int32) if a_zero is None else a.astype(np.int32) - a_zero.astype(np.int32)
-        right = b.astype(np.int32) - (b_zero if b_zero.ndim < 2 else b_zero).astype(np.int32)
+        right = b.astype(np.int32) - b_zero.astype(np.int32)
         return ops.MatMul(left, right)
     return ops.MatMulInteger(a, b, a_zero, b_zero)
 
@@ -233,6 +232,11 @@ def _dequantize(n: Call, x: Any, scale: Any, zero: Any) -> Any:
 # --- weights in blocks ---
 
 _UINT4: Final = dtype_from_name("uint4")
+
+
+def literal(data: np.ndarray, dtype: np.dtype) -> Any:
+    """A constant of a dtype."""
+    return ops.Constant(value=data.astype(dtype))
 
 
 def _parts(data: np.ndarray, bits: int) -> np.ndarray:

@@ -52,7 +52,7 @@ def table() -> dict[str, Any]:
 
 @functools.cache
 def definitions(domain: str = DOMAIN) -> Mapping[str, Definition]:
-    """The operators of a domain by name: "com.microsoft", or "" for what ONNX Runtime adds to the standard's."""
+    """The operators of a domain by name; of "" what ONNX Runtime adds to the standard's."""
     return {name: _definition(domain, name, row) for name, row in table()["domains"][domain].items()}
 
 

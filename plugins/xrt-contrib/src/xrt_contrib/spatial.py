@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.frontends import ops
 from xrt_contrib.activation import activate, silu, wide
 from xrt_contrib.attention import ints
 from xrt_contrib.lowering import Call, lowering
 from xrt_contrib.quantized import channels_first, channels_last
+from xrt_core import ops
 
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
@@ -41,7 +41,7 @@ def _nhwc_max_pool(n: Call, x: Any) -> Any:
     return channels_last(ops.MaxPool(channels_first(x), **n.given(*names)))
 
 
-@lowering("ConvTransposeWithDynamicPads")
+@lowering("ConvTransposeWithDynamicPads", static=(2,))
 def _conv_transpose(n: Call, x: Any, w: Any, pads: Any, b: Any) -> Any:
     given = n.given("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "strides")
     if pads is not None:
@@ -57,7 +57,7 @@ def _grid_sample(n: Call, x: Any, grid: Any) -> Any:
     )
 
 
-@lowering("CropAndResize")
+@lowering("CropAndResize", static=(3,))
 def _crop_and_resize(n: Call, x: Any, rois: Any, batch: Any, size: Any) -> Any:
     """Boxes [y1, x1, y2, x2] of images, as fractions of their sides, sampled with corners aligned."""
     height, width = (int(v) for v in n.known(3).reshape(-1))
@@ -148,7 +148,7 @@ def _causal_conv(n: Call, x: Any, w: Any, bias: Any, past: Any) -> Any:
     else:
         carried = ops.Expand(np.array(0, x.dtype), ints(*x.shape[:-1], span))
     whole = ops.Concat(carried, x, axis=-1) if span else x
-    sides = [k for k in w.shape[2:-1]]
+    sides = w.shape[2:-1]
     pads = [(k - 1) // 2 for k in sides] + [0] + [k - 1 - (k - 1) // 2 for k in sides] + [0]
     y = ops.Conv(whole, w, bias, group=channels, dilations=[1] * (ndim - 1) + [dilation], pads=pads)
     activation = n.attr("activation", "none")

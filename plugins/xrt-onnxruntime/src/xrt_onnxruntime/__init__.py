@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["OnnxRuntimeEngine", "register_custom_ops"]
 __version__ = "0.1.0"
 _INSTALL: Final = "pip install -U 'onnxruntime>=1.23'"
+NATIVE: Final = tuple(
+    f"com.microsoft.{op}"
+    for op in (
+        "Attention", "DecoderMaskedMultiHeadAttention", "GatherBlockQuantized", "GroupQueryAttention",
+        "LinearAttention", "MatMulBnb4", "MatMulNBits", "MoE", "MultiHeadAttention", "QMoE", "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+    )
+)  # fmt: skip
+"""Operators of its own domain that ONNX Runtime does not put together again from their lowering, and is exact in."""
 
 
 class OnnxRuntimeEngine(Engine):
@@ -32,6 +41,8 @@ class OnnxRuntimeEngine(Engine):
     devices = ("cpu", "cuda")
     array_families = ("cupy",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 30})
+
+    native_operators = NATIVE
 
     def probe(self) -> EngineStatus:
         """The library's version, or why it cannot be used."""

@@ -8,7 +8,7 @@ from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, why_not_within, wh
 from xrt_core.engine.onnx_versions import as_older
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import STRING, dtype_name
-from xrt_onnxruntime import _toolkit
+from xrt_onnxruntime import NATIVE, _toolkit
 from xrt_onnxruntime.deviations import deviation
 
 _TRIALS: Final = NodeTrials(
@@ -47,6 +47,6 @@ def _outside(node: Node) -> str | None:
             if dtype == STRING or (v.data is None and dtype.kind == "V" and dtype.name in SUB_BYTE):
                 name = dtype_name(dtype)
                 return f"{what} {v.name!r} of {node.operator} is {name}; onnxruntime gets numbers of a byte or more"
-    if node.domain not in ("", "ai.onnx.ml"):
+    if node.domain not in ("", "ai.onnx.ml") and node.operator not in NATIVE:
         return f"{node.operator} is of no domain that onnxruntime's CPU kernels are for"
     return None
