@@ -64,7 +64,6 @@ class StressTest:
     def __init__(self, owns_process: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self._owns_process = owns_process
         self._clock = clock
-        self._threads = set(threading.enumerate())
         self._children = _children()
 
     @contextlib.contextmanager
@@ -92,21 +91,8 @@ class StressTest:
                 reason = test.leaks()
         if new := _children() - self._children:
             _note(name, f"it started {len(new)} processes that stay")
-        self._find_lasting_threads(name)
         reason = reason or _harmful.get(name, "")
         return StressResult(reason, serialised, tuple(_notes.get(name, ())))
-
-    def _find_lasting_threads(self, engine: str) -> None:
-        """Find threads that the program would wait for before it ends."""
-        until = self._clock() + _GRACE
-        while lasting := [t for t in threading.enumerate() if t not in self._threads and _is_waited_for(t)]:
-            if self._clock() > until:
-                self._threads.update(lasting)  # not those of the next candidate
-                names = ", ".join(repr(t.name[:50]) for t in lasting[:3])
-                reason = f"{SIDE_EFFECT}it started threads that keep the program from ending: {names}"
-                _harmful.setdefault(engine, reason)
-                return
-            time.sleep(_GRACE / 20)
 
 
 @contextlib.contextmanager
@@ -114,6 +100,7 @@ def watched(engine: str, when: str, harmful: Collection[str] = ("always",)) -> I
     """Note what changes in the process, and restore it. when: for messages. harmful: values of `Aspect.rejects` that
     reject the engine."""
     before = snapshot()
+    threads = set(threading.enumerate())
 
     def listen(event: Event) -> None:
         if event.name == "state.restored":
@@ -132,6 +119,24 @@ def watched(engine: str, when: str, harmful: Collection[str] = ("always",)) -> I
                 _harmful.setdefault(engine, SIDE_EFFECT + text)
             _note(engine, text)
         restore(found, before)
+        _find_lasting_threads(engine, threads, when)
+
+
+def _find_lasting_threads(engine: str, before: Collection[threading.Thread], when: str) -> None:
+    """Find threads that the program would wait for before it ends."""
+    until = time.monotonic() + _GRACE
+    while lasting := [t for t in threading.enumerate() if t not in before and _is_waited_for(t)]:
+        if time.monotonic() > until:
+            names = ", ".join(repr(t.name[:50]) for t in lasting[:3])
+            reason = f"{SIDE_EFFECT}it started threads that keep the program from ending {when}: {names}"
+            _harmful.setdefault(engine, reason)
+            return
+        time.sleep(_GRACE / 20)
+
+
+def harm_of(engine: str) -> str:
+    """What rejects an engine, of all that it has changed in this process so far; "" for nothing."""
+    return _harmful.get(engine, "")
 
 
 def _note(engine: str, note: str) -> None:
