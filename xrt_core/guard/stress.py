@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.boundary import Aspect, changed, restore, snapshot
+from xrt_core.engine.boundary import Aspect, State, changed, restore, snapshot
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, Tolerance
 from xrt_core.events import Event, subscribe
 from xrt_core.guard.worker_pool import own_memory
@@ -65,12 +65,14 @@ class StressTest:
         self._owns_process = owns_process
         self._clock = clock
         self._children = _children()
+        self._before: tuple[State, set[threading.Thread]] | None = None
 
     @contextlib.contextmanager
     def compiling(self, candidate: str) -> Iterator[None]:
         """Watch what a compilation changes in the process, for the candidate's test."""
         with watched(_engine(candidate), "when it compiled") if self._owns_process else contextlib.nullcontext():
             yield
+        self._before = (snapshot(), set(threading.enumerate())) if self._owns_process else None
 
     def __call__(
         self, candidate: Candidate, executable: Executable, checkers: Sequence[ResultChecker], seconds: float
@@ -82,7 +84,7 @@ class StressTest:
             reason = test.held()
             return StressResult(reason) if reason else StressResult(serialised=not test.is_right_on_threads())
         serialised = False
-        with watched(name, "when it ran", ("always", "run")):
+        with watched(name, "when it ran", ("always", "run"), self._before):  # the runs before this test as well
             reason = test.held()
             if not reason:
                 serialised = not test.is_right_on_threads()
@@ -96,11 +98,15 @@ class StressTest:
 
 
 @contextlib.contextmanager
-def watched(engine: str, when: str, harmful: Collection[str] = ("always",)) -> Iterator[None]:
+def watched(
+    engine: str,
+    when: str,
+    harmful: Collection[str] = ("always",),
+    begin: tuple[State, Collection[threading.Thread]] | None = None,
+) -> Iterator[None]:
     """Note what changes in the process, and restore it. when: for messages. harmful: values of `Aspect.rejects` that
-    reject the engine."""
-    before = snapshot()
-    threads = set(threading.enumerate())
+    reject the engine. begin: the state and the threads of before, if not those of now."""
+    before, threads = (snapshot(), threading.enumerate()) if begin is None else begin
 
     def listen(event: Event) -> None:
         if event.name == "state.restored":
