@@ -29,6 +29,7 @@ class OnnxRuntimeEngine(Engine):
     name = "onnxruntime"
     devices = ("cpu",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 30})
+    variables = ("ORT_DISABLE_TELEMETRY",)
 
     def probe(self) -> EngineStatus:
         """The library's version, or why it cannot be used."""
