@@ -282,6 +282,32 @@ def test_the_limit_that_nobody_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slow._timed is None
 
 
+def test_no_call_overtakes_the_first_comparison() -> None:
+    """While one thread compares the first result with the host's, which is wrong, others get the host's."""
+    at_host, go = threading.Event(), threading.Event()
+
+    def compare(arrays: Sequence[Any]) -> Any:
+        if threading.current_thread() is first:
+            at_host.set()
+            go.wait(30)
+        return [arrays[0] + arrays[1]]
+
+    guard = Guard(_with(shadow=None), live=Does(lambda i: [r.array * 2 for r in right(i)]))
+    launch = launch_of(guard, host=lambda: compare)
+    found: list[Any] = []
+    first = threading.Thread(target=lambda: found.append(launch([X, X])[0]))
+    launch([X, X])  # builds
+    first.start()
+    try:
+        assert at_host.wait(30)
+        np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    finally:
+        go.set()
+        first.join(30)
+    np.testing.assert_array_equal(found[0], X + X)
+    assert launch.record.state is State.REJECTED
+
+
 def test_a_quick_run_that_hangs_late(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Nothing can end it; the host answers all other calls, it is told, and the next process isolates the cluster."""
     monkeypatch.setattr(launch_module, "_SHORTEST_LIMIT", 0.2)

@@ -285,9 +285,12 @@ class GuardedLaunch(Launch):
             return call
 
         def shadowed(arrays: Arrays) -> Arrays:
-            if not schedule.is_due(record.calls):
-                return call(arrays)
-            return self._shadow_run(call, arrays, schedule)
+            if schedule.is_due(record.calls):
+                return self._shadow_run(call, arrays, schedule)
+            if schedule.is_first_under_way:
+                record.calls += 1
+                return self._from_host(arrays)
+            return call(arrays)
 
         return shadowed
 
@@ -415,6 +418,11 @@ class _Schedule:
     def is_synchronous(self) -> bool:
         """Whether the caller waits for the comparison."""
         return self._every is not None or self.last_right == self._begin
+
+    @property
+    def is_first_under_way(self) -> bool:
+        """Whether no comparison has been right yet, and another thread is at one: the host answers meanwhile."""
+        return self.last_right == self._begin and math.isinf(self.due)
 
     def is_due(self, calls: int) -> bool:
         """Whether the calling thread compares the call after `calls` others.
