@@ -84,7 +84,8 @@ def _check_in_worker(options: Options, settings: GuardSettings, disk: DiskCache 
         return
     from xrt_core.guard.capability import crashing_engines
 
-    for name in crashing_engines(settings, disk, events, named):
+    failed = crashing_engines(settings, disk, events, named)
+    for name in crashing_engines(settings, disk, events, failed) if failed else ():  # not a worker that others killed
         raise EngineUnavailableError(
             f"engine {name!r} ({options.source('engine')}) ended or hung the process in which it was imported and "
             "probed; leave it out, and tell its authors"
