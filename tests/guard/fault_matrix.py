@@ -120,7 +120,6 @@ def examine(cell: Cell, **more: Any) -> dict[str, Any]:
     Late faults are hit in the processes that `LATE_PROCESS` names. more: options of the module.
     """
     from tests.guard.guarded import captured_events, eventually, fallbacks, registered
-
     from xrt_core.guard import launch
 
     graph, x, want = two_outputs()

@@ -30,7 +30,7 @@ SAMPLE = [
         ("attribute_returns_int", "unguarded", 1), ("fingerprint_raises_group", "unguarded", 1),
         ("supports_raises_stop_iteration", "unguarded", 1), ("compile_raises_system_exit", "unguarded", 1),
         ("serialize_returns_none", "sync", 1), ("load_returns_text", "sync", 1),
-        ("delete_raises_generator_exit", "unguarded", 1), ("late_run_raises_interrupt", "unguarded", 4),
+        ("late_run_raises_interrupt", "unguarded", 4),
         ("first_run_reuses", "unguarded", 4), ("late_run_input_view", "sync", 4), ("late_run_wrong_order", "sync", 1),
         ("array_raises_unprintable", "unguarded", 1), ("shape_raises_interrupt", "sync", 1),
         ("length_raises", "unguarded", 1), ("run_threads", "sync", 4), ("run_nan", "background", 4),
