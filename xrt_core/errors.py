@@ -1,9 +1,19 @@
 """The exception hierarchy: every exception that XRT raises deliberately is an `XRTError`.
 
-A message names the offending value, its origin, and the remedy. `printable` is for what it quotes of others.
+A message names the offending value, its origin, and the remedy. `printable` is for what it quotes of others; `describe`
+and `is_from_program` are for the exceptions of others, of engines and plugins, which may be anything.
 """
 
 from __future__ import annotations
+
+import dis
+import functools
+import signal
+from types import CodeType
+from typing import Any, Final
+
+MESSAGE_LIMIT: Final = 2000
+"""Characters of the message of a foreign exception that are kept."""
 
 
 class XRTError(Exception):
@@ -119,3 +129,60 @@ def printable(text: str, lines: bool = True) -> str:
         return text
     kept = "\n\t" if lines else ""
     return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
+
+
+def describe(error: BaseException) -> str:
+    """The type and the message of an exception, at most `MESSAGE_LIMIT` printable characters. Never raises."""
+    try:
+        name = str(type(error).__name__)[:100]
+    except BaseException:
+        name = "an exception"
+    return f"{name}: {message_of(error)}"[:MESSAGE_LIMIT].removesuffix(": ")
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception, at most `MESSAGE_LIMIT` printable characters. Never raises."""
+    try:
+        text = str.__str__(str(error))
+    except BaseException:
+        return "(its message cannot be printed)"
+    return printable(text[:MESSAGE_LIMIT])
+
+
+def is_from_program(error: BaseException) -> bool:
+    """Whether an exception comes from the program around an engine's call, not from the engine: a Ctrl-C, or whatever
+    the program's signal handlers raise. Such an exception is the caller's.
+
+    The handler's frame is in the traceback. Python's own handler of SIGINT has none: its KeyboardInterrupt appears at
+    any instruction, and that of an engine at a `raise`.
+    """
+    try:
+        handlers = _handler_codes()
+        innermost = None
+        tb = error.__traceback__
+        while tb is not None:
+            if tb.tb_frame.f_code in handlers:
+                return True
+            innermost, tb = tb, tb.tb_next
+        if not isinstance(error, KeyboardInterrupt) or innermost is None:
+            return isinstance(error, KeyboardInterrupt)
+        instruction = innermost.tb_frame.f_code.co_code[innermost.tb_lasti]
+        return dis.opname[instruction] not in ("RAISE_VARARGS", "RERAISE")
+    except Exception:  # a traceback that cannot be read
+        return isinstance(error, KeyboardInterrupt)
+
+
+def _handler_codes() -> set[CodeType]:
+    """The code of the program's signal handlers."""
+    found = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        handler = getattr(handler, "__func__", handler)
+        code = getattr(handler, "__code__", None)
+        if code is None and callable(handler):
+            code = getattr(type(handler).__call__, "__code__", None)
+        if isinstance(code, CodeType):
+            found.add(code)
+    return found

@@ -16,10 +16,12 @@ import pytest
 
 from tests.guard.engines import Plain, Unserialisable
 from tests.guard.guarded import captured_events, chain, eventually, fallbacks, gone, is_running, module, registered
+from xrt_core.errors import EngineUnavailableError
 from xrt_core.guard.isolation import IS_SUPPORTED
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.module import XRTModule
 from xrt_core.testing import functions
+from xrt_core.testing.stage_faults import STAGE_FAULTS
 
 pytestmark = pytest.mark.skipif(
     not (IS_SUPPORTED and sys.platform.startswith("linux")), reason="needs POSIX, and looks at /proc"
@@ -143,3 +145,10 @@ def test_a_cluster_that_took_a_process_down(own_cache: pathlib.Path) -> None:
         assert (done.returncode == -signal.SIGKILL) == (how == "dies"), done.stderr
         told.append("in a child process" in done.stdout)
     assert told == [False, False, True, False]
+
+
+def test_a_named_engine_that_ends_the_process_when_it_is_probed() -> None:
+    """It does so in a worker, and is refused with the reason."""
+    graph, _, _ = chain()
+    with registered(STAGE_FAULTS["probe_crashes"]), pytest.raises(EngineUnavailableError, match="ended or hung"):
+        module(graph, "probe_crashes", **ISOLATED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.guard.guarded import eventually
+from xrt_core.cache.live_notes import LiveNotes
 from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
 from xrt_core.errors import InputError, InternalError
 from xrt_core.guard import launch as launch_module
@@ -278,6 +281,60 @@ def test_the_limit_that_nobody_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slow._timed.seconds == 200.0
     slow._limit_time(Does(right), False)
     assert slow._timed is None
+
+
+def test_no_call_overtakes_the_first_comparison() -> None:
+    """While one thread compares the first result with the host's, which is wrong, others get the host's."""
+    at_host, go = threading.Event(), threading.Event()
+
+    def compare(arrays: Sequence[Any]) -> Any:
+        if threading.current_thread() is first:
+            at_host.set()
+            go.wait(30)
+        return [arrays[0] + arrays[1]]
+
+    guard = Guard(_with(shadow=None), live=Does(lambda i: [r.array * 2 for r in right(i)]))
+    launch = launch_of(guard, host=lambda: compare)
+    found: list[Any] = []
+    first = threading.Thread(target=lambda: found.append(launch([X, X])[0]))
+    launch([X, X])  # builds
+    first.start()
+    try:
+        assert at_host.wait(30)
+        np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    finally:
+        go.set()
+        first.join(30)
+    np.testing.assert_array_equal(found[0], X + X)
+    assert launch.record.state is State.REJECTED
+
+
+def test_a_quick_run_that_hangs_late(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Nothing can end it; the host answers all other calls, it is told, and the next process isolates the cluster."""
+    monkeypatch.setattr(launch_module, "_SHORTEST_LIMIT", 0.2)
+    free, hangs = threading.Event(), False
+    launch = live(Does(lambda i: (hangs and free.wait(30), right(i))[1]), settings=_with(run_timeout=None))
+    notes = LiveNotes(tmp_path)
+    launch.note = notes.begin("a1" * 32)
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:  # busy for longer than a run may take
+        launch([X, X])
+    assert launch._timed is None
+    assert failures_of(launch) == []
+    hangs = True
+    found: list[Any] = []
+    caller = threading.Thread(target=lambda: found.append(launch([X, X])[0]))
+    caller.start()
+    try:
+        assert eventually(lambda: launch.record.state is State.FAILED, 20)
+        np.testing.assert_array_equal(launch([X, X])[0], X + X)
+        assert failures_of(launch) == [("run", "hung")]
+        assert notes.is_suspect("a1" * 32)
+        assert not found
+    finally:
+        free.set()
+        caller.join(20)
+    np.testing.assert_array_equal(np.asarray(found[0]), X + X)
 
 
 def test_a_limit_for_runs_changes_no_result() -> None:

@@ -102,6 +102,12 @@ INVALID: dict[str, tuple[str, list[Any], int, int, dict[str, Any], str]] = {
     "Einsum, result": ("Einsum", [_f(2, 2)], 1, 0, {"equation": "ij->k"}, "only letters of the terms"),
     "Attention, heads": ("Attention", [_f(1, 2, 6)] * 3, 1, 0, {"q_num_heads": 4, "kv_num_heads": 2}, "divide the 6"),
     "GatherND, batch_dims": ("GatherND", [_f(2, 3), _ints(0, 0).reshape(2, 1)], 1, 0, {"batch_dims": 2}, "batch_dims"),
+    "SoftmaxCrossEntropyLoss, weight": (
+        "SoftmaxCrossEntropyLoss", [_f(3, 5), _ints(1, 1, 0), _f(2)], 1, 0, {}, r"weight is .*2.* one for each class",
+    ),
+    "NegativeLogLikelihoodLoss, weight": (
+        "NegativeLogLikelihoodLoss", [_f(3, 5), _ints(1, 1, 0), _f(5, 1)], 1, 0, {}, "one for each class",
+    ),
     "Cast, to": ("Cast", [_f(2)], 1, 0, {"to": 99}, "to = 99; Cast allows the number of an ONNX element type"),
 }  # fmt: skip
 

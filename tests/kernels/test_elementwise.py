@@ -52,6 +52,8 @@ def test_powers_of_integers(run: Any) -> None:
     x = np.array([2, -2, 1, -1, -1, 3, 3037000499], np.int64)
     y = np.array([-1, -3, -5, -5, -4, 4, 2], np.int32)
     np.testing.assert_array_equal(run(node_case("Pow", 15, [x, y]))[0], [0, 0, 1, -1, 1, 81, 9223372030926249001])
+    least = np.array([-(2**63)] * 3)
+    np.testing.assert_array_equal(run(node_case("Pow", 15, [np.array([1, -1, 2]), least]))[0], [1, 1, 0])
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -40,16 +40,24 @@ _MOST_SUSPECTS: Final = 1024
 
 
 class Note:
-    """The note about one executable. Whoever runs it sets `flags[slot()]` to 1 for the time of the run."""
+    """The note about one executable. Whoever runs it sets `flags[slot()]` to any number for the time of the run."""
 
-    def __init__(self, flags: memoryview, notes: LiveNotes, row: int) -> None:
+    THREADS: Final = _THREADS
+    """How many flags there are, a power of two."""
+
+    def __init__(self, flags: memoryview, notes: LiveNotes, row: int, digest: str) -> None:
         self.flags = flags
+        self._notes, self._digest = notes, digest
         weakref.finalize(self, notes.free, row).atexit = False
+
+    def suspect(self) -> None:
+        """Make the executable a suspect now: the next process that loads it isolates it."""
+        self._notes.suspect(self._digest)
 
     @staticmethod
     def slot() -> int:
         """The flag of this thread. Threads may share one: a note then ends early, which loses a suspicion at most."""
-        return (threading.get_ident() >> 12) % _THREADS
+        return threading.get_ident() >> 12 & _THREADS - 1
 
 
 class LiveNotes:
@@ -75,7 +83,7 @@ class LiveNotes:
             row = self._free.pop()
             at = row * _ROW
             rows[at : at + _ROW] = digest.encode()[:_DIGEST].ljust(_ROW, b"\0")
-            return Note(rows[at + _DIGEST : at + _ROW], self, row)
+            return Note(rows[at + _DIGEST : at + _ROW], self, row, digest)
 
     def free(self, row: int) -> None:
         """End a note. In a forked process nothing: the memory is shared with the parent, whose note it is."""
@@ -91,6 +99,11 @@ class LiveNotes:
         with self._lock:
             self._open()
             return (self._folder / f"{digest}{_SUSPECT}").exists()
+
+    def suspect(self, digest: str) -> None:
+        """See `Note.suspect`."""
+        with self._lock, contextlib.suppress(OSError):
+            (self._folder / f"{digest}{_SUSPECT}").touch(PRIVATE)
 
     def isolated(self, digest: str, is_sound: bool) -> None:
         """A suspect runs in a child process. is_sound: False once that process has ended within a run too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from xrt_core.compiler.passes import PassContext
 from xrt_core.compiler.services import Services
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
+from xrt_core.engine.boundary import preserved_state
 from xrt_core.engine.device_kinds import CPU
 from xrt_core.errors import PassError
 from xrt_core.explanation import Explanation
@@ -150,7 +152,9 @@ class Pipeline:
             host_on_device=not services.place.on_cpu,
             convert=lambda g: insert_converters(g, has_converter, (AUTO,) if services.auto else ()),
         )
-        outlined = self._run_passes("engines", graph, context, services.passes["engines"])
+        # an engine may load its library when it is first asked about a node
+        with preserved_state("an engine that was asked about nodes") if optimised.engines else nullcontext():
+            outlined = self._run_passes("engines", graph, context, services.passes["engines"])
         report = context.results.report
         assert report is not None
         # without the graph itself, whose tables of producers and consumers are no longer needed

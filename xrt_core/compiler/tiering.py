@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from xrt_core.cache.disk import open_cache
+from xrt_core.cache.disk import DiskCache, open_cache
 from xrt_core.cache.model_file import ModelFile
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.services import Chosen, Services, build_services
 from xrt_core.compiler.stages import Captured, Planned
-from xrt_core.errors import XRTError
+from xrt_core.errors import EngineUnavailableError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.timeouts import in_background, native_call
@@ -50,12 +50,19 @@ def pipeline_for(
     """
     settings = GuardSettings.of(options, saved is not None and not saved.has_verdicts)
     waits = settings is None or not settings.asynchronous or saved is not None or options.target is not None
+    disk = open_cache(options.cache, options.cache_dir, options.cache_bytes)
+    if settings is not None and settings.isolated:
+        _check_in_worker(options, settings, disk, events)
     if settings is None or waits or options.engine == (HOST,):
-        return Pipeline(build_services(options, choose(()), events, saved))
+        without: Collection[str] = ()
+        if settings is not None and saved is None and _any_engine_will_do(options):
+            from xrt_core.guard.capability import crashing_engines
+
+            without = crashing_engines(settings, disk, events)
+        return Pipeline(build_services(options, choose(without), events, saved))
     chosen = None if _any_engine_will_do(options) else choose(())
     if chosen is not None and not chosen:
         return Pipeline(build_services(options, (), events))
-    disk = open_cache(options.cache, options.cache_dir, options.cache_bytes)
     background = BackgroundCompiler(settings, ", ".join(options.engine or (AUTO,)), disk, events)
     host = build_services(options, (), events, host_only=True)
 
@@ -67,6 +74,22 @@ def pipeline_for(
     if options.engine_options or any(rule.engine != HOST for rule in host.rules):
         _ = pipeline.accelerated  # raises if an engine cannot be used
     return pipeline
+
+
+def _check_in_worker(options: Options, settings: GuardSettings, disk: DiskCache | None, events: EventLog) -> None:
+    """Raises EngineUnavailableError where a named engine ends or hangs the worker in which it is imported and probed:
+    one that is to be isolated must not do so here."""
+    named = [n for n in options.engine or () if n not in (HOST, AUTO)]
+    if not named:
+        return
+    from xrt_core.guard.capability import crashing_engines
+
+    failed = crashing_engines(settings, disk, events, named)
+    for name in crashing_engines(settings, disk, events, failed) if failed else ():  # not a worker that others killed
+        raise EngineUnavailableError(
+            f"engine {name!r} ({options.source('engine')}) ended or hung the process in which it was imported and "
+            "probed; leave it out, and tell its authors"
+        )
 
 
 def _any_engine_will_do(options: Options) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dis
 import functools
 import gc
 import locale
@@ -26,7 +25,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
@@ -44,78 +43,28 @@ from xrt_core.engine.contract import (
     Tolerance,
 )
 from xrt_core.engine.device_kinds import device_kind, kinds, number_of
-from xrt_core.errors import CompileError, EngineError, ExecutionError, PluginError, XRTError, printable
+from xrt_core.errors import (
+    CompileError,
+    EngineError,
+    ExecutionError,
+    PluginError,
+    XRTError,
+    describe,
+    is_from_program,
+    message_of,
+    printable,
+)
 from xrt_core.events import process_events
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter, operators_of
 from xrt_core.ir.graph import Node, Phase, Support
 
 T = TypeVar("T")
 
-MESSAGE_LIMIT: Final = 2000
-"""Characters of a message that are kept."""
-
 _FINGERPRINT_LIMIT: Final = 1000
 _PRIORITY_LIMIT: Final = 1_000_000
 
 
 # --- exceptions -------------------------------------------------------------------------------------------------------
-
-
-def describe(error: BaseException) -> str:
-    """The type and the message of an exception, at most `MESSAGE_LIMIT` printable characters. Never raises."""
-    try:
-        name = str(type(error).__name__)[:100]
-    except BaseException:
-        name = "an exception"
-    return f"{name}: {message_of(error)}"[:MESSAGE_LIMIT].removesuffix(": ")
-
-
-def message_of(error: BaseException) -> str:
-    """The message of an exception, at most `MESSAGE_LIMIT` printable characters. Never raises."""
-    try:
-        text = str.__str__(str(error))
-    except BaseException:
-        return "(its message cannot be printed)"
-    return printable(text[:MESSAGE_LIMIT])
-
-
-def is_from_program(error: BaseException) -> bool:
-    """Whether an exception comes from the program around an engine's call, not from the engine: a Ctrl-C, or whatever
-    the program's signal handlers raise. Such an exception is the caller's.
-
-    The handler's frame is in the traceback. Python's own handler of SIGINT has none: its KeyboardInterrupt appears at
-    any instruction, and that of an engine at a `raise`.
-    """
-    try:
-        handlers = _handler_codes()
-        innermost = None
-        tb = error.__traceback__
-        while tb is not None:
-            if tb.tb_frame.f_code in handlers:
-                return True
-            innermost, tb = tb, tb.tb_next
-        if not isinstance(error, KeyboardInterrupt) or innermost is None:
-            return isinstance(error, KeyboardInterrupt)
-        instruction = innermost.tb_frame.f_code.co_code[innermost.tb_lasti]
-        return dis.opname[instruction] not in ("RAISE_VARARGS", "RERAISE")
-    except Exception:  # a traceback that cannot be read
-        return isinstance(error, KeyboardInterrupt)
-
-
-def _handler_codes() -> set[CodeType]:
-    """The code of the program's signal handlers."""
-    found = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        handler = getattr(handler, "__func__", handler)
-        code = getattr(handler, "__code__", None)
-        if code is None and callable(handler):
-            code = getattr(type(handler).__call__, "__code__", None)
-        if isinstance(code, CodeType):
-            found.add(code)
-    return found
 
 
 def failure_of(error: BaseException, subject: str, kind: type[XRTError] = EngineError) -> XRTError:
@@ -455,7 +404,8 @@ class EngineProxy(Engine):
 
     def fingerprint(self, device: str) -> str:
         """See `Engine.fingerprint`. Raises PluginError for what is no short text."""
-        found = call_engine(f"{self._subject}: fingerprint", PluginError, self.inner.fingerprint, device)
+        with preserved_state(self._subject):
+            found = call_engine(f"{self._subject}: fingerprint", PluginError, self.inner.fingerprint, device)
         if not _is_text(found) or len(found) > _FINGERPRINT_LIMIT:
             raise PluginError(
                 f"{self._subject} of {self._package}: its fingerprint for {device} is {clipped(found)}; expected a "

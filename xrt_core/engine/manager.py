@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from xrt_core.engine.boundary import EngineProxy, call_engine, inner_of
+from xrt_core.engine.boundary import EngineProxy, call_engine, inner_of, preserved_state
 from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
 from xrt_core.engine.converters import HOST, Convert, add_rows, converters, owner_of
 from xrt_core.engine.device_kinds import add_rows as add_device_kinds
@@ -91,7 +91,8 @@ class EngineManager:
         with self._lock:
             engine = self._engines.get(name)
             if engine is None:
-                engine = self._load(name)
+                with preserved_state(f"engine {name!r}"):  # importing it may load its library
+                    engine = self._load(name)
                 self._engines[name] = engine
             return engine
 

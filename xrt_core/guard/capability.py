@@ -11,7 +11,7 @@ import contextlib
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -68,11 +68,10 @@ class Capabilities:
     def query(self, graph: Graph, nodes: Sequence[Node], phase: Phase) -> Mapping[str, Answers]:
         """What engines say about nodes of a graph, by engine; nothing of those that a worker cannot answer for. Engines
         that fail the worker are excluded. Raises Cancelled."""
-        compilation, task, disk = self.compilation, current_task(), _readable(self._disk)
-        settings = self._settings
-        if not (nodes and settings.sandbox) or (task is None and settings.asynchronous and not settings.isolated):
+        compilation, disk = self.compilation, _readable(self._disk)
+        task = _asking_task(self._settings, self)
+        if task is None or not (nodes and self._settings.sandbox):
             return {}
-        task = task or BackgroundTask(self, lambda: True)
         found: dict[str, Answers] = {}
         failed: dict[str, WorkerFailure] = {}
         try:
@@ -120,17 +119,19 @@ class Capabilities:
                 self.compilation = self.all_engines.without(self.excluded)
 
 
-def crashing_engines(settings: GuardSettings, disk: DiskCache | None, events: EventLog) -> list[str]:
-    """Names of the known engines that fail a worker in which they are imported and probed. Only for background tasks;
-    elsewhere, and without a sandbox, none is asked. Raises Cancelled."""
-    task = current_task()
+def crashing_engines(
+    settings: GuardSettings, disk: DiskCache | None, events: EventLog, names: Collection[str] = ()
+) -> list[str]:
+    """Those of these engines, by default of all that are known, that fail a worker in which they are imported and
+    probed. Without a sandbox none is asked, nor by a thread that should not wait (`Capabilities`). Raises Cancelled."""
+    task = _asking_task(settings, crashing_engines)
     if task is None or not settings.sandbox:
         return []
     found, readable = [], _readable(disk)
     # an engine that this process registered has no version, and may be another one in the next process
     versions = {line.name: line for line in process_engines.listing(probe=False) if line.version}
     with _Requests(settings, task) as requests:
-        for name in process_engines.names():
+        for name in (n for n in process_engines.names() if not names or n in names):
             line = None if readable is None else versions.get(name)
             key = None if line is None else probe_key(name, line.package, line.version)
             if key is not None and read_json(key, None, readable, dict[str, str]) is not None:
@@ -146,6 +147,14 @@ def crashing_engines(settings: GuardSettings, disk: DiskCache | None, events: Ev
                     write_json(key, f"probe of {name}", None, readable, {})
     check_cancelled()
     return found
+
+
+def _asking_task(settings: GuardSettings, owner: object) -> BackgroundTask | None:
+    """The task that asks a worker: this thread's own; for a caller that waits for the guard anyway a new one; None for
+    other callers."""
+    if settings.asynchronous and not settings.isolated:
+        return current_task()
+    return current_task() or BackgroundTask(owner, lambda: True)
 
 
 def function_of(nodes: Sequence[Node], graph: Graph) -> Function:
@@ -166,7 +175,9 @@ def answer(request: Mapping[str, Any], engine_of: Callable[[Mapping[str, str]], 
         with contextlib.suppress(EngineError):  # an engine that refuses by an error is safe
             engine = engine_of(described) if "module" in described else process_engines.get(described["name"])
             if engine.automatic:
-                process_engines.status(engine.name)
+                status = process_engines.status(engine.name)
+                for device in status.devices or engine.devices:  # what the caller's process asks next
+                    engine.fingerprint(device)
         return {}
     function, engine = read_function(pathlib.Path(request["folder"])), engine_of(described)
     found = [ask_support(engine, n, request["device"], request["phase"]) for n in function.body.nodes]
@@ -226,8 +237,8 @@ class _Requests:
             if e.kind == "unusable":
                 return None
             raise
-        if found.error is not None and found.kind == "memory":
-            raise WorkerFailure("memory", found.error)
+        if found.error is not None and found.kind in ("memory", "side effect"):
+            raise WorkerFailure(found.kind, found.error)
         return None if found.error is not None else found
 
 

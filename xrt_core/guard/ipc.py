@@ -52,7 +52,7 @@ class Message:
     stage: Literal["compiling", "verifying"] | None = None
     engine: str = ""
     error: str | None = None
-    kind: Literal["memory", "raised", "unusable"] = "raised"
+    kind: Literal["memory", "raised", "side effect", "unusable"] = "raised"
     outcome: Outcome | None = None
     supports: tuple[Support, ...] | None = None
     fault: str = ""

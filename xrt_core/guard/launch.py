@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import get_ident
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from xrt_core.errors import BrokenContextError, ExecutionError, InputError, XRTE
 from xrt_core.events import Kind
 from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
-from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call
+from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call, watchdog
 from xrt_core.guard.worker_pool import WorkerFailure
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.runtime.arrays import Range, to_numpy
@@ -134,13 +135,29 @@ class GuardedLaunch(Launch):
         self._call = self._shadowed(self._on_probation)
 
     def _limit_time(self, executable: Executable, any_thread: bool) -> None:
-        given = self._settings.run_timeout
-        seconds = max(_SHORTEST_LIMIT, _LIMIT * self._host_seconds()) if given is None else given
+        given, seconds = self._settings.run_timeout, self._longest_run()
         self._timed = None
         if isinstance(executable, IsolatedExecutable):
             executable.seconds = seconds or math.inf
         elif seconds and (any_thread or given is not None):
             self._timed = TimedCaller(seconds)
+
+    def _longest_run(self) -> float:
+        """The seconds that a run may take; 0.0 for any number."""
+        given = self._settings.run_timeout
+        return max(_SHORTEST_LIMIT, _LIMIT * self._host_seconds()) if given is None else given
+
+    def _hangs(self, executable: Executable) -> None:
+        """A run has not come back. Its caller cannot be helped; the host answers all others."""
+        note, seconds = self.note, self._longest_run()
+        if self.executable is executable:
+            if note is not None:
+                note.suspect()
+            message = (
+                f"a run has not come back within {seconds:g} s; as it cannot be ended, its caller waits for it. A run "
+                "that hangs is ended with guard_run_timeout, and with guard='isolated'"
+            )
+            self._count(executable, ExecutionError(message), "hung")
 
     def _host_seconds(self) -> float:
         """What the host takes for a call, as far as is known; 0.0 for nothing."""
@@ -242,7 +259,10 @@ class GuardedLaunch(Launch):
         def run(arrays: Arrays) -> Arrays:
             return check.results(execute.run(check.inputs(arrays)))
 
-        noted = run if self.note is None else _noted(run, self.note)
+        marks = memoryview(bytearray(Note.THREADS)) if self.note is None else self.note.flags
+        if timed is None and (seconds := self._longest_run()):
+            watchdog.watch(executable, marks, seconds, self._hangs)
+        noted = _noted(run, marks, record)
         limited: HostRun = noted if timed is None else partial(timed, noted)
 
         def call(arrays: Arrays) -> Arrays:
@@ -283,9 +303,12 @@ class GuardedLaunch(Launch):
             return call
 
         def shadowed(arrays: Arrays) -> Arrays:
-            if not schedule.is_due(record.calls):
-                return call(arrays)
-            return self._shadow_run(call, arrays, schedule)
+            if schedule.is_due(record.calls):
+                return self._shadow_run(call, arrays, schedule)
+            if schedule.is_first_under_way:
+                record.calls += 1
+                return self._from_host(arrays)
+            return call(arrays)
 
         return shadowed
 
@@ -357,7 +380,7 @@ class GuardedLaunch(Launch):
         def run(arrays: Arrays) -> Arrays:
             return self._check.results(executable.run(self._check.inputs(arrays)))
 
-        noted = run if self.note is None else _noted(run, self.note)
+        noted = run if self.note is None else _noted(run, self.note.flags, self.record)
         return noted(arrays) if self._timed is None else self._timed(noted, arrays)
 
     def _fall_back(self, executable: Executable, arrays: Arrays, error: XRTError, kind: Kind) -> Arrays:
@@ -413,6 +436,11 @@ class _Schedule:
     def is_synchronous(self) -> bool:
         """Whether the caller waits for the comparison."""
         return self._every is not None or self.last_right == self._begin
+
+    @property
+    def is_first_under_way(self) -> bool:
+        """Whether no comparison has been right yet, and another thread is at one: the host answers meanwhile."""
+        return self.last_right == self._begin and math.isinf(self.due)
 
     def is_due(self, calls: int) -> bool:
         """Whether the calling thread compares the call after `calls` others.
@@ -492,17 +520,18 @@ def _after_fork() -> None:
 in_forked_process(_after_fork)
 
 
-def _noted(run: HostRun, note: Note) -> HostRun:
-    """`run`, noted while it lasts."""
-    flags, slot = note.flags, note.slot
+def _noted(run: HostRun, marks: memoryview, record: ClusterRecord) -> HostRun:
+    """`run`, marked while it lasts: for the next process, and for the watchdog, to which each run has a mark of its
+    own."""
+    last = Note.THREADS - 1  # `Note.slot`, without a call
 
     def noted(arrays: Arrays) -> Arrays:
-        i = slot()
-        flags[i] = 1
+        i = get_ident() >> 12 & last
+        marks[i] = record.calls & 127 | 128
         try:
             return run(arrays)
         finally:
-            flags[i] = 0
+            marks[i] = 0
 
     return noted
 

@@ -21,11 +21,10 @@ import numpy as np
 from xrt_core.cache.disk import DiskCache
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.cache.store import Compilation
-from xrt_core.engine.boundary import describe
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.engine.forking import each_in_forked_process
-from xrt_core.errors import XRTError
+from xrt_core.errors import XRTError, describe
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.builder import ClusterBuilder, kind_of
 from xrt_core.guard.capability import Capabilities

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.engine.boundary import Aspect, changed, restore, snapshot
+from xrt_core.engine.boundary import Aspect, State, changed, restore, snapshot
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, Tolerance
 from xrt_core.events import Event, subscribe
 from xrt_core.guard.worker_pool import own_memory
@@ -64,14 +64,15 @@ class StressTest:
     def __init__(self, owns_process: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self._owns_process = owns_process
         self._clock = clock
-        self._threads = set(threading.enumerate())
         self._children = _children()
+        self._before: tuple[State, set[threading.Thread]] | None = None
 
     @contextlib.contextmanager
     def compiling(self, candidate: str) -> Iterator[None]:
         """Watch what a compilation changes in the process, for the candidate's test."""
         with watched(_engine(candidate), "when it compiled") if self._owns_process else contextlib.nullcontext():
             yield
+        self._before = (snapshot(), set(threading.enumerate())) if self._owns_process else None
 
     def __call__(
         self, candidate: Candidate, executable: Executable, checkers: Sequence[ResultChecker], seconds: float
@@ -83,7 +84,7 @@ class StressTest:
             reason = test.held()
             return StressResult(reason) if reason else StressResult(serialised=not test.is_right_on_threads())
         serialised = False
-        with watched(name, "when it ran", ("always", "run")):
+        with watched(name, "when it ran", ("always", "run"), self._before):  # the runs before this test as well
             reason = test.held()
             if not reason:
                 serialised = not test.is_right_on_threads()
@@ -92,28 +93,20 @@ class StressTest:
                 reason = test.leaks()
         if new := _children() - self._children:
             _note(name, f"it started {len(new)} processes that stay")
-        self._find_lasting_threads(name)
         reason = reason or _harmful.get(name, "")
         return StressResult(reason, serialised, tuple(_notes.get(name, ())))
 
-    def _find_lasting_threads(self, engine: str) -> None:
-        """Find threads that the program would wait for before it ends."""
-        until = self._clock() + _GRACE
-        while lasting := [t for t in threading.enumerate() if t not in self._threads and _is_waited_for(t)]:
-            if self._clock() > until:
-                self._threads.update(lasting)  # not those of the next candidate
-                names = ", ".join(repr(t.name[:50]) for t in lasting[:3])
-                reason = f"{SIDE_EFFECT}it started threads that keep the program from ending: {names}"
-                _harmful.setdefault(engine, reason)
-                return
-            time.sleep(_GRACE / 20)
-
 
 @contextlib.contextmanager
-def watched(engine: str, when: str, harmful: Collection[str] = ("always",)) -> Iterator[None]:
+def watched(
+    engine: str,
+    when: str,
+    harmful: Collection[str] = ("always",),
+    begin: tuple[State, Collection[threading.Thread]] | None = None,
+) -> Iterator[None]:
     """Note what changes in the process, and restore it. when: for messages. harmful: values of `Aspect.rejects` that
-    reject the engine."""
-    before = snapshot()
+    reject the engine. begin: the state and the threads of before, if not those of now."""
+    before, threads = (snapshot(), threading.enumerate()) if begin is None else begin
 
     def listen(event: Event) -> None:
         if event.name == "state.restored":
@@ -132,6 +125,24 @@ def watched(engine: str, when: str, harmful: Collection[str] = ("always",)) -> I
                 _harmful.setdefault(engine, SIDE_EFFECT + text)
             _note(engine, text)
         restore(found, before)
+        _find_lasting_threads(engine, threads, when)
+
+
+def _find_lasting_threads(engine: str, before: Collection[threading.Thread], when: str) -> None:
+    """Find threads that the program would wait for before it ends."""
+    until = time.monotonic() + _GRACE
+    while lasting := [t for t in threading.enumerate() if t not in before and _is_waited_for(t)]:
+        if time.monotonic() > until:
+            names = ", ".join(repr(t.name[:50]) for t in lasting[:3])
+            reason = f"{SIDE_EFFECT}it started threads that keep the program from ending {when}: {names}"
+            _harmful.setdefault(engine, reason)
+            return
+        time.sleep(_GRACE / 20)
+
+
+def harm_of(engine: str) -> str:
+    """What rejects an engine, of all that it has changed in this process so far; "" for nothing."""
+    return _harmful.get(engine, "")
 
 
 def _note(engine: str, note: str) -> None:

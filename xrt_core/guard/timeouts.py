@@ -4,6 +4,11 @@ Python can neither stop a thread that is inside native code nor finish while one
 after finalization, the interpreter unwinds its stack, which C++ answers with abort(). Hence a call that exceeds its
 limit is abandoned on its daemon thread, cancelled work ends at the next `check_cancelled`, and shutdown waits up to
 five seconds until no thread is inside a `native_call`, while no new one may begin.
+
+The watchdog finds runs that hang where a time limit of their own, which takes another thread, would cost too much.
+Whoever runs an executable marks a byte of its thread for the time of the run, with another mark for each run. One
+thread looks at the marks of all: one that stays for as long as a run may take is of a run that hangs. Such a run cannot
+be ended; but others can be kept from it, it can be told, and be noted for the next process.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -23,6 +29,9 @@ from xrt_core.engine.forking import in_forked_process
 T = TypeVar("T")
 
 _SHUTDOWN_SECONDS: Final = 5.0
+_LONGEST_PAUSE: Final = 1.0  # seconds between two looks of the watchdog
+_LOOKS: Final = 8
+"""Looks within the shortest limit. A mark that is the same at all of them is of one run: there are 128 marks."""
 _SHORTEST_WAIT: Final = 0.01  # seconds; while a limit is suspended its waiter looks no more often than this
 
 
@@ -146,6 +155,73 @@ def call_with_timeout(seconds: float, call: Callable[..., T], *args: Any) -> T:
         caller.close()
 
 
+# --- the watchdog -----------------------------------------------------------------------------------------------------
+
+
+class _Watched:
+    """The marks of one executable. seconds: that a run may take. hangs: is told of a run that takes longer, once."""
+
+    def __init__(self, marks: memoryview, seconds: float, hangs: weakref.WeakMethod[Callable[[Any], object]]) -> None:
+        self.seconds = seconds
+        self._marks = marks
+        self._hangs = hangs
+        self._since: dict[int, tuple[int, float]] = {}  # byte -> its mark, and when it was first seen
+
+    def look(self, executable: object, now: float) -> bool:
+        """Tell of a run that hangs. Returns whether there is more to look for."""
+        hangs = self._hangs()
+        if hangs is None:
+            return False
+        for i, mark in enumerate(self._marks.tobytes()):
+            known = self._since.get(i)
+            if not mark:
+                self._since.pop(i, None)
+            elif known is None or known[0] != mark:
+                self._since[i] = mark, now
+            elif now - known[1] > self.seconds:
+                hangs(executable)
+                return False
+        return True
+
+
+class Watchdog:
+    """One thread, which is there as long as there is something to look at."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: list[tuple[weakref.ref[Any], _Watched]] = []
+        self._thread: threading.Thread | None = None
+
+    def watch(self, executable: object, marks: memoryview, seconds: float, hangs: Callable[[Any], object]) -> None:
+        """Look at the marks of an executable as long as it lives. hangs: a method of an object that may end; it is
+        called with the executable, in the thread of the watchdog, when a run takes longer than `seconds`."""
+        entry = weakref.ref(executable), _Watched(marks, seconds, weakref.WeakMethod(hangs))
+        with self._lock:
+            self._watched.append(entry)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="xrt-watchdog", daemon=True)
+                self._thread.start()
+
+    def _look(self) -> None:
+        while True:
+            with self._lock:
+                watched = list(self._watched)
+                if not watched:
+                    self._thread = None
+                    return
+            now = time.monotonic()
+            over = [e for e in watched if (made := e[0]()) is None or not e[1].look(made, now)]
+            made = None
+            with self._lock:
+                self._watched = [e for e in self._watched if e not in over]
+            pause = min([_LONGEST_PAUSE, *(w.seconds / _LOOKS for _, w in watched)])
+            del watched, over
+            time.sleep(pause)
+
+
+watchdog = Watchdog()
+
+
 # --- cancellation -----------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +332,7 @@ def _after_fork() -> None:
     """The threads of the parent do not exist in a forked process."""
     global _no_native_call, _native_calls
     _no_native_call, _native_calls = threading.Condition(), 0
+    watchdog.__init__()  # type: ignore[misc]
 
 
 in_forked_process(_after_fork)

@@ -34,7 +34,7 @@ from xrt_core.guard.capability import answer
 from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
 from xrt_core.guard.ipc import read_arrays, read_function
 from xrt_core.guard.isolation import serve
-from xrt_core.guard.stress import SerialExecutable, watched
+from xrt_core.guard.stress import SerialExecutable, harm_of, watched
 from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.verify.evaluate import EvaluationSettings, difference
@@ -146,8 +146,12 @@ def engine_of(described: Mapping[str, str]) -> Engine:
 def _answer(request: Mapping[str, Any], send: Send) -> dict[str, Any]:
     try:
         if "query" in request:
-            with watched(request["engine"]["name"], f"at the query {request['query']!r}"):
-                return answer(request, engine_of)
+            name = request["engine"]["name"]
+            with watched(name, when := f"at the query {request['query']!r}"):
+                found = answer(request, engine_of)
+            if request["query"] == "probe" and when in (harm := harm_of(name)):
+                return {"error": harm, "kind": "side effect"}  # importing it would do so to the caller's process
+            return found
         return {"outcome": run_job(request, send).to_json()}
     except Exception as e:
         return _error(e)

@@ -507,6 +507,13 @@ def _mean_variance(node: Node) -> str | None:
     return None if rank is None else _axes_fault(axes, rank)
 
 
+def _loss_weight(node: Node) -> str | None:
+    scores, weight = _shape(node, 0), _shape(node, 2)
+    if scores is None or weight is None or len(scores) < 2 or _fits(weight, scores[1:2]):
+        return None
+    return f"weight is {_dims(weight)}; scores {_dims(scores)} need one for each class, the second axis"
+
+
 def _gather_nd(node: Node) -> str | None:
     batch, x, indices = node.attributes.get("batch_dims", 0), _shape(node, 0), _shape(node, 1)
     if not isinstance(batch, int) or x is None or indices is None:
@@ -614,6 +621,7 @@ _AGREEMENTS: Final[Mapping[str, tuple[Agreement, ...]]] = MappingProxyType({
     **dict.fromkeys(_REDUCTIONS, (_axes(1, 18),)),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool", "MaxUnpool"), (_pool,)),
     **dict.fromkeys(("Conv", "ConvInteger", "DeformConv"), (_convolution(0, 1),)),
+    **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), (_loss_weight,)),
     **dict.fromkeys(_GATES, (_recurrent,)),
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), (_blocks,)),
     "Attention": (_heads,),

@@ -110,8 +110,9 @@ def mod(ctx: OpContext, a: Any, b: Any) -> Any:
 def _integer_power(xp: Any, x: Any, y: Any) -> Any:
     work = np.dtype(np.uint64 if x.dtype == np.uint64 else np.int64)
     base, negative = x.astype(work), y < 0
-    magnitude = xp.where(negative, -y.astype(np.int64), y.astype(np.int64)) if y.dtype.kind == "i" else y
-    power = xp.power(base, magnitude.astype(work))
+    # of a negative power only whether it is odd matters, see below
+    exponent = xp.where(negative, y.astype(np.int64) & 1, y.astype(np.int64)) if y.dtype.kind == "i" else y
+    power = xp.power(base, exponent.astype(work))
     if y.dtype.kind == "u":
         return power
     # 1 / x**n is 0 for every integer but 1 and -1, whose powers are their own reciprocals

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from xrt_core.errors import PluginError
+from xrt_core.errors import MESSAGE_LIMIT, PluginError, describe, is_from_program
 from xrt_core.events import process_events
 
 if TYPE_CHECKING:
@@ -162,16 +162,19 @@ class Discovery:
             value: Any = importlib.import_module(module)
             for attribute in attributes.split(".") if attributes else ():
                 value = getattr(value, attribute)
-        except KeyboardInterrupt:
-            raise
         except BaseException as e:  # a plugin may do anything at all while it is imported
+            if is_from_program(e):
+                raise
             seconds = time.perf_counter() - start
-            process_events.emit("plugin.broken", seconds=seconds, plugin=plugin.name, error=repr(e))
+            told = describe(e)
+            process_events.emit("plugin.broken", seconds=seconds, plugin=plugin.name, error=told)
             message = (
-                f"plugin {plugin.name!r} of {plugin.owner} cannot be imported: {type(e).__name__}: {e}; mend or "
+                f"plugin {plugin.name!r} of {plugin.owner} cannot be imported: {told}; mend or "
                 f"upgrade {plugin.package}, or set {DISABLE_VARIABLE}={plugin.name}"
             )
-            return _Outcome(message=message, cause=e, seconds=seconds)
+            # a cause that whoever prints a traceback can read
+            cause = e if isinstance(e, Exception) and len(told) < MESSAGE_LIMIT else None
+            return _Outcome(message=message, cause=cause, seconds=seconds)
         seconds = time.perf_counter() - start
         level = logging.INFO if seconds > SLOW_IMPORT_SECONDS else logging.DEBUG
         process_events.emit("plugin.imported", level=level, seconds=seconds, plugin=plugin.name)

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from xrt_core import events
-from xrt_core.errors import PluginError, XRTError
+from xrt_core.errors import PluginError, XRTError, describe, is_from_program, message_of
 from xrt_core.plugins.discovery import DISABLE_VARIABLE, GROUPS, Discovery, Plugin
 
 if TYPE_CHECKING:
@@ -252,13 +252,13 @@ class PluginManager:
             return any(
                 n.startswith("xrt_") and self._pluggy.parse_hookimpl_opts(plugin, n) is not None for n in dir(plugin)
             )
-        except KeyboardInterrupt:
-            raise
         except BaseException as e:  # whatever a property of the plugin raises when it is looked at
-            raise _wrong(owner, name, e) from e
+            failure = _wrong(owner, name, e)
+        raise failure
 
     def _register_hooks(self, record: _Record) -> None:
         label = f"{record.name} of {record.owner} ({id(record.plugin)})"
+        failure: PluginError | None = None
         try:
             self._pluggy.register(record.plugin, label)
             self._pluggy.check_pending()
@@ -266,12 +266,12 @@ class PluginManager:
                 for i in caller.get_hookimpls():
                     if i.plugin is record.plugin and (i.hookwrapper or i.wrapper):
                         raise PluginError(f"{caller.name} is a wrapper, and each implementation is called by itself")
-        except KeyboardInterrupt:
-            raise
         except BaseException as e:  # pluggy's own, and what a property of the plugin raises when pluggy looks at it
             if self._pluggy.has_plugin(label):
                 self._pluggy.unregister(name=label)
-            raise _wrong(record.owner, record.name, e) from e
+            failure = _wrong(record.owner, record.name, e)
+        if failure is not None:
+            raise failure
         if self._unsubscribe is None and self._pluggy.hook.xrt_event.get_hookimpls():
             self._unsubscribe = events.subscribe(self._forward)
 
@@ -304,10 +304,10 @@ class PluginManager:
         for i in tuple(self._pluggy.hook.xrt_event.get_hookimpls()):
             try:
                 i.function(*([event] if i.argnames else []))
-            except KeyboardInterrupt:
-                raise
             except BaseException as e:
-                events.logger.exception("plugin %s failed on %s", i.plugin_name, event)
+                if is_from_program(e):
+                    raise
+                events.logger.error("plugin %s failed on %s: %s", i.plugin_name, event, describe(e))
                 record = next((r for r in self._records if r.plugin is i.plugin), None)
                 if record is not None and event.name != "plugin.problem":  # of which the next would be one
                     self.problem(f"plugin {record.name}", record.owner, str(_failure(record, "xrt_event", e)))
@@ -324,18 +324,20 @@ def _called(
     try:
         given: Any = implementation.function(*[arguments[n] for n in implementation.argnames])
         return given if use is None else use(given)
-    except KeyboardInterrupt:
-        raise
     except BaseException as e:
-        if use is None and isinstance(e, XRTError):
+        if is_from_program(e) or (use is None and isinstance(e, XRTError)):
             raise
-        raise _failure(record, hook, e) from e
+        failure = _failure(record, hook, e)
+    raise failure
 
 
 def _failure(record: _Record, hook: str, e: BaseException) -> PluginError:
-    return PluginError(f"{record.owner}: the hook {hook} of {record.name!r} failed: {e!r}")
+    return PluginError(f"{record.owner}: the hook {hook} of {record.name!r} failed: {describe(e)}")
 
 
 def _wrong(owner: str, name: str, e: BaseException) -> PluginError:
-    why = " ".join(str(e).split()) or repr(e)
+    """The error of a plugin that cannot be registered; raises `e` itself where it comes from the program."""
+    if is_from_program(e):
+        raise e
+    why = " ".join(message_of(e).split()) or describe(e)
     return PluginError(f"{owner}: plugin {name!r} implements a hook wrongly: {why}")

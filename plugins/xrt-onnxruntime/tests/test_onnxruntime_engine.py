@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from xrt_core.errors import CompileError, EngineUnavailableError, ExecutionError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.schema import since_version
 from xrt_core.ir.types import STRING, SequenceType, TensorType, ValueType
+from xrt_core.testing.processes import run_python
 
 F32, F64, I32 = (np.dtype(t) for t in (np.float32, np.float64, np.int32))
 
@@ -271,3 +273,18 @@ def test_attributes_that_are_read_in_64_bits_stay_with_the_library() -> None:
     x, y = _value("x", F32, 4), _value("y", F32, 3)
     node = Node("Slice", [x], [y], {"starts": (1,), "ends": (2**63 - 1,), "axes": (0,)}, version=1, name="n")
     assert "32 bits" not in OnnxRuntimeEngine().supports(node, "cpu", "inference").reason
+
+
+def test_no_telemetry(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """The library writes nothing into the user's folders; the variable that stops it does not stay."""
+    for variable in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    monkeypatch.delenv("CI", raising=False)  # would stop it too
+    run_python("""
+        import os
+        from xrt_core.engine import engines
+        assert engines.status("onnxruntime").available
+        assert "ORT_DISABLE_TELEMETRY" not in os.environ
+    """)
+    assert not [p for p in tmp_path.rglob("*") if "xrt" not in str(p.relative_to(tmp_path))]

@@ -41,6 +41,7 @@ class OnnxRuntimeEngine(Engine):
     devices = ("cpu", "cuda")
     array_families = ("cupy",)
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 30})
+    variables = ("ORT_DISABLE_TELEMETRY",)
 
     native_operators = NATIVE
 

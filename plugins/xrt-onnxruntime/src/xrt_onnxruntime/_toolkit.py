@@ -1,8 +1,13 @@
-"""The only importer of ONNX Runtime: sessions and their options, values over NumPy memory, versions."""
+"""The only importer of ONNX Runtime: sessions and their options, values over NumPy memory, versions.
+
+From 1.29 on, its builds for Linux send what they do to Microsoft, and write a database and an identifier into
+the user's cache folder when they are imported. Here that is off, unless ORT_DISABLE_TELEMETRY says something else.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import re
 import tempfile
@@ -10,11 +15,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime as ort  # type: ignore[import-untyped]
 
 from xrt_core.engine.forking import let_forks_end
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.ir.onnx_proto import dtype_to_onnx
+
+_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"
+if _TELEMETRY in os.environ:
+    import onnxruntime as ort  # type: ignore[import-untyped]
+else:
+    os.environ[_TELEMETRY] = "1"  # which the library reads when it is imported, and before anything can be called
+    try:
+        import onnxruntime as ort
+    finally:
+        del os.environ[_TELEMETRY]
+    ort.disable_telemetry_events()
 
 let_forks_end()
 
