@@ -324,7 +324,7 @@ def _followed(xp: Any, ensemble: Ensemble, columns: Any) -> Any:
 
 
 def _once(leaf: Any) -> Any:
-    """The leaves, computed before what reads them: XLA would compute them again for each target."""
+    """The leaves, computed before what reads them: a compiler that fuses would compute them again for each target."""
     import jax
 
     return jax.lax.optimization_barrier(leaf)  # type: ignore[no-untyped-call]

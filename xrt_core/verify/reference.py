@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,7 @@ ON_CPU: Final = HostPlace()
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
+@dataclass(eq=False, slots=True)
 class ReferenceExecutor:
     """Runs a Function on the host in its own precision, by the plan of a module without engines, made at the first run.
 
@@ -35,14 +37,11 @@ class ReferenceExecutor:
     so far by `clock`, without what goes to the device and back; infinity before the first.
     """
 
-    def __init__(
-        self, function: Function, clock: Callable[[], float] = time.perf_counter, place: HostPlace = ON_CPU
-    ) -> None:
-        self.seconds = math.inf
-        self.place = place
-        self._body = function.body
-        self._clock = clock
-        self._plan: Plan | None = None
+    function: Function
+    clock: Callable[[], float] = time.perf_counter
+    place: HostPlace = ON_CPU
+    seconds: float = field(default=math.inf, init=False)
+    _plan: Plan | None = field(default=None, init=False)
 
     def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
         """The results for NumPy arrays. Raises XRTError if the host fails."""
@@ -63,11 +62,11 @@ class ReferenceExecutor:
     def compute(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The results, complete, of a run on arrays of `place`. Raises XRTError if the host fails."""
         if self._plan is None:
-            self._plan = self.place.plan(self._body)
-        start = self._clock()
+            self._plan = self.place.plan(self.function.body)
+        start = self.clock()
         results = self._plan.run(list(arrays))
         self.place.synchronize()
-        self.seconds = min(self.seconds, self._clock() - start)
+        self.seconds = min(self.seconds, self.clock() - start)
         return results
 
 

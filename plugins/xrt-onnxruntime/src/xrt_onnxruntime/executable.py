@@ -12,7 +12,6 @@ from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, Parameter,
 from xrt_core.engine.converters import library_of
 from xrt_core.engine.serialization import ParameterRow, loading, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import ExecutionError, UnsupportedError
-from xrt_core.runtime.arrays import to_numpy
 from xrt_onnxruntime import _toolkit
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class OnnxRuntimeExecutable(Executable):
             return self._run_bound(inputs)
         except Exception as e:
             if any(library_of(type(x)) == "cupy" for x in inputs):  # taken on a GPU, and brought down for the CPU
-                return self.run([to_numpy(x) for x in inputs])
+                return self.run([x.get() if library_of(type(x)) == "cupy" else x for x in inputs])
             raise ExecutionError(f"onnxruntime: {self._complaint(inputs) or _toolkit.first_line(e)}") from e
 
     def _run_with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
