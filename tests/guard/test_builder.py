@@ -112,7 +112,7 @@ def test_one_deadline_for_all_attempts() -> None:
     given: list[float] = []
 
     class Slot:
-        def run(self, request: Mapping[str, Any], seconds: float, *_: Any) -> Any:
+        def run(self, request: Mapping[str, Any], seconds: float, *_: Any, **options: Any) -> Any:
             given.append(seconds)
             assert request["timeout"] == seconds > request["settings"]["deadline_seconds"]
             time.sleep(0.1)

@@ -135,7 +135,7 @@ def test_no_worker_is_no_answer(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
     """Nothing is known then, and nothing is cached as safe."""
     written: list[object] = []
 
-    def unusable(self: WorkerPool, *request: object) -> dict[str, object]:
+    def unusable(self: WorkerPool, *request: object, **options: object) -> dict[str, object]:
         raise WorkerFailure("unusable", "no worker process can be started")
 
     monkeypatch.setattr(WorkerPool, "call", unusable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import signal
 import sys
 from typing import Any
 
@@ -130,8 +131,12 @@ def test_ctrl_c_goes_through(installed: pathlib.Path) -> None:
     """The signal's KeyboardInterrupt is the user's, whoever is being asked; what a plugin raises itself is its own."""
     source = "import os, signal\nimport xrt_core as xrt\n@xrt.hookimpl\ndef xrt_passes():\n    {}\n    sum(range(9))\n"
     add_plugin(installed, "xrt-odd", source.format("os.kill(os.getpid(), signal.SIGINT)"), {"xrt.passes": "odd"})
-    with pytest.raises(KeyboardInterrupt):
-        engines.load_passes()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process of many tests may ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engines.load_passes()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_of_a_plugins_own(installed: pathlib.Path) -> None:

@@ -86,7 +86,7 @@ def test_extremes_are_run_and_not_compared(tmp_path: pathlib.Path) -> None:
     cast = model([N("Cast", ["x"], ["y"], to=onnx.TensorProto.INT32)])
     (tmp_path / "c.onnx").write_bytes(cast.SerializeToString())
     assert not fuzz._Judge(tmp_path / "c.onnx").judges({"x": np.float32([np.nan])})
-    power = model([N("Pow", ["x", "e"], ["y"])])
+    power = model([N("Pow", ["x", "e"], ["y"])], ["x", "e"])
     (tmp_path / "p.onnx").write_bytes(power.SerializeToString())
     assert not fuzz._Judge(tmp_path / "p.onnx").judges({"x": np.array([2**31]), "e": np.float32([4])})
 

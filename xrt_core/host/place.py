@@ -16,6 +16,7 @@ from xrt_core.errors import ExecutionError
 from xrt_core.host.executor import HostKernel, cpu_inputs, host_kernel, reusable_inputs, reusing_kernel
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.op_traits import index_input
+from xrt_core.kernels import find_kernel
 from xrt_core.runtime.arrays import Converter, to_host, to_numpy
 from xrt_core.runtime.control_flow import conditions, control_step
 from xrt_core.runtime.input_checks import index_bounds
@@ -55,7 +56,8 @@ class HostPlace:
 
     def lower(self, node: Node) -> Lowered:
         """A node as a host step, which may reuse the memory of dead values; control flow with plans of its bodies."""
-        if node.attributes and node.subgraphs:
+        # a plugin's operator may have a kernel that runs its subgraphs by itself
+        if node.attributes and node.subgraphs and (node.captures or find_kernel(node.domain, node.op_type) is None):
             return Lowered(control_step(node, self.body), HOST, node.operator, cpu=conditions(node))
         call = host_kernel(node, self.xp)
         return Lowered(

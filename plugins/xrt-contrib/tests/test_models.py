@@ -149,6 +149,7 @@ def _dynamic(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _packed(source: pathlib.Path, target: pathlib.Path) -> None:
+    pytest.importorskip("onnx_ir", reason="the tool stands on it")
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     quantizer = MatMulNBitsQuantizer(onnx.load(source), block_size=16, is_symmetric=False)

@@ -142,10 +142,9 @@ def test_supports_refuses_with_the_reason(engine: OnnxRuntimeEngine, node: Node,
         assert reason in verdict.reason
 
 
-def test_an_operator_newer_than_the_library_is_refused(engine: OnnxRuntimeEngine) -> None:
-    """The reason names the newest opset that the library knows."""
-    verdict = engine.supports(_node("Relu", TensorType(F32, (2,)), version=1000), "cpu", "inference")
-    assert "knows opsets up to" in verdict.reason
+def test_an_operator_newer_than_the_library_is_taken(engine: OnnxRuntimeEngine) -> None:
+    """No number alone refuses it: it is tried in the newest form that the library knows."""
+    assert engine.supports(_node("Relu", TensorType(F32, (2,)), version=1000), "cpu", "inference")
 
 
 def test_division_by_other_known_integers_is_taken(engine: OnnxRuntimeEngine) -> None:

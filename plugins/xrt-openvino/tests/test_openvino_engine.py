@@ -102,7 +102,7 @@ def test_wrong_options_are_errors(engine: OpenVinoEngine, extra: dict[str, Any],
         (_node("Add", TensorType(U8, (2,)), TensorType(U8, (2,))), "not exact on uint8"),
         (_node("Identity", TensorType(I64, (2,)), version=14), "not exact on int64"),
         (_node("Equal", TensorType(I32, (2,)), TensorType(I32, (2,)), out=TensorType(BOOL, (2,))), "not exact"),
-        (_node("SpaceToDepth", TensorType(F32, (1, 1, 2, 2)), version=28), "ignores what is new"),
+        (_node("SpaceToDepth", TensorType(F32, (1, 1, 2, 2)), version=28), "unknown attribute 'blocksize'"),
     ],
     ids=lambda x: x.op_type if isinstance(x, Node) else None,
 )
