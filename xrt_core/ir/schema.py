@@ -264,7 +264,7 @@ def why_unknown(op_type: str, domain: str, opset: int) -> str:
         why = "; ".join(p.reason for p in plugins.problems() if domain in p.what) or "it defines no operators"
         return f"operator {op_type} is of the domain {domain!r}, whose plugin cannot be used: {why}"
     if domain not in versions:
-        known = ", ".join(d or "ai.onnx" for d in sorted({*versions, *plugin_domains()}))
+        known = ", ".join(sorted({d or "ai.onnx" for d in (*versions, *plugin_domains())}))
         remedy = f"pip install {PACKAGES[domain]}" if domain in PACKAGES else "install a package that has its operators"
         return (
             f"operator {op_type} is of the unknown domain {domain!r} (known: {known}) and no function of the model "
