@@ -48,6 +48,15 @@ def test_threads_are_used_again() -> None:
     caller.close()
 
 
+def test_threads_end_with_their_caller() -> None:
+    """A launch that is dropped without being closed leaves no thread waiting."""
+    caller: TimedCaller[int] = TimedCaller(60.0)
+    number = caller(threading.get_ident)
+    assert number in {t.ident for t in threading.enumerate()}
+    del caller
+    assert eventually(lambda: number not in {t.ident for t in threading.enumerate()})
+
+
 def test_a_limit_stands_still_while_the_call_is_suspended() -> None:
     """Waiting for a worker does not count, what comes after it does."""
     waited, go = threading.Event(), threading.Event()
