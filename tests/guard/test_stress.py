@@ -133,7 +133,7 @@ def unthreaded() -> Callable[[int, list[np.ndarray]], Any]:
     return act
 
 
-def test_wrong_on_two_threads_is_serialised() -> None:
+def test_wrong_on_two_threads_is_serialised(patience: None) -> None:
     """The engine keeps the cluster, its reason says that runs take turns, and they do."""
     assert stressed(unthreaded()) == StressResult(serialised=True)
     outcome = evaluate(
