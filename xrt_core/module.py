@@ -65,6 +65,8 @@ class XRTModule(GuardedModule):
         self._pipeline = pipeline_for(self.options, choose, self.events, saved.file if saved else None)
         self._calibration = calibration
         self._source: ImportedModel | TracedModel
+        if example is not None and (saved is not None or is_traced(model)):
+            raise InputError("example is for estimators of scikit-learn; this model says itself what it takes")
         if saved is None and is_traced(model):
             self._source = TracedModel(model, self._pipeline)
         else:

@@ -141,6 +141,18 @@ def test_a_kernel(defined: list[CustomOp]) -> None:
             m(X + 9)
 
 
+def test_a_lowering_that_knows_a_value(defined: list[CustomOp]) -> None:
+    """An input in `static` comes as an array, constant or not."""
+
+    @xrt.custom_op("com.acme::Stacked", static=[1])
+    def stacked(x: Any, count: Any) -> Any:
+        return xrt.ops.Concat(*[x] * int(count[0]), axis=0)
+
+    defined.append(stacked)
+    found = xrt.XRTModule(model("Stacked", 2), engine="host")(X, np.array([2], np.float32))
+    np.testing.assert_array_equal(found, -np.concatenate([X, X]))
+
+
 def test_a_function_of_onnx(defined: list[CustomOp]) -> None:
     """A FunctionProto is a lowering; its attributes are the operator's."""
     nodes = [helper.make_node("LeakyRelu", ["x"], ["y"])]
@@ -174,7 +186,7 @@ def test_a_new_definition(swish: CustomOp, defined: list[CustomOp]) -> None:
         ("com.acme::Swish", lambda x, beta=1.0: x, {}, "input 'beta' has the default 1.0"),
         ("com.acme::Swish", lambda x, *, beta: x, {}, "of what kind is the attribute 'beta'"),
         ("com.acme::Swish", lambda x, **kw: x, {}, "names no attribute"),
-        ("com.acme::Swish", 3, {}, "3 is no function and no onnx.FunctionProto"),
+        ("com.acme::Swish", 3, {}, "3 is no function, and no onnx.FunctionProto"),
         ("com.acme::Swish", lambda x: x, {"gradient": 3}, "the gradient of Swish is 3"),
     ],
 )

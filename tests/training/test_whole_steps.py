@@ -115,6 +115,30 @@ def test_handlers_are_called_after_the_step_and_elsewhere_never() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_every_handler_is_called() -> None:
+    """Also behind one that raises."""
+    from xrt_core.training.interrupts import held_back
+
+    order: list[str] = []
+
+    def first(number: int, frame: Any) -> None:
+        order.append("first")
+        raise Interrupt
+
+    def both() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR1, first), signal.signal(signal.SIGUSR2, lambda *a: order.append("second"))
+    try:
+        with pytest.raises(Interrupt), held_back():
+            both()
+        assert sorted(order) == ["first", "second"]
+    finally:
+        signal.signal(signal.SIGUSR1, before[0])
+        signal.signal(signal.SIGUSR2, before[1])
+
+
 # --- states that do not fit ---
 
 

@@ -163,7 +163,7 @@ def custom_op(
         type of the output, or a tuple of them.
     :param gradient: the rule, as for `xrt_core.training.registry.gradient`; without it gradients go through the
         lowering, and a kernel has none.
-    :param static: indices of inputs that a kernel gets as NumPy arrays on every device.
+    :param static: indices of inputs whose values the function must know: it gets them as NumPy arrays.
     :param traits: what is known of the operator (`xrt_core.ir.op_traits.Traits`), such as that it draws random numbers.
     :param engine_kernels: `xrt_core.engine.OpKernel`s of engines that compile node by node.
 
@@ -179,45 +179,58 @@ def custom_op(
         raise RegistrationError(f"custom_op({name!r}): expected a name such as 'acme::MyOp', of domain and operator")
     if not isinstance(version, int) or version < 1 or not isinstance(outputs, int) or outputs < 1:
         raise RegistrationError(f"custom_op({name!r}): version={version!r}, outputs={outputs!r} must be 1 or more")
-    domain, op_type = matched.groups()
+    more = {
+        "static": tuple(static), "gradient": gradient, "traits": traits, "engine_kernels": tuple(engine_kernels),
+    }  # fmt: skip
 
     def define(function: Callable[..., Any] | FunctionProto) -> CustomOp:
-        from onnx import FunctionProto
-
-        if callable(function):
-            form = _form(name, function)
-            lowering: Callable[[Node], Graph | None] = _traced(function, form)
-            doc = inspect.getdoc(function)
-        elif not isinstance(function, FunctionProto):
-            raise RegistrationError(f"custom_op({name!r}): {function!r} is no function and no onnx.FunctionProto")
-        else:
-            form = _form_of_proto(name, function)
-            lowering = _of_proto(function)
-            doc = function.doc_string
-            if types is not None:
-                raise RegistrationError(f"custom_op({name!r}): a FunctionProto is a lowering and has its own types")
-        made = Schema(
-            domain,
-            op_type,
-            version,
-            form.minimum,
-            form.maximum,
-            1,
-            outputs,
-            {k: AttributeSchema(k, a.kind, a.default is inspect.Parameter.empty) for k, a in form.attributes.items()},
-            infer=None if types is None else _by_types(types, form),
-        )
-        common: dict[str, Any] = {"gradient": gradient, "traits": traits, "engine_kernels": tuple(engine_kernels)}
-        if types is None:
-            operator = Operator(made, lowering=lowering, **common)
-        else:
-            assert callable(function)
-            operator = Operator(made, _kernel(function, form), tuple(static), _NUMPY, **common)
+        made = _made(matched[1], matched[2], version, outputs, function, types, more)
         if register:
-            _registered.define(operator)
-        return CustomOp(operator, made, form, outputs, doc)
+            _registered.define(made.operator)
+        return made
 
     return define
+
+
+def _made(
+    domain: str,
+    op_type: str,
+    version: int,
+    outputs: int,
+    function: Callable[..., Any] | FunctionProto,
+    types: Callable[..., Any] | None,
+    more: Mapping[str, Any],
+) -> CustomOp:
+    """An operator by its function. more: further fields of its `Operator`. Raises RegistrationError."""
+    from onnx import FunctionProto
+
+    name = f"{domain}::{op_type}"
+    if callable(function):
+        form, doc = _form(name, function), inspect.getdoc(function)
+        lowering: Callable[[Node], Graph | None] = _traced(function, form, more["static"])
+    elif isinstance(function, FunctionProto) and types is None:
+        form, doc = _form_of_proto(name, function), function.doc_string
+        lowering = _of_proto(function)
+    else:
+        why = "is a lowering and has its own types" if isinstance(function, FunctionProto) else "is no function"
+        raise RegistrationError(f"custom_op({name!r}): {function!r} {why}, and no onnx.FunctionProto without types")
+    schema = Schema(
+        domain,
+        op_type,
+        version,
+        form.minimum,
+        form.maximum,
+        1,
+        outputs,
+        {k: AttributeSchema(k, a.kind, a.default is inspect.Parameter.empty) for k, a in form.attributes.items()},
+        infer=None if types is None else _by_types(types, form),
+    )
+    if types is None:
+        operator = Operator(schema, lowering=lowering, **more)
+    else:
+        assert callable(function)
+        operator = Operator(schema, _kernel(function, form), dynamic=_NUMPY, **more)
+    return CustomOp(operator, schema, form, outputs, doc)
 
 
 # --- the process's own operators ---
@@ -346,8 +359,8 @@ def _form_of_proto(name: str, function: FunctionProto) -> _Form:
 # --- lowerings and kernels ---
 
 
-def _traced(function: Callable[..., Any], form: _Form) -> Callable[[Node], Graph]:
-    """A lowering that traces the function."""
+def _traced(function: Callable[..., Any], form: _Form, static: Sequence[int]) -> Callable[[Node], Graph]:
+    """A lowering that traces the function, with the values of the inputs in `static` where they are known."""
 
     def lowering(node: Node) -> Graph:
         places = [i for i, v in enumerate(node.inputs) if v is not None]
@@ -356,7 +369,8 @@ def _traced(function: Callable[..., Any], form: _Form) -> Callable[[Node], Graph
         def body(*given: Any) -> Any:
             inputs: list[Any] = [None] * max(len(node.inputs), form.maximum if form.maximum < MANY else 0)
             for i, x in zip(places, given, strict=True):
-                inputs[i] = x
+                data = node.inputs[i].data if i in static else None  # type: ignore[union-attr]
+                inputs[i] = x if data is None else data
             results = function(*inputs, **keywords)
             results = results if isinstance(results, tuple) else (results,)
             wanted = tuple(r for r, v in zip(results, node.outputs, strict=False) if v is not None)

@@ -27,6 +27,9 @@ _BOOLEANS: Final = frozenset(("HistGradientBoostingClassifier", "HistGradientBoo
 """Estimators whose converter gives booleans for integers, which some versions of protobuf refuse."""
 
 
+_registered: set[type] = set()  # estimators of other packages that skl2onnx was told of
+
+
 def is_estimator(model: object) -> bool:
     """Whether an object is an estimator: its class, or one that it derives from, is of the package sklearn."""
     if "sklearn" not in sys.modules:
@@ -151,15 +154,17 @@ def _converters(parts: list[Any], what: str) -> dict[type, Callable[..., Any]]:
 
     Raises ModelLoadError where onnxmltools is needed and is not installed.
     """
-    registration: Any = importlib.import_module("skl2onnx._supported_operators")
-    common: Any = importlib.import_module("skl2onnx.common._registration")
     found: dict[type, Callable[..., Any]] = {}
-    for part in parts:
-        kind = type(part)
+    for kind in dict.fromkeys(map(type, parts)):
         if kind.__name__ in _BOOLEANS:
-            found[kind] = _with_integers(common.get_converter(registration.sklearn_operator_name_map[kind]))
-        elif kind.__name__ in _BOOSTERS and kind not in registration.sklearn_operator_name_map:
+            # the one use of what skl2onnx does not publish; without it the package's own converter is taken
+            with contextlib.suppress(ImportError, AttributeError, KeyError):
+                names: Any = importlib.import_module("skl2onnx._supported_operators").sklearn_operator_name_map
+                common: Any = importlib.import_module("skl2onnx.common._registration")
+                found[kind] = _with_integers(common.get_converter(names[kind]))
+        elif kind.__name__ in _BOOSTERS and kind not in _registered:
             _register(kind, *_BOOSTERS[kind.__name__], what)
+            _registered.add(kind)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.cache.store import Compilation
+from xrt_core.engine.boundary import preserved_state
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, ask_support
 from xrt_core.engine.device_kinds import is_host
 from xrt_core.guard.stress import StressTest
@@ -80,8 +81,9 @@ class CompositeBuilder:
         return (first, *(e for e in self.compilation.engines if e != first and all(self.supports(e, function))))
 
     def supports(self, engine: str, function: Function) -> list[bool]:
-        """For each node whether the engine supports it."""
-        return [self._support(engine, n).ok for n in function.body.nodes]
+        """For each node whether the engine supports it. It may load its library when it is first asked."""
+        with preserved_state(f"engine {engine!r}"):
+            return [self._support(engine, n).ok for n in function.body.nodes]
 
     def executable(
         self, function: Function, engine: str, fused: bool = True, *, alone: bool = False, shared: bool = False
@@ -114,7 +116,8 @@ class CompositeBuilder:
     def _clustering(self, body: Graph, engine: str, alone: bool) -> Clustering:
         names = [engine] if alone else [engine, *(e for e in self.compilation.engines if e != engine)]
         candidates = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
-        marks = mark(body, candidates, device=self.compilation.engines[engine][1])
+        with preserved_state(", ".join(names)):
+            marks = mark(body, candidates, device=self.compilation.engines[engine][1])
         # alone it is the partition of a module with this engine, which uses the cost model
         return cluster(body, marks, costs=(lambda device: costs_for(is_host(device))) if alone else None)
 

@@ -38,5 +38,6 @@ def held_back() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number, frame in came.items():
-            before[number](number, frame)
+        with contextlib.ExitStack() as calls:  # all of them, even if one raises
+            for number, frame in came.items():
+                calls.callback(before[number], number, frame)
