@@ -51,7 +51,7 @@ UNTIL: Final = "wrong numbers until a comparison"
 """Some calls with wrong numbers, until a sampled comparison took the cluster to the host, which the event names."""
 CALLS: Final = 60
 MOST_CALLS: Final = 5000
-"""Further calls, one after another, in which a comparison has to come where some of the first were wrong."""
+"""Further calls, by as many threads, in which a comparison has to come where some of the first were wrong."""
 _CELLS_OF_A_PROCESS: Final = 60
 _MEMORY: Final = 1 << 30  # bytes that a process of cells may allocate
 
@@ -182,16 +182,20 @@ def _call(
                 found["results that change later"] += found["wrong numbers"] == 0
                 break
 
-    callers = [threading.Thread(target=call) for _ in range(threads)]
-    for t in callers:
-        t.start()
-    for t in callers:
-        t.join()
-    more = 0
-    while options.get("guard") and found["wrong numbers"] and more < MOST_CALLS and _state(m) == "live":
-        more += 1  # comparisons are rarer and rarer: at calls 1, 2, 4, 8, ..., and bounded in time
-        m(given)
-        time.sleep(1e-3)
+    def go_on() -> None:
+        for _ in range(MOST_CALLS // threads):  # comparisons are rarer and rarer, and bounded in time
+            if _state(m) != "live":
+                break
+            m(given)
+            time.sleep(1e-3)
+
+    for phase in (call, go_on):
+        if phase is call or (options.get("guard") and found["wrong numbers"]):
+            callers = [threading.Thread(target=phase) for _ in range(threads)]
+            for t in callers:
+                t.start()
+            for t in callers:
+                t.join()
     explanation = m.explain()
     clusters = m.report().clusters
     state = _state(m)
