@@ -119,7 +119,7 @@ def check(case: Case) -> None:
 
 
 @pytest.mark.slow
-@examples(1500)
+@examples(800)
 @given(cases())
 def test_every_partition_keeps_the_rules(case: Case) -> None:
     """Complete, jointly acyclic, of one kind each, within bounds, marks obeyed, with reasons, deterministic; the folded

@@ -144,6 +144,7 @@ print(len(devices))
 """
 
 
+@pytest.mark.nightly  # by day test_generated.py looks at what is imported
 def test_its_types_are_strict(installed: Installed) -> None:
     """mypy --strict has no complaint as generated."""
     done = run([installed.python, "-m", "mypy", "--cache-dir", installed.project.parent / "mypy"], installed.project)

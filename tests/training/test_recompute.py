@@ -139,7 +139,7 @@ def test_budgets_that_change_nothing_or_cannot_be_kept() -> None:
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_xla_takes_less_memory() -> None:
     """The temporary memory that XLA says its program takes falls, and the barriers are in the program."""
     pytest.importorskip("jax")
