@@ -7,6 +7,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,7 +186,9 @@ class TrainModule(GuardedModule):
             if fresh or self._check:
                 # the first run of a program is the likeliest to fail; NumPy arrays are never donated
                 arrays = [to_numpy(a) for a in arrays]
-            with held_back():  # between what an engine overwrites and the new state nothing may interrupt
+            # nothing may interrupt between what an engine overwrites and the new state; NumPy's arrays are not donated
+            taken = self._donate and any(type(a) is not np.ndarray for a in arrays)
+            with held_back() if taken else nullcontext():
                 results = self._run(found, list(arrays))
                 if self._check and not np.isfinite(to_numpy(results[0]).astype(np.float64)).all():
                     raise not_finite(found.graph, arrays)
