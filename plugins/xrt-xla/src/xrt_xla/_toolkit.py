@@ -48,8 +48,27 @@ share_memory(os.environ)  # JAX reads it when it makes its first array
 _clients: dict[str, Any] = {}  # of the kinds of devices that were asked for; their destructors hang in forked processes
 let_forks_end(_clients.values)
 
-x64: Any = jax.enable_x64
-"""`with x64(True):` makes 64-bit types exact in this thread, without touching the rest of the process."""
+
+
+class _LocalX64:
+    """`jax.enable_x64` of this thread by the public context manager alone, for a JAX without `get_local`."""
+
+    def get_local(self) -> Any:
+        """What holds in this thread."""
+        return _config.jax_enable_x64
+
+    def set_local(self, value: Any) -> None:
+        """Set it, for good."""
+        jax.enable_x64(value).__enter__()  # type: ignore[no-untyped-call]
+
+
+x64: Any = jax.enable_x64 if hasattr(jax.enable_x64, "get_local") else _LocalX64()
+"""64-bit types are exact in this thread, and the rest of the process is as it was, between
+`before = x64.get_local()`, `x64.set_local(True)` and, in a `finally`, `x64.set_local(before)`.
+
+JAX's context manager leaves by a function in Python, before which a signal's handler may raise (Ctrl-C): then the
+setting stays. These are functions in C.
+"""
 
 _KINDS = ("cuda", "tpu", "cpu")
 """Kinds of devices, the one to use first: the core compiles for the first device where none is asked for."""
@@ -164,8 +183,10 @@ def cpu_options() -> Mapping[str, Any]:
 @contextlib.contextmanager
 def pinned(device: Any = None) -> Iterator[None]:
     """Everything XRT depends on in JAX's configuration, set for this thread and put back afterwards."""
+    before = x64.get_local()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(x64(True))
+        stack.callback(x64.set_local, before)
+        x64.set_local(True)
         for manager, value in _MANAGERS:
             stack.enter_context(manager(value))
         if device is not None:
