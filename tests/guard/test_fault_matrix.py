@@ -55,6 +55,7 @@ def test_the_matrix_is_whole() -> None:
     assert {(f, c) for f, row in EXPECTED.items() for c in row} == {(c.fault, c.column) for c in cells()}
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_matrix() -> None:
     """docs/guard-internals.md holds the tables as `python -m tests.guard.fault_matrix` writes them."""
     assert as_page(EXPECTED) in PAGE.read_text(encoding="utf-8")
@@ -80,7 +81,11 @@ def test_guarded_callers_get_the_hosts_numbers() -> None:
                 assert mode != "isolated"
 
 
-@pytest.mark.parametrize("cell", SAMPLE, ids=lambda c: f"{c.fault}-{c.column}")
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(c, marks=pytest.mark.slow if c.threads > 1 else ()) for c in SAMPLE],
+    ids=lambda c: f"{c.fault}-{c.column}",
+)
 def test_cells(cell: Cell, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the caller gets, how the cluster ends, and what is told; no process and no file is left."""
     monkeypatch.setenv(LATE_PROCESS, ISOLATED if cell.mode == "isolated" else str(os.getpid()))

@@ -293,6 +293,7 @@ def test_cancelling_is_for_one_owner() -> None:
     assert found == ["closed"]
 
 
+@pytest.mark.slow
 def test_one_worker_at_a_time_uses_the_device() -> None:
     """Requests that may use a GPU wait for each other, and the worker that used it before gives its memory back."""
     one, other = WorkerSlot(), WorkerSlot()

@@ -160,6 +160,7 @@ def test_engines_agree(ranges: pathlib.Path, engine: str) -> None:
     assert _off_the_host(ranges, engine) < 0.02
 
 
+@pytest.mark.slow
 def test_the_guard_keeps_saturated_sums_out(ranges: pathlib.Path) -> None:
     """OpenVINO under the guard gives what the host gives, also where its int8 sums saturate."""
     # not timed: on a busy machine the host may be the faster one, and nothing would be left to look at
