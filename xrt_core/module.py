@@ -38,7 +38,8 @@ class XRTModule(GuardedModule):
         returns them. A fitted estimator of scikit-learn is converted by skl2onnx.
     example: a few rows of an estimator's input (an array or a DataFrame), which tell its dtypes; for no other model.
     engine: a name, a list of names by descending priority, "host" for none, "auto" for the fastest one per cluster
-        (docs/guard.md). Default: every available engine that the switches of `xrt.config` enable.
+        (docs/guard.md). Default: "auto", or the engines that switches of `xrt.config` enable; with `guard=False` every
+        available engine by its priority.
     options: see docs/options.md.
 
     Arguments are arrays of NumPy, JAX, CuPy or torch. Results are arrays of the first argument's library, zero-copy

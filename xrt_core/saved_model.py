@@ -136,7 +136,7 @@ def save_module(
         "xrt-core": xrt_core.__version__,
         "options": _given(pipeline.options),
         "engines": [asdict(e) for e in _described(pipeline.engines)],
-        "auto": pipeline.options.engine == (AUTO,),
+        "auto": pipeline.options.auto,
         "signatures": list(_signatures(callers)),
     }
     target = pathlib.Path(path)

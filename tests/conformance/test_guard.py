@@ -1,7 +1,7 @@
 """Node tests and development models through `engine="auto", guard=True`: right results, and no right engine condemned.
 
 Where the point is the verdict, the guard works at the first call and in this process (`guard_async`, `guard_sandbox`
-off); a sample goes the whole way, beside the caller and in a child. `benchmarks/guard_models.py` has every model, and
+off); a sample goes the whole way, beside the caller and in a child. `benchmarks/inference.py` has every model, and
 the speed.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -157,9 +158,12 @@ def settings(**options: object) -> GuardSettings | None:
 
 
 def test_the_guard_is_on_unless_switched_off() -> None:
-    """Without an option all but the timing against the host is on; not for a device elsewhere, nor for a saved model
-    without verdicts."""
+    """Without an option all is on, and with an engine named all but the timing; not for a device elsewhere, nor for a
+    saved model without verdicts."""
     found = settings()
+    assert found is not None
+    assert (found.asynchronous, found.sandbox, found.verify, found.tune) == (True,) * 4
+    found = settings(engine="xla")
     assert found is not None
     assert (found.asynchronous, found.sandbox, found.verify, found.tune) == (True, True, True, False)
     assert found.shadow is None
@@ -196,6 +200,26 @@ def test_auto() -> None:
     assert (found.asynchronous, found.sandbox, found.verify, found.tune) == (False, False, False, True)
     with pytest.raises(OptionError, match="'auto' is every engine that is ready, so it stands alone"):
         resolve({"engine": ["auto", "xla"]})
+
+
+@pytest.mark.parametrize(
+    ("given", "auto"),
+    [
+        ({}, True), ({"guard": True}, True), ({"guard": "isolated"}, True), ({"device": "cpu"}, True),
+        ({"guard": False}, False), ({"guard_verify": False}, False), ({"guard_tune": False}, False),
+        ({"phase": "train"}, False), ({"engine": "xla"}, False), ({"engine": ["xla", "host"]}, False),
+        ({"engine": "auto", "guard": False}, True),
+    ],
+)  # fmt: skip
+def test_auto_is_the_default(given: dict[str, Any], auto: bool) -> None:
+    """Where no engine is named and results are verified; training takes the engines by their priority."""
+    assert resolve(given, environ={}).auto is auto
+
+
+def test_a_switch_is_a_choice() -> None:
+    """An engine that is switched on is named; one that is switched off leaves the choice among the others."""
+    assert not resolve({}, environ={"FLAGS_use_xla_jit": "1"}).auto
+    assert resolve({}, environ={"FLAGS_use_xla_jit": "0"}).auto
 
 
 def test_environment() -> None:

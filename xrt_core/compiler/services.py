@@ -110,9 +110,10 @@ def build_services(
         from xrt_core.verify.verdict import SavedVerdicts
 
         trusted = {} if saved is None else saved.info(SavedVerdicts).verdicts
-        auto = options.engine == (AUTO,)
         adapt = adapter(place.xp, partial(taken_at, compilation.engines, place.device), (AUTO,))
-        guard = GuardManager(settings, compilation, disk, events, auto=auto, trusted=trusted, adapt=adapt, place=place)
+        guard = GuardManager(
+            settings, compilation, disk, events, auto=options.auto, trusted=trusted, adapt=adapt, place=place
+        )
     plugins.load("xrt.observers")
     converters.load_plugins()
     load_plugin_passes(events)
@@ -131,7 +132,7 @@ def build_services(
         precision=lowering(options),
         trace=Trace(options.trace, events) if options.trace else None,
         host_only=host_only or options.engine == (HOST,),
-        auto=options.engine == (AUTO,),
+        auto=options.auto,
     )
     for rule in services.rules:
         if rule.engine not in (HOST, *(e.name for e, _ in engines)) and not services.host_only:

@@ -174,9 +174,7 @@ def _values(
     given = own.get(section.name, {})
     for name, value in given.items():
         if name not in values:
-            raise OptionError(
-                _miss(section, name) + f" ({sources['engine_options']}); {section.owner} declares them"
-            )
+            raise OptionError(_miss(section, name) + f" ({sources['engine_options']}); {section.owner} declares them")
         source = f"{sources['engine_options']} {section.name}"
         given[name] = values[name] = _clean(section.options[name], section.options[name].kind.accept, value, source)
     for name, option in section.options.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xrt_core.ir.types import physical_memory
-from xrt_core.options import AUTO, Options
+from xrt_core.options import Options
 
 MAX_INPUT_BYTES: Final = 1 << 28
 """Copies of a call's inputs are kept for verification or a warm-up run up to this size in all."""
@@ -49,12 +49,12 @@ class GuardSettings:
     def of(cls, options: Options, saved: bool = False) -> GuardSettings | None:
         """The settings that the options ask for; None if no part of the guard is on.
 
-        A part that is not given follows `guard`, which is on by default, except for a device elsewhere (`target`). By
-        default an engine is not timed against the host (`tune`): that comes with `guard=True` and with `engine="auto"`,
-        whose candidates are timed with `guard=False` as well. saved: the executables come from a file without verdicts,
-        and are run as they were saved unless `guard` is given.
+        A part that is not given follows `guard`, which is on by default, except for a device elsewhere (`target`). An
+        engine that is named is not timed against the host (`tune`) unless `guard=True`; `engine="auto"`, the default
+        for inference, times all that are ready, with `guard=False` as well where it is asked for. saved: the
+        executables come from a file without verdicts, and are run as they were saved unless `guard` is given.
         """
-        auto = options.engine == (AUTO,)
+        auto = options.auto and not (saved and options.engine is None)
         whole = bool(options.guard) if options.guard is not None else auto or (options.target is None and not saved)
         asynchronous, sandbox, verify = (
             whole if given is None else given

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from xrt_core.errors import OptionError
 from xrt_core.options.declared import CORE_VARIABLES, PREFIX, find_section, find_switch, why_undeclared
 from xrt_core.options.kinds import (
+    AUTO,
     BYTES,
     CACHE,
     DEVICE,
@@ -63,8 +64,8 @@ class Options:
     engine: tuple[str, ...] | None = _option(
         None,
         ENGINES,
-        "Engines to use, tried in this order on what is left. Not given: the switches of engines decide, and where "
-        "they say nothing, every engine that is ready takes part, in the order of the phase.",
+        "Engines to use, tried in this order on what is left. Not given: the switches of engines decide; where they "
+        "say nothing, 'auto', and for training and without verification every engine that is ready, by its priority.",
     )
     phase: Phase = _option(  # noqa: RUF009 - it makes a dataclasses.field
         "inference", choice("inference", "train"), "What the graph is run for; decides engine order and kernels."
@@ -225,7 +226,7 @@ class Options:
         None,
         flag_or("isolated"),
         "The guard (docs/guard.md): compiles in the background and in a worker process, verifies results against the "
-        "host, watches what is live, and falls back to the host. Not given: on, and with `engine='auto'` also timed; "
+        "host, watches what is live, and falls back to the host. Not given: on, and timed where no engine is named; "
         "True: timed with any engine; 'isolated': engines run in a child process for good; False: engines run as they "
         "are.",
         "XRT_GUARD",
@@ -247,7 +248,7 @@ class Options:
         None,
         FLAG,
         "Time the engines that take a cluster, and the host; the fastest keeps it. Not given: on with `guard=True` and "
-        "with `engine='auto'`, which is this with every engine that is ready.",
+        "with `engine='auto'`, which is this with every engine that is ready and the default where no engine is named.",
         "XRT_GUARD_TUNE",
     )
     guard_timeout: float = _option(
@@ -338,6 +339,15 @@ class Options:
         if found is None:
             raise OptionError(f"no installed plugin declares options in a section {name!r}")
         return MappingProxyType({o.name: o.default for o in found.options.values()})
+
+    @property
+    def auto(self) -> bool:
+        """Whether the fastest of all engines that are ready gets each cluster: engine="auto", and what holds where
+        nobody says anything about engines and results are verified. Training takes the engines in their order."""
+        if self.engine is not None:
+            return self.engine == (AUTO,)
+        unsaid = self.target is None and self.phase == "inference" and not any(on for _, on in self.switches)
+        return unsaid and False not in (self.guard, self.guard_verify, self.guard_tune)
 
     def source(self, name: str) -> str:
         """Where the value of option `name` came from: 'keyword ...', 'xrt.config...', 'environment variable ...',
