@@ -36,17 +36,17 @@ def relu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
 
 @_activation("LeakyRelu")
 def leaky_relu(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
-    """alpha below zero, else 1."""
-    return where(x < 0.0, dy * float(ctx.attr("alpha", 0.01)), dy)
+    """1 above zero, else alpha (at zero as well, as PyTorch has it)."""
+    return where(x > 0.0, dy, dy * float(ctx.attr("alpha", 0.01)))
 
 
 @gradient("PRelu")
 def prelu(ctx: Backward) -> Any:
-    """The slope below zero, else 1; by the slope x below zero."""
+    """1 above zero, else the slope (at zero as well, as PyTorch has it); by the slope x up to zero."""
     x, slope = ctx.inputs
-    negative = x < 0.0
-    by_slope = reduced(where(negative, ctx.grad * x, 0.0), slope, ctx.node) if ctx.wants(1) else None
-    return where(negative, ctx.grad * slope, ctx.grad), by_slope
+    positive = x > 0.0
+    by_slope = reduced(where(positive, 0.0, ctx.grad * x), slope, ctx.node) if ctx.wants(1) else None
+    return where(positive, ctx.grad, ctx.grad * slope), by_slope
 
 
 @_activation("Elu")
@@ -155,7 +155,9 @@ def softmax_axes(ctx: Forward, rank: int) -> list[int]:
 
 @_activation("Softmax")
 def softmax(ctx: Backward, dy: Tensor, x: Tensor, y: Tensor) -> Any:
-    """y (dy - sum(dy y))."""
+    """y (dy - sum(dy y)); 0 where y is not a number and dy is 0: rows that are masked as a whole, in whose place the
+    standard's body of Attention puts zeros."""
+    y = where(ops.IsNaN(y), 0.0, y)
     return y * (dy - sum_over(dy * y, softmax_axes(ctx, x.ndim)))
 
 
