@@ -22,19 +22,6 @@ from xrt_core.training.variables import Select, Variable, promoted, replaced, st
 log = logging.getLogger("xrt")
 
 
-def label_names(loss: Any, source: FixedModel | WrittenGraph) -> tuple[str, ...]:
-    """Return the names of the loss function's parameters after the model's outputs."""
-    if not callable(loss):
-        return ()
-    import inspect
-
-    parameters = [p for p in inspect.signature(loss).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-    count = source.output_count
-    if count is None:  # a written graph: keyword-only parameters without default, or all after the first
-        return tuple(p.name for p in parameters[1:] if p.default is p.empty)
-    return tuple(p.name for p in parameters[count:] if p.default is p.empty)
-
-
 _LABELS: Final = {
     "labels": "a loss brings its own inputs: loss='cross_entropy' takes labels",
     "target": "a loss brings its own inputs: loss='mse' takes target",
@@ -85,10 +72,10 @@ class FixedModel:
             model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs)
         )
         self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
-        self.output_count: int | None = len(model.outputs)
 
-    def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
-        """Return the names of the model's own inputs, in order."""
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the model's own inputs, in order."""
         return [v.name for v in self._inputs]
 
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
@@ -132,14 +119,14 @@ class WrittenGraph:
         self.select: Select = None
         self.by_value: tuple[str, ...] = ()
         self.output_names: tuple[str, ...] | None = None
-        self.output_count: int | None = None
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
         self._is_double = any(p.dtype == np.float64 for p in graph.named_parameters().values())
         self._has_warned = False
 
-    def names_of(self, types: Mapping[str, TensorType], labels: Sequence[str]) -> list[str]:
-        """Return the names of the model's own inputs, in order."""
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the model's own inputs, in order."""
         return list(self._names)
 
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:

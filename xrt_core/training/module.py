@@ -37,8 +37,8 @@ from xrt_core.runtime.transfers import on_host
 from xrt_core.training import checkpoint
 from xrt_core.training.checks import IndexRange, not_finite, refuse_out_of_range
 from xrt_core.training.interrupts import held_back
-from xrt_core.training.losses import loss_named
-from xrt_core.training.model_adapter import FixedModel, WrittenGraph, label_names
+from xrt_core.training.losses import LossFunction, loss_of
+from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.recomputation import labels
 from xrt_core.training.step import MICRO, SKIPPED, STEP, Recipe, initial_state, loss_scale_of, training_graph
@@ -74,9 +74,12 @@ class TrainModule(GuardedModule):
         t.export("trained.onnx")
 
     model: an ONNX file's path, its bytes, a ModelProto, an IR graph, or an `xrt.Graph`, whose arrays are its variables.
-    loss: a function of the model's outputs, in order, and of further inputs by the names of its parameters, written
-        like `Graph.build`; or "cross_entropy" (input `labels`), "mse" (input `target`); or the name or index of an
-        output that is the loss; None for the first output.
+    loss: a function of outputs of the model and of further inputs of a step, by the names of its parameters, written
+        like `Graph.build`. A parameter with the name of an output is that output, keyword-only ones are inputs. Where
+        none has an output's name, the first is the first output, those that a step gives are inputs, and others are
+        the next outputs; `*outputs` takes all. Or "cross_entropy" (input `labels`), "mse" (input `target`); or the name
+        or index of an output that is the loss; None for the first output.
+    output: name or index of the output that the loss takes first, if not the first.
     optimizer: one of `xrt.optim`; an `xrt.Graph` may define it by `add_optimizer`, and the loss by `backward()` in its
         `build`.
     trainable: names or patterns of constants ("encoder.*"), or a function of name and array; default: the float
@@ -114,6 +117,7 @@ class TrainModule(GuardedModule):
         *,
         optimizer: Optimizer | None = None,
         loss: Callable[..., Any] | str | int | None = None,
+        output: str | int | None = None,
         engine: str | Sequence[str] | None = None,
         trainable: Select = None,
         loss_scale: Any = None,
@@ -141,8 +145,7 @@ class TrainModule(GuardedModule):
         )
         if isinstance(self._source, WrittenGraph) and trainable is not None:
             self._source.select = trainable
-        self._loss = loss_named(loss, self._source.output_names)
-        self._labels = label_names(self._loss, self._source)
+        self._loss = loss_of(loss, self._source.output_names, output)
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         if loss_scale is None and resolved.narrow == "float16":
             loss_scale = "dynamic"
@@ -171,7 +174,8 @@ class TrainModule(GuardedModule):
         Raises InputError for arrays that do not fit, GradientError if the gradient cannot be built, TrainingError
         if the state is lost (see the class).
         """
-        batch = self._source.bind(args, inputs, self._labels)
+        labels = self._labels(len(args), inputs)
+        batch = self._source.bind(args, inputs, labels)
         with self._lock:
             self._refuse_lost()
             update = self._accumulate == 1 or self._count_of(MICRO) + 1 >= self._accumulate
@@ -200,6 +204,12 @@ class TrainModule(GuardedModule):
             self._steps.put(key, found)
             self._last = found
         return loss
+
+    def _labels(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the arrays of a step that the loss alone reads."""
+        if not isinstance(self._loss, LossFunction):
+            return ()
+        return self._loss.labels(self._source.output_names, self._source.input_names, count, given)
 
     def _count_of(self, name: str) -> int:
         """Return a counter of the state; 0 before the first step."""
@@ -234,7 +244,7 @@ class TrainModule(GuardedModule):
 
     def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
         types = {n: TensorType(a.dtype, a.shape) for n, a in batch.items()}
-        names = self._source.names_of(types, self._labels)
+        names = self._source.input_names
         forward, variables = self._source.forward({n: types[n] for n in names})
         if self._recipe is None:
             self._begin(variables)

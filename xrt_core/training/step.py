@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -23,6 +23,7 @@ from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNo
 from xrt_core.training.autodiff import found_backward
 from xrt_core.training.checks import IndexRange, index_ranges
 from xrt_core.training.gradient_context import dialect, emit, filled, where
+from xrt_core.training.losses import LossFunction
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
 from xrt_core.training.recomputation import keep_mark
 from xrt_core.training.variables import Variable
@@ -31,7 +32,6 @@ STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_s
 MICRO = "training/micro_step"
 SKIPPED = "training/skipped"
 RATE = "training/learning_rate"
-Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Recipe:
 
     variables: Sequence[Variable]
     optimizer: Optimizer
-    loss: Loss | str | int | None
+    loss: LossFunction | str | int | None
     scale: LossScale | None
     seed: int
     names: tuple[str, ...]
@@ -170,7 +170,7 @@ def training_graph(
         read = {n: Tensor(v, scope) for n, v in values.items()}
         turn = read[STEP] if recipe.accumulate == 1 else read[STEP] * recipe.accumulate + read[MICRO]
         running = _forward(tracer, forward, turn, recipe)
-        loss = _loss(tracer, forward, added, recipe.loss)
+        loss = _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])
         gradients = _unscaled_gradients(loss, read, recipe)
         start, new = _new_state(read, gradients, Tensor(rate, scope), recipe, update)
         for name, v in running.items():
@@ -327,22 +327,27 @@ def _dropout(tracer: Tracer, node: Node, step: Tensor, seed: int, stream: int) -
         scope.nodes.append(Node("Identity", [kept._value], [mask], version=tracer.schema("Identity").since_version))
 
 
-def _loss(tracer: Tracer, forward: Graph, extra: Mapping[str, Value], loss: Loss | str | int | None) -> Tensor:
+def _loss(
+    tracer: Tracer,
+    forward: Graph,
+    extra: Mapping[str, Value],
+    loss: LossFunction | str | int | None,
+    own: Sequence[Value],
+) -> Tensor:
+    """The loss in the scope. own: the model's inputs without variables."""
     scope = tracer.scope
-    if callable(loss):
-        outputs = [Tensor(v, scope) for v in forward.outputs]
-        found = loss(*outputs, **{n: Tensor(v, scope) for n, v in extra.items()})
+    names = [v.name for v in forward.outputs]
+    if isinstance(loss, LossFunction):
+        labels, inputs = ({v.name: Tensor(v, scope) for v in values} for values in (extra.values(), own))
+        found = loss([Tensor(v, scope) for v in forward.outputs], names, inputs, labels)
         if not isinstance(found, Tensor):
             raise GradientError(f"the loss function returned a {type(found).__name__}, not a tensor")
         return found
-    index = 0 if loss is None else loss
-    if isinstance(index, str):
-        names = [v.name for v in forward.outputs]
-        if index not in names:
-            raise GradientError(f"loss={index!r}: the model has the outputs {', '.join(names)}")
-        index = names.index(index)
-    if not 0 <= index < len(forward.outputs):
-        raise GradientError(f"loss={index}: the model has {len(forward.outputs)} outputs")
+    if isinstance(loss, str) and loss not in names:
+        raise GradientError(f"loss={loss!r}: the model has the outputs {', '.join(names)}")
+    index = 0 if loss is None else names.index(loss) if isinstance(loss, str) else loss
+    if not 0 <= index < len(names):
+        raise GradientError(f"loss={index}: the model has {len(names)} outputs")
     return Tensor(forward.outputs[index], scope)
 
 
