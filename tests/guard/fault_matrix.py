@@ -408,9 +408,11 @@ _SHORT: Final = {d: d.replace("_", " ") for d in DOOR_NAMES}
 def as_page(known: Mapping[str, Mapping[str, str]]) -> str:
     """The doors, and a table: kinds by modes, each cell with the doors where it is not the host's numbers."""
     rows: dict[tuple[str, ...], list[str]] = {}
-    kinds = dict.fromkeys(c.kind for c in cells())
-    for kind in kinds:
-        row = tuple(_column(known, kind, mode) for mode in MODES)
+    found: dict[str, dict[str, list[Cell]]] = {}
+    for cell in cells():
+        found.setdefault(cell.kind, {mode: [] for mode in MODES})[cell.mode].append(cell)
+    for kind, of_mode in found.items():
+        row = tuple(_column(known, of_mode[mode]) for mode in MODES)
         rows.setdefault(row, []).append(kind.replace("_", " "))
     doors = "; ".join(f"{_SHORT[d]}: {name}" if name.strip("`") != d else name for d, name in DOOR_NAMES.items())
     lines = [f"Doors: {doors}.", "", f"| what it does | {' | '.join(MODES)} |", "|---" * (1 + len(MODES)) + "|"]
@@ -418,12 +420,11 @@ def as_page(known: Mapping[str, Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def _column(known: Mapping[str, Mapping[str, str]], kind: str, mode: str) -> str:
+def _column(known: Mapping[str, Mapping[str, str]], of_a_kind: Sequence[Cell]) -> str:
     """What callers got at all doors: the usual thing, then what else."""
     found: dict[str, dict[str, None]] = collections.defaultdict(dict)
-    for cell in cells():
-        if cell.kind == kind and cell.mode == mode:
-            found[_told(known.get(cell.fault, {}).get(cell.column, "?"))][_SHORT[cell.door]] = None
+    for cell in of_a_kind:
+        found[_told(known.get(cell.fault, {}).get(cell.column, "?"))][_SHORT[cell.door]] = None
     usual = RIGHT if RIGHT in found else max(found, key=lambda text: len(found[text]))
     others = [f"{text} ({', '.join(doors)})" for text, doors in found.items() if text != usual]
     return "; ".join([usual, *others])

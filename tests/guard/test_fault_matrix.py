@@ -55,7 +55,6 @@ def test_the_matrix_is_whole() -> None:
     assert {(f, c) for f, row in EXPECTED.items() for c in row} == {(c.fault, c.column) for c in cells()}
 
 
-@pytest.mark.slow
 def test_the_page_shows_the_matrix() -> None:
     """docs/guard-internals.md holds the tables as `python -m tests.guard.fault_matrix` writes them."""
     assert as_page(EXPECTED) in PAGE.read_text(encoding="utf-8")
