@@ -164,12 +164,12 @@ def one_at_a_time(seconds: float) -> Callable[[int, list[np.ndarray]], Any]:
     return act
 
 
-def test_an_engine_that_raises_on_two_threads_is_serialised() -> None:
+def test_an_engine_that_raises_on_two_threads_is_serialised(patience: None) -> None:
     """Whatever goes wrong there."""
     assert stressed(one_at_a_time(2e-4)) == StressResult(serialised=True)
 
 
-def test_what_threads_break_for_good_is_rejected() -> None:
+def test_what_threads_break_for_good_is_rejected(patience: None) -> None:
     """If it is wrong on one thread after it was run on two, turns do not help."""
     state = {"busy": False, "broken": False}
 
