@@ -17,7 +17,7 @@ from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 from xrt_core.passes.shape_specialization import shape_inputs
 from xrt_core.runtime.arrays import is_array, to_numpy
-from xrt_core.training.variables import Select, Variable, promoted, replaced, statistics, trainable
+from xrt_core.training.variables import Select, Variable, master, promoted, replaced, statistics, trainable
 
 log = logging.getLogger("xrt")
 
@@ -63,15 +63,14 @@ class FixedModel:
         running = statistics(model) if batch_norm else []
         trained = trainable(model, select, running)
         self._constants = [*trained, *running]
-        self.variables = [
-            Variable(np.asarray(v.data), k < len(trained), v.name) for k, v in enumerate(self._constants)
-        ]
-        self._promoted = promoted(model, self._constants)
+        self.variables = _variables(trained, running)
+        self._promoted = promoted(model, trained, running)
         self._inputs = [v for v in model.inputs if v not in model.defaults]
         self.by_value = tuple(
             model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs)
         )
         self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
+        self.is_half = any(v.dtype == np.float16 for v in trained)
 
     @property
     def input_names(self) -> list[str]:
@@ -107,7 +106,11 @@ class FixedModel:
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
         """Return the model's graph with these arrays as the values of its variables."""
-        return replaced(self.graph, {v: Value.constant(arrays[v.name], v.name) for v in self._constants})
+        return _filled(self.graph, self._constants, arrays)
+
+    def own(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Arrays of variables in the model's dtypes."""
+        return _own(self._constants, arrays)
 
 
 class WrittenGraph:
@@ -121,6 +124,7 @@ class WrittenGraph:
         self.output_names: tuple[str, ...] | None = None
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
+        self.is_half = any(p.dtype == np.float16 for p in graph.named_parameters().values())
         self._is_double = any(p.dtype == np.float64 for p in graph.named_parameters().values())
         self._has_warned = False
 
@@ -155,10 +159,11 @@ class WrittenGraph:
                 continue
             if name not in own:
                 raise CheckpointError(f"the state does not fit {self.name}: it has no array {name!r}")
-            if own[name].shape != array.shape or own[name].dtype != array.dtype:
+            want = master(np.empty(0, own[name].dtype)).dtype
+            if own[name].shape != array.shape or array.dtype not in (want, own[name].dtype):
                 raise CheckpointError(
                     f"the state's {name!r} is {dtype_name(array.dtype)}{list(array.shape)}, {self.name}'s is "
-                    f"{dtype_name(own[name].dtype)}{list(own[name].shape)}"
+                    f"{dtype_name(want)}{list(own[name].shape)}"
                 )
         if not any(n in own for n in state):
             raise CheckpointError(f"the state holds none of the arrays of {self.name}; it was saved before any step")
@@ -171,11 +176,10 @@ class WrittenGraph:
         kept = self._graph.named_parameters()
         own = {n for n, p in kept.items() if not isinstance(p, Variable) or p.trained}
         select = self.select if self.select is not None else (lambda name, array: name in own)
-        constants = [*trainable(traced, select, running), *running]
-        count = len(constants) - len(running)
+        trained = trainable(traced, select, running)
+        constants = [*trained, *running]
         if self._made is None:
-            variables = [Variable(np.asarray(v.data), k < count, v.name) for k, v in enumerate(constants)]
-            self._made = traced, constants, variables
+            self._made = traced, constants, _variables(trained, running)
             used = {v.name for v in constants}
             for name in sorted(n for n in own - used if is_float(kept[n].dtype)):
                 log.warning(
@@ -187,7 +191,7 @@ class WrittenGraph:
                 f"{self.name}.build uses other arrays for this signature than for the first; the variables of a "
                 "training must not depend on shapes"
             )
-        whole = promoted(traced, constants)
+        whole = promoted(traced, trained, running)
         if recorded.loss is not None:  # loss=None means the first output; `filled` has the outputs of `build`
             whole = whole.replace(outputs=(recorded.loss, *whole.outputs))
         return whole, self._made[2]
@@ -197,4 +201,24 @@ class WrittenGraph:
         if self._made is None:
             raise InputError(f"{self.name} has not been traced yet: take a step first")
         graph, constants, _ = self._made
-        return replaced(graph, {v: Value.constant(arrays[v.name], v.name) for v in constants})
+        return _filled(graph, constants, arrays)
+
+    def own(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Arrays of variables in the model's dtypes."""
+        return _own(self._made[1] if self._made is not None else (), arrays)
+
+
+def _variables(trained: Sequence[Value], running: Sequence[Value]) -> list[Variable]:
+    return [
+        *(Variable(master(np.asarray(v.data)), True, v.name) for v in trained),
+        *(Variable(np.asarray(v.data), False, v.name) for v in running),
+    ]
+
+
+def _own(constants: Sequence[Value], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {v.name: arrays[v.name].astype(v.dtype, copy=False) for v in constants if v.name in arrays}
+
+
+def _filled(graph: Graph, constants: Sequence[Value], arrays: Mapping[str, np.ndarray]) -> Graph:
+    own = _own(constants, arrays)
+    return replaced(graph, {v: Value.constant(own[v.name], v.name) for v in constants})

@@ -87,9 +87,10 @@ class TrainModule(GuardedModule):
         `variables`); of an `xrt.Graph`, the arrays in its attributes.
     batch_norm, dropout: True runs these operators in training mode (batch statistics; dropping by their ratio), False
         as the model specifies. seed: of Dropout: equal seeds give equal runs.
-    loss_scale: None, a number, "dynamic", or a `LossScale`; with float16 (precision="fp16") None means "dynamic"; 1
-        disables scaling. Under any scale a step whose gradients are not finite changes nothing but a count. With
-        `precision`, variables, optimizer and gradients stay in float32.
+    loss_scale: None, a number, "dynamic", or a `LossScale`; with float16 (precision="fp16", or variables of that type)
+        None means "dynamic"; 1 disables scaling. Under any scale a step whose gradients are not finite changes nothing
+        but a count. With `precision`, variables, optimizer and gradients stay in float32. Variables of 16 bits are kept
+        and updated in float32, and cast for the model; `parameters`, `graph` and `export` have the model's types.
     check_finite: a loss that is not finite raises an ExecutionError that names the first node whose result is not; the
         state, copied for that, is unchanged.
     accumulate: the number of calls of `step`, each with a micro-batch, that make one update by the mean of their
@@ -147,7 +148,7 @@ class TrainModule(GuardedModule):
             self._source.select = trainable
         self._loss = loss_of(loss, self._source.output_names, output)
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
-        if loss_scale is None and resolved.narrow == "float16":
+        if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
             loss_scale = "dynamic"
         self._scale = loss_scale_of(loss_scale)
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
@@ -382,9 +383,10 @@ class TrainModule(GuardedModule):
         self.load_state_dict(arrays)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return copies of the variables by name, for `xrt.Graph.load_parameters`. Raises as `state_dict` does."""
+        """Return copies of the variables by name, in the model's dtypes, for `xrt.Graph.load_parameters`. Raises as
+        `state_dict` does."""
         state = self.state_dict()
-        return {n: state[n] for n in self.variables}
+        return self._source.own({n: state[n] for n in self.variables})
 
     def graph(self) -> Graph:
         """Return the model's graph with the current values of the variables as constants. For an `xrt.Graph` it has the

@@ -14,7 +14,7 @@ from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor, constant
 from xrt_core.frontends.tracing import active_tracer
 from xrt_core.ir.graph import Graph, Node, Value
-from xrt_core.ir.types import TensorType, dtype_name
+from xrt_core.ir.types import DTYPE_TO_ONNX, TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 
 Select = Collection[str] | Callable[[str, np.ndarray], bool] | None
@@ -237,14 +237,32 @@ def _none_of_that_name(pattern: str, known: Iterable[Value], floats: Sequence[Va
     return GradientError(f"the model has no float constant {pattern!r} to train; it has {some}, ...")
 
 
-def promoted(graph: Graph, constants: Iterable[Value]) -> Graph:
-    """Return the graph with these constants as additional inputs, after its own, with the same names."""
-    new = {v: Value(v.name, v.type) for v in constants}
-    if not new:
-        return graph
+def master(array: np.ndarray) -> np.ndarray:
+    """What is trained in the place of an array: 16-bit floats in float32, since most updates are smaller than their
+    spacing; the array itself otherwise. The model computes with it cast back."""
+    return array.astype(np.float32) if is_float(array.dtype) and array.dtype.itemsize < 4 else array
+
+
+def promoted(graph: Graph, trained: Iterable[Value], others: Iterable[Value] = ()) -> Graph:
+    """Return the graph with these constants as additional inputs, after its own, with the same names.
+
+    trained: those of 16 bits come as float32 (see `master`) and are cast.
+    """
+    inputs, new, casts = list(graph.inputs), dict[Value, Value](), list[Node]()
     used: dict[str, Any] = {v.name: v for v in graph.inputs}
-    for v in new:
+    for v, wide in (*((v, True) for v in trained), *((v, False) for v in others)):
         if v.name in used:
             raise GradientError(f"two values of the model are named {v.name!r}; variables need names of their own")
         used[v.name] = v
-    return replaced(graph, new).replace(inputs=(*graph.inputs, *new.values()))
+        assert v.data is not None
+        assert v.dtype is not None
+        dtype = master(np.empty(0, v.dtype)).dtype if wide else v.dtype
+        entry = new[v] = Value(v.name, TensorType(dtype, v.data.shape))
+        inputs.append(entry)
+        if dtype != v.dtype:
+            new[v] = Value(f"{v.name}.{dtype_name(v.dtype)}", v.type)
+            casts.append(Node("Cast", [entry], [new[v]], {"to": DTYPE_TO_ONNX[v.dtype]}, version=13))
+    if not new:
+        return graph
+    made = replaced(graph, new)
+    return made.replace(inputs=inputs, nodes=[*casts, *made.nodes])
