@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xrt_core as xrt
-from xrt_core.errors import CheckpointError, ExecutionError, GradientError, OptionError, TrainingError
+from xrt_core.errors import CheckpointError, ExecutionError, GradientError, InputError, OptionError, TrainingError
 from xrt_core.frontends import ops
 from xrt_core.training import SGD, Adam, AdamW, LossScale, Momentum, TrainModule
 
@@ -77,6 +77,35 @@ def test_micro_batches_make_one_batch(engine: str, options: dict[str, Any], clip
     assert have["training/step"] == 3
     assert have["training/micro_step"] == 0
     assert not have["optimizer/sum/w1"].any()
+
+
+@pytest.mark.parametrize("engine", ["host", pytest.param("xla", marks=pytest.mark.slow)])
+def test_micro_batches_of_unequal_size_count_by_their_examples(engine: str) -> None:
+    """And fewer than `accumulate` are applied when asked: the update of the whole batch."""
+    engine_or_skip(engine)
+    parts = TrainModule(Net(), optimizer=Adam(0.01), engine=engine, accumulate=4)
+    whole = TrainModule(Net(), optimizer=Adam(0.01), engine=engine)
+    assert not parts.apply()
+    for k in range(2):
+        x, labels = batch(12, k)
+        for part in (slice(0, 8), slice(8, 11), slice(11, 12)):
+            parts.step(x[part], labels[part])
+        assert parts.apply()
+        assert not parts.apply()
+        whole.step(x, labels)
+    have = parts.state_dict()
+    for name, array in whole.state_dict().items():
+        np.testing.assert_allclose(have[name], array, rtol=2e-5, atol=1e-6, err_msg=name)
+    assert have["training/examples"] == have["training/micro_step"] == 0
+
+
+def test_an_empty_batch_is_no_step() -> None:
+    """It has no mean."""
+    t = TrainModule(Net(), optimizer=SGD(0.1), engine="host")
+    x, labels = batch(4)
+    with pytest.raises(InputError, match=r"the batch is empty: input 'x' has shape \[0, "):
+        t.step(x[:0], labels[:0])
+    assert t.step_count == 0
 
 
 def test_nothing_is_updated_before_the_last_micro_batch() -> None:

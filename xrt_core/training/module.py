@@ -41,7 +41,18 @@ from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.recomputation import labels
-from xrt_core.training.step import MICRO, SKIPPED, STEP, Recipe, initial_state, loss_scale_of, training_graph
+from xrt_core.training.step import (
+    EXAMPLES,
+    MICRO,
+    SKIPPED,
+    STEP,
+    Recipe,
+    StepGraph,
+    initial_state,
+    loss_scale_of,
+    training_graph,
+    update_graph,
+)
 from xrt_core.training.variables import Select, Variable
 
 _FORMAT = "xrt-training-1"
@@ -94,7 +105,8 @@ class TrainModule(GuardedModule):
     check_finite: a loss that is not finite raises an ExecutionError that names the first node whose result is not; the
         state, copied for that, is unchanged.
     accumulate: the number of calls of `step`, each with a micro-batch, that make one update by the mean of their
-        gradients; with a mean as loss and micro-batches of equal size, this equals the update of one large batch.
+        gradients, in which each counts by the number of its examples (the first dimension of the first input); with a
+        mean as loss this equals the update of one large batch. `apply` makes an update of fewer.
     donate: see below.
     recompute: a regular expression on node names: nodes in whose names it matches the same text form a region that is
         recomputed in the backward pass instead of stored (r"layer\.\d+" makes one region per layer). Blocks of
@@ -164,6 +176,7 @@ class TrainModule(GuardedModule):
         self._recipe: Recipe | None = None
         self._pending: Mapping[str, np.ndarray] | None = None
         self._last: _Step | None = None
+        self._applied: _Step | None = None  # an update alone
         if isinstance(self._source, FixedModel):
             self._begin(self._source.variables)
 
@@ -185,26 +198,47 @@ class TrainModule(GuardedModule):
             fresh = found is None
             if found is None:
                 found = self._make(batch, update)
-            rate = np.array(self._optimizer.rate_at(self._count_of(STEP)), np.float32)
-            arrays = [*batch.values(), rate, *(self._state[i] for i in found.reads)]
-            refuse_out_of_range(found.ranges, arrays)
-            if fresh or self._check:
-                # the first run of a program is the likeliest to fail; NumPy arrays are never donated
-                arrays = [to_numpy(a) for a in arrays]
-            # nothing may interrupt between what an engine overwrites and the new state; NumPy's arrays are not donated
-            taken = self._donate and any(type(a) is not np.ndarray for a in arrays)
-            with held_back() if taken else nullcontext():
-                results = self._run(found, list(arrays))
-                if self._check and not np.isfinite(to_numpy(results[0]).astype(np.float64)).all():
-                    raise not_finite(found.graph, arrays)
-                state = list(self._state)
-                for i, new in zip(found.writes, results[1:], strict=True):
-                    state[i] = new
-                self._state = state
-                loss = to_numpy(results[0])[()]
+            loss = self._advance(found, list(batch.values()), fresh)
             self._steps.put(key, found)
             self._last = found
         return loss
+
+    def apply(self) -> bool:
+        """Update by the micro-batches since the last update, fewer than `accumulate`; returns whether there were any.
+
+        Raises as `step` does.
+        """
+        with self._lock:
+            self._refuse_lost()
+            if self._recipe is None or MICRO not in self._recipe.names or not self._count_of(MICRO):
+                return False
+            found = self._applied
+            if found is None:
+                found = self._planned(update_graph(self._types, self._recipe), [])
+            self._advance(found, [], self._applied is None)
+            self._applied = found
+        return True
+
+    def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
+        """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
+        rate = np.array(self._optimizer.rate_at(self._count_of(STEP)), np.float32)
+        arrays = [*batch, rate, *(self._state[i] for i in found.reads)]
+        refuse_out_of_range(found.ranges, arrays)
+        if fresh or self._check:
+            # the first run of a program is the likeliest to fail; NumPy arrays are never donated
+            arrays = [to_numpy(a) for a in arrays]
+        # nothing may interrupt between what an engine overwrites and the new state; NumPy's arrays are not donated
+        taken = self._donate and any(type(a) is not np.ndarray for a in arrays)
+        with held_back() if taken else nullcontext():
+            results = list(self._run(found, list(arrays)))
+            loss = results.pop(0) if batch else None
+            if self._check and loss is not None and not np.isfinite(to_numpy(loss).astype(np.float64)).all():
+                raise not_finite(found.graph, arrays)
+            state = list(self._state)
+            for i, new in zip(found.writes, results, strict=True):
+                state[i] = new
+            self._state = state
+            return None if loss is None else to_numpy(loss)[()]
 
     def _labels(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the arrays of a step that the loss alone reads."""
@@ -259,18 +293,21 @@ class TrainModule(GuardedModule):
             self._lowering.check_names(forward)
             whole, report = self._lowering.apply(whole)
         extra = {n: t for n, t in types.items() if n not in names}
-        made = training_graph(whole, extra, self._types, recipe, update)
-        graph = made.graph
-        plans = self._pipeline.plan_cache(self._pipeline.capture(graph))
-        order = [v.name for v in graph.inputs[: len(types)]]
-        reads, writes = (tuple(recipe.names.index(n) for n in names) for names in (made.reads, made.writes))
+        made = training_graph(whole, extra, self._types, recipe, update, _examples(batch, names))
+        return self._planned(made, [batch[v.name] for v in made.graph.inputs[: len(types)]], report)
+
+    def _planned(self, made: StepGraph, batch: Sequence[np.ndarray], report: PrecisionReport | None = None) -> _Step:
+        assert self._recipe is not None
+        names = self._recipe.names
+        plans = self._pipeline.plan_cache(self._pipeline.capture(made.graph))
+        reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))
         state = [to_numpy(self._state[i]) for i in reads]
-        plan = plans.plan_for([*(batch[n] for n in order), np.zeros((), np.float32), *state])
+        plan = plans.plan_for([*batch, np.zeros((), np.float32), *state])
         assert isinstance(plan, Planned)
         engines = self._pipeline.services.compilation.engines
         host = on_host(self._pipeline.services.place.xp)
         direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
-        return _Step(plan, graph, direct, reads, writes, report, made.ranges)
+        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges)
 
     def _begin(self, variables: Sequence[Variable]) -> None:
         trained = [v.name for v in variables if v.trained]
@@ -349,6 +386,8 @@ class TrainModule(GuardedModule):
         names = self._recipe.names
         if SKIPPED in names:  # states of earlier versions do not count them
             arrays = {SKIPPED: np.zeros((), np.int64), **arrays}
+        if EXAMPLES in names and MICRO in arrays:  # nor the examples: each micro-batch weighs alike in their sums
+            arrays = {EXAMPLES: arrays[MICRO].astype(np.float32), **arrays}
         missing, surplus = [n for n in names if n not in arrays], [n for n in arrays if n not in self._types]
         if missing or surplus:
             raise CheckpointError(
@@ -419,6 +458,16 @@ def _first(error: BaseException) -> BaseException:
     while error.__context__ is not None:
         error = error.__context__
     return error
+
+
+def _examples(batch: Mapping[str, np.ndarray], names: Sequence[str]) -> int:
+    """The number of examples of a batch. Raises InputError for none."""
+    for name in names:
+        if batch[name].ndim:
+            if not batch[name].shape[0]:
+                raise InputError(f"the batch is empty: input {name!r} has shape {list(batch[name].shape)}")
+            return int(batch[name].shape[0])
+    return 1
 
 
 def _count(name: str, given: Any) -> int:

@@ -30,6 +30,7 @@ from xrt_core.training.variables import Variable
 
 STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_steps"
 MICRO = "training/micro_step"
+EXAMPLES = "training/examples"
 SKIPPED = "training/skipped"
 RATE = "training/learning_rate"
 
@@ -86,7 +87,7 @@ def initial_state(
                 state[slot_name(slot, v.name)] = optimizer.initial(slot, v.value)
     if accumulate > 1:
         state |= {sum_name(v.name): np.zeros(v.value.shape, v.value.dtype) for v in variables if v.trained}
-        state[MICRO] = np.zeros((), np.int64)
+        state |= {MICRO: np.zeros((), np.int64), EXAMPLES: np.zeros((), np.float32)}
     state[STEP] = np.zeros((), np.int64)
     if scale is not None:
         state[SKIPPED] = np.zeros((), np.int64)
@@ -102,7 +103,8 @@ def slot_name(slot: str, variable: str) -> str:
 
 
 def sum_name(variable: str) -> str:
-    """Return the name in the state of the sum of a variable's gradients over the micro-batches so far."""
+    """Return the name in the state of the sum of a variable's gradients over the examples of the micro-batches so far
+    (`EXAMPLES` in number): of each micro-batch's gradient times the number of its examples."""
     return f"optimizer/sum/{variable}"
 
 
@@ -148,12 +150,14 @@ def training_graph(
     state: Mapping[str, TensorType],
     recipe: Recipe,
     update: bool = True,
+    examples: int = 1,
 ) -> StepGraph:
     """Build the graph of a step from a specialised forward graph whose last inputs are the variables, in order.
 
     Its inputs: those of the model, those that only the loss reads (`extra`), the learning rate, the state. Its outputs:
     the loss, and the new state, each entry from an Assign that may alias the old entry's storage.
-    update: True updates the variables, False only adds the gradients to the sums over micro-batches.
+    update: True updates the variables, False only adds the gradients to the sums over micro-batches. examples: how many
+    the batch has; micro-batches count by that.
     Raises GradientError if the loss is not a scalar, or a gradient cannot be built.
     """
     tracer = Tracer(forward.name or "model", {})  # the newest opsets; the model's own nodes keep their versions
@@ -172,22 +176,49 @@ def training_graph(
         running = _forward(tracer, forward, turn, recipe)
         loss = _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])
         gradients = _unscaled_gradients(loss, read, recipe)
-        start, new = _new_state(read, gradients, Tensor(rate, scope), recipe, update)
+        start, new = _new_state(read, gradients, Tensor(rate, scope), recipe, update, examples)
         for name, v in running.items():
             fresh = Tensor(v, scope)
             kept = recipe.scale is not None  # an overflow skips statistics too
             new[name] = where(finite([fresh]), fresh, read[name]) if kept else fresh
-        writes = [n for n in recipe.names if n in new]
-        made = [_assign(read[n], new[n], n) for n in writes]
+        writes, made = _written(read, new, recipe)
         nodes = scope.nodes[:start] + [_as_update(n, recipe.donate) for n in scope.nodes[start:]]
-    used = {v for n in nodes for v in n.uses()}
-    reads = [n for n in recipe.names if values[n] in used]
+    reads = _read(values, nodes, recipe)
     inputs = [*forward.inputs[:count], *added.values(), rate, *(values[n] for n in reads)]
     graph = Graph(
         inputs, [loss._value, *made], nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name,
     )  # fmt: skip
     graph = _finished(graph, recipe)
     return StepGraph(graph, tuple(reads), tuple(writes), index_ranges(graph))
+
+
+def update_graph(state: Mapping[str, TensorType], recipe: Recipe) -> StepGraph:
+    """Build the graph of an update by the micro-batches so far. Its inputs: the learning rate, the state; its outputs:
+    the new state."""
+    tracer = Tracer("update", {})
+    values = {n: Value(n, t) for n, t in state.items()}
+    rate = Value(RATE, TensorType(FLOAT32, ()))
+    with tracing(tracer):
+        scope = tracer.scope
+        read = {n: Tensor(v, scope) for n, v in values.items()}
+        _, new = _new_state(read, None, Tensor(rate, scope), recipe, True)
+        writes, made = _written(read, new, recipe)
+        nodes = [_as_update(n, recipe.donate) for n in scope.nodes]
+    reads = _read(values, nodes, recipe)
+    graph = Graph([rate, *(values[n] for n in reads)], made, nodes, opsets=dict(tracer.opsets), name="update")
+    return StepGraph(_finished(graph, recipe), tuple(reads), tuple(writes), ())
+
+
+def _written(read: Mapping[str, Tensor], new: Mapping[str, Tensor], recipe: Recipe) -> tuple[list[str], list[Value]]:
+    """The names of the state that are written, and the outputs that hold them."""
+    names = [n for n in recipe.names if n in new]
+    return names, [_assign(read[n], new[n], n) for n in names]
+
+
+def _read(values: Mapping[str, Value], nodes: Sequence[Node], recipe: Recipe) -> list[str]:
+    """The names of the state that nodes use."""
+    used = {v for n in nodes for v in n.uses()}
+    return [n for n in recipe.names if values[n] in used]
 
 
 def _unscaled_gradients(loss: Tensor, read: Mapping[str, Tensor], recipe: Recipe) -> list[Tensor]:
@@ -198,22 +229,31 @@ def _unscaled_gradients(loss: Tensor, read: Mapping[str, Tensor], recipe: Recipe
 
 
 def _new_state(
-    read: Mapping[str, Tensor], gradients: list[Tensor], rate: Tensor, recipe: Recipe, update: bool
+    read: Mapping[str, Tensor],
+    gradients: list[Tensor] | None,
+    rate: Tensor,
+    recipe: Recipe,
+    update: bool,
+    examples: int = 1,
 ) -> tuple[int, dict[str, Tensor]]:
     """Return the index in the scope of the first node of the update, and name -> new value of the state without running
     statistics.
 
-    Sums over micro-batches belong to the update: they are written in place.
+    Sums over micro-batches belong to the update: they are written in place. gradients: None where the sums hold all.
     """
     nodes = current_tracer("an update").scope.nodes
     trained = [v for v in recipe.variables if v.trained]
     many = recipe.accumulate > 1
     start = len(nodes)
     if many:
-        sums = {v.name: read[sum_name(v.name)] + g for v, g in zip(trained, gradients, strict=True)}
-        gradients = [s / float(recipe.accumulate) for s in sums.values()]
+        sums, total = {v.name: read[sum_name(v.name)] for v in trained}, read[EXAMPLES]
+        if gradients is not None:
+            sums = {v.name: sums[v.name] + g * float(examples) for v, g in zip(trained, gradients, strict=True)}
+            total = total + float(examples)
         if not update:
-            return start, {sum_name(n): s for n, s in sums.items()} | {MICRO: read[MICRO] + 1}
+            return start, {sum_name(n): s for n, s in sums.items()} | {MICRO: read[MICRO] + 1, EXAMPLES: total}
+        gradients = [s / total.astype(s.dtype) for s in sums.values()]
+    assert gradients is not None
     sound = finite(gradients) if recipe.scale is not None else None
     if recipe.optimizer.clip_norm is not None:
         gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
@@ -228,7 +268,7 @@ def _new_state(
         new |= _next_scale(read, sound, recipe.scale) if recipe.scale.dynamic else {}
     if many:
         new |= {sum_name(v.name): filled(read[sum_name(v.name)]) for v in trained}
-        new[MICRO] = literal(0, INT64)
+        new |= {MICRO: literal(0, INT64), EXAMPLES: literal(0.0, FLOAT32)}
     return start, new
 
 
