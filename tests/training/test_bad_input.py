@@ -201,3 +201,50 @@ def test_numbers_out_of_range(engine: str) -> None:
     with pytest.raises(InputError, match="'labels': 9"):  # at the first step of a signature as well
         t.step(tokens[:1], labels[:1] + 9)
     assert t.step(tokens, labels) == other.step(tokens, labels)
+
+
+class Shifted(xrt.Graph):
+    """An embedding whose rows are computed from the tokens."""
+
+    def __init__(self, rows: Any) -> None:
+        self.table = np.random.default_rng(1).standard_normal((6, 3)).astype(F)
+        self.rows = [rows]
+
+    def build(self, tokens: Any) -> Any:
+        return ops.Gather(self.table, self.rows[0](tokens)).sum()
+
+
+@pytest.mark.parametrize("engine", ["host", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("rows", "good", "bad", "match"),
+    [
+        (
+            lambda t: t + 1,
+            [0, 4, -7],
+            5,
+            r"'tokens': 5 at \[1\].*Gather.* reads tokens \+ 1 = 6, as? ?a number from -6 to 5",
+        ),
+        (lambda t: 5 - t.reshape((3, 1)), [0, 5, 11], -1, r"reads -tokens \+ 5 = 6"),
+        (lambda t: (t * 2 - 1).astype(np.int32), [0, 3, -2], 4, r"reads 2 tokens - 1 = 7"),
+        (lambda t: -t, [0, 6, -5], 7, r"reads -tokens = -7"),
+    ],
+)
+def test_computed_rows(rows: Any, good: list[int], bad: int, match: str, engine: str) -> None:
+    """Arithmetic with constants is followed; engines would take another row."""
+    if engine == "xla":
+        pytest.importorskip("xrt_xla")
+    t = TrainModule(Shifted(rows), optimizer=Momentum(0.1), engine=engine)
+    t.step(np.array(good))
+    with pytest.raises(InputError, match=match):
+        t.step(np.array([good[0], bad, good[1]]))
+    assert t.step_count == 1
+
+
+def test_rows_that_are_computed_in_other_ways() -> None:
+    """They are computed on the host before each step where that is asked for."""
+    rows = lambda t: ops.Max(t, t * t)  # noqa: E731
+    t = TrainModule(Shifted(rows), optimizer=Momentum(0.1), engine="host", check_indices=True)
+    t.step(np.array([0, 1, -2]))
+    with pytest.raises(InputError, match=r"9 at \[1\], and 1 such in all; .*Gather.* from -6 to 5"):
+        t.step(np.array([0, 3, 1]))
+    assert t.step_count == 1

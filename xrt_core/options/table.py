@@ -304,7 +304,8 @@ class Options:
         False,
         FLAG,
         "Where the host computes with CuPy, which checks no bounds, an index out of range is an error as it is with "
-        "NumPy; costs a download of the indices of each such node.",
+        "NumPy; costs a download of the indices of each such node. In training: indices that a model computes are "
+        "computed on the host before each step and checked.",
         "XRT_CHECK_INDICES",
     )
     verify: bool = _option(False, FLAG, "Check the graph against the IR's rules after every stage.", "XRT_VERIFY")

@@ -1,14 +1,16 @@
 """Checks of a training step: range checks of class labels and indices among its inputs, and localisation of NaNs.
 
 Engines do not check indices: an invalid class label gives NaN, an out-of-range row another row. Inputs of a step are
-therefore checked before it runs, at a few microseconds plus at most one per thousand elements.
+therefore checked before it runs, at a few microseconds plus at most one per thousand elements; also where the step
+adds a constant to them, or multiplies them by one. Indices that are computed in another way are checked on demand, by
+running what computes them on the host.
 
 The origin of a NaN or infinity is found by running the nodes of the step one by one on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from xrt_core.errors import ExecutionError, InputError
 from xrt_core.frontends.promotion import is_float
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.runtime.arrays import to_numpy
 from xrt_core.training.gradient_context import describe
 
 # operators that read their second input as class labels
@@ -28,9 +31,9 @@ _SAME_NUMBERS = frozenset(("Cast", "Expand", "Flatten", "Identity", "Reshape", "
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """The range that a node requires of the integers of one input: low <= x < high, or x == ignored.
+    """The range that a node requires of the integers of one input: low <= scale x + offset < high, or == ignored.
 
-    input: the index of the graph input.
+    input: the index of the graph input; for `ComputedIndices` -1.
     """
 
     input: int
@@ -39,44 +42,124 @@ class IndexRange:
     high: int
     ignored: int | None
     node: str
+    scale: int = 1
+    offset: int = 0
 
     def check(self, array: np.ndarray) -> None:
         """Raise InputError, naming the first element out of range, unless all are in range."""
         if not array.size:
             return
-        if array.min() >= self.low and array.max() < self.high:
+        ends = [int(array.min()) * self.scale + self.offset, int(array.max()) * self.scale + self.offset]
+        if min(ends) >= self.low and max(ends) < self.high:
             return
-        outside = (array < self.low) | (array >= self.high)
+        read = array.astype(np.int64) * self.scale + self.offset
+        outside = (read < self.low) | (read >= self.high)
         if self.ignored is not None:
-            outside &= array != self.ignored
+            outside &= read != self.ignored
         if not outside.any():
             return
         at = tuple(map(int, np.argwhere(outside)[0]))
         also = "" if self.ignored is None else f" and the ignored {self.ignored}"
+        moved = "" if (self.scale, self.offset) == (1, 0) else f"{self._formula()} = {int(read[at])}, "
         raise InputError(
             f"{self.name!r}: {int(array[at])} at {list(at)}, and {int(outside.sum())} such in all; {self.node} reads "
-            f"it as a number from {self.low} to {self.high - 1}{also}. The state is as it was before the step"
+            f"{moved or 'it '}as a number from {self.low} to {self.high - 1}{also}. The state is as it was before "
+            "the step"
         )
+
+    def _formula(self) -> str:
+        """What the node reads, by the input's name."""
+        scaled = {1: self.name, -1: f"-{self.name}"}.get(self.scale, f"{self.scale} {self.name}")
+        return scaled if not self.offset else f"{scaled} {'+' if self.offset > 0 else '-'} {abs(self.offset)}"
 
 
 def index_ranges(graph: Graph) -> tuple[IndexRange, ...]:
     """Return the ranges of the graph inputs that are used as class labels or indices, directly or after a change of
-    shape or dtype."""
-    source: dict[Value, int] = {
-        v: i for i, v in enumerate(graph.inputs) if v.dtype is not None and v.dtype.kind in "iu"
-    }
+    shape or dtype, a constant added, or a factor."""
+    source = _affine(graph)
     found: dict[IndexRange, None] = {}
     for node in graph.nodes:
-        first = node.inputs[0] if node.inputs else None
-        if first is not None and first in source and not node.domain and node.op_type in _SAME_NUMBERS:
-            out = node.outputs[0]
-            if out is not None and out.dtype is not None and out.dtype.kind in "iu":
-                source[out] = source[first]
         for value, low, high, ignored in _reads(node):
             if value in source:
-                at = source[value]
-                found[IndexRange(at, graph.inputs[at].name, low, high, ignored, describe(node))] = None
+                at, scale, offset = source[value]
+                name = graph.inputs[at].name
+                found[IndexRange(at, name, low, high, ignored, describe(node), scale, offset)] = None
     return tuple(found)
+
+
+def _affine(graph: Graph) -> dict[Value, tuple[int, int, int]]:
+    """Values whose elements are `scale x + offset` of the elements x of an integer input: its index, scale, offset."""
+    found = {v: (i, 1, 0) for i, v in enumerate(graph.inputs) if _is_integer(v)}
+    for node in graph.nodes:
+        out = node.outputs[0] if node.outputs else None
+        if node.domain or out is None or not _is_integer(out):
+            continue
+        first, second = (*node.inputs, None, None)[:2]
+        if node.op_type in _SAME_NUMBERS and first in found:
+            found[out] = found[first]
+        elif node.op_type in ("Add", "Sub", "Mul", "Neg"):
+            made = _moved(node.op_type, found, first, second)
+            if made is not None:
+                found[out] = made
+    return found
+
+
+def _moved(
+    op_type: str, known: Mapping[Value, tuple[int, int, int]], first: Value | None, second: Value | None
+) -> tuple[int, int, int] | None:
+    """The result of arithmetic of a known value and a constant of one element; None for anything else."""
+    one, other = (None if v is None else known.get(v) for v in (first, second))
+    if op_type == "Neg":
+        return None if one is None else (one[0], -one[1], -one[2])
+    constant = _number(second if one is not None else first)
+    moved = one if one is not None else other
+    if moved is None or constant is None:
+        return None
+    at, scale, offset = moved
+    if op_type == "Mul":
+        return at, scale * constant, offset * constant
+    if op_type == "Add":
+        return at, scale, offset + constant
+    return (at, scale, offset - constant) if one is not None else (at, -scale, constant - offset)
+
+
+def _number(value: Value | None) -> int | None:
+    data = None if value is None else value.data
+    return int(data.reshape(())) if data is not None and data.size == 1 else None
+
+
+def _is_integer(value: Value) -> bool:
+    return value.dtype is not None and value.dtype.kind in "iu"
+
+
+class ComputedIndices:
+    """The indices of a step that no range of its inputs bounds, and what computes them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph, followed = graph, _affine(graph)
+        self._reads = [
+            (value, IndexRange(-1, value.name or "the indices", low, high, ignored, describe(node)))
+            for node in graph.nodes
+            for value, low, high, ignored in _reads(node)
+            if value not in followed and value.data is None
+        ]
+        needed = {v for v, _ in self._reads}
+        self._nodes: list[Node] = []
+        for node in reversed(graph.nodes):
+            if any(v in needed for v in node.outputs):
+                needed.update(node.uses())
+                self._nodes.append(node)
+        self._nodes.reverse()
+        self._inputs = [i for i, v in enumerate(graph.inputs) if v in needed]
+
+    def check(self, arrays: Sequence[Any]) -> None:
+        """Compute them on the host from the inputs of a step. Raises InputError for one that is out of range."""
+        values: dict[Value, Any] = {self._graph.inputs[i]: to_numpy(arrays[i]) for i in self._inputs}
+        for node in self._nodes:
+            given = [None if v is None else v.data if v.data is not None else values[v] for v in node.inputs]
+            values.update((v, r) for v, r in zip(node.outputs, run_node(node, given), strict=False) if v is not None)
+        for value, range_ in self._reads:
+            range_.check(np.asarray(values[value]))
 
 
 def _reads(node: Node) -> Iterator[tuple[Value, int, int, int | None]]:

@@ -35,7 +35,7 @@ from xrt_core.runtime.arrays import family_of, to_numpy
 from xrt_core.runtime.binding import settled_host, taken_by
 from xrt_core.runtime.transfers import on_host
 from xrt_core.training import checkpoint
-from xrt_core.training.checks import IndexRange, not_finite, refuse_out_of_range
+from xrt_core.training.checks import ComputedIndices, IndexRange, not_finite, refuse_out_of_range
 from xrt_core.training.interrupts import held_back
 from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
@@ -64,7 +64,8 @@ class _Step:
 
     direct: for each input the array libraries, besides NumPy, whose arrays it accepts without conversion. reads,
     writes: indices into the state of the plan's last inputs, and of its outputs after the loss. precision: the nodes of
-    the forward graph lowered to a narrow float. ranges: range checks of its integer inputs.
+    the forward graph lowered to a narrow float. ranges: range checks of its integer inputs. computed: checks of indices
+    that it computes, where these are asked for.
     """
 
     plan: Planned
@@ -74,6 +75,7 @@ class _Step:
     writes: tuple[int, ...]
     precision: PrecisionReport | None = None
     ranges: tuple[IndexRange, ...] = ()
+    computed: ComputedIndices | None = None
 
 
 class TrainModule(GuardedModule):
@@ -112,7 +114,8 @@ class TrainModule(GuardedModule):
         recomputed in the backward pass instead of stored (r"layer\.\d+" makes one region per layer). Blocks of
         `training.recompute()` in an `xrt.Graph` are such regions too. recompute_budget: the maximum bytes of the
         intermediate results of a step; regions are chosen to meet it.
-    options: those of `XRTModule`.
+    options: those of `XRTModule`. Labels and indices among a step's inputs are checked at each step, those that the
+        model computes with `check_indices=True`.
 
     Variables and optimizer slots stay on the device between steps and are updated in place if the engine supports it
     (a JAX array is donated). Arrays returned by `state_dict` are never modified. Concurrent calls of `step` are
@@ -164,7 +167,7 @@ class TrainModule(GuardedModule):
             loss_scale = "dynamic"
         self._scale = loss_scale_of(loss_scale)
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
-        self._check = bool(check_finite)
+        self._check, self._check_indices = bool(check_finite), resolved.check_indices
         self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
@@ -224,6 +227,8 @@ class TrainModule(GuardedModule):
         rate = np.array(self._optimizer.rate_at(self._count_of(STEP)), np.float32)
         arrays = [*batch, rate, *(self._state[i] for i in found.reads)]
         refuse_out_of_range(found.ranges, arrays)
+        if found.computed is not None:
+            found.computed.check(arrays)
         if fresh or self._check:
             # the first run of a program is the likeliest to fail; NumPy arrays are never donated
             arrays = [to_numpy(a) for a in arrays]
@@ -307,7 +312,8 @@ class TrainModule(GuardedModule):
         engines = self._pipeline.services.compilation.engines
         host = on_host(self._pipeline.services.place.xp)
         direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
-        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges)
+        computed = ComputedIndices(made.graph) if self._check_indices else None
+        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges, computed)
 
     def _begin(self, variables: Sequence[Variable]) -> None:
         trained = [v.name for v in variables if v.trained]
