@@ -30,6 +30,7 @@ CLUSTER_DOMAIN: Final = "xrt.cluster"
 AUTOMATIC: Final = 1 << 30
 """Total bytes of constants above which `save` writes external data by default."""
 
+_OLDEST_OPSET: Final = 13  # older ones are read by few tools, and gain nothing
 _MINIMUM_IR_VERSION: Final = 8  # the first with model-local functions
 _KIND_NUMBERS: Final = {kind: number for number, kind in ATTRIBUTE_KINDS.items()}
 
@@ -105,6 +106,27 @@ def fitting_opsets(graph: Graph) -> dict[str, int | None]:
     for domain, (low, high) in ranges.items():
         found[domain] = None if low > high else min(max(graph.opsets.get(domain, high), low), high)
     return found
+
+
+def with_opset(graph: Graph, opset: int | None = None) -> Graph:
+    """Return the graph at another opset of ONNX at which every node has its version: the lowest, or a given one.
+
+    Raises ExportError, naming a node, where the given opset has another version of it.
+    """
+    nodes = {
+        (n.op_type, n.version) for n in _every_node(graph) if not n.domain and find_schema(n.op_type, "", n.version)
+    }
+    ranges = {(op_type, version): opset_range(op_type, "", version) for op_type, version in nodes}
+    low = max((low for low, _ in ranges.values()), default=1)
+    if opset is None:
+        return graph.replace(opsets={**graph.opsets, "": max(low, _OLDEST_OPSET)})
+    for (op_type, version), (first, last) in sorted(ranges.items()):
+        if not first <= opset <= last:
+            raise ExportError(
+                f"opset={opset}: {op_type} of version {version} is in opsets {first} to {last}; all of this model's "
+                f"operators are in opset {low}"
+            )
+    return graph.replace(opsets={**graph.opsets, "": opset})
 
 
 class _Exporter:

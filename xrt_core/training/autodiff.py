@@ -300,9 +300,7 @@ def _body(node: Node) -> Sequence[Tensor | None] | None:
         )
         new.update({old: v for old, v in zip(n.outputs, made, strict=True) if old is not None})
     outputs = iter(body.outputs)
-    return [
-        None if v is None else Tensor(new.get(o := next(outputs), o), tracer.scope) for v in node.outputs
-    ]
+    return [None if v is None else Tensor(new.get(o := next(outputs), o), tracer.scope) for v in node.outputs]
 
 
 def _ruled(tracer: Tracer, node: Node, call: Callable[[], Any]) -> Any:

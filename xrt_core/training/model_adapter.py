@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.errors import CheckpointError, InputError, XRTError
 from xrt_core.frontends.graph import Graph as TracedGraph
-from xrt_core.frontends.graph import layout_of, parameters_of, trace_call
+from xrt_core.frontends.graph import Traced, layout_of, parameters_of, trace_call
 from xrt_core.frontends.promotion import is_float
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 from xrt_core.passes.shape_specialization import shape_inputs
+from xrt_core.passes.simplify import DeadNodes
 from xrt_core.runtime.arrays import is_array, to_numpy
+from xrt_core.training.open_batch import open_batch
 from xrt_core.training.variables import Select, Variable, master, promoted, replaced, statistics, trainable
 
 log = logging.getLogger("xrt")
@@ -66,9 +69,7 @@ class FixedModel:
         self.variables = _variables(trained, running)
         self._promoted = promoted(model, trained, running)
         self._inputs = [v for v in model.inputs if v not in model.defaults]
-        self.by_value = tuple(
-            model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs)
-        )
+        self.by_value = tuple(model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs))
         self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
         self.is_half = any(v.dtype == np.float16 for v in trained)
 
@@ -108,6 +109,10 @@ class FixedModel:
         """Return the model's graph with these arrays as the values of its variables."""
         return _filled(self.graph, self._constants, arrays)
 
+    def exported(self, arrays: Mapping[str, np.ndarray]) -> Graph:
+        """The same: its inputs have the types that the model declares."""
+        return self.filled(arrays)
+
     def own(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Arrays of variables in the model's dtypes."""
         return _own(self._constants, arrays)
@@ -124,6 +129,7 @@ class WrittenGraph:
         self.output_names: tuple[str, ...] | None = None
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
+        self._types: dict[str, TensorType] = {}  # of what it was made for
         self.is_half = any(p.dtype == np.float16 for p in graph.named_parameters().values())
         self._is_double = any(p.dtype == np.float64 for p in graph.named_parameters().values())
         self._has_warned = False
@@ -170,7 +176,7 @@ class WrittenGraph:
 
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
         """Return the graph for inputs of these types, with the variables as its last inputs, and the variables."""
-        recorded = trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types))
+        recorded = self._trace(types)
         traced = recorded.graph
         running = statistics(traced)
         kept = self._graph.named_parameters()
@@ -179,6 +185,7 @@ class WrittenGraph:
         trained = trainable(traced, select, running)
         constants = [*trained, *running]
         if self._made is None:
+            self._types = dict(types)
             self._made = traced, constants, _variables(trained, running)
             used = {v.name for v in constants}
             for name in sorted(n for n in own - used if is_float(kept[n].dtype)):
@@ -202,6 +209,26 @@ class WrittenGraph:
             raise InputError(f"{self.name} has not been traced yet: take a step first")
         graph, constants, _ = self._made
         return _filled(graph, constants, arrays)
+
+    def exported(self, arrays: Mapping[str, np.ndarray]) -> Graph:
+        """`filled`, without what only a loss reads, and for batches of any size where the graph depends on none."""
+        graph = self.filled(arrays)
+        assert self._made is not None
+        sizes = {t.shape[0] for t in self._types.values() if t.shape}
+        if len(sizes) == 1 and isinstance(size := sizes.pop(), int):
+            larger = {
+                n: TensorType(t.dtype, (size + 1, *t.shape[1:])) if t.shape else t for n, t in self._types.items()
+            }
+            with suppress(Exception):  # `build` may be made for one size
+                other = self._trace(larger).graph
+                opened = open_batch(self._made[0], other, (size, size + 1), {v.name for v in self._made[1]})
+                graph = graph if opened is None else _filled(opened, self._made[1], arrays)
+        graph = DeadNodes()(graph)
+        used = {v for n in graph.nodes for v in n.uses()} | set(graph.outputs)
+        return graph.replace(inputs=[v for v in graph.inputs if v in used])
+
+    def _trace(self, types: Mapping[str, TensorType]) -> Traced:
+        return trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types))
 
     def own(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Arrays of variables in the model's dtypes."""

@@ -438,11 +438,15 @@ class TrainModule(GuardedModule):
         shapes of the first step; for other shapes use `graph.load_parameters(trainer.parameters())`."""
         return self._source.filled(self.parameters())
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained model as an ONNX file. Raises ExportError if it cannot be written."""
-        from xrt_core.frontends.onnx_export import save
+    def export(self, path: str | os.PathLike[str], *, opset: int | None = None) -> None:
+        """Write the trained model as an ONNX file, for the lowest opset that has all its operators, or a given one.
 
-        save(self.graph(), path)
+        The file of an `xrt.Graph` takes batches of any size where `build` records the same for another size; inputs
+        that only a loss reads, by `backward()`, stay out. Raises ExportError if it cannot be written.
+        """
+        from xrt_core.frontends.onnx_export import save, with_opset
+
+        save(with_opset(self._source.exported(self.parameters()), opset), path)
 
     def __repr__(self) -> str:
         return f"<TrainModule {self._source.name}: {len(self.variables)} variables; engines {self.engines or 'host'}>"

@@ -75,9 +75,7 @@ def if_(ctx: Backward) -> Any:
         body = ctx.node.attributes[name]
         assert isinstance(body, Graph)
         with tracer.nested(f"{name} of {ctx.node.name}"):
-            found = _backwards(
-                tracer, body, {}, list(zip(body.outputs, ctx.grads, strict=True)), ctx.captures
-            )
+            found = _backwards(tracer, body, {}, list(zip(body.outputs, ctx.grads, strict=True)), ctx.captures)
             bodies[name] = _graph(tracer, name, (), found)
     types = [v.type for v in ctx.captures]
     made = tracer.emit(tracer.schema("If"), [ctx.inputs[0]._value], bodies, len(types), types)
@@ -127,8 +125,7 @@ def scan_with_states(ctx: Forward) -> Any:
     states = body.inputs[: len(ctx.node.inputs) - count]
     outs = len(body.outputs) - len(states)
     attributes = {
-        k: (*(ctx.attr(k) or (0,) * outs), *[0] * len(states))
-        for k in ("scan_output_axes", "scan_output_directions")
+        k: (*(ctx.attr(k) or (0,) * outs), *[0] * len(states)) for k in ("scan_output_axes", "scan_output_directions")
     }
     return _with_saved(ctx, body, states, attributes)
 

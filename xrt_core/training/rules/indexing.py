@@ -28,9 +28,7 @@ def gather(ctx: Backward) -> Any:
         g = g.transpose([*range(axis, axis + count), *range(axis), *range(axis + count, g.ndim)])
     else:
         rows = x
-    total = emit(
-        "ScatterND", [filled(rows), _int64(indices).unsqueeze(count), g], opset=_ADDS, reduction="add"
-    )
+    total = emit("ScatterND", [filled(rows), _int64(indices).unsqueeze(count), g], opset=_ADDS, reduction="add")
     return (total.transpose([int(i) for i in np.argsort(order)]) if axis else total), None
 
 

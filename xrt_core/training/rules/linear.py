@@ -98,8 +98,6 @@ def _explicit(ctx: Forward) -> tuple[list[str], str]:
     return full, out.replace("...", ellipsis)
 
 
-
-
 @gradient("Det")
 def det(ctx: Backward) -> Any:
     """dy times the matrix of cofactors, which is defined for singular matrices as well."""

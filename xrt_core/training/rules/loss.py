@@ -80,5 +80,3 @@ def softmax_cross_entropy(ctx: Backward) -> Any:
 def _softmax(scores: Tensor) -> Tensor:
     made: Tensor = emit("Softmax", [scores], opset=13, axis=1)  # before, it flattened
     return made
-
-

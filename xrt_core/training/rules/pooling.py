@@ -86,8 +86,6 @@ def lp_pool(ctx: Forward) -> Tensor:
     return made
 
 
-
-
 @gradient("MaxUnpool")
 def max_unpool(ctx: Backward) -> Any:
     """dy gathered at the positions of the maxima. Raises GradientError with an output_shape, which changes them."""

@@ -152,5 +152,3 @@ def lstm(ctx: Forward) -> Any:
         return cell
 
     return _wanted(ctx, _unrolled(ctx, 4, 2, cell_of))
-
-
