@@ -1,0 +1,93 @@
+"""Symbolic dimensions: expressions, ranges, and the binding of a declared signature."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.profiles import examples
+from xrt_core.errors import InputError, ShapeError
+from xrt_core.ir.symbols import Declared, Expr, Symbol, expression, shape_for
+
+_B, _N = Expr.of("b"), Expr.of("n")
+
+_expressions = st.recursive(
+    st.integers(0, 9).map(Expr.of) | st.sampled_from([_B, _N]),
+    lambda inner: (
+        st.tuples(inner, inner).map(lambda p: p[0] + p[1])
+        | st.tuples(inner, inner).map(lambda p: p[0] - p[1])
+        | st.tuples(inner, inner).map(lambda p: p[0] * p[1])
+        | st.tuples(inner, st.integers(1, 7)).map(lambda p: p[0] // p[1])
+    ),
+    max_leaves=6,
+)
+
+
+@examples(100)
+@given(_expressions, st.integers(1, 50), st.integers(1, 50))
+def test_text_and_expression_are_one(e: Expr, b: int, n: int) -> None:
+    """The text of an expression reads as the same expression, and means in Python what the expression evaluates to."""
+    assert expression(str(e)) == e
+    assert eval(str(e), {}, {"b": b, "n": n}) == e.evaluate({"b": b, "n": n})
+
+
+@examples(100)
+@given(_expressions, _expressions, st.integers(1, 50), st.integers(1, 50), st.integers(1, 7))
+def test_arithmetic_is_that_of_integers(x: Expr, y: Expr, b: int, n: int, k: int) -> None:
+    """Sums, products and quotients of expressions evaluate to those of their values; bounds hold."""
+    at = {"b": b, "n": n}
+    p, q = x.evaluate(at), y.evaluate(at)
+    assert ((x + y).evaluate(at), (x - y).evaluate(at), (x * y).evaluate(at)) == (p + q, p - q, p * q)
+    assert (x // k).evaluate(at) == p // k
+    low, high = x.bounds({"b": Symbol("b", 1, 50), "n": Symbol("n", 1, 50)})
+    assert low is None or low <= p
+    assert high is None or p <= high
+    whole = (x * y).divided(y)
+    assert whole is None or whole.evaluate(at) * q == p * q
+
+
+def test_equal_expressions_are_equal_dimensions() -> None:
+    """Sums and products have one normal form, and with it one text."""
+    assert str(_N * 2 + 4 - _N - _N // 1) == "4"
+    assert ((4 * _N + 3) // 4).dim == "n"
+    assert (_N // 2 // 3).dim == "n//6"
+    assert (_B * _N * 12).divided(_B * 4) == 3 * _N
+    assert expression("past + 1") == Expr.of("past") + 1
+    assert expression("batch size") is None
+    assert shape_for(("b", "2*n", 3, None), {"b": 2, "n": 5}) == (2, 10, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((2, 8), (3, 8)), ["'mask'", "axis 0", "'b'", "3", "2", "'ids'"]),
+        (((2, 9), (2, 9)), ["'ids'", "axis 1", "'n'", "9", "multiple of 8"]),
+        (((2, 1024), (2, 1024)), ["'ids'", "axis 1", "'n'", "1024", "maximum 512"]),
+        (((2, 8, 1), (2, 8)), ["'ids'", "[2, 8, 1]", "2 dimensions"]),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_an_error(shapes: tuple[tuple[int, ...], ...], words: list[str]) -> None:
+    """The error names input, axis, symbol and both sizes."""
+    declared = Declared(("ids", "mask"), (("b", "n"), ("b", "n")), {"n": Symbol("n", 1, 512, 8)})
+    assert declared.bind(((2, 8), (2, 8))) == {"b": 2, "n": 8}
+    assert declared.admits(shapes) is None
+    with pytest.raises(InputError) as e:
+        declared.bind(shapes)
+    for word in words:
+        assert word in str(e.value)
+
+
+def test_an_expression_in_a_signature_is_checked() -> None:
+    """A dimension that is an expression of symbols must have its value; the error names what it follows from."""
+    declared = Declared(("mask", "past", "ids"), (("b", "p + n"), ("b", "p"), ("b", "n")), {})
+    assert declared.bind(((1, 5), (1, 3), (1, 2))) == {"b": 1, "p": 3, "n": 2}
+    with pytest.raises(InputError, match=r"'mask', axis 1: p \+ n = 5 by n = 2 .*'ids'.*, but 6 was given"):
+        declared.bind(((1, 6), (1, 3), (1, 2)))
+
+
+def test_symbols_without_a_size_are_refused() -> None:
+    """A name that is no identifier, and a range without any size, are errors."""
+    for kwargs in ({"name": "2n"}, {"name": "n", "min": 5, "max": 7, "multiple": 8}, {"name": "n", "min": -1}):
+        with pytest.raises(ShapeError, match="symbol"):
+            Symbol(**kwargs)  # type: ignore[arg-type]
