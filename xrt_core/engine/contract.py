@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from xrt_core.errors import EngineUnavailableError, UnsupportedError
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
@@ -171,7 +171,8 @@ class GraphCompiler(ABC):
     ) -> Executable:
         """Compile `function`, whose every node `Engine.supports` has accepted.
 
-        entry_params, return_params: dtype and static shape of inputs and results, in order.
+        entry_params, return_params: dtype and static shape of inputs and results, in order; of a symbolic Function
+            (`Engine.dynamic_dims`) dtype and dimensions.
         aliases: outputs that share an input's storage (updated variables).
         Raises CompileError with the engine library's own message.
         """
@@ -216,6 +217,10 @@ class Engine(ABC):
     tolerance: optional; by the name of a dtype ("float32"), how far the engine's results may be off where the table of
         XRT (`verify/tolerances.json`) is too strict for it, with the reason, which is shown. Only the guard reads it,
         when it checks a compiled cluster. Up to a hundred times the table's counts (`verify.compare.MOST_LENIENT`).
+    dynamic_dims: optional; which Functions the engine compiles for shapes that differ between calls. "none": only such
+        of static shapes. "any": also symbolic ones (`Function.is_symbolic`), with one executable for all sizes of their
+        symbols; then `supports` is asked about nodes whose dimensions are texts, `GraphCompiler.compile` is given
+        parameters whose `dims` have texts, and `Executable.run` arrays of any sizes that fit them, each at least 1.
     native_operators: optional; operators of plugins, as "com.microsoft.MatMulNBits", that the engine computes better as
         they are than as what they are lowered to. Where it is the first of the engines, those of which `supports` says
         yes are not lowered in inference; the host runs the lowering where the engine fails.
@@ -233,6 +238,7 @@ class Engine(ABC):
     array_families: ClassVar[tuple[str, ...]] = ()
     asynchronous: ClassVar[bool] = False
     tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
+    dynamic_dims: ClassVar[Literal["none", "any"]] = "none"
     native_operators: ClassVar[tuple[str, ...]] = ()
     variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS

@@ -40,7 +40,7 @@ from xrt_core.ir.types import ONNX_TO_DTYPE, dtype_from_name, dtype_name
 T = TypeVar("T")
 
 DtypeName = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(map(dtype_name, ONNX_TO_DTYPE.values()))})\Z")]
-ParameterRow = tuple[str, DtypeName, tuple[Size, ...]]
+ParameterRow = tuple[str, DtypeName, tuple[Size | Annotated[str, msgspec.Meta(max_length=1000)], ...]]
 """Types for headers: the name of a dtype, and what `rows_of` makes of a Parameter."""
 
 
@@ -232,7 +232,7 @@ def _kind(magic: bytes) -> Kind:
 
 def rows_of(parameters: Iterable[Parameter]) -> list[list[Any]]:
     """Parameters as plain data for a header, in which `ParameterRow` is the type of each."""
-    return [[p.name, dtype_name(p.dtype), list(p.shape)] for p in parameters]
+    return [[p.name, dtype_name(p.dtype), list(p.dims)] for p in parameters]
 
 
 def parameters_of(rows: Iterable[ParameterRow]) -> list[Parameter]:

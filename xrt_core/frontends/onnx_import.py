@@ -92,9 +92,10 @@ def _declared(value: Value, proto: Any) -> Any:
 
 
 def _parameter(value: Value, declared: Any) -> Parameter:
-    if not isinstance(declared, TensorType) or not declared.is_static or declared.dtype is None:
-        raise ModelLoadError(f"{value.name!r} has type {declared or 'unknown'}; a function needs static tensors")
-    return Parameter(value.name, declared.dtype, tuple(d for d in declared.shape or () if isinstance(d, int)))
+    t = declared
+    if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or None in t.shape:
+        raise ModelLoadError(f"{value.name!r} has type {t or 'unknown'}; a function needs tensors of known shape")
+    return Parameter(value.name, t.dtype, t.shape)
 
 
 def _import(

@@ -29,6 +29,7 @@ from xrt_core.ir.types import (
     MapType,
     OptionalType,
     SequenceType,
+    Shape,
     SparseTensorType,
     TensorType,
     ValueType,
@@ -40,16 +41,31 @@ _MOST_SHOWN: Final = 5  # operators in a message
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An entry or a return of a Function: a dense tensor of known dtype and shape."""
+    """An entry or a return of a Function: a dense tensor of known dtype and rank.
+
+    dims: its dimensions; in a symbolic Function some are texts of expressions (`ir.symbols`).
+    """
 
     name: str
     dtype: np.dtype
-    shape: tuple[int, ...]
+    dims: Shape
 
     @property
     def type(self) -> TensorType:
         """The type of the tensor."""
-        return TensorType(self.dtype, self.shape)
+        return TensorType(self.dtype, self.dims)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is a number."""
+        return all(type(d) is int for d in self.dims)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions as numbers. Raises GraphError where some are symbolic."""
+        if not self.is_static:
+            raise GraphError(f"parameter {self} has symbolic dimensions; its `dims` are for engines with dynamic_dims")
+        return self.dims  # type: ignore[return-value]
 
     def __str__(self) -> str:
         return f"%{self.name}: {self.type}"
@@ -64,7 +80,10 @@ class InputOutputAlias:
 
 
 class Function(_Frozen):
-    """A Graph with static entries and returns, frozen, that an engine compiles as one.
+    """A Graph with typed entries and returns, frozen, that an engine compiles as one.
+
+    Its entries and returns have static shapes; those of a symbolic Function (`is_symbolic`), which only engines with
+    `dynamic_dims` get, have dimensions that differ between calls.
 
     name: a label, unique within a partitioned graph.
     params, returns: what enters and leaves, in the order of `body.inputs` and `body.outputs`.
@@ -120,7 +139,8 @@ class Function(_Frozen):
     def from_graph(cls, body: Graph, *, name: str = "", aliases: Iterable[InputOutputAlias] = ()) -> Function:
         """The function whose params and returns are the inputs and outputs of `body`, by name and type.
 
-        Raises GraphError for an input or output that is not a tensor of known dtype and shape.
+        Raises GraphError for an input or output that is not a tensor of known dtype and shape; a dimension may be
+        symbolic.
         """
         name = name or body.name or "function"
         return cls(
@@ -130,6 +150,14 @@ class Function(_Frozen):
             body,
             aliases,
         )
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether a dimension of an entry or a return differs between calls."""
+        found = self._cache.get("is_symbolic")
+        if found is None:
+            found = self._cache["is_symbolic"] = not all(p.is_static for p in (*self.params, *self.returns))
+        return bool(found)
 
     @property
     def fingerprint(self) -> str:
@@ -178,12 +206,12 @@ def launch(
 
 def _parameter(value: Value, what: str, index: int, function: str) -> Parameter:
     t = value.type
-    if not isinstance(t, TensorType) or not t.is_static or t.dtype is None or t.shape is None:
+    if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or None in t.shape:
         raise GraphError(
             f"function {function!r}: {what} {index} {value.name!r} has type {t or 'unknown'}, which is not a tensor "
             f"of known dtype and shape; specialise the graph for a signature first"
         )
-    return Parameter(value.name or f"{what}_{index}", t.dtype, tuple(d for d in t.shape if isinstance(d, int)))
+    return Parameter(value.name or f"{what}_{index}", t.dtype, t.shape)
 
 
 def operators_of(function: Function) -> str:

@@ -15,6 +15,7 @@ from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Annotations, Graph, Node, Value, closed, substitute
 from xrt_core.ir.inference import infer_types, merged, trip_count
 from xrt_core.ir.op_traits import traits_of
+from xrt_core.ir.symbols import Symbol
 from xrt_core.ir.types import STRING, Dim, OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.simplify import (
@@ -24,6 +25,7 @@ from xrt_core.passes.simplify import (
     evaluate,
     is_known,
 )
+from xrt_core.passes.symbolic_shapes import SymbolicShapes
 
 _BOOL = TensorType(np.dtype(np.bool_), ())
 _INT64 = TensorType(np.dtype(np.int64), ())
@@ -46,15 +48,19 @@ def specialise(
     *,
     fold_limit: int = DEFAULT_FOLD_LIMIT,
     expand: Expand = _keep,
+    symbols: Mapping[str, Symbol] | None = None,
 ) -> Graph:
     """`graph` for inputs of these types, of which those in `known` (by index) have known values.
+
+    symbols: of the dimensions of the types that are expressions; what follows from these is in the types of the result
+    as expressions (`symbolic_shapes`).
 
     The result has the same number of inputs and outputs. Known values (constants, shapes, arithmetic on them) are
     constants in it; an If with a known condition is replaced by its branch; Identity nodes are removed; every other
     value has the inferred type. `expand` returns the body that replaces an operator without a kernel. Nodes that
     violate their operator's specification keep unknown types: the host raises the error when it runs them.
     """
-    specialiser = _Specialiser(run, fold_limit, expand)
+    specialiser = _Specialiser(run, fold_limit, expand, None if symbols is None else SymbolicShapes(symbols))
     inputs = []
     for i, (value, type_) in enumerate(zip(graph.inputs, types, strict=True)):
         new = Value(value.name, type_)
@@ -70,8 +76,9 @@ def specialise(
 class _Specialiser:
     """The state of one traversal: the new value of each old one, and the new nodes so far."""
 
-    def __init__(self, run: HostRun, fold_limit: int, expand: Expand) -> None:
+    def __init__(self, run: HostRun, fold_limit: int, expand: Expand, symbolic: SymbolicShapes | None = None) -> None:
         self.run = run
+        self.symbolic = symbolic
         self.expand = expand
         self.fold_limit = fold_limit
         self.prefix = ""  # of names in an inlined graph, which may be inlined more than once
@@ -113,6 +120,13 @@ class _Specialiser:
             self.inherited = outer
             return
         node, types = self.typed(node)
+        if self.symbolic is not None:
+            types = self.symbolic.types(node, types)
+            simpler = self.symbolic.simplified(node, types)
+            if isinstance(simpler, Value):
+                new.update((v, simpler) for v in node.outputs if v is not None)
+                return
+            node = simpler
         if is_known(node):
             arrays = evaluate(node, types, self.run, self.fold_limit)
             if arrays is not None:
@@ -124,14 +138,19 @@ class _Specialiser:
         outputs = []
         for v, inferred in zip(node.outputs, types, strict=True):
             if v is not None:
-                type_ = merged(v.type, inferred)
+                type_ = merged(v.type if self.symbolic is None else None, inferred)
                 if type_ != v.type or self.prefix:
                     typed = Value(self.prefix + v.name if v.name else "", type_)
                     new[v] = typed
                     v = typed
                     changed = True
             outputs.append(v)
-        self.made.append(node.replace(outputs=outputs) if changed else node)
+        made = node.replace(outputs=outputs) if changed else node
+        elements = None if self.symbolic is None else self.symbolic.follow(made, types)
+        if elements is not None and node.outputs[0] is not None:  # every element is a number after all
+            new[node.outputs[0]] = constant_like(node.outputs[0], elements)
+            return
+        self.made.append(made)
 
     def inline(self, node: Node, body: Graph, results: Sequence[Value | None]) -> None:
         """Replace `node` by `body`, and the values `results` by its outputs."""

@@ -300,12 +300,11 @@ def _keeps_columns(node: Node, source: Value, result: Value) -> bool:
 def index_bounds(node: Node) -> Bounds | None:
     """The range of the node's index input; None where sizes are unknown, or there is no limit."""
     op, x = node.op_type, _dims(node, 0)
+    if op in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
+        return _along_axis(node)
     if not x:
         return None
-    axis, axes = node.attributes.get("axis", 0), len(x)
-    if op in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
-        assert isinstance(axis, int)
-        return _within(x[axis]) if -axes <= axis < axes else None
+    axes = len(x)
     if op in ("GatherND", "ScatterND"):
         batch, at = node.attributes.get("batch_dims", 0), _dims(node, 1)
         assert isinstance(batch, int)
@@ -345,6 +344,32 @@ def _highest(node: Node, x: tuple[int, ...]) -> int | None:
     if op == "MaxUnpool":
         return _unpooled(node, x) - 1
     return None
+
+
+def _along_axis(node: Node) -> Bounds | None:
+    """The range of indices along one axis, the other sizes of which need not be known."""
+    x, axis = node.inputs[0], node.attributes.get("axis", 0)
+    shape = None if x is None else x.shape
+    assert isinstance(axis, int)
+    if not shape or not -len(shape) <= axis < len(shape):
+        return None
+    size = shape[axis]
+    if isinstance(size, str):  # of a symbolic dimension all that is known is that it is 1 at least
+        size = 1
+    return _within(size) if isinstance(size, int) else None
+
+
+def has_symbolic_index(node: Node) -> bool:
+    """Whether the limit of the node's indices differs between calls, so that no launch can check them."""
+    x = node.inputs[0] if node.inputs else None
+    if index_input(node) is None or x is None or x.shape is None or not any(isinstance(d, str) for d in x.shape):
+        return False
+    if node.op_type not in ("Gather", "GatherElements"):
+        return True
+    axis, index = node.attributes.get("axis", 0), node.inputs[1]
+    assert isinstance(axis, int)
+    symbolic = isinstance(x.shape[axis], str) if -len(x.shape) <= axis < len(x.shape) else True
+    return symbolic and (index is None or index.data is None or not _within(1).are_met(index.data))
 
 
 def _unpooled(node: Node, x: tuple[int, ...]) -> int:

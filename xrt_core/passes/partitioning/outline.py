@@ -157,11 +157,11 @@ def _launch(
     aliases = _aliases(nodes, entry, exit_, preserved)
     for v in (*entry, *exit_):  # a value at several boundaries has one Parameter
         t = v.type
-        if v.name and v not in parameters and isinstance(t, TensorType) and t.is_static:
+        if v.name and v not in parameters and isinstance(t, TensorType) and t.shape is not None and None not in t.shape:
             parameters[v] = Parameter(v.name, t.dtype, t.shape)  # type: ignore[arg-type]
     try:
         function = Function(name, [parameters[v] for v in entry], [parameters[v] for v in exit_], body, aliases)
-    except KeyError:  # a value without a name or a static type: `from_graph` names the former and rejects the latter
+    except KeyError:  # a value without a name or a known shape: `from_graph` names the former and rejects the latter
         function = Function.from_graph(body, name=name, aliases=aliases)
     annotations = plain
     if cluster.device != plain.device or cluster.model_update or aliases or not all(_is_plain(n) for n in nodes):

@@ -1,0 +1,606 @@
+"""Symbolic shapes: what follows for the shapes of a graph where dimensions of its inputs are symbols.
+
+`SymbolicShapes` goes with the traversal of `shape_specialization`. It knows the elements of small integer tensors as
+expressions over the symbols, and from these the dimensions that type inference, which knows numbers alone, leaves open.
+What it does not know stays unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.errors import XRTError
+from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.op_traits import traits_of
+from xrt_core.ir.symbols import Expr, Symbol, expression, product
+from xrt_core.ir.types import Dim, TensorType, ValueType
+
+_MOST: Final = 64
+"""Elements of a tensor that are followed."""
+_END: Final = (1 << 31) - 1
+"""An end of a Slice from which it means the end of the axis."""
+
+Elements = np.ndarray
+"""An array of objects: an Expr for each element, None where nothing is known."""
+
+
+class SymbolicShapes:
+    """Knowledge about one graph. symbols: with their ranges, by name."""
+
+    def __init__(self, symbols: Mapping[str, Symbol]) -> None:
+        self._symbols = symbols
+        self._known: dict[Value, Elements] = {}
+
+    def types(self, node: Node, types: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:
+        """The types of a node's outputs, with dimensions as expressions where inference left them open."""
+        types = [self._own(t) for t in types]  # a model may have names for what it knows nothing of
+        rule = _SHAPE_RULES.get(node.op_type) if not node.domain else None
+        if rule is None or not types or (isinstance(types[0], TensorType) and _is_known(types[0])):
+            return tuple(types)
+        try:
+            shape = rule(self, node)
+        except (ArithmeticError, IndexError, TypeError, ValueError, XRTError):
+            shape = None
+        if shape is None:
+            return tuple(types)
+        first = types[0]
+        dtype = first.dtype if isinstance(first, TensorType) else None
+        if dtype is None:
+            dtype = self._dtype(node)
+        made = [e.dim if isinstance(e, Expr) else None for e in shape]
+        if isinstance(first, TensorType) and first.shape is not None and len(first.shape) == len(made):
+            pairs = zip(first.shape, made, strict=True)
+            made = [f if isinstance(f, int) else m if m is not None else f for f, m in pairs]
+        return (TensorType(dtype, tuple(made)), *types[1:])
+
+    def follow(self, node: Node, types: Sequence[ValueType | None]) -> np.ndarray | None:
+        """Note what a node makes of known elements. Returns the array where all of them are numbers."""
+        if len(node.outputs) != 1 or node.outputs[0] is None or node.domain:
+            return None
+        t = types[0]
+        rule = _ELEMENT_RULES.get(node.op_type)
+        if rule is None or not isinstance(t, TensorType) or t.dtype is None or t.dtype.kind not in "iub":
+            return None
+        if not t.is_static or math.prod(t.shape) > _MOST:  # type: ignore[arg-type]
+            return None
+        try:
+            found = rule(self, node)
+        except (ArithmeticError, IndexError, TypeError, ValueError, XRTError):
+            return None
+        if found is None or found.shape != t.shape:
+            return None
+        constants = [None if e is None else e.constant for e in found.reshape(-1)]
+        if found.size and all(c is not None for c in constants):
+            return np.array(constants, t.dtype).reshape(found.shape)
+        self._known[node.outputs[0]] = found
+        return None
+
+    def simplified(self, node: Node, types: Sequence[ValueType | None]) -> Node | Value:
+        """A Reshape whose shape is a constant, if one is as good; the input, for an Expand that changes nothing."""
+        if node.domain or node.op_type not in ("Reshape", "Expand") or len(node.inputs) != 2:
+            return node
+        x, target = node.inputs
+        out = types[0]
+        if x is None or target is None or not isinstance(out, TensorType) or not _is_known(out) or x.shape is None:
+            return node
+        assert out.shape is not None
+        if node.op_type == "Expand":
+            return x if x.type == out else node
+        if target.data is not None or any(d == 0 for d in (*out.shape, *x.shape)):
+            return node
+        sizes: list[int] = []
+        for i, d in enumerate(out.shape):
+            same = i < len(x.shape) and x.shape[i] == d
+            sizes.append(d if isinstance(d, int) else 0 if same else -1)
+        if sizes.count(-1) > 1:
+            return node
+        shape = Value.constant(np.array(sizes, np.int64), f"{node.name or node.op_type}/shape")
+        attributes = {k: a for k, a in node.attributes.items() if k != "allowzero"}
+        return node.replace(inputs=[x, shape], attributes=attributes)
+
+    # --- what the rules use ---
+
+    def elements(self, v: Value | None) -> Elements | None:
+        """The elements of a small integer tensor; None where nothing is known of it."""
+        if v is None:
+            return None
+        if v.data is None:
+            return self._known.get(v)
+        if v.data.dtype.kind not in "iub" or v.data.size > _MOST:
+            return None
+        made = np.empty(v.data.size, object)
+        made[:] = [Expr.of(int(x)) for x in v.data.reshape(-1)]
+        return made.reshape(v.data.shape)
+
+    def least(self, e: Expr) -> int | None:
+        """A number that the expression is never below."""
+        return e.bounds(self._symbols)[0]
+
+    def is_least(self, e: Expr, other: Expr) -> bool:
+        """Whether the expression is never greater than another."""
+        low = self.least(other - e)
+        return low is not None and low >= 0
+
+    def _own(self, t: ValueType | None) -> ValueType | None:
+        """A type without the dimensions that are no expressions over the symbols."""
+        if not isinstance(t, TensorType) or t.shape is None or all(type(d) is int for d in t.shape):
+            return t
+        return TensorType(t.dtype, tuple(d if isinstance(d, int) or self._is_own(d) else None for d in t.shape))
+
+    def _is_own(self, d: Dim) -> bool:
+        e = expression(d)
+        return e is not None and e.symbols <= self._symbols.keys()
+
+    def _dtype(self, node: Node) -> np.dtype | None:
+        if node.op_type == "ConstantOfShape":
+            value = node.attributes.get("value")
+            return value.dtype if isinstance(value, np.ndarray) else np.dtype(np.float32)
+        first = node.inputs[0] if node.inputs else None
+        return None if first is None else first.dtype
+
+
+def _is_known(t: TensorType) -> bool:
+    return t.dtype is not None and t.shape is not None and None not in t.shape
+
+
+def dims_of(v: Value | None) -> list[Expr | None] | None:
+    """The dimensions of a value as expressions; None where its rank is unknown."""
+    return None if v is None or v.shape is None else [expression(d) for d in v.shape]
+
+
+Dims = list["Expr | None"]
+
+
+# --- elements ---------------------------------------------------------------------------------------------------------
+
+
+def _objects(items: Sequence[Expr | None]) -> Elements:
+    made = np.empty(len(items), object)
+    made[:] = list(items)
+    return made
+
+
+def _shape(s: SymbolicShapes, node: Node) -> Elements | None:
+    dims = dims_of(node.inputs[0])
+    a: Any = node.attributes
+    return None if dims is None else _objects(dims[a.get("start", 0) : a.get("end")])
+
+
+def _size(s: SymbolicShapes, node: Node) -> Elements | None:
+    dims = dims_of(node.inputs[0])
+    if dims is None:
+        return None
+    made = np.empty((), object)
+    made[()] = _product(dims)
+    return made
+
+
+def _product(dims: Sequence[Expr | None]) -> Expr | None:
+    return None if any(d is None for d in dims) else product(d for d in dims if d is not None)
+
+
+def _same(s: SymbolicShapes, node: Node) -> Elements | None:
+    return s.elements(node.inputs[0])
+
+
+def _reshaped(s: SymbolicShapes, node: Node) -> Elements | None:
+    found = s.elements(node.inputs[0])
+    out = node.outputs[0]
+    if found is None or out is None:
+        return None
+    op, axes = node.op_type, _constants(s, node, 1, "axes")
+    if op == "Reshape":
+        target = _constants(s, node, 1)
+        return None if target is None or 0 in target else found.reshape(target)
+    if op == "Squeeze":
+        return found.reshape([d for d in found.shape if d != 1]) if axes is None else np.squeeze(found, tuple(axes))
+    return None if axes is None else np.expand_dims(found, tuple(axes))
+
+
+def _constants(s: SymbolicShapes, node: Node, index: int, attribute: str = "") -> list[int] | None:
+    """The numbers of an operand, or of the attribute that older versions have for it."""
+    given: Any = node.attributes.get(attribute) if attribute else None
+    if given is not None:
+        return list(given)
+    found = s.elements(node.inputs[index]) if index < len(node.inputs) else None
+    if found is None:
+        return None
+    numbers = [None if e is None else e.constant for e in found.reshape(-1)]
+    return None if any(n is None for n in numbers) else [n for n in numbers if n is not None]
+
+
+def _gather(s: SymbolicShapes, node: Node) -> Elements | None:
+    found, index = s.elements(node.inputs[0]), node.inputs[1]
+    if found is None or index is None or index.data is None:
+        return None
+    return np.asarray(np.take(found, index.data, axis=node.attributes.get("axis", 0)), object)  # type: ignore[arg-type]
+
+
+def _concat(s: SymbolicShapes, node: Node) -> Elements | None:
+    parts = []
+    for v in node.inputs:
+        found = s.elements(v)
+        if found is None:
+            if v is None or not v.is_static or math.prod(v.shape) > _MOST:  # type: ignore[arg-type]
+                return None
+            found = np.full(v.shape, None, object)  # type: ignore[arg-type]
+        parts.append(found)
+    return np.concatenate(parts, axis=node.attributes["axis"])  # type: ignore[arg-type]
+
+
+def _slice_elements(s: SymbolicShapes, node: Node) -> Elements | None:
+    found = s.elements(node.inputs[0])
+    starts, ends = _constants(s, node, 1, "starts"), _constants(s, node, 2, "ends")
+    if found is None or starts is None or ends is None:
+        return None
+    axes = _constants(s, node, 3, "axes") or list(range(len(starts)))
+    steps = _constants(s, node, 4) or [1] * len(starts)
+    index: list[slice] = [slice(None)] * found.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if step < 1:
+            return None
+        index[axis] = slice(start, end, step)
+    return found[tuple(index)]
+
+
+def _elementwise(op: Callable[[SymbolicShapes, Expr, Expr], Expr | None]) -> Callable[..., Elements | None]:
+    def rule(s: SymbolicShapes, node: Node) -> Elements | None:
+        a, b = (s.elements(v) for v in node.inputs)
+        if a is None or b is None:
+            return None
+        x, y = np.broadcast_arrays(a, b)
+        made = [None if p is None or q is None else op(s, p, q) for p, q in zip(x.flat, y.flat, strict=True)]
+        return _objects(made).reshape(x.shape)
+
+    return rule
+
+
+def _divided(s: SymbolicShapes, a: Expr, b: Expr) -> Expr | None:
+    """ONNX rounds towards zero, which is down where nothing is negative."""
+    divisor, least = b.constant, s.least(a)
+    exact = a.divided(b)
+    if exact is not None:
+        return exact
+    return a // divisor if divisor is not None and divisor > 0 and least is not None and least >= 0 else None
+
+
+def _equal(s: SymbolicShapes, a: Expr, b: Expr) -> Expr | None:
+    low, high = (a - b).bounds(s._symbols)
+    if low == high == 0 or a == b:
+        return Expr.of(1)
+    apart = (low is not None and low > 0) or (high is not None and high < 0)
+    return Expr.of(0) if apart else None
+
+
+def _extreme(largest: bool) -> Callable[[SymbolicShapes, Expr, Expr], Expr | None]:
+    def op(s: SymbolicShapes, a: Expr, b: Expr) -> Expr | None:
+        if s.is_least(a, b):
+            return b if largest else a
+        return (a if largest else b) if s.is_least(b, a) else None
+
+    return op
+
+
+def _where(s: SymbolicShapes, node: Node) -> Elements | None:
+    found = [s.elements(v) for v in node.inputs]
+    if any(f is None for f in found):
+        return None
+    c, x, y = np.broadcast_arrays(*found)  # type: ignore[arg-type]
+    made = [
+        None if k is None or k.constant is None else p if k.constant else q
+        for k, p, q in zip(c.flat, x.flat, y.flat, strict=True)
+    ]
+    return _objects(made).reshape(c.shape)
+
+
+def _filled(s: SymbolicShapes, node: Node) -> Elements | None:
+    shape = _constants(s, node, 0)
+    value = node.attributes.get("value")
+    if shape is None or not isinstance(value, np.ndarray) or math.prod(shape) > _MOST:
+        return None
+    made = np.empty(shape, object)
+    made[...] = Expr.of(int(value.reshape(-1)[0]))
+    return made
+
+
+def _prod(s: SymbolicShapes, node: Node) -> Elements | None:
+    found, out = s.elements(node.inputs[0]), node.outputs[0]
+    if found is None or found.ndim > 1 or out is None:
+        return None
+    made = np.empty(1 if node.attributes.get("keepdims", 1) and found.ndim else (), object)
+    made[...] = _product(list(found.reshape(-1)))
+    return made
+
+
+_ELEMENT_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Elements | None]]] = MappingProxyType(
+    {
+        "Shape": _shape,
+        "Size": _size,
+        "Cast": _same,
+        "Identity": _same,
+        "Reshape": _reshaped,
+        "Squeeze": _reshaped,
+        "Unsqueeze": _reshaped,
+        "Gather": _gather,
+        "Concat": _concat,
+        "Slice": _slice_elements,
+        "Add": _elementwise(lambda s, a, b: a + b),
+        "Sub": _elementwise(lambda s, a, b: a - b),
+        "Mul": _elementwise(lambda s, a, b: a * b),
+        "Div": _elementwise(_divided),
+        "Equal": _elementwise(_equal),
+        "Max": _elementwise(_extreme(True)),
+        "Min": _elementwise(_extreme(False)),
+        "Where": _where,
+        "ConstantOfShape": _filled,
+        "ReduceProd": _prod,
+    }
+)
+
+
+# --- dimensions -------------------------------------------------------------------------------------------------------
+
+
+def _reshape_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    target, dims = s.elements(node.inputs[1]), dims_of(node.inputs[0])
+    if target is None or dims is None:
+        return None
+    keeps_zero = node.attributes.get("allowzero", 0)
+    made: Dims = []
+    open_: list[int] = []
+    for i, e in enumerate(target):
+        size = None if e is None else e.constant
+        if e is None or size == -1:
+            open_.append(i)
+            made.append(None)
+        elif size == 0 and not keeps_zero:
+            made.append(dims[i])
+        else:
+            made.append(e)
+    if len(open_) == 1 and all(d is not None for i, d in enumerate(made) if i not in open_):
+        total, rest = _product(dims), _product([d for i, d in enumerate(made) if i not in open_])
+        if total is not None and rest is not None:
+            size = rest.constant
+            whole = total.divided(rest)
+            made[open_[0]] = whole if whole is not None else total // size if size is not None and size > 0 else None
+    return made
+
+
+def _joined(s: SymbolicShapes, a: Expr | None, b: Expr | None) -> Expr | None:
+    """A dimension of two that are broadcast."""
+    if a is None or b is None:
+        known = a if b is None else b
+        size = None if known is None else known.constant
+        return known if size is not None and size > 1 else None
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    for e in (a, b):
+        if e.constant is not None:
+            return e
+    return None
+
+
+def _broadcast(s: SymbolicShapes, shapes: Sequence[Dims]) -> Dims:
+    rank = max(map(len, shapes))
+    made: Dims = [Expr.of(1)] * rank
+    for shape in shapes:
+        for i, d in enumerate(shape, rank - len(shape)):
+            made[i] = _joined(s, made[i], d)
+    return made
+
+
+def _expand_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    target, dims = s.elements(node.inputs[1]), dims_of(node.inputs[0])
+    return None if target is None or dims is None else _broadcast(s, [dims, list(target)])
+
+
+def _elementwise_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    shapes = [dims_of(v) for v in node.inputs if v is not None]
+    return None if any(d is None for d in shapes) else _broadcast(s, [d for d in shapes if d is not None])
+
+
+def _filled_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    target = s.elements(node.inputs[0])
+    return None if target is None else list(target)
+
+
+def _slice_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    dims = dims_of(node.inputs[0])
+    if dims is None:
+        return None
+    if node.version < 10:
+        a: Any = node.attributes
+        starts, ends = _objects([Expr.of(x) for x in a["starts"]]), _objects([Expr.of(x) for x in a["ends"]])
+    else:
+        found = [s.elements(v) for v in node.inputs[1:3]]
+        if found[0] is None or found[1] is None:
+            return None
+        starts, ends = found[0], found[1]
+    axes = _constants(s, node, 3, "axes")
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = _constants(s, node, 4) or [1] * len(starts)
+    if len(node.inputs) > 4 and node.inputs[4] is not None and _constants(s, node, 4) is None:
+        return None
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        dims[axis] = _sliced(s, dims[axis], start, end, step)
+    return dims
+
+
+def _sliced(s: SymbolicShapes, d: Expr | None, start: Expr | None, end: Expr | None, step: int) -> Expr | None:
+    if d is None or start is None or end is None or step < 1:
+        return None
+    first, last = start.constant, end.constant
+    if first is not None and first < 0:
+        start = d + first
+    if last is not None and last >= _END:
+        end = d
+    elif last is not None and last < 0:
+        end = d + last
+    least = s.least(start)
+    if least is None or least < 0 or not s.is_least(start, d):
+        return None
+    if not s.is_least(end, d) or not s.is_least(start, end):
+        return None
+    length = end - start
+    return length if step == 1 else (length + step - 1) // step
+
+
+def _concat_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    shapes = [dims_of(v) for v in node.inputs]
+    known = [d for d in shapes if d is not None]
+    if len(known) < len(shapes):
+        return None
+    axis: Any = node.attributes["axis"]
+    made = list(known[0])
+    for other in known[1:]:
+        made = [m if m is not None else o for m, o in zip(made, other, strict=True)]
+    along = [d[axis] for d in known]
+    made[axis] = None if any(d is None for d in along) else sum((d for d in along if d is not None), Expr.of(0))
+    return made
+
+
+def _tile_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    repeats, dims = s.elements(node.inputs[1]), dims_of(node.inputs[0])
+    if repeats is None or dims is None:
+        return None
+    return [None if d is None or r is None else d * r for d, r in zip(dims, repeats, strict=True)]
+
+
+def _range_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    start, limit, delta = (s.elements(v) for v in node.inputs)
+    if start is None or limit is None or delta is None:
+        return None
+    first, last, step = start.item(), limit.item(), delta.item()
+    if first is None or last is None or step is None or step.constant != 1 or not s.is_least(first, last):
+        return None
+    return [last - first]
+
+
+def _flatten_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    dims, axis = dims_of(node.inputs[0]), node.attributes.get("axis", 1)
+    assert isinstance(axis, int)
+    if dims is None:
+        return None
+    axis = axis + len(dims) if axis < 0 else axis
+    return [_product(dims[:axis]), _product(dims[axis:])]
+
+
+def _pad_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    dims, pads = dims_of(node.inputs[0]), _constants(s, node, 1, "pads")
+    if dims is None or pads is None or (len(node.inputs) > 3 and node.inputs[3] is not None):
+        return None
+    rank = len(dims)
+    return [None if d is None else d + pads[i] + pads[i + rank] for i, d in enumerate(dims)]
+
+
+def _resize_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    dims, a = dims_of(node.inputs[0]), node.attributes
+    if dims is None or "axes" in a or a.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
+    if len(node.inputs) > 3 and node.inputs[3] is not None:
+        sizes = s.elements(node.inputs[3])
+        return None if sizes is None else list(sizes)
+    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    if scales is None or scales.data is None or scales.data.shape != (len(dims),):
+        return None
+    made: Dims = []
+    for d, scale in zip(dims, scales.data.tolist(), strict=True):
+        if d is None:
+            made.append(None)
+        elif scale == int(scale):
+            made.append(d * int(scale))
+        else:  # halves, quarters, ... are exact in floats
+            inverse = 1 / scale
+            made.append(d // int(inverse) if inverse == int(inverse) and int(inverse).bit_count() == 1 else None)
+    return made
+
+
+def _window_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    """Convolutions and pooling: how many windows there are along each axis."""
+    x = dims_of(node.inputs[0])
+    if x is None:
+        return None
+    a: Any = node.attributes
+    rank = len(x) - 2
+    if node.op_type == "Conv":
+        w = dims_of(node.inputs[1])
+        if w is None or len(w) != len(x):
+            return None
+        channels, kernel = w[0], [None if k is None else k.constant for k in w[2:]]
+    else:
+        channels, kernel = x[1], list(a["kernel_shape"])
+    strides, dilations = a.get("strides") or (1,) * rank, a.get("dilations") or (1,) * rank
+    pads = a.get("pads") or (0,) * (2 * rank)
+    auto = a.get("auto_pad") or "NOTSET"
+    made: Dims = [x[0], channels]
+    for i, (d, k) in enumerate(zip(x[2:], kernel, strict=True)):
+        if d is None or k is None or a.get("ceil_mode", 0):
+            made.append(None)
+        elif auto in ("SAME_UPPER", "SAME_LOWER"):
+            made.append((d + strides[i] - 1) // strides[i])
+        else:
+            begin, end = (pads[i], pads[rank + i]) if auto == "NOTSET" else (0, 0)
+            made.append((d + begin + end - (k - 1) * dilations[i] - 1) // strides[i] + 1)
+    return made
+
+
+def _global_pool_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    x = dims_of(node.inputs[0])
+    return None if x is None else [*x[:2], *[Expr.of(1)] * (len(x) - 2)]
+
+
+_BROADCASTING: Final = (
+    "Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "And",
+    "Or", "Xor", "Max", "Min", "Mod", "PRelu", "Sum", "Mean",
+)  # fmt: skip
+
+_SHAPE_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Dims | None]]] = MappingProxyType(
+    {
+        "AveragePool": _window_dims,
+        "Concat": _concat_dims,
+        "ConstantOfShape": _filled_dims,
+        "Conv": _window_dims,
+        "Expand": _expand_dims,
+        "Flatten": _flatten_dims,
+        "GlobalAveragePool": _global_pool_dims,
+        "GlobalMaxPool": _global_pool_dims,
+        "LpPool": _window_dims,
+        "MaxPool": _window_dims,
+        "Pad": _pad_dims,
+        "Range": _range_dims,
+        "Reshape": _reshape_dims,
+        "Resize": _resize_dims,
+        "Slice": _slice_dims,
+        "Tile": _tile_dims,
+        **dict.fromkeys(_BROADCASTING, _elementwise_dims),
+    }
+)
+
+
+def expressions_of(dims: Sequence[Dim]) -> list[Expr]:
+    """The expressions among dimensions that are no numbers."""
+    return [e for d in dims if isinstance(d, str) and (e := expression(d)) is not None]
+
+
+def is_shape_arithmetic(node: Node) -> bool:
+    """Whether a node computes on shapes: integers of no more elements than a shape has."""
+    if traits_of(node).shape_query:
+        return True
+    for v in node.outputs:
+        t = None if v is None else v.type
+        if v is not None and not (
+            isinstance(t, TensorType)
+            and t.dtype is not None
+            and t.dtype.kind in "iub"
+            and t.is_static
+            and math.prod(t.shape) <= _MOST  # type: ignore[arg-type]
+        ):
+            return False
+    return True
