@@ -25,6 +25,7 @@ class Explanation:
     precision: the nodes lowered to a narrow float and those kept, with reasons; None if mixed precision is off.
     memory, peak_bytes: memory of a run, as text and in bytes; "" and None if the signature has not been planned.
     side_by_side: whether clusters of different engines or devices run concurrently.
+    symbols, guards: of a symbolic signature its symbols with their ranges, and what holds for every call of it.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Explanation:
     memory: str = ""
     peak_bytes: int | None = None
     side_by_side: bool = False
+    symbols: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
 
     @property
     def node_count(self) -> int:
@@ -100,6 +103,10 @@ class Explanation:
         """Return the full explanation, human-readable."""
         signature = ", ".join(f"{n}: {t}" for n, t in self.signature.items())
         lines = [f"{self.name or 'graph'}({signature})", f"  {self.summary()}"]
+        if self.symbols:
+            lines.append(f"  one plan for all sizes: {'; '.join(self.symbols)}")
+        if self.guards:
+            lines.append(f"  guards: {'; '.join(self.guards)}")
         if self.memory:
             lines.append(f"  memory: {self.memory}")
         if self.side_by_side:
@@ -143,6 +150,8 @@ class Explanation:
             "flops": self.flops,
             "flop_share": self.flop_share,
             "peak_bytes": self.peak_bytes,
+            "symbols": list(self.symbols),
+            "guards": list(self.guards),
             **self.report.to_json(),
             "errors": dict(self.errors),
             "lost": list(self.lost),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 from xrt_core.compiler.services import Services
 from xrt_core.engine.contract import Executable
@@ -37,11 +38,19 @@ class Lowering:
         self._events = services.events
         self._place = services.place
 
-    def lower(self, node: Node, graph: Graph, make_part: MakePart, shared: bool = False) -> Lowered:
-        """Lower a node of `graph`. shared: the result of `shares_cores` for the graph."""
+    def lower(
+        self,
+        node: Node,
+        graph: Graph,
+        make_part: MakePart,
+        shared: bool = False,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+    ) -> Lowered:
+        """Lower a node of `graph`. shared: the result of `shares_cores` for the graph. sizes: of the graph's symbols in
+        the first call."""
         label = f"{node.operator} {node.name}".strip()
         if is_launch(node):
-            return self._launch(node, shared)._replace(lane=lane(node))
+            return self._launch(node, shared, sizes)._replace(lane=lane(node))
         if is_converter(node):
             return self._converter(node, graph, label)
         # a plugin's operator may have a kernel that runs its subgraphs by itself
@@ -49,13 +58,13 @@ class Lowering:
             return Lowered(_parts(node, label, make_part), HOST, label, cpu=conditions(node))
         return self._place.lower(node)
 
-    def _launch(self, node: Node, shared: bool) -> Lowered:
+    def _launch(self, node: Node, shared: bool, sizes: Mapping[str, int]) -> Lowered:
         function, name = node.attributes["function"], node.attributes["engine"]
         assert isinstance(function, Function)
         assert isinstance(name, str)
         label = f"{function.name} on {name}"
         if self._guard is not None:
-            guarded = self._guard.launch(function, name, lambda: self._place.runner(function.body), shared)
+            guarded = self._guard.launch(function, name, lambda: self._place.runner(function.body), shared, sizes)
             guarded.enter = self._enter(name)
             return Lowered(guarded, name, label)
         executable: Executable | None = None

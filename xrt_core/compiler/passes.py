@@ -38,6 +38,7 @@ from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import SplitLate, specialise
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
+from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
 
 
 @dataclass
@@ -62,7 +63,8 @@ class PassContext:
     device: the device of the first engine. automatic: whether unmarked nodes are offered to engines. obey: whether
     marks for engines apply. absent: engine name -> why it is not selected (see `mark`). host_on_device: the host
     computes on the engines' device. mark_updates: annotates nodes whose kernels declare that they write variables.
-    convert: inserts converters where values change space. results: results other than the graph.
+    convert: inserts converters where values change space. symbolic: of a symbolic signature, what is known of its
+    shapes. results: results other than the graph.
     """
 
     options: Options
@@ -81,6 +83,7 @@ class PassContext:
     host_on_device: bool = False
     mark_updates: Callable[[Graph], Graph] = lambda graph: graph
     convert: Callable[[Graph], Graph] = lambda graph: graph
+    symbolic: SymbolicShapes | None = None
     results: PassResults = field(default_factory=PassResults)
 
 
@@ -128,12 +131,14 @@ def _specialise(graph: Graph, context: PassContext) -> Graph:
     def body_of(node: Node) -> Graph | None:
         return expand(node) if native is None or not native(node) else None
 
-    return specialise(graph, context.types, context.known, run_node, fold_limit=limit, expand=body_of)
+    return specialise(
+        graph, context.types, context.known, run_node, fold_limit=limit, expand=body_of, symbolic=context.symbolic
+    )
 
 
 def _split_late(graph: Graph, context: PassContext) -> Graph:
-    # without engines no region is deferred: the host handles dynamic shapes
-    return SplitLate(needed_inputs)(graph) if context.engines else graph
+    # without engines no region is deferred, nor beside those of dynamic shapes: the host handles these too
+    return SplitLate(needed_inputs)(graph) if context.engines and context.symbolic is None else graph
 
 
 def _lower_precision(graph: Graph, context: PassContext) -> Graph:
@@ -156,8 +161,10 @@ def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
         obey=context.obey,
         absent=context.absent,
     )
+    # what a cluster saves is estimated for the sizes of the first call
+    sized = graph if context.symbolic is None else graph_at(graph, context.symbolic.sizes)
     clustering = cluster(
-        graph,
+        sized,
         marks,
         minimum_nodes=options.minimum_nodes,
         maximum_nodes=options.maximum_nodes,

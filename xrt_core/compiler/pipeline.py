@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xrt_core.compiler.lowering import Lowering, lane, shares_cores
+from xrt_core.compiler.lowering import Lowering, is_launch, lane, shares_cores
 from xrt_core.compiler.passes import PassContext
 from xrt_core.compiler.services import Services
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
@@ -23,22 +24,35 @@ from xrt_core.errors import PassError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.symbols import Declared, SymbolicSignature
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import static_inputs
 from xrt_core.options import AUTO
 from xrt_core.passes.mixed_precision import PrecisionReport
-from xrt_core.passes.partitioning import PartitionReport, insert_converters
+from xrt_core.passes.partitioning import PartitionReport, insert_converters, is_converter
 from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
 from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
+from xrt_core.passes.symbolic_shapes import (
+    SymbolicShapes,
+    dimension_guards,
+    function_at,
+    graph_at,
+    is_shape_arithmetic,
+)
 from xrt_core.runtime.arrays import has_converter
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache
 from xrt_core.runtime.scheduler import independent_lanes
+from xrt_core.runtime.varying import VaryingShapes
 
 if TYPE_CHECKING:
     from xrt_core.guard.record import GuardReport
+
+
+class NotSymbolic(Exception):
+    """A graph is not worth a symbolic plan, with the reason."""
 
 
 class Pipeline:
@@ -63,19 +77,27 @@ class Pipeline:
         engines: bool = True,
         owned: bool = True,
         kind: type[Planned] = Planned,
+        symbolic: SymbolicSignature | None = None,
     ) -> Planned:
         """Compile the plan of one signature: input types, and values of the inputs in `known` (by index).
 
         engines: False compiles for the host alone. owned: see `runtime.plan.make_plan`. kind: the class of the plan.
-        Emits one event, "specialised", which is an INFO line with a summary.
+        symbolic: the symbols, where dimensions of the types are expressions over some.
+        Emits one event, "specialised", which is an INFO line with a summary. Raises NotSymbolic where engines would
+        take more of the graph if its shapes were static.
         """
         start = time.perf_counter()
         captured = self.adopt(captured)
-        optimised = self.optimise(captured, types, known, engines=engines)
+        optimised = self.optimise(captured, types, known, engines=engines, symbolic=symbolic)
         partitioned = self.partition(optimised)
+        if optimised.engines and optimised.symbolic is not None:
+            self._require_as_many(optimised, partitioned)
         middle = time.perf_counter()
         planned = self.plan(partitioned, owned=owned, kind=kind)
         planned.signature = types, known
+        if symbolic is not None and optimised.symbolic is not None:
+            planned.symbolic = symbolic
+            planned.guards = (*optimised.symbolic.guards, *dimension_guards(optimised.graph))
         if kind is Planned:
             events = self.services.events
             # the summary reads every node, and is made only if somebody reads it
@@ -122,9 +144,11 @@ class Pipeline:
         known: Mapping[int, np.ndarray],
         *,
         engines: bool = True,
+        symbolic: SymbolicSignature | None = None,
     ) -> Optimised:
         """Specialise the graph for one signature: run the passes of the stage "signature"."""
         engines = engines and bool(self.engines)
+        shapes = None if symbolic is None else SymbolicShapes(symbolic.symbols, symbolic.sizes)
         context = PassContext(
             self.options,
             types=types,
@@ -134,17 +158,21 @@ class Pipeline:
             lowering=self.services.precision,
             # inputs of a subgraph, such as a loop body, must not be donated
             mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,
+            symbolic=shapes,
         )
         graph = self._run_passes("signature", captured.graph, context, self.services.passes["signature"])
-        return Optimised(graph, known, engines, captured.automatic, context.results.precision)
+        return Optimised(graph, known, engines, captured.automatic, context.results.precision, shapes)
 
     def partition(self, optimised: Optimised) -> Partitioned:
         """Partition into clusters, a Launch node each: run the passes of the stage "engines". Compiles nothing."""
         services, graph = self.services, optimised.graph
+        symbolic = optimised.symbolic
+        sizes = {} if symbolic is None else symbolic.sizes
         context = PassContext(
             self.options,
             engines=optimised.engines,
-            candidates=self._support.of if optimised.engines else lambda graph: (),
+            candidates=partial(self._support.of, symbolic=bool(sizes)) if optimised.engines else lambda graph: (),
+            symbolic=symbolic,
             device=self.engines[0][1] if self.engines else CPU.name,
             automatic=optimised.automatic,
             obey=optimised.engines or not (self.engines or services.host_only),
@@ -158,8 +186,34 @@ class Pipeline:
         report = context.results.report
         assert report is not None
         # without the graph itself, whose tables of producers and consumers are no longer needed
-        explain = partial(_explanation, graph.nodes, report, outlined, optimised.known, optimised.precision)
-        return Partitioned(outlined, explain, optimised.automatic)
+        explain = partial(_explanation, graph.nodes, report, outlined, optimised.known, optimised.precision, sizes)
+        return Partitioned(outlined, explain, optimised.automatic, sizes)
+
+    def _require_as_many(self, optimised: Optimised, partitioned: Partitioned) -> None:
+        """Raise NotSymbolic if a node is on the host for its shapes alone: an engine takes it with those of the first
+        call. Nodes that compute on shapes do not count, nor do small ones that are not worth a launch."""
+        assert optimised.symbolic is not None
+        left = {
+            n.outputs
+            for n in partitioned.graph.nodes
+            if not (is_launch(n) or is_converter(n) or is_shape_arithmetic(n))
+        }
+        if not left:
+            return
+        graph = optimised.graph
+        symbolic = self._support.of(graph, symbolic=True)
+        refused = {
+            i for i, n in enumerate(graph.nodes) if n.outputs in left and not any(c.supports(n).ok for c in symbolic)
+        }
+        if not refused:
+            return
+        sized = graph_at(graph, optimised.symbolic.sizes)
+        exact = self._support.of(sized)
+        for i in sorted(refused):
+            n = sized.nodes[i]
+            unknown = any(v is not None and v.shape is not None and None in v.shape for v in (*n.inputs, *n.outputs))
+            if unknown or any(c.supports(n).ok for c in exact):
+                raise NotSymbolic(f"{n.operator} {n.name!r} runs on an engine with static shapes only")
 
     def plan(self, partitioned: Partitioned, *, owned: bool = True, kind: type[Planned] = Planned) -> Planned:
         """Compile every Launch and lower the graph to a register program. owned, kind: as of `compile`."""
@@ -175,7 +229,7 @@ class Pipeline:
         shared = shares_cores(graph)
 
         def lower(node: Node) -> Lowered:
-            return self._lowering.lower(node, graph, make_part, shared)
+            return self._lowering.lower(node, graph, make_part, shared, partitioned.sizes)
 
         place = services.place
         made = partial(kind, partitioned, parts, services.compilation.engines, (place.xp, place.device))
@@ -188,13 +242,32 @@ class Pipeline:
 
     # --- plans per signature ------------------------------------------------------------------------------------
 
-    def plan_cache(self, captured: Captured, changing: Collection[int] = (), *, part: bool = False) -> PlanCache:
+    def plan_cache(
+        self,
+        captured: Captured,
+        changing: Collection[int] = (),
+        *,
+        part: bool = False,
+        declared: Declared | None = None,
+    ) -> PlanCache:
         """Return a plan cache for a graph; a miss compiles the plan of the new signature with this pipeline.
 
         changing: inputs that change each iteration of a loop; their values are never part of the signature. part: the
         graph is a separately planned subgraph, whose signatures may depend on data: beyond a limit, new signatures are
-        compiled for the host alone.
+        compiled for the host alone. declared: the shapes of its inputs, as the user declared them.
         """
+
+        def make_symbolic(
+            types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], signature: SymbolicSignature
+        ) -> Plan | None:
+            try:
+                plan = self._compile_for(cache, captured, types, known, True, part, signature)
+                self.check_symbolic(cache, plan)
+                return plan
+            except Exception as e:  # an exact plan is always right, and raises what is the caller's to see
+                reason = str(e) if isinstance(e, NotSymbolic) else f"{type(e).__name__}: {e}"
+                self.exact_from_now_on(cache, None, reason)
+                return None
 
         def make(types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], engines: bool) -> Plan:
             return self._compile_for(cache, captured, types, known, engines, part)
@@ -207,8 +280,42 @@ class Pipeline:
             engine_signatures=MAX_VARIANTS if part else None,
             max_by_value=MAX_ELEMENTS,
             to_host=self.services.place.to_host,
+            varying=None if part else VaryingShapes(captured.graph, declared, lambda: self.takes_symbols),
+            make_symbolic=make_symbolic,
         )
         return cache
+
+    def check_symbolic(self, cache: PlanCache, plan: Plan) -> None:
+        """See to it that the exact plans of `cache` take over where an engine fails to compile a symbolic cluster, or
+        gets it wrong. Raises NotSymbolic if one has failed already."""
+        for launch in plan.launches:
+            failed = launch.executable is None and launch.error is not None
+            if failed and launch.function.is_symbolic:
+                raise NotSymbolic(f"{launch.function.name} does not compile: {launch.error}")
+        reference, of_plan = weakref.ref(cache), weakref.ref(plan)
+
+        def give_up(reason: str) -> None:
+            found, lost = reference(), of_plan()
+            if found is not None:
+                self.exact_from_now_on(found, lost, reason)
+
+        for launch in plan.launches:
+            if launch.function.is_symbolic:
+                launch.on_loss = give_up
+
+    def exact_from_now_on(self, cache: PlanCache, plan: Plan | None, reason: str) -> None:
+        """Give up on symbolic plans of a graph, of which `plan` is one."""
+        self.services.events.emit("shapes.exact", model=cache.graph.name or "graph", reason=reason)
+        cache.abandon(plan, reason)
+
+    @property
+    def takes_symbols(self) -> bool:
+        """Whether the engine that is asked first compiles for shapes that differ between calls; with "auto", any."""
+        options = self.options
+        if options.phase != "inference" or options.target is not None or options.guard == "isolated":
+            return False
+        asked = self.engines if self.services.auto else self.engines[:1]
+        return any(e.dynamic_dims != "none" for e, _ in asked)
 
     def _compile_for(
         self,
@@ -218,9 +325,10 @@ class Pipeline:
         known: Mapping[int, np.ndarray],
         engines: bool,
         part: bool,
+        symbolic: SymbolicSignature | None = None,
     ) -> Plan:
-        """Compile the plan of a signature that is not in `cache`."""
-        return self.compile(captured, types, known, engines=engines, owned=not part)
+        """Compile the plan of a signature that is not in `cache`. Raises NotSymbolic."""
+        return self.compile(captured, types, known, engines=engines, owned=not part, symbolic=symbolic)
 
     # --- interface for modules ----------------------------------------------------------------------------------
 
@@ -297,9 +405,15 @@ def _explanation(
     outlined: Graph,
     known: Mapping[int, np.ndarray],
     precision: PrecisionReport | None,
+    sizes: Mapping[str, int],
 ) -> Explanation:
-    """Explain how the nodes `before` were partitioned into `outlined`."""
+    """Explain how the nodes `before` were partitioned into `outlined`. sizes: of symbols, for the estimates."""
     functions = [f for n in outlined.nodes if isinstance(f := n.attributes.get("function"), Function)]
+    if sizes:
+        made = {v for n in before for v in n.outputs if v is not None}
+        read = dict.fromkeys(v for n in before for v in n.uses() if v.data is None and v not in made)
+        before = graph_at(Graph(read, (), before, opsets=outlined.opsets), sizes).nodes
+        functions = [function_at(f, sizes) for f in functions]
     return Explanation(
         outlined.name,
         _signature(outlined, known),

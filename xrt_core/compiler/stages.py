@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy as np
 from xrt_core.engine.contract import Engine
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph
+from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import ValueType
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.pass_manager import RegisteredPass
+from xrt_core.passes.symbolic_shapes import SymbolicShapes
 from xrt_core.runtime.plan import Plan
 from xrt_core.runtime.plan_cache import PlanCache
 
@@ -46,7 +48,8 @@ class Optimised:
     """A graph specialised for one signature: typed, constant-folded, simplified.
 
     known: values of the inputs that determine shapes, by index. engines: whether it is compiled for engines. precision:
-    the nodes lowered to a narrow float, None if mixed precision is off. automatic: as of `Captured`.
+    the nodes lowered to a narrow float, None if mixed precision is off. automatic: as of `Captured`. symbolic: what is
+    known of its shapes, where the signature is symbolic.
     """
 
     graph: Graph
@@ -54,6 +57,7 @@ class Optimised:
     engines: bool
     automatic: bool = True
     precision: PrecisionReport | None = None
+    symbolic: SymbolicShapes | None = None
 
     def as_text(self) -> str:
         """The graph."""
@@ -64,11 +68,13 @@ class Optimised:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A graph whose clusters are Launch nodes. explain: creates the explanation of the partitioning."""
+    """A graph whose clusters are Launch nodes. explain: creates the explanation of the partitioning. sizes: of the
+    symbols in the first call, where the signature is symbolic."""
 
     graph: Graph
     explain: Callable[[], Explanation]
     automatic: bool = True
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def as_text(self) -> str:
         """The graph, then the explanation."""
@@ -80,10 +86,11 @@ class Partitioned:
 class Planned(Plan):
     """A plan with its partitioned graph, and the plan caches of its separately planned subgraphs.
 
-    engines: name -> engine and device, of all selected engines. host: the host's array namespace and device.
+    engines: name -> engine and device, of all selected engines. host: the host's array namespace and device. symbolic:
+    the symbolic signature that it is for, None for an exact one.
     """
 
-    __slots__ = ("engines", "host", "partitioned", "parts", "signature")
+    __slots__ = ("engines", "host", "partitioned", "parts", "signature", "symbolic")
 
     def __init__(
         self,
@@ -99,6 +106,7 @@ class Planned(Plan):
         self.engines = engines
         self.host = host
         self.signature: Signature = ((), {})
+        self.symbolic: SymbolicSignature | None = None
 
     @property
     def may_run_side_by_side(self) -> bool:
@@ -119,4 +127,6 @@ class Planned(Plan):
             peak_bytes=self.memory.peak,
             side_by_side=self.side_by_side,
             nested={k: v for k, v in nested.items() if v},
+            symbols=() if self.symbolic is None else tuple(map(str, self.symbolic.symbols.values())),
+            guards=tuple(f"{g} >= 0" for g in self.guards),
         )

@@ -19,6 +19,7 @@ from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate
 from xrt_core.passes.shape_specialization import is_late
+from xrt_core.runtime.input_checks import has_symbolic_index
 
 if TYPE_CHECKING:
     from xrt_core.guard.capability import Answers
@@ -39,10 +40,15 @@ class EngineSupport:
         self._events = services.events
         self._lowered = services.precision is not None
 
-    def of(self, graph: Graph) -> list[Candidate]:
-        """Return the candidates for this graph, by descending priority."""
+    def of(self, graph: Graph, symbolic: bool = False) -> list[Candidate]:
+        """Return the candidates for this graph, by descending priority. symbolic: dimensions of it are symbolic, so
+        that engines of static shapes take no node of it."""
         refusal = partial(
-            _refusal, unproven=self._unproven(graph), lowered=self._lowered, tried=self._guard is not None
+            _refusal,
+            unproven=self._unproven(graph),
+            lowered=self._lowered,
+            tried=self._guard is not None,
+            symbolic=symbolic,
         )
         nodes = [n for n in graph.nodes if refusal(n) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
@@ -50,7 +56,9 @@ class EngineSupport:
         excluded = {} if capabilities is None else capabilities.excluded
         found = []
         for engine, device in self._engines:
-            if engine.name in excluded:
+            if symbolic and engine.dynamic_dims == "none":
+                found.append(_refusing(engine.name, "it takes static shapes only", "is left out"))
+            elif engine.name in excluded:
                 found.append(_refusing(engine.name, excluded[engine.name]))
             elif engine.name in answers:
                 found.append(self._answered(engine.name, nodes, answers[engine.name], refusal))
@@ -145,8 +153,12 @@ class EngineSupport:
         return Candidate(name, supports)
 
 
-def _refusal(node: Node, unproven: frozenset[Node], lowered: bool, tried: bool) -> Support | None:
+def _refusal(
+    node: Node, unproven: frozenset[Node], lowered: bool, tried: bool, symbolic: bool = False
+) -> Support | None:
     if node.attributes and node.subgraphs:
+        if symbolic:
+            return Support.no("the sizes in its bodies differ between calls, and the host runs the control")
         if lowered:
             return Support.no("its bodies are lowered in precision and planned by themselves")
         if tried and any(_may_not_end(n) for n in (node, *nodes_within(node))):
@@ -155,11 +167,13 @@ def _refusal(node: Node, unproven: frozenset[Node], lowered: bool, tried: bool) 
         if node.subgraphs:
             return Support.no("an index in its body is computed, and may be out of range: the host checks it")
         return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
-    return why_on_host(node)
+    if symbolic and has_symbolic_index(node):
+        return Support.no("the limit of its indices differs between calls: the host checks them")
+    return why_on_host(node, symbolic)
 
 
-def why_on_host(node: Node) -> Support | None:
-    """Return why `node` is not offered to engines, or None if it is.
+def why_on_host(node: Node, symbolic: bool = False) -> Support | None:
+    """Return why `node` is not offered to engines, or None if it is. symbolic: dimensions may be expressions.
 
     Control flow is offered with its bodies, whose values have types: what is in them is for the engine to look at.
     """
@@ -180,7 +194,7 @@ def why_on_host(node: Node) -> Support | None:
             return Support.no(f"the type of {v.name!r} is {t or 'unknown'}, which is not a tensor{_so(node)}")
         if t.dtype == STRING:
             return Support.no(f"{v.name!r} holds strings{_so(node)}")
-        if not t.is_static:
+        if not (t.is_static or (symbolic and t.dtype is not None and t.shape is not None and None not in t.shape)):
             return Support.no(f"the shape of {v.name!r} is {t}: it depends on data{_so(node)}")
     return None
 
@@ -222,8 +236,8 @@ def _marked_elsewhere(node: Node, engine: str) -> Support | None:
     return None
 
 
-def _refusing(name: str, reason: str) -> Candidate:
-    return Candidate(name, lambda node: Support.no(f"{name} was excluded: {reason}"))
+def _refusing(name: str, reason: str, how: str = "was excluded") -> Candidate:
+    return Candidate(name, lambda node: Support.no(f"{name} {how}: {reason}"))
 
 
 def _any_of(candidates: Sequence[Candidate]) -> Candidate:

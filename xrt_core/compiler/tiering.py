@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt_core.cache.disk import DiskCache, open_cache
 from xrt_core.cache.model_file import ModelFile
-from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.compiler.pipeline import NotSymbolic, Pipeline
 from xrt_core.compiler.services import Chosen, Services, build_services
 from xrt_core.compiler.stages import Captured, Planned
 from xrt_core.errors import EngineUnavailableError, XRTError
@@ -22,6 +22,7 @@ from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.timeouts import in_background, native_call
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.options import AUTO, Options
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings, retry_time
@@ -113,18 +114,19 @@ class TieredPipeline(Pipeline):
         known: Mapping[int, np.ndarray],
         engines: bool,
         part: bool,
+        symbolic: SymbolicSignature | None = None,
     ) -> Plan:
         if not engines:
             return super()._compile_for(cache, captured, types, known, engines, part)
-        job = TierUpJob(self, captured, types, known, not part, cache)
+        job = TierUpJob(self, captured, types, known, not part, cache, symbolic)
         # a graph with marks is compiled synchronously: a mark that cannot be applied raises in the call
         if in_background() or names_an_engine(captured.graph):
             return job.compile(self.accelerated)
         start = time.perf_counter()
-        plan = self.compile(captured, types, known, engines=False, owned=not part, kind=BaselinePlan)
+        plan = self.compile(captured, types, known, engines=False, owned=not part, kind=BaselinePlan, symbolic=symbolic)
         assert isinstance(plan, BaselinePlan)
         name = captured.graph.name or "graph"
-        rehearse = self.background.settings.real_inputs or _has_parts(plan.partitioned.graph)
+        rehearse = self.background.settings.real_inputs or (symbolic is None and _has_parts(plan.partitioned.graph))
         plan.attach(job, name, rehearse)
         self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=name)
         return plan
@@ -194,9 +196,18 @@ class BaselinePipeline(TieredPipeline):
         known: Mapping[int, np.ndarray],
         engines: bool,
         part: bool,
+        symbolic: SymbolicSignature | None = None,
     ) -> Plan:
         # subgraphs of a baseline plan stay on the host: the plan with engines has its own
-        return super()._compile_for(cache, captured, types, known, engines and not part, part)
+        return super()._compile_for(cache, captured, types, known, engines and not part, part, symbolic)
+
+    @property
+    def takes_symbols(self) -> bool:
+        """See `Pipeline.takes_symbols`. Engines that are not chosen yet are not waited for."""
+        behind = self._behind
+        if behind is not None:
+            return behind.takes_symbols
+        return super().takes_symbols
 
 
 class BaselinePlan(Planned):
@@ -208,7 +219,7 @@ class BaselinePlan(Planned):
     """
 
     __slots__ = (
-        "__weakref__", "_attempts", "_due", "_job", "_lock", "_ranges", "_rehearse", "_rehearsed", "_started", "calls",
+        "_attempts", "_due", "_job", "_lock", "_ranges", "_rehearse", "_rehearsed", "_started", "calls",
         "final", "name",
     )  # fmt: skip
 
@@ -266,6 +277,8 @@ class BaselinePlan(Planned):
         self._due = float("inf")
         if made is None:
             self.final, self.run = self, self._run
+            if job.symbolic is not None:  # other calls get exact plans
+                job.pipeline.exact_from_now_on(job.cache, self, "engines take more of the graph by exact shapes")
         else:
             job.count(made, self.calls - self._rehearsed)
             self.final = made  # before the swap: a thread that still holds this plan must find its successor
@@ -293,7 +306,8 @@ class BaselinePlan(Planned):
 
 @dataclass(frozen=True, slots=True)
 class TierUpJob:
-    """Compiles the plan with engines of one signature. cache: holds the baseline plan. owned: see `make_plan`."""
+    """Compiles the plan with engines of one signature. cache: holds the baseline plan. owned: see `make_plan`.
+    symbolic: see `Pipeline.compile`."""
 
     pipeline: TieredPipeline
     captured: Captured
@@ -301,17 +315,26 @@ class TierUpJob:
     known: Mapping[int, np.ndarray]
     owned: bool
     cache: PlanCache
+    symbolic: SymbolicSignature | None = None
 
     def make(self) -> Planned | None:
-        """Create the pipeline if necessary and compile the plan with engines; None if no engine can be used."""
+        """Create the pipeline if necessary and compile the plan with engines; None if no engine can be used, or none
+        should with these symbols."""
         with native_call() if in_background() else contextlib.nullcontext():
             pipeline = self.pipeline.accelerated
-            return self.compile(pipeline) if pipeline.engines else None
+            try:
+                return self.compile(pipeline) if pipeline.engines else None
+            except NotSymbolic as e:
+                self.pipeline.services.events.emit("shapes.exact", reason=str(e))
+                return None
 
     def compile(self, pipeline: Pipeline) -> Planned:
         """Compile the plan of the signature with a pipeline that has engines."""
         with native_call() if in_background() else contextlib.nullcontext():
-            return pipeline.compile(self.captured, self.types, self.known, owned=self.owned)
+            made = pipeline.compile(self.captured, self.types, self.known, owned=self.owned, symbolic=self.symbolic)
+            if self.symbolic is not None:
+                pipeline.check_symbolic(self.cache, made)
+            return made
 
     def begin_builds(self, made: Planned, inputs: Sequence[Any] | None, ranges: Sequence[Range | None]) -> bool:
         """Start the builds of a plan's clusters. ranges: of the inputs of a call. Returns whether the warm-up run on

@@ -30,6 +30,7 @@ __all__ = [
     "aligned",
     "frozen",
     "is_large",
+    "is_symbolic",
     "onnx_model",
     "same_but_types",
     "schema_of",
@@ -190,11 +191,17 @@ def _each(attribute: Any) -> tuple[Any, ...]:
     return attribute if isinstance(attribute, tuple) else (attribute,)
 
 
-def why_unfit(node: Node, engine: str, *, bodies: bool = False) -> str | None:
-    """Why a library of static ONNX models cannot take `node`, whatever it computes; None where it might.
+def is_symbolic(node: Node) -> bool:
+    """Whether a dimension of an input or output differs between calls (`Engine.dynamic_dims`)."""
+    return any(isinstance(d, str) for v in (*node.inputs, *node.outputs) if v is not None for d in v.shape or ())
 
-    Every input and output must be a tensor of known dtype and shape, the node must have no subgraphs unless the library
-    is given those (`bodies`), and its integer attributes must fit into 32 bits, to which libraries cut them unseen.
+
+def why_unfit(node: Node, engine: str, *, bodies: bool = False, symbolic: bool = False) -> str | None:
+    """Why a library of ONNX models cannot take `node`, whatever it computes; None where it might.
+
+    Every input and output must be a tensor of known dtype and shape, whose dimensions may be symbolic only with
+    `symbolic`; the node must have no subgraphs unless the library is given those (`bodies`), and its integer attributes
+    must fit into 32 bits, to which libraries cut them unseen.
     Within subgraphs values may have any type.
     """
     for what, values in (("input", node.inputs), ("output", node.outputs)):
@@ -202,7 +209,8 @@ def why_unfit(node: Node, engine: str, *, bodies: bool = False) -> str | None:
             if v is None:
                 continue
             t = v.type
-            if type(t) is not TensorType or t.dtype is None or t.shape is None or not t.is_static:
+            known = type(t) is TensorType and t.dtype is not None and t.shape is not None and None not in t.shape
+            if not known or not (symbolic or (isinstance(t, TensorType) and t.is_static)):
                 return _unfit(v, f"{what} {v.name!r} of {node.operator}", engine)
     reason = _too_wide(node, engine)
     if reason is None and node.attributes and node.subgraphs:

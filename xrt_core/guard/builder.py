@@ -24,7 +24,7 @@ from xrt_core.cache.store import Compilation
 from xrt_core.engine.boundary import is_inherited
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import is_host
-from xrt_core.errors import XRTError
+from xrt_core.errors import CompileError, XRTError
 from xrt_core.events import EventLog, Kind
 from xrt_core.guard.capability import Capabilities
 from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
@@ -171,6 +171,8 @@ class ClusterBuilder:
         them, and raises what `IsolatedProcess.load` does.
         """
         if self._is_isolated(launch):
+            if launch.function.is_symbolic:  # memory shared with a child process has fixed sizes
+                raise CompileError("a process of its own runs executables of static shapes only")
             self._isolated = self._isolated or IsolatedProcess()
             return self._load_isolated(self._isolated, launch, outcome, until)
         compilation = self._compilation(launch)
@@ -273,6 +275,7 @@ class ClusterBuilder:
             False,
             launch.ranges,
             self._place,
+            launch.sizes,
         )
 
     def _in_worker(
@@ -340,6 +343,7 @@ class ClusterBuilder:
             "folder": str(folder),
             "fingerprint": function.fingerprint,
             "ranges": launch.ranges,
+            "sizes": dict(launch.sizes),
             "host": self._place.device,
             "inputs": None if inputs is None else write_arrays(inputs, folder),
             "engines": [

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from xrt_core.cache.store import Compilation
 from xrt_core.engine.boundary import preserved_state
-from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, ask_support
+from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions, Tolerance, ask_support
 from xrt_core.engine.device_kinds import is_host
+from xrt_core.errors import CompileError, XRTError
 from xrt_core.guard.stress import StressTest
 from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Support
+from xrt_core.ir.symbols import size_of
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
 from xrt_core.passes.partitioning.cluster import Cluster, Clustering
+from xrt_core.passes.symbolic_shapes import function_at
 from xrt_core.runtime.arrays import Range
 from xrt_core.runtime.binding import taken_at
 from xrt_core.runtime.plan import Call, Lowered, Plan, make_plan
 from xrt_core.runtime.transfers import adapter
+from xrt_core.verify.checker import ResultChecker
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
+from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.isolate import Candidate as EngineCandidate
 from xrt_core.verify.reference import ON_CPU
 from xrt_core.verify.subgraph import convex_partition
@@ -193,10 +200,14 @@ def evaluate_candidates(
     owns_process: bool = False,
     ranges: Sequence[Range | None] = (),
     place: HostPlace = ON_CPU,
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> Outcome:
     """`evaluate` a function in this process on each of `engines`, and, where times are compared, on each with the host
     alone. on_compile, on_compiled: called with the engine's name before, and after each compilation. owns_process: as
-    for `StressTest`. ranges, place: as for `evaluate`."""
+    for `StressTest`. ranges, place: as for `evaluate`. sizes: of the symbols of a symbolic function, which is evaluated
+    as the static one for these, and then checked for others (`other_sizes`)."""
+    static = function_at(function, sizes)
+    made_for: dict[str, Executable] = {}
 
     def compile(f: Function, engine: str, fused: bool, shared: bool) -> Executable:
         made = compilation.executable(f, engine, fused, shared)
@@ -212,9 +223,14 @@ def evaluate_candidates(
         name = f"{engine} alone" if alone else engine
 
         def build(f: Function, fused: bool) -> Executable:
+            if function.is_symbolic:
+                if f is not static:
+                    raise CompileError("parts of a cluster with symbolic shapes are not tried by themselves")
+                f = function
             on_compile(engine)
             with stress.compiling(name):
                 made = builder.executable(f, engine, fused, alone=alone)
+            made_for[name] = made
             return made if place.on_cpu else builder.at_host(made, engine)
 
         return EngineCandidate(name, build, compilation.tolerance(engine), pieces)
@@ -224,4 +240,47 @@ def evaluate_candidates(
         candidates.append(candidate(engine))
         if settings.tune and (pieces := builder.alone(function, engine)) is not None:
             candidates.append(candidate(engine, pieces))
-    return evaluate(function, candidates, settings, inputs, stress=stress, ranges=ranges, place=place)
+    found = evaluate(static, candidates, settings, inputs, stress=stress, ranges=ranges, place=place)
+    if function.is_symbolic and found.verdict == "ready" and settings.verify:
+        engine = found.pieces[0].engine
+        name = engine if len(found.pieces) == 1 else f"{engine} alone"
+        tolerance = compilation.tolerance(engine) if engine in compilation.engines else {}
+        why = _wrong_for_other_sizes(function, sizes, made_for.get(name), tolerance)
+        if why:
+            whole = Piece(HOST, tuple(range(len(function.body.nodes))))
+            return replace(found, verdict="wrong", pieces=(whole,), reason=why, errors=(f"{engine}: {why}",))
+    return found
+
+
+def other_sizes(function: Function, sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """Sizes of the symbols of a function other than these, and not larger: all of them different and small, and 1."""
+    small = {name: min(2 + i, size) for i, (name, size) in enumerate(sorted(sizes.items()))}
+    least = dict.fromkeys(sizes, 1)
+    found = []
+    for other in (small, least):
+        dims = [size_of(d, other) for p in (*function.params, *function.returns) for d in p.dims]
+        if other != sizes and other not in found and all(d is not None and d > 0 for d in dims):
+            found.append(other)
+    return found
+
+
+def _wrong_for_other_sizes(
+    function: Function, sizes: Mapping[str, int], made: Executable | None, tolerance: Mapping[str, Tolerance]
+) -> str:
+    """What is wrong with the results of a symbolic function's executable for other sizes; "" for nothing."""
+    if made is None:
+        return ""
+    for other in other_sizes(function, sizes):
+        static = function_at(function, other)
+        checker = ResultChecker(static, synthesize_inputs(static, "gentle"))
+        try:
+            given = [x.shape for x in checker.expected()]
+        except XRTError:  # the model itself does not take these sizes
+            continue
+        if given != [r.shape for r in static.returns] or not checker.is_informative:  # nor are they within its guards
+            continue
+        check = checker.check(made, tolerance)
+        if not (check.is_right or check.is_doubtful):
+            shown = ", ".join(f"{k} = {v}" for k, v in other.items())
+            return f"for {shown}: {check.reason}"
+    return ""

@@ -25,7 +25,9 @@ from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call, watchdog
 from xrt_core.guard.worker_pool import WorkerFailure
+from xrt_core.ir.symbols import Declared
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
+from xrt_core.passes.symbolic_shapes import function_at
 from xrt_core.runtime.arrays import Range, to_numpy
 from xrt_core.runtime.input_checks import input_checks
 from xrt_core.runtime.launch import FORKED, FailurePolicy, Launch, WrongResults, engine_failure
@@ -67,13 +69,14 @@ class GuardedLaunch(Launch):
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
-    the inputs of a first call, as far as they are known. synchronize: waits for the device, where the launch has one:
+    the inputs of a first call, as far as they are known. sizes: of the symbols in that call, where the function is
+    symbolic. synchronize: waits for the device, where the launch has one:
     what is timed begins and ends with that, so that neither work before it counts nor is work left out.
     """
 
     __slots__ = (
         "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
-        "note", "ranges", "record", "shares_cores", "synchronize", "tolerance",
+        "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +95,7 @@ class GuardedLaunch(Launch):
         self.shares_cores = False
         self.note: Note | None = None
         self.ranges: tuple[Range | None, ...] = ()
+        self.sizes: Mapping[str, int] = {}
         self.synchronize: Callable[[], None] | None = None
         self.tolerance: Mapping[str, Tolerance] = {}
         self._settings = settings
@@ -172,7 +176,8 @@ class GuardedLaunch(Launch):
                 return False
             self._call = self._waiting
             self.executable = self.note = None
-            return True
+        self.lost(reason)
+        return True
 
     def drop_inherited(self) -> None:
         """See `Launch.drop_inherited`: the cluster is built again, for a process of its own."""
@@ -259,10 +264,14 @@ class GuardedLaunch(Launch):
         def run(arrays: Arrays) -> Arrays:
             return check.results(execute.run(check.inputs(arrays)))
 
+        def run_symbolic(arrays: Arrays) -> Arrays:
+            now = check.at(arrays)
+            return now.results(execute.run(now.inputs(arrays)))
+
         marks = memoryview(bytearray(Note.THREADS)) if self.note is None else self.note.flags
         if timed is None and (seconds := self._longest_run()):
             watchdog.watch(executable, marks, seconds, self._hangs)
-        noted = _noted(run, marks, record)
+        noted = _noted(run_symbolic if self.function.is_symbolic else run, marks, record)
         limited: HostRun = noted if timed is None else partial(timed, noted)
 
         def call(arrays: Arrays) -> Arrays:
@@ -286,6 +295,8 @@ class GuardedLaunch(Launch):
         """Note the time of a live call; drop the executable if it has become slower than the host."""
         record = self.record
         record.engine_seconds.append(seconds)
+        if self.function.is_symbolic:  # times of calls of other sizes say nothing
+            return
         host = self._host_seconds()
         last = list(record.engine_seconds)[-_SLOW_CALLS:]
         if host and len(last) == _SLOW_CALLS and min(last) > _SLOW * host:
@@ -356,7 +367,9 @@ class GuardedLaunch(Launch):
         start = time.perf_counter()
         try:
             expected = [to_numpy(r) for r in self.on_host(inputs)]
-            check = ResultChecker(self.function, inputs, results=expected).check_results(results, self.tolerance)
+            check = ResultChecker(self._function_for(inputs), inputs, results=expected).check_results(
+                results, self.tolerance
+            )
         except XRTError:  # the host rejects these inputs
             return None
         except Exception:  # a fault of the comparison must not reach the caller
@@ -374,11 +387,20 @@ class GuardedLaunch(Launch):
             self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
         return expected
 
+    def _function_for(self, arrays: Arrays) -> Function:
+        """The static function for inputs of these shapes."""
+        if not self.function.is_symbolic:
+            return self.function
+        params = self.function.params
+        declared = Declared(tuple(p.name for p in params), tuple(p.dims for p in params), {})
+        return function_at(self.function, {**self.sizes, **declared.bind([a.shape for a in arrays])})
+
     # --- failures ------------------------------------------------------------------------------------------------
 
     def _checked_run(self, executable: Executable, arrays: Arrays) -> Arrays:
         def run(arrays: Arrays) -> Arrays:
-            return self._check.results(executable.run(self._check.inputs(arrays)))
+            check = self._check.at(arrays) if self.function.is_symbolic else self._check
+            return check.results(executable.run(check.inputs(arrays)))
 
         noted = run if self.note is None else _noted(run, self.note.flags, self.record)
         return noted(arrays) if self._timed is None else self._timed(noted, arrays)

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -96,13 +97,20 @@ class GuardManager:
     # --- used by the pipeline --------------------------------------------------------------------------------------
 
     def launch(
-        self, function: Function, engine: str, host: Callable[[], HostRun], shared: bool = False
+        self,
+        function: Function,
+        engine: str,
+        host: Callable[[], HostRun],
+        shared: bool = False,
+        sizes: Mapping[str, int] = MappingProxyType({}),
     ) -> GuardedLaunch:
-        """The launch of a cluster. Its first call, or `start`, starts the build. shared: see `CompileOptions`."""
+        """The launch of a cluster. Its first call, or `start`, starts the build. shared: see `CompileOptions`. sizes:
+        see `GuardedLaunch`."""
         record = ClusterRecord(function.name, engine, len(function.body.nodes), operators_of(function))
         record.number = next(self._numbers)
         launch = GuardedLaunch(function, engine, host, record, self.settings, self, self._build)
         launch.shares_cores = shared
+        launch.sizes = sizes
         launch.synchronize = self._synchronizer(engine)
         with self._lock:
             self.records.append(record)
@@ -247,6 +255,7 @@ class GuardManager:
                 failure = FailureRecord("examine", kind_of(outcome), outcome.reason)
                 self.record_failure(record, launch.function, failure)
                 record.move(State.REJECTED, f"{outcome.verdict}: {outcome.reason}")
+                launch.lost(record.reason)
             elif outcome.verdict == "failed":
                 self._fail(launch, FailureRecord(_stage(record), kind_of(outcome), outcome.reason))
             else:
@@ -364,6 +373,7 @@ class GuardManager:
         self.record_failure(record, launch.function, failure)
         record.postpone(self.settings.retry)
         record.move(State.FAILED, f"{failure.kind}: {failure.message}")
+        launch.lost(record.reason)
 
     def _write_bundle(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> pathlib.Path | None:
         """Write a repro bundle of a failed build or of wrong numbers into the disk cache; its path, or None."""

@@ -89,6 +89,7 @@ def run_job(request: Mapping[str, Any], send: Send) -> Outcome:
         owns_process=True,
         ranges=request["ranges"],
         place=HostPlace.beside(request["host"]),
+        sizes=request["sizes"],
     )
 
 

@@ -402,6 +402,9 @@ class Declared:
                         "dimensions of one symbol must be equal"
                     )
         for name, axis, d, size in later:
+            solved = _solved(d, size, sizes)
+            if solved is not None:
+                sizes[solved[0]], origin[solved[0]] = solved[1], f"input {name!r}, axis {axis}"
             wanted = size_of(d, sizes)
             if wanted is not None and wanted != size:
                 by = ", ".join(f"{s} = {sizes[s]} ({origin[s]})" for s in sorted(expression(d).symbols))  # type: ignore[union-attr]
@@ -422,6 +425,34 @@ class Declared:
         )
         ranges = "; ".join(map(str, self.symbols.values()))
         return f"{inputs}; {ranges}" if ranges else inputs
+
+
+def _solved(d: str, size: int, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+    """The one symbol without a size in an expression, and the size that gives the expression this one; None where there
+    are several, or none, or no size does."""
+    made = expression(d)
+    left = () if made is None else tuple(made.symbols - sizes.keys())
+    if made is None or len(left) != 1:
+        return None
+    factor = dict(made.terms).get(left)
+    rest = made - Expr({left: factor or 0})
+    if factor is None or left[0] in rest.symbols:
+        return None
+    whole, remainder = divmod(size - rest.evaluate(sizes), factor)
+    return None if remainder else (left[0], whole)
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicSignature:
+    """Declared shapes of a graph's inputs, and the sizes of their symbols in the call that is planned for first."""
+
+    declared: Declared
+    sizes: Mapping[str, int]
+
+    @property
+    def symbols(self) -> dict[str, Symbol]:
+        """Every symbol of the signature, by name."""
+        return {name: self.declared.symbols.get(name, Symbol(name)) for name in self.sizes}
 
 
 _ANY: Final = Symbol("any")

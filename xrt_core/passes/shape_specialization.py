@@ -15,7 +15,6 @@ from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Annotations, Graph, Node, Value, closed, substitute
 from xrt_core.ir.inference import infer_types, merged, trip_count
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.symbols import Symbol
 from xrt_core.ir.types import STRING, Dim, OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.simplify import (
@@ -48,19 +47,19 @@ def specialise(
     *,
     fold_limit: int = DEFAULT_FOLD_LIMIT,
     expand: Expand = _keep,
-    symbols: Mapping[str, Symbol] | None = None,
+    symbolic: SymbolicShapes | None = None,
 ) -> Graph:
     """`graph` for inputs of these types, of which those in `known` (by index) have known values.
 
-    symbols: of the dimensions of the types that are expressions; what follows from these is in the types of the result
-    as expressions (`symbolic_shapes`).
+    symbolic: the symbols, where dimensions of the types are expressions over some; what follows is in the types of the
+    result as expressions.
 
     The result has the same number of inputs and outputs. Known values (constants, shapes, arithmetic on them) are
     constants in it; an If with a known condition is replaced by its branch; Identity nodes are removed; every other
     value has the inferred type. `expand` returns the body that replaces an operator without a kernel. Nodes that
     violate their operator's specification keep unknown types: the host raises the error when it runs them.
     """
-    specialiser = _Specialiser(run, fold_limit, expand, None if symbols is None else SymbolicShapes(symbols))
+    specialiser = _Specialiser(run, fold_limit, expand, symbolic)
     inputs = []
     for i, (value, type_) in enumerate(zip(graph.inputs, types, strict=True)):
         new = Value(value.name, type_)

@@ -15,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.errors import XRTError
-from xrt_core.ir.graph import Node, Value
+from xrt_core.ir.function import Function, Parameter
+from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.ir.op_traits import traits_of
-from xrt_core.ir.symbols import Expr, Symbol, expression, product
+from xrt_core.ir.symbols import Expr, Symbol, expression, product, shape_for
 from xrt_core.ir.types import Dim, TensorType, ValueType
 
 _MOST: Final = 64
@@ -30,11 +31,18 @@ Elements = np.ndarray
 
 
 class SymbolicShapes:
-    """Knowledge about one graph. symbols: with their ranges, by name."""
+    """Knowledge about one graph.
 
-    def __init__(self, symbols: Mapping[str, Symbol]) -> None:
+    symbols: with their ranges, by name. sizes: of the symbols in the first call. guards: expressions that must not be
+    negative for what was found to hold. Where a shape depends on which of two sizes is larger, as that of a Slice does,
+    it is taken as in the first call, and that is a guard.
+    """
+
+    def __init__(self, symbols: Mapping[str, Symbol], sizes: Mapping[str, int] | None = None) -> None:
         self._symbols = symbols
+        self.sizes: Mapping[str, int] = {} if sizes is None else sizes
         self._known: dict[Value, Elements] = {}
+        self.guards: dict[Expr, None] = {}
 
     def types(self, node: Node, types: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:
         """The types of a node's outputs, with dimensions as expressions where inference left them open."""
@@ -125,6 +133,16 @@ class SymbolicShapes:
         """Whether the expression is never greater than another."""
         low = self.least(other - e)
         return low is not None and low >= 0
+
+    def holds(self, e: Expr) -> bool:
+        """Whether an expression is not negative: always, or in the first call, which makes it a guard."""
+        low, high = e.bounds(self._symbols)
+        if (low is not None and low >= 0) or e in self.guards:
+            return True
+        if (high is not None and high < 0) or not self.sizes or e.evaluate(self.sizes) < 0:
+            return False
+        self.guards[e] = None
+        return True
 
     def _own(self, t: ValueType | None) -> ValueType | None:
         """A type without the dimensions that are no expressions over the symbols."""
@@ -384,7 +402,7 @@ def _joined(s: SymbolicShapes, a: Expr | None, b: Expr | None) -> Expr | None:
     for e in (a, b):
         if e.constant is not None:
             return e
-    return None
+    return a if s.holds(a - b) and s.holds(b - a) else None
 
 
 def _broadcast(s: SymbolicShapes, shapes: Sequence[Dims]) -> Dims:
@@ -443,10 +461,9 @@ def _sliced(s: SymbolicShapes, d: Expr | None, start: Expr | None, end: Expr | N
         end = d
     elif last is not None and last < 0:
         end = d + last
-    least = s.least(start)
-    if least is None or least < 0 or not s.is_least(start, d):
-        return None
-    if not s.is_least(end, d) or not s.is_least(start, end):
+    if s.is_least(d, end) or (not s.is_least(end, d) and s.holds(end - d)):
+        end = d
+    if not (s.holds(start) and s.holds(d - end) and s.holds(end - start)):
         return None
     length = end - start
     return length if step == 1 else (length + step - 1) // step
@@ -478,7 +495,7 @@ def _range_dims(s: SymbolicShapes, node: Node) -> Dims | None:
     if start is None or limit is None or delta is None:
         return None
     first, last, step = start.item(), limit.item(), delta.item()
-    if first is None or last is None or step is None or step.constant != 1 or not s.is_least(first, last):
+    if first is None or last is None or step is None or step.constant != 1 or not s.holds(last - first):
         return None
     return [last - first]
 
@@ -584,9 +601,48 @@ _SHAPE_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Dims | None]]]
 )
 
 
-def expressions_of(dims: Sequence[Dim]) -> list[Expr]:
-    """The expressions among dimensions that are no numbers."""
-    return [e for d in dims if isinstance(d, str) and (e := expression(d)) is not None]
+def dimension_guards(graph: Graph) -> list[Expr]:
+    """What must not be negative for every symbolic dimension of a graph to be 1 at least: libraries differ in what they
+    make of empty tensors, and engines are asked about other ones."""
+    texts = {
+        d
+        for v in {*graph.inputs, *(v for n in graph.nodes for v in n.outputs)}
+        if v is not None and v.shape is not None
+        for d in v.shape
+        if isinstance(d, str)
+    }
+    return [e - 1 for d in sorted(texts) if (e := expression(d)) is not None]
+
+
+def graph_at(graph: Graph, sizes: Mapping[str, int]) -> Graph:
+    """The graph with the same nodes, its types for these sizes of the symbols."""
+    new: dict[Value, Value] = {}
+
+    def at(v: Value) -> Value:
+        t = v.type
+        if v not in new:
+            symbolic = isinstance(t, TensorType) and t.shape is not None and any(isinstance(d, str) for d in t.shape)
+            new[v] = Value(v.name, TensorType(t.dtype, shape_for(t.shape, sizes))) if symbolic else v  # type: ignore[union-attr, arg-type]
+        return new[v]
+
+    for v in graph.inputs:
+        at(v)
+    nodes = [substitute(n, new).replace(outputs=[None if v is None else at(v) for v in n.outputs]) for n in graph.nodes]
+    return graph.replace(
+        inputs=[at(v) for v in graph.inputs], outputs=[new.get(v, v) for v in graph.outputs], nodes=nodes
+    )
+
+
+def function_at(function: Function, sizes: Mapping[str, int]) -> Function:
+    """The static function that a symbolic one is for these sizes of its symbols, with the same nodes."""
+    if not function.is_symbolic:
+        return function
+    body = graph_at(function.body, sizes)
+    params, returns = (
+        [Parameter(p.name, p.dtype, shape_for(p.dims, sizes)) for p in ports]
+        for ports in (function.params, function.returns)
+    )
+    return Function(function.name, params, returns, body, function.aliases)
 
 
 def is_shape_arithmetic(node: Node) -> bool:

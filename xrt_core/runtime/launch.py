@@ -26,8 +26,9 @@ from xrt_core.engine.converters import library_of
 from xrt_core.engine.forking import each_in_forked_process, keep_for_ever
 from xrt_core.errors import BrokenContextError, EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
-from xrt_core.ir.function import Function, operators_of
+from xrt_core.ir.function import Function, Parameter, operators_of
 from xrt_core.ir.op_traits import index_input
+from xrt_core.ir.symbols import Declared, shape_for
 
 if TYPE_CHECKING:
     from xrt_core.runtime.input_checks import InputChecks
@@ -60,7 +61,8 @@ class Launch:
     policy: after which failures the executable is dropped and the host runs the cluster. error: the last failure.
     input_checks: of indices in range (and, under guard, of finite numbers): what violates them is for the host.
     enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
-    events: the log that receives fallback events. calls, failures: their numbers; updated without a lock, statistics
+    events: the log that receives fallback events. on_loss: called with the reason when the executable is dropped for
+    good, or cannot be made. calls, failures: their numbers; updated without a lock, statistics
     that may lose increments.
 
     Every call checks the results (`LaunchCheck`). A failed run counts only if the host succeeds on the same inputs: a
@@ -68,8 +70,9 @@ class Launch:
     """
 
     __slots__ = (
-        "__weakref__", "_check", "_direct", "_events", "_host", "_host_run", "_lock", "_policy", "_recent", "calls",
-        "engine", "enter", "error", "executable", "failures", "function", "input_checks",
+        "__weakref__", "_check", "_check_at", "_direct", "_events", "_host", "_host_run", "_lock", "_policy", "_recent",
+        "calls",
+        "engine", "enter", "error", "executable", "failures", "function", "input_checks", "on_loss",
     )  # fmt: skip
 
     def __init__(
@@ -88,8 +91,10 @@ class Launch:
         self.error: XRTError | None = error
         self.calls = 0
         self.failures = 0
+        self.on_loss: Callable[[str], None] | None = None
         self.enter: HostRun | None = None
         self._check = LaunchCheck(function, engine)
+        self._check_at = self._check.at if function.is_symbolic else None
         self.input_checks = _index_checks(function)
         self._direct: Executable | None = None  # the engine's own object, once it has run
         self._recent: deque[int] = deque(maxlen=policy.limit)  # numbers of the calls that failed last
@@ -116,8 +121,10 @@ class Launch:
         self.calls += 1
         if self.input_checks is not None and self.input_checks.violates(arrays):
             return self.on_host(arrays)
-        check = self._check
+        check, check_at = self._check, self._check_at
         try:
+            if check_at is not None:
+                check = check_at(arrays)
             if self._direct is not None:
                 return check.results(self._direct.run(check.inputs(arrays)))
             results = check.results(executable.run(check.inputs(arrays)))
@@ -168,6 +175,7 @@ class Launch:
         given_up = self.count_failure(error)
         if given_up:
             self.executable = None
+            self.lost(str(error))
         self._events.fallback(
             cluster=self.function.name,
             engine=self.engine,
@@ -176,6 +184,11 @@ class Launch:
             error=f"{error}{'; the cluster stays on the host' if given_up else ''}",
             failures=self.failures,
         )
+
+    def lost(self, reason: str) -> None:
+        """Say that there is no executable any more, to whoever wants to know."""
+        if self.on_loss is not None:
+            self.on_loss(reason)
 
     def on_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Run the cluster on the host; return the results."""
@@ -215,8 +228,8 @@ class DeviceLaunch(Launch):
         options, wait = launch_mode.get()
         if self.input_checks is not None and self.input_checks.violates(arrays):
             return self.on_host(arrays)
-        check = self._check
         try:
+            check = self._check if self._check_at is None else self._check_at(arrays)
             given = check.inputs(arrays if self.enter is None else self.enter(arrays))
             if not self.asynchronous:
                 return check.results(executable.run(given))
@@ -258,18 +271,38 @@ class WrongResults(ExecutionError):
 class LaunchCheck:
     """The check of one Function's inputs and results, well below a microsecond for a few NumPy arrays.
 
-    engine: for messages.
+    engine: for messages. returns: what is expected; by default the Function's own, which a symbolic one has for known
+    sizes only (`at`).
     """
 
-    __slots__ = ("_donated", "_engine", "_foreign_type", "_function", "_returns", "_updated")
+    __slots__ = ("_donated", "_engine", "_expected", "_foreign_type", "_function", "_known", "_returns", "_updated")
 
-    def __init__(self, function: Function, engine: str) -> None:
+    def __init__(self, function: Function, engine: str, returns: Sequence[Parameter] | None = None) -> None:
         self._function = function
         self._engine = engine
+        self._expected = function.returns if returns is None else tuple(returns)
+        self._known: dict[Any, LaunchCheck] = {}  # of a symbolic function, by the shapes of its inputs
         self._donated = frozenset(a.input for a in function.aliases)
         self._foreign_type: Any = None  # of the last result that was another library's array
         self._updated = frozenset(a.output for a in function.aliases)  # share the storage of an input
-        self._returns = tuple((p.dtype, p.shape) for p in function.returns)
+        self._returns: tuple[tuple[Any, Any], ...] = tuple((p.dtype, p.dims) for p in self._expected)
+
+    def at(self, arrays: Sequence[Any]) -> LaunchCheck:
+        """The check for inputs of these shapes, of a symbolic Function. Raises InputError for others than it takes."""
+        key = tuple([a.shape for a in arrays])
+        found = self._known.get(key)
+        if found is None:
+            params = self._function.params
+            sizes = Declared(tuple(p.name for p in params), tuple(p.dims for p in params), {}).bind(key)
+            returns = [
+                Parameter(p.name, p.dtype, tuple(_ANY_SIZE if d is None else d for d in shape_for(p.dims, sizes)))
+                for p in self._function.returns
+            ]
+            found = LaunchCheck(self._function, self._engine, returns)
+            if len(self._known) >= _MOST_SHAPES:
+                self._known.clear()
+            self._known[key] = found
+        return found
 
     def inputs(self, arrays: Sequence[Any]) -> list[Any]:
         """The inputs of a run: NumPy arrays that are not donated as read-only views."""
@@ -329,7 +362,7 @@ class LaunchCheck:
         own: Any = getattr(r, "dtype", None)
         size: Any = getattr(r, "shape", None)
         if own is None or size is None:
-            expected = self._function.returns[i]
+            expected = self._expected[i]
             self._reject(
                 "wrong dtype", f"result {i} ({expected.name!r}) is {clipped(r)}, expected an array {expected.type}"
             )
@@ -342,8 +375,8 @@ class LaunchCheck:
         return r
 
     def _misfit(self, i: int, r: Any) -> None:
-        expected = self._function.returns[i]
-        kind: Kind = "wrong dtype" if tuple(r.shape) == expected.shape else "wrong shape"
+        expected = self._expected[i]
+        kind: Kind = "wrong dtype" if tuple(r.shape) == expected.dims else "wrong shape"
         dtype = r.dtype.str if isinstance(r.dtype, np.dtype) and not r.dtype.isnative else r.dtype
         self._reject(kind, f"result {i} ({expected.name!r}) is {dtype}{list(r.shape)}, expected {expected.type}")
 
@@ -353,6 +386,23 @@ class LaunchCheck:
             "of the engine's package",
             kind,
         )
+
+
+class _AnySize:
+    """Stands for a dimension of a result that does not follow from the inputs' shapes: it equals every size."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+_ANY_SIZE: Final[Any] = _AnySize()
+_MOST_SHAPES: Final = 4096  # of which the checks are kept
 
 
 class _Count:

@@ -12,6 +12,7 @@ import numpy as np
 
 from xrt_core.errors import ExecutionError, InternalError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.symbols import Expr
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import Buffers, Memory
@@ -55,14 +56,15 @@ class Program(NamedTuple):
 class Plan:
     """Steps over numbered registers. Thread-safe: each run has its own registers.
 
-    outputs, spaces, engine_inputs: see `Program`. memory: of a run.
+    outputs, spaces, engine_inputs: see `Program`. memory: of a run. guards: of a symbolic plan, expressions over its
+    symbols that must not be negative for it to hold.
     run: function from the input arrays to the results.
     """
 
     __slots__ = (
-        "_constants", "_execute", "_has_host_steps", "_on_device", "_owned", "_parallel", "_read_only", "_template",
-        "_to_host", "_within",
-        "engine_inputs", "launches", "memory", "outputs", "run", "spaces", "steps",
+        "__weakref__", "_constants", "_execute", "_has_host_steps", "_on_device", "_owned", "_parallel", "_read_only",
+        "_template", "_to_host", "_within",
+        "engine_inputs", "guards", "launches", "memory", "outputs", "run", "spaces", "steps",
     )  # fmt: skip
 
     def __init__(self, program: Program) -> None:
@@ -79,6 +81,7 @@ class Plan:
         self.engine_inputs = tuple(program.engine_inputs)
         self.launches = tuple(program.launches)
         self.memory = program.memory
+        self.guards: Sequence[Expr] = ()
         self._has_host_steps = any(not isinstance(s.call, Launch) for s in self.steps)
         self._parallel: LaneScheduler | None = None
         self._execute: Execute = self._in_order

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.ir.graph import Graph
+from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType, ValueType
 from xrt_core.runtime.arrays import Converter, to_numpy
 from xrt_core.runtime.plan import HOST, Plan
+from xrt_core.runtime.varying import VaryingShapes, types_of
 
 MAX_VARIANTS = 16
 """How many value sets of shape-determining inputs have plans of their own; others share one that knows no values."""
@@ -20,7 +22,13 @@ MAX_VARIANTS = 16
 MakePlan = Callable[[Sequence[ValueType | None], Mapping[int, np.ndarray], bool], Plan]
 """(input types, known input values, whether engines may be used) -> plan."""
 
+MakeSymbolicPlan = Callable[[Sequence[ValueType | None], Mapping[int, np.ndarray], SymbolicSignature], Plan | None]
+"""(input types, known input values, the symbols) -> plan; None where exact plans are better."""
+
 BoundCall = Callable[[Sequence[Any]], list[Any]]
+
+_MOST_CALLS: Final = 4096
+"""Calls that are bound to one symbolic plan: one for each combination of sizes."""
 
 
 class CacheEntry:
@@ -33,6 +41,29 @@ class CacheEntry:
         self.plan = plan
         self.calls: dict[Hashable, None] = {}
         self.used = 0
+
+
+class SymbolicEntry(CacheEntry):
+    """The plan of one symbolic signature. dtypes: of the arguments. values: of those that belong to it by value."""
+
+    __slots__ = ("dtypes", "signature", "values")
+
+    def __init__(
+        self, key: Hashable, plan: Plan, signature: SymbolicSignature, dtypes: tuple[Any, ...], values: Hashable
+    ) -> None:
+        super().__init__(key, plan)
+        self.signature = signature
+        self.dtypes = dtypes
+        self.values = values
+
+    def admits(self, parts: Sequence[Any], values: Hashable) -> bool:
+        """Whether the plan is for arguments like these."""
+        if values != self.values or len(parts) != len(self.dtypes) or any(type(p) is not tuple for p in parts):
+            return False
+        if tuple([d for d, _ in parts]) != self.dtypes:
+            return False
+        sizes = self.signature.declared.admits([s for _, s in parts])
+        return sizes is not None and all(g.evaluate(sizes) >= 0 for g in self.plan.guards)
 
 
 class PlanCache:
@@ -48,6 +79,8 @@ class PlanCache:
     max_signatures: how many plans are kept, and how many bound calls of each.
     engine_signatures: after N different signatures, all new ones share plans for the host that know ranks, but no
         shapes and no values (None: never): what changes at every call is not worth compiling, or planning.
+    varying: proposes symbolic signatures. make_symbolic: makes the plan of one, or None if exact plans are better. A
+        plan for exact shapes answers before a symbolic one, which takes its place once all its executables are there.
     """
 
     def __init__(
@@ -60,8 +93,13 @@ class PlanCache:
         engine_signatures: int | None = None,
         max_by_value: int = 64,
         to_host: Converter = to_numpy,
+        varying: VaryingShapes | None = None,
+        make_symbolic: MakeSymbolicPlan | None = None,
     ) -> None:
         self.graph = graph
+        self._varying = varying
+        self._make_symbolic = make_symbolic
+        self._symbolic: tuple[SymbolicEntry, ...] = ()
         self.by_value = tuple(by_value)
         self.max_by_value = max_by_value
         self.engine_signatures = engine_signatures
@@ -82,7 +120,7 @@ class PlanCache:
         with self._lock:
             if entry.plan is not plan or self._entries.get(entry.key) is not entry:
                 return
-            while len(entry.calls) >= self._max:
+            while len(entry.calls) >= (_MOST_CALLS if isinstance(entry, SymbolicEntry) else self._max):
                 self._unbind(entry, next(iter(entry.calls)))
             entry.calls[key] = None
             self.calls[key] = call, entry
@@ -112,6 +150,10 @@ class PlanCache:
             return found
         if self.engine_signatures is not None and self._planned >= self.engine_signatures:
             return self._get_or_make((HOST, tuple([_rank(a) for a in arrays])), lambda: self._host_plan(arrays))
+        symbolic = None if self._varying is None else self._symbolic_entry(self._varying, shapes, values, arrays)
+        if symbolic is not None:
+            symbolic.used = self.clock()
+            return symbolic
         if values is not None and self._variants(shapes) >= MAX_VARIANTS:
             key, values = shapes, None
         return self._get_or_make(key, lambda: self._new_plan(arrays, values is not None))
@@ -120,6 +162,8 @@ class PlanCache:
         """The plan that is there for the signature of these arguments, or None."""
         shapes, values = tuple([_part(a) for a in arrays]), self.values(arrays)
         found = self._entries.get((shapes, values) if values is not None else shapes)
+        if found is None:
+            found = next((e for e in self._symbolic if e.admits(shapes, values)), None)
         return None if found is None else found.plan
 
     def plans(self) -> list[Plan]:
@@ -140,6 +184,56 @@ class PlanCache:
                     entry.plan = new
                     for key in tuple(entry.calls):
                         self._unbind(entry, key)
+
+    # --- symbolic plans -------------------------------------------------------------------------------------------
+
+    def _symbolic_entry(
+        self, varying: VaryingShapes, shapes: Sequence[Any], values: Hashable, arrays: Sequence[Any]
+    ) -> SymbolicEntry | None:
+        """The symbolic entry for these arguments, made if that is what they need; None for an exact plan."""
+        found = next((e for e in self._symbolic if e.admits(shapes, values)), None)
+        if found is not None:
+            self._supersede(found)
+            return found
+        signature = varying.signature_for(shapes)
+        make = self._make_symbolic
+        if signature is None or make is None:
+            return None
+        known = self.signature(arrays)[1] if values is not None else {}
+        plan = make(types_of(signature, shapes), known, signature)
+        if plan is None:
+            return None
+        key = ("symbolic", str(signature.declared), tuple(signature.sizes.items()), values)
+        made = SymbolicEntry(key, plan, signature, tuple([d for d, _ in shapes]), values)
+        if not made.admits(shapes, values):
+            return None
+        self._insert(made)
+        with self._lock:
+            self._symbolic = (*self._symbolic, made)
+        return made
+
+    def _supersede(self, symbolic: SymbolicEntry) -> None:
+        """Let a symbolic plan whose executables are all there take the place of exact ones, which frees theirs."""
+        launches = symbolic.plan.launches
+        if not launches or any(x.executable is None for x in launches):
+            return
+        with self._lock:
+            for entry in tuple(self._entries.values()):
+                if not isinstance(entry, SymbolicEntry) and symbolic.admits(*self._parts_of(entry.key)):
+                    self._remove(entry)
+
+    def _parts_of(self, key: Any) -> tuple[Sequence[Any], Hashable]:
+        """The parts and values of an exact entry's key."""
+        return key if self.by_value and len(key) == 2 and type(key[0]) is tuple else (key, None)
+
+    def abandon(self, plan: Plan | None, reason: str) -> None:
+        """Plan by exact shapes from now on, and forget a symbolic plan."""
+        if self._varying is not None:
+            self._varying.give_up(reason)
+        with self._lock:
+            for entry in self._symbolic:
+                if entry.plan is plan:
+                    self._remove(entry)
 
     # --- signatures -----------------------------------------------------------------------------------------------
 
@@ -192,10 +286,13 @@ class PlanCache:
             entry.used = self.clock()
             self._entries[entry.key] = entry
             while len(self._entries) > self._max:
-                oldest = min(self._entries.values(), key=lambda e: e.used)
-                del self._entries[oldest.key]
-                for key in tuple(oldest.calls):
-                    self._unbind(oldest, key)
+                self._remove(min(self._entries.values(), key=lambda e: e.used))
+
+    def _remove(self, entry: CacheEntry) -> None:
+        self._entries.pop(entry.key, None)
+        self._symbolic = tuple(e for e in self._symbolic if e is not entry)
+        for key in tuple(entry.calls):
+            self._unbind(entry, key)
 
     def _unbind(self, entry: CacheEntry, key: Hashable) -> None:
         del entry.calls[key]

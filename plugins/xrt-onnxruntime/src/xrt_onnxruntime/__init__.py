@@ -43,6 +43,7 @@ class OnnxRuntimeEngine(Engine):
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 30})
     variables = ("ORT_DISABLE_TELEMETRY",)
 
+    dynamic_dims = "any"
     native_operators = NATIVE
 
     def probe(self) -> EngineStatus:
@@ -61,7 +62,7 @@ class OnnxRuntimeEngine(Engine):
             return Support.no(status.reason)
         from xrt_onnxruntime.support import why_not
 
-        reason = why_not(node)
+        reason = why_not(node, on_cpu=device.startswith("cpu"))
         return Support.yes() if reason is None else Support.no(reason)
 
     def compiler(self, device: str, options: CompileOptions) -> OnnxRuntimeCompiler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, why_not_within, why_unfit
+from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, is_symbolic, why_not_within, why_unfit
 from xrt_core.engine.onnx_versions import as_older
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import STRING, dtype_name
@@ -16,14 +16,27 @@ _TRIALS: Final = NodeTrials(
 )
 
 
-def why_not(node: Node) -> str | None:
-    """Why the library cannot take `node`, or does not compute what ONNX says; None where it can and does."""
+def why_not(node: Node, on_cpu: bool = True) -> str | None:
+    """Why the library cannot take `node`, or does not compute what ONNX says; None where it can and does.
+
+    on_cpu: whether it is asked for the CPU, for which alone sessions of symbolic shapes are made.
+    """
     return (
-        why_unfit(node, "onnxruntime", bodies=True)
+        why_unfit(node, "onnxruntime", bodies=True, symbolic=on_cpu)
+        or _why_not_symbolic(node)
         or _not_right(node)
         or why_not_within(node, _not_right)
         or _TRIALS.why_not(node)
     )
+
+
+def _why_not_symbolic(node: Node) -> str | None:
+    if not is_symbolic(node):
+        return None
+    for v in (*node.inputs, *node.outputs):
+        if v is not None and v.dtype is not None and not _toolkit.is_native(v.dtype):
+            return f"results of {dtype_name(v.dtype)} are written to memory of a known size, and {v.name!r} is {v.type}"
+    return None
 
 
 def _not_right(node: Node) -> str | None:

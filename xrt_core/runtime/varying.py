@@ -1,0 +1,124 @@
+"""VaryingShapes: which dimensions of a graph's inputs are symbols, as declared by the user or as seen between calls."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.ir.graph import Graph
+from xrt_core.ir.symbols import Declared, SymbolicSignature
+from xrt_core.ir.types import Dim, TensorType
+
+_MOST: Final = 4
+"""Symbolic signatures of one graph; what they do not cover is planned by exact shapes."""
+_SEEN: Final = 16
+"""Signatures of which the sizes are kept."""
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+Parts = Sequence[Any]
+"""For each argument its (dtype, shape), or its type where it is no array."""
+
+
+class VaryingShapes:
+    """Proposes the symbolic signatures of one graph. Thread-safe.
+
+    A signature that differs from an earlier one in sizes alone is taken as a sign that these vary. Then every dimension
+    that differed, or that the graph declares without a number, is a symbol: dimensions of one declared name, or with
+    the same sizes in all calls so far, are one.
+
+    declared: the shapes that the user declared, planned so from the first call on. is_wanted: whether an engine takes
+    symbolic shapes, asked at each new signature.
+    """
+
+    def __init__(self, graph: Graph, declared: Declared | None, is_wanted: Callable[[], bool]) -> None:
+        self.declared = declared
+        self.reason = ""
+        self._names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
+        self._types = tuple(v.type for v in graph.inputs)
+        self._is_wanted = is_wanted
+        self._seen: dict[Hashable, list[tuple[tuple[int, ...], ...]]] = {}
+        self._proposed = 0
+        self._lock = threading.Lock()
+
+    def give_up(self, reason: str) -> None:
+        """Propose nothing any more."""
+        self.reason = self.reason or reason
+
+    def signature_for(self, parts: Parts) -> SymbolicSignature | None:
+        """The symbolic signature for arguments like these, of which there is no plan yet; None for an exact plan."""
+        if self.reason or not parts or not all(type(p) is tuple for p in parts):
+            return None
+        shapes = tuple(tuple(s) for _, s in parts)
+        if any(0 in s for s in shapes):  # libraries differ in what they make of empty tensors
+            return None
+        with self._lock:
+            found = self._declared(shapes) if self.declared is not None else self._seen_to_vary(parts, shapes)
+            if found is None or not self._is_wanted():
+                return None
+            self._proposed += 1
+            if self._proposed > _MOST:
+                self.give_up(f"{_MOST} symbolic plans did not cover the shapes that came")
+                return None
+            return found
+
+    def _declared(self, shapes: Sequence[tuple[int, ...]]) -> SymbolicSignature | None:
+        assert self.declared is not None
+        dims = [
+            s if d is None else tuple(n if e is None else e for e, n in zip(d, s, strict=True))
+            for d, s in zip(self.declared.shapes, shapes, strict=True)
+        ]
+        declared = Declared(self._names, tuple(dims), self.declared.symbols)
+        sizes = declared.bind(shapes)
+        return SymbolicSignature(declared, sizes) if sizes else None
+
+    def _seen_to_vary(self, parts: Parts, shapes: tuple[tuple[int, ...], ...]) -> SymbolicSignature | None:
+        seen = self._seen.setdefault(tuple((d, len(s)) for d, s in parts), [])
+        if shapes not in seen:
+            seen.append(shapes)
+            del seen[:-_SEEN]
+        if len(seen) < 2:
+            return None
+        names: dict[tuple[str | None, tuple[int, ...]], str] = {}
+        taken: set[str] = set()
+        dims: list[list[Dim]] = [list(s) for s in shapes]
+        open_: list[tuple[int, int, str | None, tuple[int, ...]]] = []
+        for i, shape in enumerate(shapes):
+            t = self._types[i]
+            own: Sequence[Dim] = t.shape if isinstance(t, TensorType) and t.shape is not None else (None,) * len(shape)
+            for axis in range(len(shape)):
+                sizes = tuple(s[i][axis] for s in seen)
+                if isinstance(own[axis], int):
+                    continue
+                name = own[axis]
+                open_.append((i, axis, name if isinstance(name, str) and _IDENTIFIER.match(name) else None, sizes))
+        for named in (True, False):
+            for i, axis, name, sizes in open_:
+                if (name is not None) is not named:
+                    continue
+                known = names.get((name, sizes))
+                if known is None and name is None and len(set(sizes)) > 1:
+                    known = next((k for (_, h), k in names.items() if h == sizes), None)
+                if known is None:
+                    known = name if name is not None and name not in taken else self._fresh(name or "n", taken)
+                    taken.add(known)
+                names[name if len(set(sizes)) > 1 or name else f"{i}.{axis}", sizes] = known
+                dims[i][axis] = known
+        declared = Declared(self._names, tuple(map(tuple, dims)), {})
+        sizes_now = declared.admits(shapes)
+        return SymbolicSignature(declared, sizes_now) if sizes_now else None
+
+    @staticmethod
+    def _fresh(stem: str, taken: set[str]) -> str:
+        return next(n for k in range(len(taken) + 1) if (n := f"{stem}{k}") not in taken)
+
+
+def types_of(signature: SymbolicSignature, parts: Sequence[tuple[np.dtype, Any]]) -> list[TensorType]:
+    """The types of the inputs of a symbolic signature. parts: of the arguments, whose dtypes they have."""
+    return [
+        TensorType(dtype, tuple(shape) if dims is None else dims)
+        for dims, (dtype, shape) in zip(signature.declared.shapes, parts, strict=True)
+    ]
