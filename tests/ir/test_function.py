@@ -36,10 +36,20 @@ def test_a_function_is_frozen() -> None:
         Function.from_graph(relu()).name = "other"  # type: ignore[misc]
 
 
-def test_a_dynamic_body_is_refused() -> None:
-    """Engines compile static shapes only; the message names the value and the cure."""
-    with pytest.raises(GraphError, match=r"input 0 'x' has type float32\[N, 3\].*specialise"):
-        Function.from_graph(relu(("N", 3)))
+def test_a_body_of_unknown_shape_is_refused() -> None:
+    """Engines compile known shapes only; the message names the value and the cure."""
+    with pytest.raises(GraphError, match=r"input 0 'x' has type float32\[\?, 3\].*specialise"):
+        Function.from_graph(relu((None, 3)))
+
+
+def test_a_symbolic_function_says_so() -> None:
+    """Dimensions may be symbols; who asks for the sizes of such a parameter is told whom they are for."""
+    f = Function.from_graph(relu(("N", 3)))
+    assert f.is_symbolic
+    assert not Function.from_graph(relu((2, 3))).is_symbolic
+    assert f.params[0].dims == ("N", 3)
+    with pytest.raises(GraphError, match="dynamic_dims"):
+        _ = f.params[0].shape
 
 
 @pytest.mark.parametrize(

@@ -501,6 +501,7 @@ ELSEWHERE: Final = {
     "xrt_core/passes/mixed_precision.py": "IsInf and IsNaN, which the pass leaves alone",
     "xrt_core/passes/mixed_precision_ops.py": "the policy of mixed precision: what gains or loses in a narrow float",
     "xrt_core/passes/partitioning/cost_model.py": "formulas of products, by the operands they read",
+    "xrt_core/passes/symbolic_shapes.py": "what operators make of symbolic dimensions",
     "xrt_core/quantization/calibration.py": "the policy of quantisation: products that engines have in int8",
     "xrt_core/runtime/memory_planner.py": "what NumPy copies: a regrouping of elements that do not lie in a row",
     "xrt_core/runtime/input_checks.py": "how indices of operators are bounded",

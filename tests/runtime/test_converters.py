@@ -391,7 +391,7 @@ def test_ragged_tensors_through_an_engine(kind: type[RaggedTensor], engine_name:
             assert y.rows() == [[-abs(v) for v in row] for row in rows]
             assert type(s) is np.ndarray
             assert s == sum(v for row in rows for v in row)
-    assert "x: float32[5]" in m.explain({"x": given}).as_text()
+    assert "x: float32[" in m.explain({"x": given}).as_text()
     m.prepare({"x": kind.of([1.0])})
 
 

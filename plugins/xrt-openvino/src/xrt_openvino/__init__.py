@@ -26,6 +26,7 @@ class OpenVinoEngine(Engine):
 
     name = "openvino"
     devices = ("cpu",)
+    dynamic_dims = "any"
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 20})
 
     def probe(self) -> EngineStatus:

@@ -173,7 +173,9 @@ def _ceil_pool(node: Node) -> str | None:
     pads: Any = a.get("pads", (0,) * (2 * rank))
     for i, (size, out) in enumerate(zip(x.shape[2:], y.shape[2:], strict=True)):
         span = dilations[i] * (kernel[i] - 1) + 1
-        if isinstance(size, int) and -(-(size + pads[i] + pads[rank + i] - span) // strides[i]) + 1 != out:
+        if not (isinstance(size, int) and isinstance(out, int)):
+            return f"whether openvino counts the windows of {node.op_type} as ONNX does depends on sizes with ceil_mode"
+        if -(-(size + pads[i] + pads[rank + i] - span) // strides[i]) + 1 != out:
             return f"openvino counts the windows of {node.op_type} otherwise with ceil_mode and these sizes"
     return None
 
@@ -202,6 +204,8 @@ def _split(node: Node) -> str | None:
         return None
     axis: Any = node.attributes.get("axis", 0)
     size = x.shape[axis]
+    if isinstance(size, str):
+        return "openvino's Split makes equal parts only, and the size that is split differs between calls"
     return "openvino's Split makes equal parts only" if isinstance(size, int) and size % count else None
 
 

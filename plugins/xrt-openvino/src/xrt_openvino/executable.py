@@ -28,7 +28,8 @@ class _Header:
 
 
 class OpenVinoExecutable(Executable):
-    """A compiled model. Contiguous NumPy inputs are read in place; results are fresh NumPy arrays, written in place.
+    """A compiled model. Contiguous NumPy inputs are read in place; results are fresh NumPy arrays, written in place, or
+    copied where their sizes differ between calls.
 
     A request serves one call at a time: each call takes an idle one, or makes another.
     """
@@ -49,7 +50,8 @@ class OpenVinoExecutable(Executable):
         self._weights = weights  # the compiled model may read them where they are
         entries = _toolkit.ports(compiled, inputs, outputs)
         self._entries = tuple((i, port, p) for i, (port, p) in enumerate(zip(entries, self._params, strict=True)))
-        self._results = tuple((p.shape, p.dtype) for p in self._returns)
+        self._is_symbolic = not all(p.is_static for p in (*self._params, *self._returns))
+        self._results = () if self._is_symbolic else tuple((p.shape, p.dtype) for p in self._returns)
         self._idle: deque[Any] = deque()
 
     def run(
@@ -61,7 +63,7 @@ class OpenVinoExecutable(Executable):
         given = {}
         for i, port, p in self._entries:
             x = inputs[i]
-            if type(x) is not np.ndarray or x.dtype != p.dtype or x.shape != p.shape:
+            if type(x) is not np.ndarray or x.dtype != p.dtype or x.shape != p.dims:
                 x = self._accepted(x, p)
             if port is not None:
                 given[port] = _toolkit.tensor_over(x if x.flags.c_contiguous else x.copy(order="C"))
@@ -73,6 +75,8 @@ class OpenVinoExecutable(Executable):
         try:
             out = [_toolkit.tensor_over(y) for y in results]
             _toolkit.infer(request, given, out)
+            if self._is_symbolic:
+                results = _toolkit.results_of(request, len(self._returns))
         except Exception as e:  # a request that failed is not used again
             raise ExecutionError(f"openvino: {_toolkit.first_line(e)}") from e
         self._idle.append(request)
@@ -80,7 +84,7 @@ class OpenVinoExecutable(Executable):
 
     def _accepted(self, x: Any, p: Parameter) -> np.ndarray:
         """An array of a subclass of NumPy's as a plain one. Raises ExecutionError for anything else."""
-        if isinstance(x, np.ndarray) and x.dtype == p.dtype and x.shape == p.shape:
+        if isinstance(x, np.ndarray) and x.dtype == p.dtype and _fits(x.shape, p.dims):
             return np.asarray(x)
         given = f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
         raise ExecutionError(f"openvino: input {p.name!r} must be {p.type}, {given} was given")
@@ -118,6 +122,11 @@ class OpenVinoExecutable(Executable):
 
     def __repr__(self) -> str:
         return f"<OpenVinoExecutable: {len(self._params)} in, {len(self._returns)} out>"
+
+
+def _fits(shape: tuple[int, ...], dims: Sequence[int | str | None]) -> bool:
+    """Whether an array of this shape is one of such dimensions."""
+    return len(shape) == len(dims) and all(isinstance(d, str) or d == n for d, n in zip(dims, shape, strict=True))
 
 
 def load_executable(blob: bytes, config: Mapping[str, Any]) -> OpenVinoExecutable:

@@ -15,7 +15,7 @@ _TRIALS: Final = NodeTrials("openvino", lambda model: _toolkit.refusal(model.Ser
 def why_not(node: Node) -> str | None:
     """Why the library cannot take `node`, or does not compute what ONNX says; None where it can and does."""
     return (
-        why_unfit(node, "openvino", bodies=True)
+        why_unfit(node, "openvino", bodies=True, symbolic=True)
         or _outside(node)
         or deviation(node)
         or why_not_within(node, lambda n: why_unfit(n, "openvino", bodies=True) or _outside(n) or deviation(n))
