@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
     from xrt_core.frontends.tracing import power_by_engine
+    from xrt_core.ir.symbols import Symbol
     from xrt_core.ir.types import TensorType
-    from xrt_core.module import XRTModule
+    from xrt_core.module import XRTModule, warmup
     from xrt_core.options import process_config as config
     from xrt_core.options.process_config import init_subblock_optimizer
     from xrt_core.plugins import hookimpl
@@ -81,6 +82,7 @@ __all__ = [
     "QuantizationError",
     "RegistrationError",
     "ShapeError",
+    "Symbol",
     "TensorType",
     "TraceError",
     "TrainingError",
@@ -107,12 +109,14 @@ __all__ = [
     "trace",
     "training",
     "unregister_pass",
+    "warmup",
 ]
 
 # Nothing is imported before it is used: `import xrt_core` costs next to nothing. What is not listed here is an error.
 _HOME: Final = {
     "FallbackEvent": "events",
     "Graph": "frontends.graph",
+    "Symbol": "ir.symbols",
     "TensorType": "ir.types",
     "Variable": "training.variables",
     "XRTModule": "module",
@@ -129,6 +133,7 @@ _HOME: Final = {
     "subscribe": "events",
     "trace": "frontends.graph",
     "unregister_pass": "compiler.passes",
+    "warmup": "module",
 }
 _MODULES: Final = {
     "config": "options.process_config",

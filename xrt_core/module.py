@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xrt_core.compiler.guarded import GuardedModule
-from xrt_core.errors import CacheError, InputError, QuantizationError, UnsupportedError
+from xrt_core.errors import CacheError, InputError, ModelLoadError, QuantizationError, UnsupportedError
 from xrt_core.events import EventLog
 from xrt_core.options import Options, resolve
 
@@ -40,6 +41,9 @@ class XRTModule(GuardedModule):
     engine: a name, a list of names by descending priority, "host" for none, "auto" for the fastest one per cluster
         (docs/guard.md). Default: "auto", or the engines that switches of `xrt.config` enable; with `guard=False` every
         available engine by its priority.
+    shapes: input -> its dimensions: sizes, names of symbols, `xrt.Symbol("n", min=1, max=512, multiple=8)`, expressions
+        such as "n + 1", or None for any size. Calls must fit them, and one plan serves all of them where the engine can
+        (docs/shapes.md). What is not declared is found out by the calls.
     options: see docs/options.md.
 
     Arguments are arrays of NumPy, JAX, CuPy or torch. Results are arrays of the first argument's library, zero-copy
@@ -51,7 +55,13 @@ class XRTModule(GuardedModule):
     """
 
     def __init__(
-        self, model: Any, *, engine: str | Sequence[str] | None = None, example: Any = None, **options: Any
+        self,
+        model: Any,
+        *,
+        engine: str | Sequence[str] | None = None,
+        example: Any = None,
+        shapes: Mapping[str, Sequence[Any]] | None = None,
+        **options: Any,
     ) -> None:
         from xrt_core.compiler.models import ImportedModel, TracedModel, is_traced, quantised, read_model
         from xrt_core.compiler.tiering import pipeline_for
@@ -66,13 +76,19 @@ class XRTModule(GuardedModule):
         self._pipeline = pipeline_for(self.options, choose, self.events, saved.file if saved else None)
         self._calibration = calibration
         self._source: ImportedModel | TracedModel
+        if shapes is not None and is_traced(model):
+            raise InputError(
+                "shapes is for models of fixed inputs; a traced graph is traced for the shapes of each call"
+            )
+        if shapes is None and saved is not None:
+            shapes = saved.shapes()
         if example is not None and (saved is not None or is_traced(model)):
             raise InputError("example is for estimators of scikit-learn; this model says itself what it takes")
         if saved is None and is_traced(model):
             self._source = TracedModel(model, self._pipeline)
         else:
             graph = saved.graph if saved is not None else quantised(read_model(model, example), self._pipeline)
-            self._source = ImportedModel(graph, self._pipeline)
+            self._source = ImportedModel(graph, self._pipeline, shapes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise UnsupportedError: executables and threads are neither pickled nor copied."""
@@ -95,7 +111,7 @@ class XRTModule(GuardedModule):
         graph, callers = self._source.saved()
         for caller in callers:
             caller.finish()
-        save_module(path, graph, callers, self._pipeline.accelerated)
+        save_module(path, graph, callers, self._pipeline.accelerated, self._source.shapes)
 
     @classmethod
     def load(
@@ -115,6 +131,7 @@ class XRTModule(GuardedModule):
         Raises CacheError, with the reason, for a damaged file or one that was made for other engines or another kind
         of device, ModelLoadError if the file cannot be read, and the errors of `XRTModule`.
         """
+        from xrt_core.compiler.pipeline import compilation_allowed
         from xrt_core.files import reading
         from xrt_core.saved_model import open_saved
 
@@ -127,10 +144,15 @@ class XRTModule(GuardedModule):
             module.events.emit("saved.ignored", level=logging.WARNING, file=str(path), options=ignored)
         executables, guard = module._pipeline.services.executables, module._pipeline.services.guard
         executables.sealed = not recompile
-        for inputs in saved.signatures():
-            with reading(f"{path}: a saved signature", CacheError):
-                caller, arrays = module._source.bind((), inputs)
-                caller.prepare(arrays)
+        with compilation_allowed():
+            for inputs, signature in saved.symbolic():
+                with reading(f"{path}: a saved signature", CacheError):
+                    caller, arrays = module._source.bind((), inputs)
+                    caller.prepare_symbolic(arrays, signature)
+            for inputs in saved.signatures():
+                with reading(f"{path}: a saved signature", CacheError):
+                    caller, arrays = module._source.bind((), inputs)
+                    caller.prepare(arrays)
         missed = [*executables.missed, *(guard.missing(saved.file) if guard is not None else ())]
         if missed and not recompile:
             raise CacheError(f"{missed[0]}. XRTModule.load(..., recompile=True), or --recompile, compiles them again")
@@ -192,8 +214,11 @@ class XRTModule(GuardedModule):
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Specialise and compile for the signature of these inputs, without running. With `guard_async`, compilation
         starts in the background and `wait` blocks until it is done."""
+        from xrt_core.compiler.pipeline import compilation_allowed
+
         caller, arrays = self._source.bind((), _mapping(inputs))
-        caller.prepare(arrays, at_once=True)
+        with compilation_allowed():
+            caller.prepare(arrays, at_once=True)
         guard = self._pipeline.accelerated.services.guard
         if guard is not None:
             guard.start()
@@ -239,6 +264,43 @@ class XRTModule(GuardedModule):
         name = (caller.graph.name if caller else "") or "graph"
         takes = input_list(caller.graph.inputs) if caller else "..."
         return f"<XRTModule {name}: {takes} -> {', '.join(self.output_names)}; engines {self._pipeline.engine_names}>"
+
+
+def warmup(
+    module: XRTModule,
+    shapes: Iterable[Mapping[str, Any]] | str | os.PathLike[str],
+    timeout: float | None = None,
+) -> None:
+    """Compile a module for calls of these shapes, and wait until that is done; nothing is run for a result.
+
+    shapes: for each call to prepare for, input -> its shape, or an array where values matter (those that determine
+        shapes); or the path of a JSON file with such a list. Inputs that are not named must have a default. With
+        `shapes=` declared, or an engine of dynamic shapes and two different calls, one plan serves all sizes.
+    timeout: seconds to wait for what is compiled in the background.
+
+    Raises InputError for shapes that do not fit the model, ModelLoadError for a file that cannot be read.
+    """
+    import numpy as np
+
+    if isinstance(shapes, str | os.PathLike):
+        from xrt_core.files import decode, reading
+
+        with reading(os.fspath(shapes), ModelLoadError):
+            content = pathlib.Path(shapes).read_bytes()
+        shapes = decode(content, tuple[dict[str, tuple[int, ...]], ...], os.fspath(shapes), ModelLoadError)
+    types = module.input_types
+    for row in shapes:
+        inputs = {}
+        for name, given in _mapping(row).items():
+            t = types.get(name)
+            if hasattr(given, "dtype"):
+                inputs[name] = given
+            elif (dtype := getattr(t, "dtype", None)) is None:
+                raise InputError(f"warmup: the dtype of input {name!r} is not known ({t}); give an array")
+            else:
+                inputs[name] = np.zeros(tuple(given), dtype)
+        module.prepare(inputs)
+    module.wait(timeout)
 
 
 def _mapping(inputs: Any) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from xrt_core.errors import CacheError, ModelLoadError, OptionError
 from xrt_core.files import Size, reading, storable
 from xrt_core.frontends.onnx_file import DataFile, map_file, serialised
 from xrt_core.ir.graph import Graph
+from xrt_core.ir.symbols import Declared, Symbol, SymbolicSignature, shape_for
 from xrt_core.ir.types import TensorType, dtype_from_name, dtype_name
 from xrt_core.options import AUTO, TABLE, Options, resolve
 
@@ -52,11 +53,31 @@ class _Engine:
 
 
 @dataclass(frozen=True, slots=True)
+class _Symbol:
+    name: str
+    min: Size = 1
+    max: Size | None = None
+    multiple: Size = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Symbolic:
+    """A symbolic signature. inputs: dtype, dimensions, and the value of one that determines shapes. sizes: of the
+    symbols in its first call."""
+
+    inputs: dict[str, tuple[DtypeName, tuple[Size | str, ...], str | None]]
+    symbols: tuple[_Symbol, ...]
+    sizes: dict[str, Size]
+
+
+@dataclass(frozen=True, slots=True)
 class _Info:
     options: dict[str, Any]
     engines: tuple[_Engine, ...]
     auto: bool
     signatures: tuple[dict[str, tuple[DtypeName, tuple[Size, ...], str | None]], ...]
+    symbolic: tuple[_Symbolic, ...] = ()
+    shapes: dict[str, tuple[Size | str | _Symbol | None, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +118,29 @@ class SavedModel:
                 inputs = {name: _example(*row) for name, row in saved.items()}
             yield inputs
 
+    def symbolic(self) -> Iterator[tuple[Inputs, SymbolicSignature]]:
+        """Yield each saved symbolic signature with inputs of its first sizes."""
+        for saved in self.info.symbolic:
+            with reading(f"{self.file.path}: a saved signature", CacheError):
+                inputs = {
+                    name: _example(dtype, [int(d or 0) for d in shape_for(dims, saved.sizes)], value)
+                    for name, (dtype, dims, value) in saved.inputs.items()
+                }
+                symbols = {s.name: Symbol(s.name, s.min, s.max, s.multiple) for s in saved.symbols}
+                dims = tuple(row[1] for row in saved.inputs.values())
+                declared = Declared(tuple(saved.inputs), dims, symbols)
+            yield inputs, SymbolicSignature(declared, saved.sizes)
+
+    def shapes(self) -> dict[str, tuple[Any, ...]] | None:
+        """The shapes that the user declared for inputs, None for none."""
+        if self.info.shapes is None:
+            return None
+        with reading(f"{self.file.path}: the declared shapes", CacheError):
+            return {
+                name: tuple(Symbol(d.name, d.min, d.max, d.multiple) if isinstance(d, _Symbol) else d for d in dims)
+                for name, dims in self.info.shapes.items()
+            }
+
 
 def open_saved(path: str | os.PathLike[str]) -> SavedModel:
     """Open a model file; its weights are memory-mapped, not read.
@@ -120,9 +164,14 @@ def open_saved(path: str | os.PathLike[str]) -> SavedModel:
 
 
 def save_module(
-    path: str | os.PathLike[str], graph: Graph, callers: Iterable[CompiledGraph], pipeline: Pipeline
+    path: str | os.PathLike[str],
+    graph: Graph,
+    callers: Sequence[CompiledGraph],
+    pipeline: Pipeline,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """Write a model file with `graph` and every executable of `pipeline` that is in use, atomically.
+    """Write a model file with `graph` and every executable of `pipeline` that is in use, atomically. shapes: those that
+    the user declared for its inputs.
 
     Raises UnsupportedError for an engine whose executables cannot be serialised, CacheError if the file cannot be
     written; an existing file is then unchanged.
@@ -138,6 +187,8 @@ def save_module(
         "engines": [asdict(e) for e in _described(pipeline.engines)],
         "auto": pipeline.options.auto,
         "signatures": list(_signatures(callers)),
+        "symbolic": list(_symbolic(callers)),
+        "shapes": None if shapes is None else {k: [_plain(d) for d in dims] for k, dims in shapes.items()},
     }
     target = pathlib.Path(path)
     executables = {e.key.digest: e for e in pipeline.services.executables.stored()}
@@ -168,6 +219,31 @@ def _example(dtype: str, shape: Sequence[int], value: str | None) -> np.ndarray:
     return array_of(ArrayRow(dtype, tuple(shape)), np.frombuffer(base64.b64decode(value, validate=True), np.uint8))
 
 
+def _plain(d: Any) -> Any:
+    return asdict(d) if isinstance(d, Symbol) else d
+
+
+def _symbolic(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
+    for caller in callers:
+        for plan in caller.plans.plans():
+            assert isinstance(plan, Planned)
+            types, known = plan.signature
+            if plan.symbolic is not None:
+                yield {
+                    "inputs": {
+                        name: [dtype_name(t.dtype), list(t.shape or ()), _value(known.get(i))]
+                        for i, (name, t) in enumerate(zip(caller.names, types, strict=True))
+                        if isinstance(t, TensorType) and t.dtype is not None
+                    },
+                    "symbols": [asdict(s) for s in plan.symbolic.declared.symbols.values()],
+                    "sizes": dict(plan.symbolic.sizes),
+                }
+
+
+def _value(known: np.ndarray | None) -> str | None:
+    return None if known is None else base64.b64encode(known.tobytes()).decode()
+
+
 def _signatures(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
     for caller in callers:
         for plan in caller.plans.plans():
@@ -178,7 +254,7 @@ def _signatures(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
                     name: [
                         dtype_name(t.dtype),
                         list(t.shape or ()),
-                        base64.b64encode(known[i].tobytes()).decode() if i in known else None,
+                        _value(known.get(i)),
                     ]
                     for i, (name, t) in enumerate(zip(caller.names, types, strict=True))
                     if isinstance(t, TensorType) and t.dtype is not None

@@ -22,12 +22,17 @@ from xrt_core.explanation import Explanation
 from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
 from xrt_core.ir.schema import undefined_operator
+from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import is_array, plain_arguments, plain_arrays, to_numpy
 from xrt_core.runtime.binding import bind
 from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
 from xrt_core.runtime.scheduler import Timeline
+from xrt_core.runtime.varying import declared_shapes
+
+Shapes = Mapping[str, Sequence[Any]]
+"""Input -> its dimensions, as the user declares them (`runtime.varying.declared_shapes`)."""
 
 
 class CompiledGraph:
@@ -35,14 +40,18 @@ class CompiledGraph:
 
     The first call of a signature checks the arguments and compiles. Later calls look up the bound call by the types,
     shapes and dtypes of the arguments (and the values of those that determine shapes).
+
+    shapes: what the user declares of the inputs' shapes.
     """
 
-    def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
+    def __init__(self, graph: Graph, pipeline: Pipeline, shapes: Shapes | None = None) -> None:
         self.pipeline = pipeline
         self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
+        types = [v.type for v in graph.inputs]
+        self.declared = None if shapes is None else declared_shapes(self.names, types, shapes)
         self._captured = pipeline.capture(graph)
         self.graph: Graph = self._captured.graph  # not the given one, so that its constant-folded weights can be freed
-        self.plans: PlanCache = pipeline.plan_cache(self._captured)
+        self.plans: PlanCache = pipeline.plan_cache(self._captured, declared=self.declared)
         self._calls, self._clock = self.plans.calls, self.plans.clock
         self._last: CacheEntry | None = None
         self._by_value = bool(self.plans.by_value)
@@ -135,7 +144,16 @@ class CompiledGraph:
             except InputError as e:
                 raise InputError(f"input {self.names[i]!r}: {e}") from e.__cause__
             _check(self.names[i], v.type, host[i])
+        if self.declared is not None:
+            self.declared.bind([a.shape if isinstance(a, np.ndarray) else None for a in host])
         return host
+
+    def prepare_symbolic(self, arrays: Sequence[Any], signature: SymbolicSignature) -> None:
+        """Plan for a symbolic signature, to which these arguments belong. Raises InputError for unsuitable ones."""
+        arrays, _ = plain_arrays(arrays)
+        entry = self.plans.symbolic_entry(self.checked(arrays), signature)
+        if entry is not None:
+            self._last = entry
 
     def example(self) -> list[Any]:
         """Return zeros for every input. Raises InputError if a declared shape is not static."""
@@ -211,14 +229,21 @@ class ImportedModel:
     """A model with fixed inputs and outputs: an ONNX model or an IR graph.
 
     An omitted input that has a default becomes a constant: each set of given optional inputs has a CompiledGraph.
-    caller: the CompiledGraph used last; initially the one for no optional input.
+    caller: the CompiledGraph used last; initially the one for no optional input. shapes: what the user declares of the
+    inputs' shapes. Raises InputError where that does not fit.
     """
 
-    def __init__(self, graph: Graph, pipeline: Pipeline) -> None:
+    def __init__(self, graph: Graph, pipeline: Pipeline, shapes: Shapes | None = None) -> None:
+        if shapes is not None:
+            declared_shapes([v.name for v in graph.inputs], [v.type for v in graph.inputs], shapes)
+            unknown = sorted(set(shapes) - {v.name for v in graph.inputs})
+            if unknown:
+                raise InputError(f"shapes: unknown input {unknown[0]!r}; the model takes {input_list(graph.inputs)}")
+        self.shapes = shapes
         if pipeline.options.unknown_operators == "error":
             check_operators(graph)
         self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
-        self.caller = self._plain = CompiledGraph(bind_defaults(graph), pipeline)
+        self.caller = self._plain = CompiledGraph(bind_defaults(graph), pipeline, shapes)
         self._graph = graph
         self._inputs = graph.inputs
         self._pipeline = pipeline
@@ -292,7 +317,7 @@ class ImportedModel:
         if not given:
             return self._plain
         return self._callers.get_or_make(
-            given, lambda: CompiledGraph(bind_defaults(self._graph, given), self._pipeline)
+            given, lambda: CompiledGraph(bind_defaults(self._graph, given), self._pipeline, self.shapes)
         )
 
 
@@ -305,6 +330,7 @@ class TracedModel:
         self.caller: CompiledGraph | None = None
         self.output_names: tuple[str, ...] = ()
         self.optional: tuple[str, ...] = ()
+        self.shapes: Shapes | None = None
         self._graph = graph
         self._binder = Binder(graph)
         self._pipeline = pipeline

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
 from xrt_core.engine.boundary import preserved_state
 from xrt_core.engine.device_kinds import CPU
-from xrt_core.errors import PassError
+from xrt_core.errors import CompileError, PassError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
@@ -49,6 +50,19 @@ from xrt_core.runtime.varying import VaryingShapes
 
 if TYPE_CHECKING:
     from xrt_core.guard.record import GuardReport
+
+
+_is_allowed: Final[ContextVar[bool]] = ContextVar("xrt_compilation_is_allowed", default=False)
+
+
+@contextmanager
+def compilation_allowed() -> Iterator[None]:
+    """A context in which `forbid_compilation` forbids nothing: the caller compiles in advance."""
+    token = _is_allowed.set(True)
+    try:
+        yield
+    finally:
+        _is_allowed.reset(token)
 
 
 class NotSymbolic(Exception):
@@ -211,7 +225,7 @@ class Pipeline:
         exact = self._support.of(sized)
         for i in sorted(refused):
             n = sized.nodes[i]
-            unknown = any(v is not None and v.shape is not None and None in v.shape for v in (*n.inputs, *n.outputs))
+            unknown = any(v is not None and (v.shape is None or None in v.shape) for v in n.outputs)
             if unknown or any(c.supports(n).ok for c in exact):
                 raise NotSymbolic(f"{n.operator} {n.name!r} runs on an engine with static shapes only")
 
@@ -257,9 +271,21 @@ class Pipeline:
         compiled for the host alone. declared: the shapes of its inputs, as the user declared them.
         """
 
+        def check_allowed(types: Sequence[ValueType | None]) -> None:
+            if self.options.forbid_compilation and not _is_allowed.get():
+                given = ", ".join(
+                    f"{v.name or '?'}: {t or '?'}" for v, t in zip(captured.graph.inputs, types, strict=True)
+                )
+                raise CompileError(
+                    f"a call with {given} needs a compilation, which forbid_compilation "
+                    f"({self.options.source('forbid_compilation')}) forbids; compile in advance: "
+                    "xrt.warmup(module, shapes=[...]), or declare shapes= of inputs that vary"
+                )
+
         def make_symbolic(
             types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], signature: SymbolicSignature
         ) -> Plan | None:
+            check_allowed(types)
             try:
                 plan = self._compile_for(cache, captured, types, known, True, part, signature)
                 self.check_symbolic(cache, plan)
@@ -270,6 +296,7 @@ class Pipeline:
                 return None
 
         def make(types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], engines: bool) -> Plan:
+            check_allowed(types)
             return self._compile_for(cache, captured, types, known, engines, part)
 
         cache = PlanCache(
@@ -304,7 +331,7 @@ class Pipeline:
                 launch.on_loss = give_up
 
     def exact_from_now_on(self, cache: PlanCache, plan: Plan | None, reason: str) -> None:
-        """Give up on symbolic plans of a graph, of which `plan` is one."""
+        """Give up on symbolic plans of a graph, of which `plan` is one; with None, on new ones where there is none."""
         self.services.events.emit("shapes.exact", model=cache.graph.name or "graph", reason=reason)
         cache.abandon(plan, reason)
 

@@ -85,6 +85,13 @@ class Options:
         "Options of single engines and of other plugins, by name: engine_options={'acme': {'depth': 5}}. Each one's "
         "page lists its own.",
     )
+    forbid_compilation: bool = _option(
+        False,
+        FLAG,
+        "Raise CompileError where a call would need a plan that is not there, rather than compile it: for services "
+        "that compile in advance (`xrt.warmup`, `prepare`, a saved module), and for their tests.",
+        "XRT_FORBID_COMPILATION",
+    )
     unknown_operators: Literal["defer", "error"] = _option(
         "defer",
         choice("defer", "error"),

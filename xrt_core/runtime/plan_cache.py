@@ -196,8 +196,20 @@ class PlanCache:
             self._supersede(found)
             return found
         signature = varying.signature_for(shapes)
+        return None if signature is None else self._new_symbolic(signature, shapes, values, arrays)
+
+    def symbolic_entry(self, arrays: Sequence[Any], signature: SymbolicSignature) -> SymbolicEntry | None:
+        """The entry of a symbolic signature, made if it is new, to which these arguments belong; None where exact plans
+        are better."""
+        shapes, values = tuple([_part(a) for a in arrays]), self.values(arrays)
+        found = next((e for e in self._symbolic if e.admits(shapes, values)), None)
+        return found or self._new_symbolic(signature, shapes, values, arrays)
+
+    def _new_symbolic(
+        self, signature: SymbolicSignature, shapes: Sequence[Any], values: Hashable, arrays: Sequence[Any]
+    ) -> SymbolicEntry | None:
         make = self._make_symbolic
-        if signature is None or make is None:
+        if make is None:
             return None
         known = self.signature(arrays)[1] if values is not None else {}
         plan = make(types_of(signature, shapes), known, signature)
@@ -227,8 +239,8 @@ class PlanCache:
         return key if self.by_value and len(key) == 2 and type(key[0]) is tuple else (key, None)
 
     def abandon(self, plan: Plan | None, reason: str) -> None:
-        """Plan by exact shapes from now on, and forget a symbolic plan."""
-        if self._varying is not None:
+        """Plan by exact shapes from now on, and forget a symbolic plan; None: unless there is another one."""
+        if self._varying is not None and (plan is not None or not self._symbolic):
             self._varying.give_up(reason)
         with self._lock:
             for entry in self._symbolic:

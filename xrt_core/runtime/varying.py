@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.errors import InputError
 from xrt_core.ir.graph import Graph
-from xrt_core.ir.symbols import Declared, SymbolicSignature
-from xrt_core.ir.types import Dim, TensorType
+from xrt_core.ir.symbols import Declared, Symbol, SymbolicSignature, expression
+from xrt_core.ir.types import Dim, TensorType, ValueType
 
 _MOST: Final = 4
 """Symbolic signatures of one graph; what they do not cover is planned by exact shapes."""
@@ -66,13 +67,25 @@ class VaryingShapes:
             return found
 
     def _declared(self, shapes: Sequence[tuple[int, ...]]) -> SymbolicSignature | None:
+        """That of the declared shapes. An input that is not among them has the dimensions that the graph declares in
+        terms of the same symbols, and beside these the sizes of this call."""
         assert self.declared is not None
-        dims = [
-            s if d is None else tuple(n if e is None else e for e, n in zip(d, s, strict=True))
-            for d, s in zip(self.declared.shapes, shapes, strict=True)
-        ]
+        given = [d for d in self.declared.shapes if d is not None]
+        own = {s for d in given for e in d if (x := expression(e)) is not None for s in x.symbols}
+        taken, dims = set(own), []
+        for d, t, s in zip(self.declared.shapes, self._types, shapes, strict=True):
+            if d is not None:
+                made: list[Dim] = []
+                for e in d:
+                    made.append(self._fresh("any", taken) if e is None else e)
+                    taken |= {str(made[-1])} if e is None else set()
+                dims.append(tuple(made))
+                continue
+            known = t.shape if isinstance(t, TensorType) and t.shape is not None else s
+            shared = [isinstance(e, str) and (x := expression(e)) is not None and x.symbols <= own for e in known]
+            dims.append(tuple(e if is_shared else n for e, is_shared, n in zip(known, shared, s, strict=True)))
         declared = Declared(self._names, tuple(dims), self.declared.symbols)
-        sizes = declared.bind(shapes)
+        sizes = declared.admits(shapes)
         return SymbolicSignature(declared, sizes) if sizes else None
 
     def _seen_to_vary(self, parts: Parts, shapes: tuple[tuple[int, ...], ...]) -> SymbolicSignature | None:
@@ -114,6 +127,44 @@ class VaryingShapes:
     @staticmethod
     def _fresh(stem: str, taken: set[str]) -> str:
         return next(n for k in range(len(taken) + 1) if (n := f"{stem}{k}") not in taken)
+
+
+def declared_shapes(
+    names: Sequence[str], types: Sequence[ValueType | None], shapes: Mapping[str, Sequence[Any]]
+) -> Declared:
+    """The shapes that a user declares for inputs of these names and types; inputs that are not named have none.
+
+    shapes: input -> its dimensions: sizes, symbols by name or with a range (`Symbol`), texts of expressions over
+    symbols, or None for any size. Raises InputError for what is none of these, or contradicts the model or itself.
+    """
+    symbols: dict[str, Symbol] = {}
+    found: list[tuple[Dim, ...] | None] = []
+    for name, t in zip(names, types, strict=True):
+        given = shapes.get(name)
+        if given is None:
+            found.append(None)
+            continue
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise InputError(f"shapes: {name!r} is given {given!r}; give a tuple of dimensions such as ('batch', 128)")
+        own = t.shape if isinstance(t, TensorType) else None
+        if own is not None and len(own) != len(given):
+            raise InputError(f"shapes: {name!r} is given {len(given)} dimensions, the model declares {t}")
+        dims: list[Dim] = []
+        for axis, d in enumerate(given):
+            if isinstance(d, Symbol):
+                if symbols.setdefault(d.name, d) != d:
+                    raise InputError(f"shapes: symbol {d.name!r} is declared as {symbols[d.name]} and as {d}")
+                d = d.name
+            if isinstance(d, bool) or not (d is None or isinstance(d, int | str)):
+                raise InputError(f"shapes: {name!r}, axis {axis}: {d!r} is no size, symbol, expression or None")
+            if isinstance(d, str) and expression(d) is None:
+                raise InputError(f"shapes: {name!r}, axis {axis}: {d!r} is no expression over symbols, such as 'n + 1'")
+            fixed = own[axis] if own is not None else None
+            if isinstance(d, int) and isinstance(fixed, int) and fixed != d:
+                raise InputError(f"shapes: {name!r}, axis {axis}: {d} is given, the model declares {t}")
+            dims.append(fixed if isinstance(fixed, int) else d)
+        found.append(tuple(dims))
+    return Declared(tuple(names), tuple(found), symbols)
 
 
 def types_of(signature: SymbolicSignature, parts: Sequence[tuple[np.dtype, Any]]) -> list[TensorType]:

@@ -1,0 +1,86 @@
+"""Small models whose shapes vary, with the shape arithmetic that exporters write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+class Builder:
+    """Nodes and weights of an ONNX graph of opset 17, named by numbers."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.weights: list[Any] = []
+        self._rng = np.random.default_rng(0)
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [name], name=f"{op_type}_{len(self.nodes)}", **attributes))
+        return name
+
+    def constant(self, array: Any, dtype: Any = np.int64) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(np.asarray(array, dtype), name))
+        return name
+
+    def weight(self, *shape: int) -> str:
+        return self.constant(self._rng.standard_normal(shape) * 0.3, np.float32)
+
+    def size(self, x: str, axis: int) -> str:
+        scalar = self.op("Gather", self.op("Shape", x), self.constant(axis), axis=0)
+        return self.op("Unsqueeze", scalar, self.constant([0]))
+
+    def model(self, inputs: Sequence[tuple[str, int, Sequence[Any]]], outputs: Sequence[str]) -> bytes:
+        ins = [helper.make_tensor_value_info(n, t, s) for n, t, s in inputs]
+        outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, None]) for n in outputs]
+        graph = helper.make_graph(self.nodes, "varying", ins, outs, self.weights)
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.checker.check_model(made)
+        return made.SerializeToString()
+
+
+def attention(names: Sequence[Any] = ("batch", "length"), width: int = 16, heads: int = 2, most: int = 24) -> bytes:
+    """Embedding, positions, an attention with a mask, a pooled mean: ids and mask [batch, length] -> [batch, width]."""
+    b = Builder()
+    batch, length = b.size("ids", 0), b.size("ids", 1)
+    at = b.op("Slice", b.constant(np.arange(most)[None]), b.constant([0]), length, b.constant([1]))
+    x = b.op("Add", b.op("Gather", b.weight(50, width), "ids"), b.op("Gather", b.weight(most, width), at))
+    bias = b.op("Cast", b.op("Unsqueeze", "mask", b.constant([1, 2])), to=TensorProto.FLOAT)
+    bias = b.op("Mul", b.op("Sub", b.constant(1.0, np.float32), bias), b.constant(-1e4, np.float32))
+    split = b.op("Concat", batch, length, b.constant([heads]), b.constant([width // heads]), axis=0)
+    q, k, v = (
+        b.op("Transpose", b.op("Reshape", b.op("MatMul", x, b.weight(width, width)), split), perm=perm)
+        for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+    )
+    weights = b.op("Softmax", b.op("Add", b.op("MatMul", q, k), bias), axis=-1)
+    merged = b.op("Concat", batch, length, b.constant([width]), axis=0)
+    x = b.op("Reshape", b.op("Transpose", b.op("MatMul", weights, v), perm=[0, 2, 1, 3]), merged)
+    b.nodes.append(helper.make_node("ReduceMean", [x], ["y"], axes=[1], keepdims=0))
+    return b.model([("ids", TensorProto.INT64, names), ("mask", TensorProto.INT64, names)], ["y"])
+
+
+def pixels(names: Sequence[Any] = (1, 3, "height", "width")) -> bytes:
+    """Convolution, pooling, an image of twice the size, concatenation and a flattened head: an image -> [1, 4]."""
+    b = Builder()
+    x = b.op("Relu", b.op("Conv", "x", b.weight(4, 3, 3, 3), strides=[2, 2], pads=[1, 1, 1, 1]))
+    half = b.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+    up = b.op("Resize", half, "", b.constant([1, 1, 2, 2], np.float32), mode="nearest")
+    cut = b.op("Slice", x, b.constant([0, 0]), b.op("Slice", b.op("Shape", up), b.constant([2]), b.constant([4])),
+               b.constant([2, 3]))  # fmt: skip
+    both = b.op("Concat", cut, up, axis=1)
+    flat = b.op("Reshape", both, b.constant([1, 8, -1]))
+    mean = b.op("ReduceMean", flat, axes=[2], keepdims=0)
+    b.nodes.append(helper.make_node("MatMul", [mean, b.weight(8, 4)], ["y"]))
+    return b.model([("x", TensorProto.FLOAT, names)], ["y"])
+
+
+def tokens(b: int, n: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs of `attention`."""
+    rng = np.random.default_rng(seed)
+    mask = (np.arange(n) < rng.integers(1, n + 1, (b, 1))).astype(np.int64)
+    return {"ids": rng.integers(0, 50, (b, n)), "mask": mask}

@@ -1,0 +1,200 @@
+"""One plan for many shapes: discovered or declared, with its guards, and the same results as by exact shapes."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xrt_core as xrt
+from tests.profiles import examples
+from tests.shapes.models import attention, pixels, tokens
+from xrt_core.errors import CompileError, InputError
+from xrt_core.runtime.plan_cache import SymbolicEntry
+
+ENGINES = ("onnxruntime", "openvino")
+PLAIN = {"guard": False, "cache": "off", "prune": False}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """An engine that takes symbolic shapes and is installed here."""
+    pytest.importorskip(request.param)
+    return str(request.param)
+
+
+def entries(m: xrt.XRTModule) -> list[Any]:
+    """The plans of a module, exact ones and symbolic ones."""
+    return list(m._source.caller.plans._entries.values())  # type: ignore[union-attr]
+
+
+def symbolic(m: xrt.XRTModule) -> list[Any]:
+    return [e for e in entries(m) if isinstance(e, SymbolicEntry)]
+
+
+def run(m: xrt.XRTModule, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    return np.asarray(next(iter(m.run(inputs).values())))
+
+
+HOST = {name: xrt.XRTModule(model(), engine="host") for name, model in (("attention", attention), ("pixels", pixels))}
+
+
+@pytest.mark.nightly
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 24)), min_size=3, max_size=6, unique=True))
+@examples(60)
+def test_a_symbolic_plan_computes_what_exact_ones_do(sizes: list[tuple[int, int]]) -> None:
+    """For random shapes the results are those of the host; from the second on there is one plan for all."""
+    pytest.importorskip("onnxruntime")
+    m = xrt.XRTModule(attention(), engine="onnxruntime", **PLAIN)  # type: ignore[arg-type]
+    for b, n in sizes:
+        inputs = tokens(b, n, seed=n)
+        np.testing.assert_allclose(run(m, inputs), run(HOST["attention"], inputs), rtol=1e-4, atol=1e-5)
+    assert len(symbolic(m)) == 1
+    assert len(entries(m)) == 1  # it has taken the place of the first
+
+
+def test_a_shape_that_was_seen_varies(engine: str) -> None:
+    """The second shape makes a symbolic plan with one executable; the explanation shows symbols and guards."""
+    m = xrt.XRTModule(attention(), engine=engine, **PLAIN)  # type: ignore[arg-type]
+    for b, n in ((2, 7), (3, 5), (1, 1), (4, 24)):
+        inputs = tokens(b, n)
+        np.testing.assert_allclose(run(m, inputs), run(HOST["attention"], inputs), rtol=1e-4, atol=1e-5)
+    (entry,) = symbolic(m)
+    assert len(entry.plan.launches) == 1
+    explained = m.explain(tokens(1, 9))
+    assert explained.symbols == ("batch in 1..", "length in 1..")
+    assert "-length + 24 >= 0" in explained.guards
+    assert "one plan for all sizes" in str(explained)
+    assert explained.flop_share == 1.0
+
+
+def test_images_of_any_size(engine: str) -> None:
+    """Convolution, pooling, resizing and slices by computed ends keep shapes that are known as expressions."""
+    m = xrt.XRTModule(pixels(), engine=engine, shapes={"x": (1, 3, "h", "w")}, **PLAIN)  # type: ignore[arg-type]
+    for h, w in ((16, 24), (15, 9), (8, 8), (33, 18)):
+        inputs = {"x": np.random.default_rng(h).standard_normal((1, 3, h, w)).astype(np.float32)}
+        np.testing.assert_allclose(run(m, inputs), run(HOST["pixels"], inputs), rtol=1e-4, atol=1e-5)
+    assert len(entries(m)) == len(symbolic(m)) == 1
+
+
+def test_what_a_guard_excludes_is_planned_exactly() -> None:
+    """A length beyond the table of positions, and an empty input, are not for the symbolic plan."""
+    pytest.importorskip("onnxruntime")
+    m = xrt.XRTModule(attention(), engine="onnxruntime", **PLAIN)  # type: ignore[arg-type]
+    for n in (4, 6):
+        m.run(tokens(2, n))
+    with pytest.raises(xrt.XRTError):  # the model itself has no 25th position
+        m.run(tokens(2, 25))
+    empty = {"ids": np.zeros((0, 4), np.int64), "mask": np.zeros((0, 4), np.int64)}
+    assert run(m, empty).shape == (0, 16)
+    assert run(m, tokens(3, 8)).shape == (3, 16)
+    assert len(symbolic(m)) == 1
+
+
+def test_dimensions_that_differ_after_all_get_another_plan() -> None:
+    """Two sizes that were equal in all calls are one symbol, until a call in which they are not."""
+    pytest.importorskip("onnxruntime")
+    model = attention(names=(None, None))
+    m = xrt.XRTModule(model, engine="onnxruntime", **PLAIN)  # type: ignore[arg-type]
+    for b, n in ((2, 2), (3, 3), (4, 4), (2, 5), (5, 2)):
+        inputs = tokens(b, n)
+        np.testing.assert_allclose(run(m, inputs), run(HOST["attention"], inputs), rtol=1e-4, atol=1e-5)
+    assert 1 <= len(symbolic(m)) <= 2
+    assert len(entries(m)) == len(symbolic(m))
+
+
+def test_a_fixed_shape_stays_exact() -> None:
+    """A module that is called with one shape has the plan that it had before."""
+    pytest.importorskip("onnxruntime")
+    m = xrt.XRTModule(attention(), engine="onnxruntime", **PLAIN)  # type: ignore[arg-type]
+    for _ in range(3):
+        m.run(tokens(2, 7))
+    assert len(entries(m)) == 1
+    assert not symbolic(m)
+    assert not m.explain().symbols
+
+
+def test_static_engines_keep_exact_plans() -> None:
+    """An engine without dynamic dimensions gets a plan for each shape, also where it is asked first of several."""
+    pytest.importorskip("xrt_toy")
+    m = xrt.XRTModule(attention(), engine=["toy", "onnxruntime"], automatic=False, **PLAIN)  # type: ignore[arg-type]
+    for n in (4, 6, 8):
+        m.run(tokens(2, n))
+    assert not symbolic(m)
+    assert len(entries(m)) == 3
+
+
+SHAPES = {"ids": ("b", xrt.Symbol("n", max=16, multiple=2)), "mask": ("b", "n")}
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "host"])
+def test_declared_shapes_are_held(name: str) -> None:
+    """A shape outside the declared range, and inputs that contradict, are errors; nothing is compiled or kept."""
+    if name != "host":
+        pytest.importorskip(name)
+    m = xrt.XRTModule(attention(), engine=name, shapes=SHAPES, **PLAIN)  # type: ignore[arg-type]
+    assert run(m, tokens(2, 8)).shape == (2, 16)
+    before = len(entries(m))
+    with pytest.raises(InputError, match=r"'ids', axis 1: 18 given, which is more than the maximum 16 \(symbol 'n'\)"):
+        m.run(tokens(2, 18))
+    with pytest.raises(InputError, match=r"'ids', axis 1: 7 given, which is no multiple of 2"):
+        m.run(tokens(2, 7))
+    with pytest.raises(InputError, match=r"'mask', axis 0: symbol 'b' = 3, but 'b' = 2 by input 'ids', axis 0"):
+        m.run({"ids": tokens(2, 8)["ids"], "mask": tokens(3, 8)["mask"]})
+    assert len(entries(m)) == before == 1
+    assert len(symbolic(m)) == (name != "host")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"no": ("b",)}, "unknown input 'no'"),
+        ({"ids": ("b", "n", 1)}, "3 dimensions, the model declares"),
+        ({"ids": "bn"}, "give a tuple"),
+        ({"ids": ("b", "n m")}, "no expression"),
+        ({"ids": ("b", 1.5)}, "no size"),
+        ({"ids": (xrt.Symbol("b", max=2), "n"), "mask": (xrt.Symbol("b", max=3), "n")}, "is declared as"),
+    ],
+)
+def test_shapes_that_do_not_fit_the_model_are_refused(shapes: Any, message: str) -> None:
+    """At once, with the reason."""
+    with pytest.raises(InputError, match=message):
+        xrt.XRTModule(attention(), engine="host", shapes=shapes)
+
+
+def test_compilation_can_be_forbidden(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a warm-up every size of the declared shapes runs; what would need another plan raises."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("XRT_FORBID_COMPILATION", "1")
+    shapes = {"ids": ("b", "n"), "mask": ("b", "n")}
+    m = xrt.XRTModule(attention(), engine="onnxruntime", shapes=shapes, **PLAIN)  # type: ignore[arg-type]
+    with pytest.raises(CompileError, match=r"XRT_FORBID_COMPILATION.*warmup"):
+        m.run(tokens(2, 8))
+    rows = tmp_path / "shapes.json"
+    rows.write_text(json.dumps([{"ids": [1, 8], "mask": [1, 8]}]))
+    xrt.warmup(m, rows)
+    for b, n in ((2, 8), (5, 3)):
+        assert run(m, tokens(b, n)).shape == (b, 16)
+    exact = xrt.XRTModule(attention(), engine="host")
+    xrt.warmup(exact, [{"ids": (1, 8), "mask": (1, 8)}])
+    exact.run(tokens(1, 8))
+    with pytest.raises(CompileError, match="ids: int64"):
+        exact.run(tokens(1, 9))
+
+
+def test_a_saved_module_serves_all_sizes(engine: str, tmp_path: pathlib.Path) -> None:
+    """A file holds symbolic signatures: other sizes run without compiling, and what was declared still holds."""
+    m = xrt.XRTModule(attention(), engine=engine, shapes=SHAPES, **PLAIN)  # type: ignore[arg-type]
+    m.run(tokens(2, 8))
+    m.save(tmp_path / "m.xrt")
+    back = xrt.XRTModule.load(tmp_path / "m.xrt", guard=False, cache="off", forbid_compilation=True)
+    for b, n in ((2, 8), (3, 4), (1, 16)):
+        inputs = tokens(b, n)
+        np.testing.assert_allclose(run(back, inputs), run(HOST["attention"], inputs), rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="maximum 16"):
+        back.run(tokens(2, 18))
