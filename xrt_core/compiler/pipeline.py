@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from xrt_core.guard.record import GuardReport
 
 
+_STATIC_FIRST: Final = 2
+"""Exact signatures of a graph with engine="auto", where engines of static shapes take part."""
+
 _is_allowed: Final[ContextVar[bool]] = ContextVar("xrt_compilation_is_allowed", default=False)
 
 
@@ -307,7 +310,7 @@ class Pipeline:
             engine_signatures=MAX_VARIANTS if part else None,
             max_by_value=MAX_ELEMENTS,
             to_host=self.services.place.to_host,
-            varying=None if part else VaryingShapes(captured.graph, declared, lambda: self.takes_symbols),
+            varying=None if part else VaryingShapes(captured.graph, declared, lambda: self.symbolic_after),
             make_symbolic=make_symbolic,
         )
         return cache
@@ -336,13 +339,19 @@ class Pipeline:
         cache.abandon(plan, reason)
 
     @property
-    def takes_symbols(self) -> bool:
-        """Whether the engine that is asked first compiles for shapes that differ between calls; with "auto", any."""
+    def symbolic_after(self) -> int | None:
+        """After how many exact signatures of a graph a symbolic one is worth a plan; None for never.
+
+        The engine that is asked first decides, by what it takes. With "auto" any may, but an engine of static shapes
+        may be the fastest for a graph that has but a few.
+        """
         options = self.options
         if options.phase != "inference" or options.target is not None or options.guard == "isolated":
-            return False
-        asked = self.engines if self.services.auto else self.engines[:1]
-        return any(e.dynamic_dims != "none" for e, _ in asked)
+            return None
+        dynamic = [e.dynamic_dims != "none" for e, _ in self.engines]
+        if self.services.auto and any(dynamic) and not all(dynamic):
+            return _STATIC_FIRST
+        return 1 if dynamic and dynamic[0] else None
 
     def _compile_for(
         self,

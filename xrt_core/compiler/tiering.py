@@ -202,12 +202,9 @@ class BaselinePipeline(TieredPipeline):
         return super()._compile_for(cache, captured, types, known, engines and not part, part, symbolic)
 
     @property
-    def takes_symbols(self) -> bool:
-        """See `Pipeline.takes_symbols`. Engines that are not chosen yet are not waited for."""
-        behind = self._behind
-        if behind is not None:
-            return behind.takes_symbols
-        return super().takes_symbols
+    def symbolic_after(self) -> int | None:
+        """See `Pipeline.symbolic_after`; None while the engines are not chosen, for which no call waits."""
+        return None if self._behind is None else self._behind.symbolic_after
 
 
 class BaselinePlan(Planned):

@@ -193,7 +193,8 @@ class PlanCache:
         """The symbolic entry for these arguments, made if that is what they need; None for an exact plan."""
         found = next((e for e in self._symbolic if e.admits(shapes, values)), None)
         if found is not None:
-            self._supersede(found)
+            if varying.supersedes:
+                self._supersede(found)
             return found
         signature = varying.signature_for(shapes)
         return None if signature is None else self._new_symbolic(signature, shapes, values, arrays)

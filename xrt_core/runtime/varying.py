@@ -31,16 +31,16 @@ class VaryingShapes:
     that differed, or that the graph declares without a number, is a symbol: dimensions of one declared name, or with
     the same sizes in all calls so far, are one.
 
-    declared: the shapes that the user declared, planned so from the first call on. is_wanted: whether an engine takes
-    symbolic shapes, asked at each new signature.
+    declared: the shapes that the user declared, planned so from the first call on. wanted_after: how many exact
+    signatures there should be before a symbolic one, None where no engine takes it; asked at each new signature.
     """
 
-    def __init__(self, graph: Graph, declared: Declared | None, is_wanted: Callable[[], bool]) -> None:
+    def __init__(self, graph: Graph, declared: Declared | None, wanted_after: Callable[[], int | None]) -> None:
         self.declared = declared
         self.reason = ""
         self._names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         self._types = tuple(v.type for v in graph.inputs)
-        self._is_wanted = is_wanted
+        self._wanted_after = wanted_after
         self._seen: dict[Hashable, list[tuple[tuple[int, ...], ...]]] = {}
         self._proposed = 0
         self._lock = threading.Lock()
@@ -57,8 +57,9 @@ class VaryingShapes:
         if any(0 in s for s in shapes):  # libraries differ in what they make of empty tensors
             return None
         with self._lock:
-            found = self._declared(shapes) if self.declared is not None else self._seen_to_vary(parts, shapes)
-            if found is None or not self._is_wanted():
+            after = self._wanted_after()
+            found = self._declared(shapes) if self.declared is not None else self._seen_to_vary(parts, shapes, after)
+            if found is None or after is None:
                 return None
             self._proposed += 1
             if self._proposed > _MOST:
@@ -88,12 +89,19 @@ class VaryingShapes:
         sizes = declared.admits(shapes)
         return SymbolicSignature(declared, sizes) if sizes else None
 
-    def _seen_to_vary(self, parts: Parts, shapes: tuple[tuple[int, ...], ...]) -> SymbolicSignature | None:
+    @property
+    def supersedes(self) -> bool:
+        """Whether a symbolic plan takes the place of exact ones: not if these may be faster, on another engine."""
+        return self._wanted_after() == 1
+
+    def _seen_to_vary(
+        self, parts: Parts, shapes: tuple[tuple[int, ...], ...], after: int | None
+    ) -> SymbolicSignature | None:
         seen = self._seen.setdefault(tuple((d, len(s)) for d, s in parts), [])
         if shapes not in seen:
             seen.append(shapes)
             del seen[:-_SEEN]
-        if len(seen) < 2:
+        if after is None or len(seen) <= after:
             return None
         names: dict[tuple[str | None, tuple[int, ...]], str] = {}
         taken: set[str] = set()

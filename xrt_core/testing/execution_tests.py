@@ -13,7 +13,7 @@ import pytest
 from xrt_core.engine.contract import Executable, RunOptions
 from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
 from xrt_core.ir.graph import Value
-from xrt_core.ir.types import dtype_name
+from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.testing import functions
 from xrt_core.testing.base import SuiteBase
 from xrt_core.testing.processes import run_python
@@ -35,6 +35,33 @@ class ExecutionTests(SuiteBase):
             assert tuple(got.shape) == declared.shape
             array = as_numpy(got)
             assert (array.dtype, array.shape) == (declared.dtype, declared.shape)
+
+    def test_one_executable_for_all_sizes(self, subject: Subject) -> None:
+        """With `dynamic_dims` a symbolic function is compiled once, and is right for sizes in any order, 1 included."""
+        if subject.engine.dynamic_dims == "none":
+            pytest.skip("it declares static shapes only (dynamic_dims)")
+        x, h, b, y = (Value(n, TensorType(np.dtype(np.float32), ("b", "n", 4))) for n in "xhby")
+        weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+        nodes = [
+            functions.node("MatMul", [x, Value.constant(weights, "w")], [h]),
+            functions.node("Add", [h, x], [b]),
+            functions.node("Relu", [b], [y]),
+        ]
+        function = functions.function("symbolic", [x], nodes, [y])
+        assert function.is_symbolic
+        for n in nodes:
+            said = subject.supports(n)
+            assert said.ok, said.reason
+        executable = subject.compile(function)
+        rng = np.random.default_rng(1)
+        for sizes in ((2, 3), (5, 1), (1, 1), (1, 64), (2, 3)):
+            a = rng.standard_normal((*sizes, 4)).astype(np.float32)
+            (got,) = subject.run(executable, [a])
+            assert_close(got, np.maximum(a @ weights + a, 0))
+        with pytest.raises(ExecutionError):
+            executable.run([np.ones((2, 3, 5), np.float32)])
+        (got,) = subject.run(executable, [np.ones((1, 2, 4), np.float32)])
+        assert got.shape == (1, 2, 4)
 
     def test_results_feed_the_next_run(self, subject: Subject) -> None:
         """The engine's own arrays are inputs too."""

@@ -122,7 +122,7 @@ def _divided(divisor: np.ndarray | None) -> Node:
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (_node("Relu", TensorType(F32, ("batch", 3)), version=14), "every dimension must be known"),
+        (_node("Relu", TensorType(F32, (None, 3)), version=14), "every dimension must be known"),
         (_node("Relu", TensorType(F32, None), version=14), "dtype and rank must be known"),
         (_node("Identity", TensorType(STRING, (2,)), version=14), "is string"),
         (_node("Identity", SequenceType(TensorType(F32, (2,))), version=14), "is a sequence"),

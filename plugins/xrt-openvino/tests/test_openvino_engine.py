@@ -93,7 +93,7 @@ def test_wrong_options_are_errors(engine: OpenVinoEngine, extra: dict[str, Any],
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (_node("Relu", TensorType(F32, ("batch", 3)), version=14), "every dimension must be known"),
+        (_node("Relu", TensorType(F32, (None, 3)), version=14), "every dimension must be known"),
         (_node("Relu", TensorType(F32, (0, 3)), version=14), "empty tensor"),
         (_node("Identity", SequenceType(TensorType(F32, (2,))), version=14), "is a sequence"),
         (_node("Add", TensorType(F64, (2,)), TensorType(F64, (2,))), "computes in float32; 'x0' of Add is float64"),
