@@ -130,6 +130,27 @@ class WrongMul(Faulty):
         return _Unserialisable(self, made)
 
 
+class RightForOneSize(Faulty):
+    """Says that it takes symbolic shapes, and is wrong for arrays of two rows."""
+
+    name = "right_for_one_size"
+    dynamic_dims = "any"
+    rows = 2
+
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        return Support.yes()
+
+    def on_run(self, run: Callable[[], Sequence[Any]], inputs: Sequence[Any]) -> Any:
+        return [r + 1 if inputs[0].shape[0] == self.rows else r for r in run()]
+
+
+class WrongFor50Rows(RightForOneSize):
+    """As that, for fifty rows, which no verification tries."""
+
+    name = "wrong_for_50_rows"
+    rows = 50
+
+
 class WrongAbove50(Faulty):
     """Its kernel of Mul is off for large numbers."""
 

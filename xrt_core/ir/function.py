@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -59,6 +59,12 @@ class Parameter:
     def is_static(self) -> bool:
         """Whether every dimension is a number."""
         return all(type(d) is int for d in self.dims)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of this shape may be given for it, as far as its own dimensions say."""
+        return len(shape) == len(self.dims) and all(
+            d == n or isinstance(d, str) for d, n in zip(self.dims, shape, strict=True)
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

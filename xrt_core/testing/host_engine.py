@@ -58,7 +58,7 @@ class HostExecutable(Executable):
         except XRTError as e:
             raise ExecutionError(f"an input is not an array: {e}") from e
         for p, x in zip(self.entry_params, arrays, strict=True):
-            if not isinstance(x, np.ndarray) or x.dtype != p.dtype or x.shape != p.shape:
+            if not isinstance(x, np.ndarray) or x.dtype != p.dtype or not p.fits(x.shape):
                 given = f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
                 raise ExecutionError(f"input {p.name!r} must be {p.type}, {given} was given")
         results = [np.asarray(r) for r in self._plan.run(arrays)]

@@ -102,9 +102,7 @@ class OnnxRuntimeExecutable(Executable):
             return f"the executable takes {len(self._params)} inputs, {len(inputs)} were given"
         for p, x in zip(self._params, inputs, strict=True):
             dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
-            fits = shape is not None and len(shape) == len(p.dims)
-            fits = fits and all(isinstance(d, str) or d == n for d, n in zip(p.dims, shape or (), strict=True))
-            if dtype != p.dtype or not fits or not isinstance(x, np.ndarray):
+            if dtype != p.dtype or shape is None or not p.fits(shape) or not isinstance(x, np.ndarray):
                 given = type(x).__name__ if not isinstance(x, np.ndarray) else f"{dtype}{list(x.shape)}"
                 return f"input {p.name!r} must be {p.type}, {given} was given"
         return None

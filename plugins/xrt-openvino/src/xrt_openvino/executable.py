@@ -84,7 +84,7 @@ class OpenVinoExecutable(Executable):
 
     def _accepted(self, x: Any, p: Parameter) -> np.ndarray:
         """An array of a subclass of NumPy's as a plain one. Raises ExecutionError for anything else."""
-        if isinstance(x, np.ndarray) and x.dtype == p.dtype and _fits(x.shape, p.dims):
+        if isinstance(x, np.ndarray) and x.dtype == p.dtype and p.fits(x.shape):
             return np.asarray(x)
         given = f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
         raise ExecutionError(f"openvino: input {p.name!r} must be {p.type}, {given} was given")
@@ -122,11 +122,6 @@ class OpenVinoExecutable(Executable):
 
     def __repr__(self) -> str:
         return f"<OpenVinoExecutable: {len(self._params)} in, {len(self._returns)} out>"
-
-
-def _fits(shape: tuple[int, ...], dims: Sequence[int | str | None]) -> bool:
-    """Whether an array of this shape is one of such dimensions."""
-    return len(shape) == len(dims) and all(isinstance(d, str) or d == n for d, n in zip(dims, shape, strict=True))
 
 
 def load_executable(blob: bytes, config: Mapping[str, Any]) -> OpenVinoExecutable:
