@@ -11,6 +11,7 @@ import contextlib
 import io
 import pathlib
 import re
+import tempfile
 import tomllib
 import unittest
 from collections.abc import Callable, Iterator
@@ -90,10 +91,22 @@ def training_page(names: dict[str, Any]) -> Iterator[None]:
     del registry._RULES["my.domain", "MyOperator"]
 
 
+@contextlib.contextmanager
+def shapes_page(names: dict[str, Any]) -> Iterator[None]:
+    """The model that the page loads is a small one, in a folder that goes again."""
+    from tests.shapes.models import attention
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        pathlib.Path("encoder.onnx").write_bytes(attention())
+        yield
+    assert names["m"].input_types
+
+
 SETUP: dict[str, Callable[[dict[str, Any]], contextlib.AbstractContextManager[None]]] = {
     "converters.md": converters_page,
     "operators.md": operators_page,
     "partitioning.md": partitioning_page,
+    "shapes.md": shapes_page,
     "training.md": training_page,
 }
 
