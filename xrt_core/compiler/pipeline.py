@@ -16,7 +16,7 @@ import numpy as np
 
 from xrt_core.compiler.lowering import Lowering, is_launch, lane, shares_cores
 from xrt_core.compiler.passes import PassContext
-from xrt_core.compiler.services import Services
+from xrt_core.compiler.services import Chosen, Services
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
 from xrt_core.engine.boundary import preserved_state
@@ -345,10 +345,13 @@ class Pipeline:
         The engine that is asked first decides, by what it takes. With "auto" any may, but an engine of static shapes
         may be the fastest for a graph that has but a few.
         """
+        return self._symbolic_after(self.engines)
+
+    def _symbolic_after(self, engines: Chosen) -> int | None:
         options = self.options
         if options.phase != "inference" or options.target is not None or options.guard == "isolated":
             return None
-        dynamic = [e.dynamic_dims != "none" for e, _ in self.engines]
+        dynamic = [e.dynamic_dims != "none" for e, _ in engines]
         if self.services.auto and any(dynamic) and not all(dynamic):
             return _STATIC_FIRST
         return 1 if dynamic and dynamic[0] else None

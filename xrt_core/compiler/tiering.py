@@ -71,7 +71,7 @@ def pipeline_for(
         engines = choose(background.crashing_engines()) if chosen is None else chosen
         return TieredPipeline(build_services(options, engines, events, registry=host.registry), background)
 
-    pipeline = BaselinePipeline(host, background, make)
+    pipeline = BaselinePipeline(host, background, make, chosen or ())
     if options.engine_options or any(rule.engine != HOST for rule in host.rules):
         _ = pipeline.accelerated  # raises if an engine cannot be used
     return pipeline
@@ -159,11 +159,15 @@ class TieredPipeline(Pipeline):
 
 
 class BaselinePipeline(TieredPipeline):
-    """The host-only pipeline of a module; it creates the pipeline with engines once, on first use."""
+    """The host-only pipeline of a module; it creates the pipeline with engines once, on first use. chosen: the engines
+    of that, as far as they are chosen already."""
 
-    def __init__(self, services: Services, background: BackgroundCompiler, make: Callable[[], TieredPipeline]) -> None:
+    def __init__(
+        self, services: Services, background: BackgroundCompiler, make: Callable[[], TieredPipeline], chosen: Chosen
+    ) -> None:
         super().__init__(services, background)
         self._make = make
+        self._chosen = chosen
         self._behind: TieredPipeline | None = None
         self._lock = threading.Lock()
 
@@ -204,7 +208,7 @@ class BaselinePipeline(TieredPipeline):
     @property
     def symbolic_after(self) -> int | None:
         """See `Pipeline.symbolic_after`; None while the engines are not chosen, for which no call waits."""
-        return None if self._behind is None else self._behind.symbolic_after
+        return self._symbolic_after(self._chosen) if self._behind is None else self._behind.symbolic_after
 
 
 class BaselinePlan(Planned):
