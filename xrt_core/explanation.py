@@ -26,6 +26,7 @@ class Explanation:
     memory, peak_bytes: memory of a run, as text and in bytes; "" and None if the signature has not been planned.
     side_by_side: whether clusters of different engines or devices run concurrently.
     symbols, guards: of a symbolic signature its symbols with their ranges, and what holds for every call of it.
+    padding: what was decided about buckets, as text; "" without the option `buckets`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Explanation:
     side_by_side: bool = False
     symbols: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
+    padding: str = ""
 
     @property
     def node_count(self) -> int:
@@ -109,6 +111,7 @@ class Explanation:
             lines.append(f"  guards: {'; '.join(self.guards)}")
         if self.memory:
             lines.append(f"  memory: {self.memory}")
+        lines += [f"  {line}" for line in self.padding.splitlines()]
         if self.side_by_side:
             lines.append("  clusters of different engines run concurrently")
         for c in self.report.clusters:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from xrt_core.cache.lru import LRU
 from xrt_core.cache.model_file import is_model_file
+from xrt_core.compiler.buckets import Bucket, Buckets
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
@@ -25,8 +27,8 @@ from xrt_core.ir.schema import undefined_operator
 from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.quantization import calibration
-from xrt_core.runtime.arrays import is_array, plain_arguments, plain_arrays, to_numpy
-from xrt_core.runtime.binding import bind
+from xrt_core.runtime.arrays import from_numpy, is_array, plain_arguments, plain_arrays, to_numpy
+from xrt_core.runtime.binding import bind, family_of_first
 from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
 from xrt_core.runtime.scheduler import Timeline
 from xrt_core.runtime.varying import declared_shapes
@@ -44,7 +46,7 @@ class CompiledGraph:
     shapes: what the user declares of the inputs' shapes.
     """
 
-    def __init__(self, graph: Graph, pipeline: Pipeline, shapes: Shapes | None = None) -> None:
+    def __init__(self, graph: Graph, pipeline: Pipeline, shapes: Shapes | None = None, *, padded: bool = False) -> None:
         self.pipeline = pipeline
         self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         types = [v.type for v in graph.inputs]
@@ -55,6 +57,23 @@ class CompiledGraph:
         self._calls, self._clock = self.plans.calls, self.plans.clock
         self._last: CacheEntry | None = None
         self._by_value = bool(self.plans.by_value)
+        self._buckets: Buckets | None = None
+        self._last_padded: tuple[Bucket, Mapping[str, int]] | None = None
+        if pipeline.options.buckets != "off" and not padded and not self._by_value:
+            reference = None if pipeline.options.guard is False else self._on_host
+            self._buckets = Buckets(
+                self.graph,
+                pipeline.options.buckets,
+                lambda g: CompiledGraph(g, pipeline, padded=True),
+                pipeline.services.events,
+                reference,
+            )
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the last new signature runs the plan that it will keep, and not its baseline plan."""
+        plan = self.last
+        return not isinstance(plan, BaselinePlan) or plan.final is not None
 
     @property
     def last(self) -> Planned | None:
@@ -104,20 +123,64 @@ class CompiledGraph:
         at_once: compile for the engines before returning, instead of binding the baseline plan.
         """
         arrays, _ = plain_arrays(arrays)
-        entry = self.plans.entry_for(self.checked(arrays))
+        checked = self.checked(arrays)
+        found = None if self._buckets is None else self._buckets.find(checked)
+        if found is not None:
+            return self._padded_call(*found, arrays, checked, key, at_once)
+        entry = self.plans.entry_for(checked)
         plan = entry.plan
         assert isinstance(plan, Planned)
         if at_once:
             plan = _final(plan)
-        self._last = entry
+        self._last, self._last_padded = entry, None
         call = bind(plan, arrays, plan.engines, *plan.host)
         key = self._key(arrays) if key is None else key
         if key is not None:
             self.plans.bind(key, call, plan, entry)
         return call
 
+    def _padded_call(
+        self,
+        bucket: Bucket,
+        sizes: Mapping[str, int],
+        arrays: Sequence[Any],
+        checked: Sequence[Any],
+        key: Hashable,
+        at_once: bool,
+    ) -> BoundCall:
+        """Return the call that pads arguments like these to a bucket and cuts the results."""
+        buckets = self._buckets
+        assert buckets is not None
+        if at_once or bucket.inner.last is None:
+            buckets.prepare(bucket, bucket.form.pad(checked, sizes), at_once)
+        generation = buckets.generation
+        out = from_numpy(family_of_first(arrays) or "numpy")
+
+        def call(arrays: Sequence[Any]) -> list[Any]:
+            if bucket.failed or buckets.generation != generation or buckets.wants_another(bucket, sizes):
+                return self.prepare(arrays)(arrays)
+            return [out(r) for r in buckets.run(bucket, sizes, [to_numpy(a) for a in arrays])]
+
+        self._last = bucket.inner._last
+        self._last_padded = bucket, sizes
+        key = self._key(arrays) if key is None else key
+        if key is not None and self._last is not None:
+            self._calls[key] = call, self._last
+            old = buckets.keep(key)
+            if old is not None:
+                self._calls.pop(old, None)
+        return call
+
+    def _on_host(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
+        """Return the results of the graph as it is on the host alone, without keeping a plan."""
+        types, known = self.plans.signature(arrays)
+        optimised = self.pipeline.optimise(self._captured, types, known, engines=False)
+        return self.pipeline.plan(self.pipeline.partition(optimised)).run(arrays)
+
     def finish(self) -> None:
         """Complete the tier-up of every signature that still runs its baseline plan."""
+        for bucket in self._buckets.buckets if self._buckets is not None else ():
+            bucket.inner.finish()
         for plan in self.plans.plans():
             if isinstance(plan, BaselinePlan):
                 plan.finish()
@@ -176,11 +239,23 @@ class CompiledGraph:
     def explain(self, arrays: Sequence[Any] | None) -> Explanation:
         """Return the decisions for the signature of these arguments; None: the last new one, or the declared types."""
         if arrays is None and self.last is not None:
-            return _final(self.last).explain()
+            explanation = _final(self.last).explain()
+            return explanation if self._buckets is None else self._with_padding(explanation, self._last_padded)
         if arrays is None:
             arrays = self.example()
-        plan = self.plans.known_plan(self.checked(arrays))
-        return _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explain()
+        checked = self.checked(arrays)
+        plan = self.plans.known_plan(checked)
+        found = self._buckets.known(checked) if self._buckets is not None and plan is None else None
+        if found is not None:
+            bucket, sizes = found
+            return self._with_padding(bucket.inner.explain(bucket.form.pad(checked, sizes)), found)
+        explanation = _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explain()
+        return explanation if self._buckets is None else self._with_padding(explanation, None)
+
+    def _with_padding(self, explanation: Explanation, served: tuple[Bucket, Mapping[str, int]] | None) -> Explanation:
+        """Return the explanation with what was decided about buckets. served: the bucket of the signature, if any."""
+        assert self._buckets is not None
+        return replace(explanation, padding=self._buckets.text(*(served or (None, None))))
 
 
 _CONTAINERS = (list, tuple, dict, type(None))

@@ -292,6 +292,40 @@ MARKS = Kind(
 )
 
 
+def _accept_buckets(value: Any) -> str | tuple[tuple[str, tuple[int, ...]], ...]:
+    if isinstance(value, str):
+        if value not in ("off", "auto"):
+            raise ValueError
+        return value
+    rows = value.items() if isinstance(value, Mapping) else value
+    made: dict[str, tuple[int, ...]] = {}
+    for symbol, sizes in rows:
+        listed = tuple(sorted({int(n) for n in ([sizes] if isinstance(sizes, int) else sizes)}))
+        if not isinstance(symbol, str) or not symbol:
+            raise Reason(f"{symbol!r} is no symbol: give the name of a dimension of the model")
+        if not listed or listed[0] < 1:
+            raise Reason(f"the sizes of {symbol!r} are {list(listed)}: give one or more, each at least 1")
+        made[symbol] = listed
+    if not made:
+        raise ValueError
+    return tuple(made.items())
+
+
+def _parse_buckets(text: str) -> str | tuple[tuple[str, tuple[int, ...]], ...]:
+    if "=" not in text:
+        return _accept_buckets(text.strip())
+    rows = [part.strip().partition("=")[::2] for part in text.split(";")]
+    return _accept_buckets([(name, [int(n) for n in sizes.split(",")]) for name, sizes in rows])
+
+
+BUCKETS = Kind(
+    "'off', 'auto', or a mapping from the model's symbols to sizes, such as {'batch': (1, 8), 'sequence': (64, 256)} "
+    "(as text: batch=1,8;sequence=64,256)",
+    _accept_buckets,
+    _parse_buckets,
+)
+
+
 def _accept_trace(value: Any) -> str:
     text = str(value) if isinstance(value, bool) else os.fspath(value).strip()
     low = text.lower()

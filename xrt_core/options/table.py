@@ -13,6 +13,7 @@ from xrt_core.errors import OptionError
 from xrt_core.options.declared import CORE_VARIABLES, PREFIX, find_section, find_switch, why_undeclared
 from xrt_core.options.kinds import (
     AUTO,
+    BUCKETS,
     BYTES,
     CACHE,
     DEVICE,
@@ -207,6 +208,14 @@ class Options:
     )
     cache_size: int = _option(
         64, integer(1), "Signatures whose plans and executables a module keeps; the least recently used goes first."
+    )
+    buckets: str | tuple[tuple[str, tuple[int, ...]], ...] = _option(
+        "off",
+        BUCKETS,
+        "Inputs whose sizes vary are padded to buckets, so that an engine of static shapes compiles once per bucket; "
+        "only where padding is proven harmless, and as they are otherwise (docs/padding.md). 'auto': sizes follow from "
+        "those that are seen.",
+        "XRT_BUCKETS",
     )
     # On by default: what is stored is checked before it is used, a failure of the disk costs nothing but the saving,
     # the size is bounded, and unchanged weights are not hashed again. Engines that cannot serialise never touch it.

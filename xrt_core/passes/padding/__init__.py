@@ -8,8 +8,7 @@ identity of a reduction, minus infinity before a softmax, zero on contracted axe
 The invariant of the walk: for every value and all sizes up to the bucket's, the elements at valid places are those
 that the original graph computes for these sizes; nothing holds of the others, but what `Padded` says.
 
-The rule table follows the operator specification of ONNX; XLA's dynamic padder solves the same problem for HLO:
-https://github.com/openxla/xla/blob/main/xla/service/dynamic_padder.cc
+The rules follow the operator specification of ONNX, https://onnx.ai/onnx/operators/.
 """
 
 from __future__ import annotations

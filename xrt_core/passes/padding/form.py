@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
@@ -30,7 +29,8 @@ class Padded:
     value: the value, at the bucket's sizes; None for contents that no node has computed yet. axes: of its valid shape.
     known: its contents as expressions, where they follow from shapes. zeros: axes behind whose valid size all elements
     that are valid along the other axes are zero. clean: all padding is zero. top: its elements are integers from 0 to
-    below this, at every place (for the bucket's sizes: in the padding): one for all, or one per column of the last axis.
+    below this, at every place (in the padding: for the bucket's sizes): one for all, or one for each column of the last
+    axis.
     """
 
     value: Value | None

@@ -1,4 +1,4 @@
-"""The walk that builds the padded form of a graph: states of values, nodes that are added, sizes, masks and refusals."""
+"""The walk that builds the padded form of a graph: states of values, added nodes, sizes, masks and refusals."""
 
 from __future__ import annotations
 

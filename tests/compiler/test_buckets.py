@@ -1,0 +1,173 @@
+"""Buckets: modules whose calls of new sizes are padded to executables that are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fake_engines import FakeEngine, fake_engine
+from tests.passes.varying_graphs import HIDDEN, Builder, arguments, encoder
+from xrt_core.compiler.buckets import Bucket, edges, rung
+from xrt_core.errors import OptionError
+from xrt_core.host.executor import run_graph
+from xrt_core.ir.graph import Graph
+from xrt_core.module import XRTModule
+from xrt_core.options.kinds import BUCKETS
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    """An engine of static shapes."""
+    with fake_engine() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """A small transformer."""
+    return encoder(np.random.default_rng(5))
+
+
+def module_of(graph: Graph, buckets: Any = "auto", **options: Any) -> XRTModule:
+    return XRTModule(graph, engine="fake", buckets=buckets, guard=options.pop("guard", False), cache="off", **options)
+
+
+def agree(module: XRTModule, graph: Graph, b: int, s: int) -> None:
+    """Assert that a call of these sizes gives what the host gives."""
+    arrays = arguments(np.random.default_rng(b * 100 + s), b, s)
+    found = module(*arrays)
+    for got, want in zip(found if type(found) is tuple else (found,), run_graph(graph, arrays), strict=True):
+        assert got.shape == want.shape
+        assert got.flags.writeable
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def buckets_of(module: XRTModule) -> list[Bucket]:
+    caller = module._source.caller
+    assert caller is not None
+    assert caller._buckets is not None
+    return caller._buckets.buckets
+
+
+def test_one_executable_serves_many_sizes(engine: FakeEngine, graph: Graph) -> None:
+    """The first signature is compiled as it is; of others, those that fit a bucket share its executable."""
+    with module_of(graph) as m:
+        agree(m, graph, 2, 9)
+        for s in (12, 11, 9, 10, 7, 12):
+            agree(m, graph, 2, s)
+        assert [b.form.buckets for b in buckets_of(m)] == [{"s": 12}]  # b never varied
+        agree(m, graph, 3, 12)
+        assert buckets_of(m)[-1].form.buckets == {"b": 3, "s": 12}
+    assert len(engine.compiled) == 3
+
+
+def test_sizes_can_be_given(engine: FakeEngine, graph: Graph) -> None:
+    """With sizes of symbols the first call is padded; what is above them all is a bucket of its own."""
+    with module_of(graph, {"s": (8, 32), "b": 4}) as m:
+        for b, s in ((1, 3), (4, 8), (2, 9), (3, 32), (2, 33), (3, 2)):
+            agree(m, graph, b, s)
+        assert [tuple(b.form.buckets.values()) for b in buckets_of(m)] == [(4, 8), (4, 32), (4, 33)]
+        assert "s 3 to 8" in str(
+            m.explain(dict(zip(("x", "ids", "mask"), arguments(np.random.default_rng(0), 1, 3), strict=True)))
+        )
+    with pytest.raises(OptionError, match=r"no symbol 'n'; its inputs have b, s"):
+        module_of(graph, {"n": 8})
+
+
+def test_what_is_not_proven_runs_as_it_is(engine: FakeEngine) -> None:
+    """A graph that padding might reach is compiled for each signature, and explain() has the reason."""
+    g = Builder(np.random.default_rng(0))
+    graph = g.graph([g.add("TopK", g.x, g.ints(2), axis=1, outputs=2)[0]])
+    with module_of(graph) as m:
+        for s in (4, 5, 6):
+            agree(m, graph, 2, s)
+        assert not buckets_of(m)
+        assert "not padded: TopK" in str(m.explain())
+    assert len(engine.compiled) == 3
+
+
+def settle() -> None:
+    """Wait for buckets that are made or checked in the background."""
+    for t in threading.enumerate():
+        if t.name == "xrt-bucket":
+            t.join(30)
+
+
+def test_few_buckets_at_first(engine: FakeEngine) -> None:
+    """However sizes vary, no more than a dozen executables are made until time wasted on padding has earned others."""
+    g = Builder(np.random.default_rng(0))
+    graph = g.graph([g.add("ReduceMean", g.x, g.ints(1))])
+    rng = np.random.default_rng(1)
+    with module_of(graph) as m:
+        for _ in range(60):
+            agree(m, graph, int(rng.integers(1, 9)), int(rng.integers(3, 60)))
+            settle()
+        assert 10 <= len(engine.compiled) <= 12
+        caller = m._source.caller
+        assert caller is not None
+        assert caller._buckets is not None
+        caller._buckets._wasted = 1e9
+        agree(m, graph, 1, 2)
+        settle()
+        assert {"b": 1, "s": 2} in [b.form.buckets for b in buckets_of(m)]
+        before = len(engine.compiled)
+        agree(m, graph, 1, 2)
+        assert buckets_of(m)[-1].calls == 1
+        assert len(engine.compiled) == before <= 13
+
+
+def test_wrong_bucket_is_retired(engine: FakeEngine, graph: Graph) -> None:
+    """A bucket whose executable differs from the host at one of its edges is found and not used any more."""
+    with module_of(graph, {"s": 8, "b": 2}, guard=True, guard_async=False, guard_sandbox=False) as m:
+        agree(m, graph, 2, 5)
+        bucket = buckets_of(m)[0]
+        settle()
+        assert bucket.checked
+        assert not bucket.failed
+        run = bucket.inner
+        bucket.inner = lambda arrays: [r + 1 if arrays[-1] == 7 else r for r in run(arrays)]  # one below the bucket
+        caller = m._source.caller
+        assert caller is not None
+        assert caller._buckets is not None
+        sizes = {"b": 2, "s": 5}
+        assert "'s': 7" in caller._buckets.difference(bucket, arguments(np.random.default_rng(0), 2, 5), sizes)
+        caller._buckets._check(bucket, arguments(np.random.default_rng(0), 2, 5), sizes)
+        assert "'s': 7" in bucket.failed
+        agree(m, graph, 2, 5)
+        assert buckets_of(m)[0] is bucket
+
+
+def test_unnamed_dimensions(engine: FakeEngine) -> None:
+    """Dimensions without names that were always equal are one symbol; a call that parts them is compiled as it is."""
+    g = Builder(np.random.default_rng(0))
+    y = g.add("Add", g.add("Unsqueeze", g.add("Cast", g.ids, to=1), g.ints(2)), g.x)
+    graph = g.graph([g.add("ReduceMax", y, g.ints(1))])
+    unnamed = {v: type(v)(v.name, type(v.type)(v.dtype, (None, None, HIDDEN)[: len(v.shape or ())])) for v in g.inputs}
+    from xrt_core.ir.graph import substitute
+
+    graph = graph.replace(inputs=unnamed.values(), nodes=[substitute(n, unnamed) for n in graph.nodes])
+    with module_of(graph) as m:
+        for s in (9, 12, 10, 11):
+            agree(m, graph, 2, s)
+        assert [tuple(b.form.buckets.values()) for b in buckets_of(m)] == [(12,)]
+        x, ids, mask = arguments(np.random.default_rng(0), 2, 12)
+        assert m(x, ids[:, :1], mask).shape == (2, 1, HIDDEN)
+
+
+def test_sizes_of_buckets() -> None:
+    """Rungs are two an octave; a bucket is checked full, one below, and one above the next smaller one."""
+    assert [rung(n) for n in (1, 2, 3, 5, 7, 9, 13, 100, 129, 193)] == [1, 2, 3, 6, 8, 12, 16, 128, 192, 256]
+    assert edges({"s": 12}, {"s": 8}) == [{"s": 12}, {"s": 11}, {"s": 9}]
+    assert edges({"s": 1}, {}) == [{"s": 1}] * 3
+
+
+def test_option() -> None:
+    """The option's text and value mean the same; sizes below 1 and empty ones are errors."""
+    assert BUCKETS.parse("batch=4,1;sequence=64") == BUCKETS.accept({"batch": [4, 1], "sequence": 64})
+    for wrong in ({"batch": 0}, {"batch": ()}, {}, "always", 3):
+        with pytest.raises(OptionError, match="buckets"):
+            XRTModule(Graph((), (), (), opsets={"": 18}), buckets=wrong)

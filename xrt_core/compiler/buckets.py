@@ -1,0 +1,419 @@
+"""Buckets: one padded executable for many sizes of a graph's inputs, where padding is proven harmless.
+
+An engine of static shapes compiles for every new signature. With buckets, a call of a new signature whose dimensions
+alone differ from earlier ones is padded to a bucket that serves all smaller sizes, and its results are cut
+(`passes.padding`). Sizes that the proof does not cover are compiled as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from xrt_core.errors import OptionError
+from xrt_core.events import EventLog
+from xrt_core.ir.graph import Graph
+from xrt_core.ir.symbols import Declared, Expr, expression
+from xrt_core.ir.types import Dim, TensorType
+from xrt_core.passes.padding import PaddedGraph, PaddingRefused, pad_graph
+
+BucketSizes = str | tuple[tuple[str, tuple[int, ...]], ...]
+"""The option: "off", "auto", or the sizes of each symbol, ascending."""
+
+MAX_WASTE: Final = 0.5
+"""The share of a call's padded elements that may be padding before a smaller bucket is made for it, at first."""
+FINAL_WASTE: Final = 0.25
+"""The same for buckets that wasted time has earned."""
+FIRST_BUCKETS: Final = 11
+"""Buckets that a graph may have from the start: with the first signature, compiled as it is, 12 executables. Each
+further one is earned: by as much time spent on padding as a compilation takes."""
+USUAL_SECONDS: Final = 5.0
+"""Of a compilation, before one was measured."""
+MAX_BOUND: Final = 1024
+"""Signatures whose padded calls stay bound; the oldest goes first."""
+
+
+class Runs(Protocol):
+    """What compiles and runs a padded graph: `compiler.models.CompiledGraph`."""
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """Run it on the bucket's arrays."""
+        ...
+
+
+@dataclass(eq=False)
+class Bucket:
+    """One padded form and what runs it.
+
+    fixed: symbols whose size is part of it. same: symbol -> the symbol of the form that stands for it. failed: why it
+    is not used any more, "" while it is. ready: whether it may serve; one that is made while a larger one serves
+    is not at first. calls: so far; valid: the sum of their volumes. checked: whether it was compared at its edges.
+    """
+
+    form: PaddedGraph
+    inner: Any
+    fixed: Mapping[str, int]
+    same: Mapping[str, str]
+    lower: Mapping[str, int]
+    failed: str = ""
+    ready: bool = True
+    calls: int = 0
+    valid: int = 0
+    checked: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def sizes_for(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The sizes of the form's symbols for those of all symbols; None where the bucket does not serve them."""
+        found: dict[str, int] = {}
+        for name, n in sizes.items():
+            if name in self.fixed:
+                if self.fixed[name] != n:
+                    return None
+            elif found.setdefault(self.same[name], n) != n:
+                return None
+        return found if self.form.why_not(found) is None else None
+
+    @property
+    def volume(self) -> int:
+        """The product of its sizes."""
+        return math.prod(self.form.buckets.values())
+
+    def __str__(self) -> str:
+        return " x ".join(f"{s} {n}" for s, n in self.form.buckets.items())
+
+
+class Buckets:
+    """The buckets of one graph. Thread-safe.
+
+    graph: as captured. choice: the option. make: compiles a padded graph. reference: runs the graph as it is on the
+    host, for the check of a new bucket; None where results are not verified.
+
+    Raises OptionError where the option names a symbol that no input of the graph has.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        choice: BucketSizes,
+        make: Callable[[Graph], Runs],
+        events: EventLog,
+        reference: Callable[[Sequence[np.ndarray]], Sequence[Any]] | None = None,
+    ) -> None:
+        self._graph, self._make, self._events, self._reference = graph, make, events, reference
+        self._explicit = dict(choice) if not isinstance(choice, str) else None
+        self._declared = _declared(graph)
+        self._lock = threading.Lock()
+        self._seen: list[dict[str, int]] = []
+        self._refused: dict[Hashable, str] = {}
+        self._bound: dict[Hashable, None] = {}
+        self._wasted = 0.0  # seconds of calls, by their share of padding, since a bucket was made
+        self._cost = USUAL_SECONDS
+        self.generation = 0  # rises where a bucket becomes ready: calls look for theirs again
+        self.buckets: list[Bucket] = []
+        symbols = {} if self._declared is None else _symbols(self._declared)
+        for name in self._explicit or ():
+            if name not in symbols:
+                known = ", ".join(symbols) or "no symbols"
+                raise OptionError(f"buckets: the model has no symbol {name!r}; its inputs have {known}")
+
+    def find(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
+        """The bucket for the sizes of these arguments, made if it is worth it, and the sizes of its symbols."""
+        sizes = self._sizes(arrays)
+        if sizes is None:
+            return None
+        with self._lock:
+            if sizes not in self._seen:
+                self._seen.append(sizes)
+                del self._seen[:-256]
+            found = self._smallest(sizes)
+            if found is None:
+                return self._new(sizes)
+            if not self._good(*found) and self._may_make():
+                made = self._new(sizes)
+                if made is None:
+                    self._wasted = 0.0
+                else:  # the larger one serves until it is ready
+                    made[0].ready = False
+                    behind = made[0], made[0].form.pad(arrays, made[1])
+                    threading.Thread(target=self._prepare, args=behind, name="xrt-bucket").start()
+            return found
+
+    def prepare(self, bucket: Bucket, arrays: Sequence[np.ndarray], at_once: bool) -> None:
+        """Plan a bucket, on its own arguments, and note how long that takes."""
+        start = time.perf_counter()
+        bucket.inner.prepare(arrays, at_once=at_once)
+        if at_once or bucket.inner.is_final:
+            self._cost = time.perf_counter() - start
+
+    def _prepare(self, bucket: Bucket, arrays: Sequence[np.ndarray]) -> None:
+        """Compile a bucket beside the larger one that serves meanwhile."""
+        try:
+            self.prepare(bucket, arrays, True)
+        except Exception as e:  # a call with these sizes would raise it to its caller; the larger bucket does not
+            bucket.failed = f"{type(e).__name__}: {e}"
+        bucket.ready = True
+        self.generation += 1
+
+    def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
+        """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one."""
+        return self._wasted > self._cost and not self._good(bucket, sizes) and self._may_make()
+
+    def known(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
+        """The bucket that is there for these arguments, or None."""
+        sizes = self._sizes(arrays)
+        return None if sizes is None else self._smallest(sizes)
+
+    def keep(self, key: Hashable) -> Hashable | None:
+        """Note a bound call; returns the key of one that is to be forgotten, or None."""
+        with self._lock:
+            self._bound[key] = None
+            if len(self._bound) <= MAX_BOUND:
+                return None
+            oldest = next(iter(self._bound))
+            del self._bound[oldest]
+            return oldest
+
+    def run(self, bucket: Bucket, sizes: Mapping[str, int], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The results of the graph through a bucket."""
+        form = bucket.form
+        start = time.perf_counter()
+        results = form.cut([np.asarray(r) for r in bucket.inner(form.pad(arrays, sizes))], sizes)
+        volume = math.prod(sizes.values())
+        self._wasted += (time.perf_counter() - start) * (1 - volume / bucket.volume)
+        bucket.calls += 1  # without a lock: statistics
+        bucket.valid += volume
+        if self._reference is not None and not bucket.checked:
+            self._begin_check(bucket, arrays, sizes)
+        return results
+
+    def text(self, bucket: Bucket | None, sizes: Mapping[str, int] | None) -> str:
+        """The decisions about padding, human-readable, of a signature that a bucket serves, or (None) of another."""
+        if bucket is None or sizes is None:
+            why = "; ".join(dict.fromkeys(self._refused.values()))
+            return f"not padded: {why}" if why else "not padded: no size has varied yet"
+        padded = (
+            ", ".join(f"{s} {sizes[s]} to {n}" for s, n in bucket.form.buckets.items() if sizes[s] != n) or "nothing"
+        )
+        masks = ", ".join(f"{op} x{n}" for op, n in bucket.form.masks.items()) or "none"
+        waste = 1 - math.prod(sizes.values()) / bucket.volume
+        lines = [f"padded: {padded} ({waste:.0%} of it padding); masked before: {masks}"]
+        for b in self.buckets:
+            share = f", {1 - b.valid / (b.calls * b.volume):.0%} padding" if b.calls else ""
+            lines.append(f"bucket {b}: {b.calls} calls{share}{'; not used: ' + b.failed if b.failed else ''}")
+        return "\n".join(lines)
+
+    # --- choice -------------------------------------------------------------------------------------------------------
+
+    def _sizes(self, arrays: Sequence[Any]) -> dict[str, int] | None:
+        if self._declared is None or not all(type(a) is np.ndarray and a.size for a in arrays):
+            return None
+        return self._declared.admits([a.shape for a in arrays])
+
+    def _smallest(self, sizes: Mapping[str, int]) -> tuple[Bucket, dict[str, int]] | None:
+        served = [(b, s) for b in self.buckets if b.ready and not b.failed and (s := b.sizes_for(sizes)) is not None]
+        return min(served, key=lambda bs: bs[0].volume, default=None)
+
+    def _good(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
+        if self._explicit is not None:
+            return all(bucket.form.buckets[s] <= _rounded(n, self._explicit.get(s)) for s, n in sizes.items())
+        most = MAX_WASTE if len(self.buckets) < FIRST_BUCKETS else FINAL_WASTE
+        return 1 - math.prod(sizes.values()) / bucket.volume <= most
+
+    def _may_make(self) -> bool:
+        if not all(b.ready for b in self.buckets):  # one after the other
+            return False
+        return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._wasted > self._cost
+
+    def _new(self, sizes: dict[str, int]) -> tuple[Bucket, dict[str, int]] | None:
+        """A new bucket for these sizes; None where none is wanted, or padding is refused."""
+        fixed, same = self._family(sizes)
+        symbols = sorted(set(same.values()))
+        family = (tuple(sorted(fixed.items())), tuple(sorted(same.items())))
+        if not symbols or family in self._refused:
+            return None
+        own = {same[s]: n for s, n in sizes.items() if s in same}
+        wanted = dict(own)
+        if self._explicit is None and not self._may_make():  # the last one serves all that was seen
+            for seen in self._seen:
+                for s, n in seen.items():
+                    if s in same:
+                        wanted[same[s]] = max(wanted[same[s]], n)
+        explicit = self._explicit or {}
+        rounded = {s: _rounded(wanted[s], explicit.get(s)) for s in symbols}
+        start = time.perf_counter()
+        form = reason = None
+        for buckets in (rounded, own):  # an axis of the model may end between the two
+            try:
+                form = pad_graph(self._graph, _shapes(self._declared, fixed, same), buckets)
+                break
+            except PaddingRefused as e:
+                reason = str(e)
+        if form is None:
+            assert reason is not None
+            if not any(b.same == same and b.fixed == fixed for b in self.buckets):
+                self._refused[family] = reason
+            self._events.emit("padding.refused", level=logging.INFO, model=self._graph.name, reason=reason)
+            return None
+        same_sizes = (b for b in self.buckets if b.form.buckets == form.buckets)
+        if any(b.same == same and b.fixed == fixed for b in same_sizes) or form.why_not(own) is not None:
+            return None
+        self._wasted = 0.0
+        lower = {
+            s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
+            for s, n in form.buckets.items()
+        }
+        made = Bucket(form, self._make(form.graph), fixed, same, lower)
+        self.buckets.append(made)
+        self._events.emit(
+            "padding.bucket", level=logging.INFO, seconds=time.perf_counter() - start, model=self._graph.name,
+            bucket=str(made),
+        )  # fmt: skip
+        return made, own
+
+    def _family(self, sizes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, str]]:
+        """The symbols that never varied, with their sizes; and for each other the symbol that stands for it: of
+        unnamed dimensions that were always equal, the first."""
+        assert self._declared is not None
+        fixed: dict[str, int] = {}
+        same: dict[str, str] = {}
+        first: dict[tuple[int, ...], str] = {}
+        for name, is_named in _symbols(self._declared).items():
+            history = tuple(s[name] for s in self._seen)
+            wanted = name in self._explicit if self._explicit is not None else len(set(history)) > 1
+            if not wanted:
+                fixed[name] = sizes[name]
+            else:
+                same[name] = name if is_named else first.setdefault(history, name)
+        return fixed, same
+
+    # --- the check of a new bucket ------------------------------------------------------------------------------------
+
+    def _begin_check(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
+        with bucket.lock:
+            if bucket.checked or not getattr(bucket.inner, "is_final", True):
+                return
+            bucket.checked = True
+        given = [a.copy() for a in arrays]
+        threading.Thread(target=self._check, args=(bucket, given, dict(sizes)), name="xrt-bucket").start()
+
+    def _check(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> None:
+        """Compare the bucket's executable with the graph as it is on the host, on the lengths at its edges."""
+        try:
+            why = self.difference(bucket, arrays, sizes)
+        except Exception as e:  # a bucket that cannot be checked is not used
+            why = f"its check failed: {type(e).__name__}: {e}"
+        if why:
+            bucket.failed = why
+            level = logging.WARNING
+            self._events.emit("padding.wrong", level=level, model=self._graph.name, bucket=str(bucket), error=why)
+        else:
+            self._events.emit("padding.checked", model=self._graph.name, bucket=str(bucket))
+
+    def difference(self, bucket: Bucket, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]) -> str:
+        """Where the bucket's results differ from the host's on the arguments of a call, stretched to the lengths at the
+        bucket's edges: the full bucket, one below, one above the next smaller. "" if they do not."""
+        from xrt_core.verify.compare import EXACT, compare, float_dtypes, tolerance_for
+
+        assert self._declared is not None
+        assert self._reference is not None
+        form = bucket.form
+        dtypes = float_dtypes(form.graph)
+        for at in edges(form.buckets, bucket.lower):
+            if form.why_not(at) is not None:
+                continue
+            shapes = [tuple(math.prod(f.evaluate(at) for f in axis) for axis in axes) for axes in form.inputs]
+            given = [stretched(a, shape) for a, shape in zip(arrays, shapes, strict=True)]
+            found = form.cut([np.asarray(r) for r in bucket.inner(form.pad(given, at))], at)
+            for i, (got, want) in enumerate(zip(found, map(np.asarray, self._reference(given)), strict=True)):
+                if got.shape != want.shape or got.dtype != want.dtype:
+                    return f"result {i} for {at} is {got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+                tolerance = tolerance_for(want.dtype, dtypes, {}) if dtypes else EXACT
+                difference = compare(got, want, tolerance)
+                if not difference.is_right:
+                    return f"result {i} for {at}: {difference.reason}"
+        return ""
+
+
+def edges(buckets: Mapping[str, int], lower: Mapping[str, int]) -> list[dict[str, int]]:
+    """The sizes on which a bucket is checked: the full bucket, one below, and one above the next smaller one."""
+    return [
+        dict(buckets),
+        {s: max(1, n - 1) for s, n in buckets.items()},
+        {s: min(n, lower.get(s, 0) + 1) for s, n in buckets.items()},
+    ]
+
+
+def stretched(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """The array cut or repeated along its axes to a shape: real contents at another size."""
+    for axis, n in enumerate(shape):
+        array = np.take(array, np.arange(n) % array.shape[axis], axis=axis)
+    return np.ascontiguousarray(array)
+
+
+def rung(n: int) -> int:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is at least n: two sizes an octave, a fifth of which is
+    padding on average where all sizes are as frequent."""
+    k = 1
+    while k < n:
+        if k > 1 and k * 3 // 2 >= n:
+            return k * 3 // 2
+        k *= 2
+    return k
+
+
+def _rounded(n: int, sizes: Sequence[int] | None) -> int:
+    """The size of the bucket for n: of the given ones the smallest that fits; n itself above them all."""
+    return rung(n) if sizes is None else min((s for s in sizes if s >= n), default=n)
+
+
+def _declared(graph: Graph) -> Declared | None:
+    """The symbols of a graph's inputs; dimensions without a name get one. None where a rank is unknown."""
+    shapes: list[tuple[Dim, ...]] = []
+    for i, v in enumerate(graph.inputs):
+        if not isinstance(v.type, TensorType) or v.type.shape is None or v.type.dtype is None:
+            return None
+        shapes.append(tuple(_dim(d, i, a) for a, d in enumerate(v.type.shape)))
+    if all(isinstance(d, int) for s in shapes for d in s):
+        return None
+    return Declared(tuple(v.name for v in graph.inputs), tuple(shapes), {})
+
+
+_UNNAMED: Final = "dim_"
+
+
+def _dim(d: Dim, i: int, axis: int) -> Dim:
+    if isinstance(d, int) or (d is not None and expression(d) is not None):
+        return d
+    return f"{_UNNAMED}{i}_{axis}" if d is None else "symbol_" + re.sub(r"\W", "_", d)
+
+
+def _symbols(declared: Declared) -> dict[str, bool]:
+    """The symbols, in order, and whether the model named them."""
+    found: dict[str, bool] = {}
+    for shape in declared.shapes:
+        for d in shape or ():
+            made = None if d is None else expression(d)
+            for s in sorted(made.symbols) if made is not None else ():
+                found.setdefault(s, not s.startswith(_UNNAMED))
+    return found
+
+
+def _shapes(
+    declared: Declared | None, fixed: Mapping[str, int], same: Mapping[str, str]
+) -> list[tuple[Dim, ...] | None]:
+    """The declared shapes with sizes in the place of fixed symbols, and with what stands for each other symbol."""
+    assert declared is not None
+    new = {**{s: Expr.of(n) for s, n in fixed.items()}, **{s: Expr.of(t) for s, t in same.items()}}
+    found: list[tuple[Dim, ...] | None] = []
+    for shape in declared.shapes:
+        exprs = [expression(d) for d in shape or ()]
+        found.append(tuple(None if e is None else e.substitute(new).dim for e in exprs))
+    return found
