@@ -32,9 +32,13 @@ MAX_WASTE: Final = 0.5
 """The share of a call's padded elements that may be padding before a smaller bucket is made for it, at first."""
 FINAL_WASTE: Final = 0.25
 """The same for buckets that wasted time has earned."""
-FIRST_BUCKETS: Final = 11
-"""Buckets that a graph may have from the start: with the first signature, compiled as it is, 12 executables. Each
-further one is earned: by as much time spent on padding as a compilation takes."""
+LITTLE: Final = 0.2
+"""The padding, as a share of the largest bucket, that is never worth a compilation."""
+FIRST_BUCKETS: Final = 10
+"""Buckets that a graph may have from the start. Each further one is earned: by as much time spent on padding as a
+compilation takes."""
+LEAST_SECONDS: Final = 1.0
+"""What a compilation costs at least: an executable takes memory as well."""
 USUAL_SECONDS: Final = 5.0
 """Of a compilation, before one was measured."""
 MAX_BOUND: Final = 1024
@@ -151,7 +155,7 @@ class Buckets:
         start = time.perf_counter()
         bucket.inner.prepare(arrays, at_once=at_once)
         if at_once or bucket.inner.is_final:
-            self._cost = time.perf_counter() - start
+            self._cost = max(LEAST_SECONDS, time.perf_counter() - start)
 
     def _prepare(self, bucket: Bucket, arrays: Sequence[np.ndarray]) -> None:
         """Compile a bucket beside the larger one that serves meanwhile."""
@@ -224,8 +228,10 @@ class Buckets:
     def _good(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         if self._explicit is not None:
             return all(bucket.form.buckets[s] <= _rounded(n, self._explicit.get(s)) for s, n in sizes.items())
-        most = MAX_WASTE if len(self.buckets) < FIRST_BUCKETS else FINAL_WASTE
-        return 1 - math.prod(sizes.values()) / bucket.volume <= most
+        waste = bucket.volume - math.prod(sizes.values())
+        if waste <= LITTLE * max(b.volume for b in self.buckets):
+            return True
+        return waste / bucket.volume <= (MAX_WASTE if len(self.buckets) < FIRST_BUCKETS else FINAL_WASTE)
 
     def _may_make(self) -> bool:
         if not all(b.ready for b in self.buckets):  # one after the other
