@@ -167,6 +167,17 @@ def test_unnamed_dimensions(engine: FakeEngine) -> None:
         assert m(x, ids[:, :1], mask).shape == (2, 1, HIDDEN)
 
 
+def test_declared_ranges(engine: FakeEngine, graph: Graph) -> None:
+    """A bucket does not exceed the range that the user declares, and keeps to its multiples."""
+    from xrt_core.ir.symbols import Symbol
+
+    shapes = {"ids": ("b", Symbol("s", 1, 14))}
+    with module_of(graph, shapes=shapes) as m:
+        for s in (9, 13, 14):
+            agree(m, graph, 2, s)
+        assert [b.form.buckets for b in buckets_of(m)] == [{"s": 14}]
+
+
 def test_sizes_of_buckets() -> None:
     """Rungs are two an octave; a bucket is checked full, one below, and one above the next smaller one."""
     assert [rung(n) for n in (1, 2, 3, 5, 7, 9, 13, 100, 129, 193)] == [1, 2, 3, 6, 8, 12, 16, 128, 192, 256]

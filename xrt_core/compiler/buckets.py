@@ -98,7 +98,8 @@ class Buckets:
     """The buckets of one graph. Thread-safe.
 
     graph: as captured. choice: the option. make: compiles a padded graph. reference: runs the graph as it is on the
-    host, for the check of a new bucket; None where results are not verified.
+    host, for the check of a new bucket; None where results are not verified. declared: the shapes that the user
+    declared. beside: whether a bucket may be made although a larger one serves.
 
     Raises OptionError where the option names a symbol that no input of the graph has.
     """
@@ -110,10 +111,14 @@ class Buckets:
         make: Callable[[Graph], Runs],
         events: EventLog,
         reference: Callable[[Sequence[np.ndarray]], Sequence[Any]] | None = None,
+        declared: Declared | None = None,
+        beside: bool = True,
     ) -> None:
         self._graph, self._make, self._events, self._reference = graph, make, events, reference
         self._explicit = dict(choice) if not isinstance(choice, str) else None
-        self._declared = _declared(graph)
+        self._declared = _declared(graph, declared)
+        self._symbols = {} if self._declared is None else _symbols(self._declared)
+        self._beside = beside
         self._lock = threading.Lock()
         self._seen: list[dict[str, int]] = []
         self._refused: dict[Hashable, str] = {}
@@ -122,10 +127,9 @@ class Buckets:
         self._cost = USUAL_SECONDS
         self.generation = 0  # rises where a bucket becomes ready: calls look for theirs again
         self.buckets: list[Bucket] = []
-        symbols = {} if self._declared is None else _symbols(self._declared)
         for name in self._explicit or ():
-            if name not in symbols:
-                known = ", ".join(symbols) or "no symbols"
+            if name not in self._symbols:
+                known = ", ".join(self._symbols) or "no symbols"
                 raise OptionError(f"buckets: the model has no symbol {name!r}; its inputs have {known}")
 
     def find(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
@@ -219,7 +223,8 @@ class Buckets:
     def _sizes(self, arrays: Sequence[Any]) -> dict[str, int] | None:
         if self._declared is None or not all(type(a) is np.ndarray and a.size for a in arrays):
             return None
-        return self._declared.admits([a.shape for a in arrays])
+        sizes = self._declared.admits([a.shape for a in arrays])
+        return None if sizes is None or sizes.keys() != self._symbols.keys() else sizes
 
     def _smallest(self, sizes: Mapping[str, int]) -> tuple[Bucket, dict[str, int]] | None:
         served = [(b, s) for b in self.buckets if b.ready and not b.failed and (s := b.sizes_for(sizes)) is not None]
@@ -234,7 +239,7 @@ class Buckets:
         return waste / bucket.volume <= (MAX_WASTE if len(self.buckets) < FIRST_BUCKETS else FINAL_WASTE)
 
     def _may_make(self) -> bool:
-        if not all(b.ready for b in self.buckets):  # one after the other
+        if not self._beside or not all(b.ready for b in self.buckets):  # one after the other
             return False
         return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._wasted > self._cost
 
@@ -247,13 +252,13 @@ class Buckets:
             return None
         own = {same[s]: n for s, n in sizes.items() if s in same}
         wanted = dict(own)
-        if self._explicit is None and not self._may_make():  # the last one serves all that was seen
+        if self._explicit is None and self.buckets and not self._may_make():  # the last one serves all that was seen
             for seen in self._seen:
                 for s, n in seen.items():
                     if s in same:
                         wanted[same[s]] = max(wanted[same[s]], n)
         explicit = self._explicit or {}
-        rounded = {s: _rounded(wanted[s], explicit.get(s)) for s in symbols}
+        rounded = {s: self._in_limits(s, _rounded(wanted[s], explicit.get(s)), wanted[s]) for s in symbols}
         start = time.perf_counter()
         form = reason = None
         for buckets in (rounded, own):  # an axis of the model may end between the two
@@ -284,6 +289,15 @@ class Buckets:
         )  # fmt: skip
         return made, own
 
+    def _in_limits(self, symbol: str, rounded: int, size: int) -> int:
+        """The size of a bucket within what the user declared of the symbol."""
+        assert self._declared is not None
+        limits = self._declared.symbols.get(symbol)
+        if limits is None:
+            return rounded
+        rounded = -(-rounded // limits.multiple) * limits.multiple
+        return rounded if limits.max is None else max(size, min(rounded, limits.max))
+
     def _family(self, sizes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, str]]:
         """The symbols that never varied, with their sizes; and for each other the symbol that stands for it: of
         unnamed dimensions that were always equal, the first."""
@@ -291,7 +305,7 @@ class Buckets:
         fixed: dict[str, int] = {}
         same: dict[str, str] = {}
         first: dict[tuple[int, ...], str] = {}
-        for name, is_named in _symbols(self._declared).items():
+        for name, is_named in self._symbols.items():
             history = tuple(s[name] for s in self._seen)
             wanted = name in self._explicit if self._explicit is not None else len(set(history)) > 1
             if not wanted:
@@ -380,16 +394,19 @@ def _rounded(n: int, sizes: Sequence[int] | None) -> int:
     return rung(n) if sizes is None else min((s for s in sizes if s >= n), default=n)
 
 
-def _declared(graph: Graph) -> Declared | None:
-    """The symbols of a graph's inputs; dimensions without a name get one. None where a rank is unknown."""
+def _declared(graph: Graph, user: Declared | None) -> Declared | None:
+    """The symbols of a graph's inputs, as the user declared them or else the graph; dimensions without a name get one.
+    None where a rank is unknown, and where no dimension varies."""
     shapes: list[tuple[Dim, ...]] = []
     for i, v in enumerate(graph.inputs):
-        if not isinstance(v.type, TensorType) or v.type.shape is None or v.type.dtype is None:
+        own = v.type.shape if isinstance(v.type, TensorType) and v.type.dtype is not None else None
+        shape = own if user is None or user.shapes[i] is None else user.shapes[i]
+        if own is None or shape is None:
             return None
-        shapes.append(tuple(_dim(d, i, a) for a, d in enumerate(v.type.shape)))
+        shapes.append(tuple(_dim(d, i, a) for a, d in enumerate(shape)))
     if all(isinstance(d, int) for s in shapes for d in s):
         return None
-    return Declared(tuple(v.name for v in graph.inputs), tuple(shapes), {})
+    return Declared(tuple(v.name for v in graph.inputs), tuple(shapes), {} if user is None else user.symbols)
 
 
 _UNNAMED: Final = "dim_"

@@ -67,6 +67,8 @@ class CompiledGraph:
                 lambda g: CompiledGraph(g, pipeline, padded=True),
                 pipeline.services.events,
                 reference,
+                self.declared,
+                not pipeline.options.forbid_compilation,
             )
 
     @property
@@ -124,7 +126,8 @@ class CompiledGraph:
         """
         arrays, _ = plain_arrays(arrays)
         checked = self.checked(arrays)
-        found = None if self._buckets is None else self._buckets.find(checked)
+        # an engine of dynamic shapes needs no padding
+        found = None if self._buckets is None or self.pipeline.takes_symbols else self._buckets.find(checked)
         if found is not None:
             return self._padded_call(*found, arrays, checked, key, at_once)
         entry = self.plans.entry_for(checked)
