@@ -131,7 +131,7 @@ def test_few_buckets_at_first(engine: FakeEngine) -> None:
 
 def test_wrong_bucket_is_retired(engine: FakeEngine, graph: Graph) -> None:
     """A bucket whose executable differs from the host at one of its edges is found and not used any more."""
-    with module_of(graph, {"s": 8, "b": 2}, guard=True, guard_async=False, guard_sandbox=False) as m:
+    with module_of(graph, {"s": 8, "b": 2}, guard=True, guard_async=False, guard_sandbox=False, guard_tune=False) as m:
         agree(m, graph, 2, 5)
         bucket = buckets_of(m)[0]
         settle()

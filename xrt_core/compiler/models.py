@@ -73,9 +73,11 @@ class CompiledGraph:
 
     @property
     def is_final(self) -> bool:
-        """Whether the last new signature runs the plan that it will keep, and not its baseline plan."""
+        """Whether engines answer calls of the last new signature: no baseline plan does, and no host for a cluster."""
         plan = self.last
-        return not isinstance(plan, BaselinePlan) or plan.final is not None
+        if isinstance(plan, BaselinePlan):
+            plan = plan.final
+        return plan is not None and all(x.executable is not None for x in plan.launches)
 
     @property
     def last(self) -> Planned | None:
