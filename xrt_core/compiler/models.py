@@ -129,7 +129,9 @@ class CompiledGraph:
         arrays, _ = plain_arrays(arrays)
         checked = self.checked(arrays)
         # an engine of dynamic shapes needs no padding
-        found = None if self._buckets is None or self.pipeline.takes_symbols else self._buckets.find(checked)
+        found = (
+            None if self._buckets is None or self.pipeline.symbolic_after is not None else self._buckets.find(checked)
+        )
         if found is not None:
             return self._padded_call(*found, arrays, checked, key, at_once)
         entry = self.plans.entry_for(checked)
