@@ -22,7 +22,6 @@ import dev_models
 from xrt_core import XRTModule
 from xrt_core.options.kinds import BUCKETS
 
-
 ROUNDS = 2
 """Steady rounds; of each request the fastest counts."""
 
