@@ -35,8 +35,9 @@ FINAL_WASTE: Final = 0.25
 LITTLE: Final = 0.2
 """The padding, as a share of the largest bucket, that is never worth a compilation."""
 FIRST_BUCKETS: Final = 10
-"""Buckets that a graph may have from the start. Each further one is earned: by as much time spent on padding as a
-compilation takes."""
+"""Buckets that a graph may have from the start. Each further one is earned, by time spent on padding."""
+EARNED: Final = 2.0
+"""Of how many compilations: a call's share of padding is more than what a smaller bucket saves."""
 LEAST_SECONDS: Final = 1.0
 """What a compilation costs at least: an executable takes memory as well."""
 USUAL_SECONDS: Final = 5.0
@@ -172,7 +173,7 @@ class Buckets:
 
     def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one."""
-        return self._wasted > self._cost and not self._good(bucket, sizes) and self._may_make()
+        return self._wasted > EARNED * self._cost and not self._good(bucket, sizes) and self._may_make()
 
     def known(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
         """The bucket that is there for these arguments, or None."""
@@ -241,7 +242,7 @@ class Buckets:
     def _may_make(self) -> bool:
         if not self._beside or not all(b.ready for b in self.buckets):  # one after the other
             return False
-        return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._wasted > self._cost
+        return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._wasted > EARNED * self._cost
 
     def _new(self, sizes: dict[str, int]) -> tuple[Bucket, dict[str, int]] | None:
         """A new bucket for these sizes; None where none is wanted, or padding is refused."""
