@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import sys
+import tomllib
 import types
 from collections.abc import Callable
 
@@ -203,12 +204,20 @@ def test_doctor_of_a_model(xrt: Xrt, tmp_path: pathlib.Path) -> None:
         (None, {}, []),
         (None, {"onnxruntime": "1.30", "onnxruntime-gpu": "1.30"}, ["onnxruntime 1.30 and onnxruntime-gpu 1.30"]),
         (None, {"cupy-cuda12x": "14", "cupy-cuda13x": "14"}, ["two builds of CuPy"]),
+        (None, {"tensorrt-rtx-cu13-bindings": "1", "tensorrt-rtx-cu12-bindings": "1"}, ["two builds of TensorRT-RTX"]),
+        (None, {"jax-cuda12-plugin": "0.11.1", "jaxlib": "0.11.2"}, ["jax-cuda12-plugin 0.11.1 does not fit jaxlib"]),
+        (None, {"jax-cuda13-plugin": "0.11.2+local", "jaxlib": "0.11.2"}, []),
         (13, {}, ["there is a GPU, and CuPy is not installed"]),
         (13, {"cupy-cuda13x": "14", "jax": "0.11.2"}, ["JAX has no plugin for it"]),
         (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.10.1", "jaxlib": "0.11.2"}, ["does not fit jaxlib 0.11.2"]),
         (12, {"cupy-cuda13x": "14"}, ["cupy-cuda13x needs a driver for CUDA 13, and 550.1 is for CUDA up to 12.8"]),
         (12, {"cupy-cuda12x": "14", "cuda-bindings": "13.0.1"}, ["cuda-bindings 13.0.1 needs a driver for CUDA 13"]),
         (13, {"cupy-cuda13x": "14", "cuda-bindings": "12.9.2"}, ["cuda-bindings 12.9.2 for CUDA 12: two"]),
+        (12, {"cupy-cuda12x": "14", "tensorrt-rtx-cu13-bindings": "1"}, ["tensorrt-rtx-cu13-bindings needs a"]),
+        (12, {"cupy-cuda12x": "14", "jax-cuda13-plugin": "1", "jax": "1"}, ["jax-cuda13-plugin needs a driver"]),
+        (12, {"cupy-cuda12x": "14", "cuda-bindings": "12.9.1"}, []),
+        (12, {"jax": "0.11.2"}, ["CuPy is not installed", "JAX has no plugin for it"]),
+        (13, {"cupy-cuda12x": "14", "tensorrt-cu12-bindings": "11.4", "cuda-bindings": "12.9"}, []),
         (13, {"cupy-cuda13x": "14", "cuda-bindings": "13.0.1"}, []),
         (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.11.2", "jaxlib": "0.11.2", "jax": "0.11.2"}, []),
     ],
@@ -225,8 +234,45 @@ def test_the_doctor_explains_cuda(
     for (what, remedy), part in zip(found, expected, strict=True):
         assert part in what
         assert "install" in remedy
+        assert driver != 12 or "cuda13]" not in remedy, "this driver does not run it"
     rows = dict(cuda_report.lines(lambda name: installed.get(name, "")))
     assert rows["driver"] == ("none" if driver is None else f"550.1, for CUDA up to {driver}.8")
+
+
+def test_the_doctor_says_why_the_host_cannot_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CuPy says is told where a build for this driver is installed; with a hidden GPU nothing is missing."""
+    monkeypatch.setattr(cuda, "driver", lambda: ("580.1", (13, 0)))
+    monkeypatch.setattr(cuda, "count", lambda: 1)
+    monkeypatch.setattr(cuda, "why_no_cupy", lambda: "CuPy finds no GPU: cudaErrorSystemNotReady")
+    installed = {"cupy-cuda13x": "14"}
+    ((what, remedy),) = cuda_report.problems(lambda name: installed.get(name, ""))
+    assert what == "the host cannot use the GPU: CuPy finds no GPU: cudaErrorSystemNotReady"
+    assert remedy == "pip install --force-reinstall cupy-cuda13x"
+    monkeypatch.setattr(cuda, "count", lambda: 0)
+    assert not list(cuda_report.problems(lambda name: installed.get(name, "")))
+
+
+def test_extras_are_for_one_version_of_cuda() -> None:
+    """What comes without an extra is for every CUDA, an extra for 12 brings nothing for 13 and the other way round, and
+    every extra that the doctor names is there."""
+    root = pathlib.Path(__file__).parents[2]
+    projects = {}
+    for file in (root / "pyproject.toml", *root.glob("plugins/*/pyproject.toml")):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        projects[project["name"]] = project
+    for name, project in projects.items():
+        assert not re.search(r"cu(da)?1[23]|nvidia-cuda", " ".join(project["dependencies"])), name
+        for extra, needs in project.get("optional-dependencies", {}).items():
+            for this, other in (("12", "13"), ("13", "12")):
+                if re.search(rf"cu(da)?{this}", extra):
+                    assert not any(re.search(rf"cu(da)?{other}", n) for n in needs), (name, extra)
+                    assert f"{extra[:-2]}{other}" in project["optional-dependencies"], (name, extra)
+    for library in cuda_report._LIBRARIES:
+        name, _, extra = library.extra.partition("[")
+        for major in cuda_report._MAJORS:
+            extras = projects[name]["optional-dependencies"]
+            needs = " ".join(extras[extra[:-1].format(major)])
+            assert f"cu{major}" in needs or f"cuda{major}" in needs
 
 
 def test_random_inputs_follow_the_types() -> None:
