@@ -44,18 +44,20 @@ class EngineSupport:
         refusal = partial(
             _refusal, unproven=self._unproven(graph), lowered=self._lowered, tried=self._guard is not None
         )
-        nodes = [n for n in graph.nodes if refusal(n) is None]
+        any_open = any(engine.open_shapes for engine, _ in self._engines)
+        nodes = [n for n in graph.nodes if refusal(n, open_shapes=any_open) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
         excluded = {} if capabilities is None else capabilities.excluded
         found = []
         for engine, device in self._engines:
+            mine = partial(refusal, open_shapes=engine.open_shapes) if any_open else refusal
             if engine.name in excluded:
                 found.append(_refusing(engine.name, excluded[engine.name]))
             elif engine.name in answers:
-                found.append(self._answered(engine.name, nodes, answers[engine.name], refusal))
+                found.append(self._answered(engine.name, nodes, answers[engine.name], mine))
             else:
-                found.append(self._asked(engine, device, refusal))
+                found.append(self._asked(engine, device, mine))
         if not self._auto or not found:
             return found
         pinned = {n.annotations.engine for n in graph.nodes}
@@ -145,7 +147,9 @@ class EngineSupport:
         return Candidate(name, supports)
 
 
-def _refusal(node: Node, unproven: frozenset[Node], lowered: bool, tried: bool) -> Support | None:
+def _refusal(
+    node: Node, unproven: frozenset[Node], lowered: bool, tried: bool, open_shapes: bool = False
+) -> Support | None:
     if node.attributes and node.subgraphs:
         if lowered:
             return Support.no("its bodies are lowered in precision and planned by themselves")
@@ -155,12 +159,13 @@ def _refusal(node: Node, unproven: frozenset[Node], lowered: bool, tried: bool) 
         if node.subgraphs:
             return Support.no("an index in its body is computed, and may be out of range: the host checks it")
         return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
-    return why_on_host(node)
+    return why_on_host(node, open_shapes)
 
 
-def why_on_host(node: Node) -> Support | None:
+def why_on_host(node: Node, open_shapes: bool = False) -> Support | None:
     """Return why `node` is not offered to engines, or None if it is.
 
+    open_shapes: offered to an engine that takes nodes whose results' shapes depend on data, as far as ranks are known.
     Control flow is offered with its bodies, whose values have types: what is in them is for the engine to look at.
     """
     captured: Sequence[Value] = ()
@@ -172,6 +177,7 @@ def why_on_host(node: Node) -> Support | None:
         if draws_random(node):
             return Support.no("what is drawn at random in its bodies is the host's, turn by turn")
         captured = node.captures
+    open_ = set(node.outputs) if open_shapes and not captured else ()
     for v in (*node.inputs, *node.outputs, *captured):
         if v is None:
             continue
@@ -180,7 +186,7 @@ def why_on_host(node: Node) -> Support | None:
             return Support.no(f"the type of {v.name!r} is {t or 'unknown'}, which is not a tensor{_so(node)}")
         if t.dtype == STRING:
             return Support.no(f"{v.name!r} holds strings{_so(node)}")
-        if not t.is_static:
+        if not t.is_static and (v not in open_ or t.shape is None):
             return Support.no(f"the shape of {v.name!r} is {t}: it depends on data{_so(node)}")
     return None
 

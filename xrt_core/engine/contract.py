@@ -99,10 +99,14 @@ class RunOptions:
     stream: the caller's stream on the device as an integer handle, as its kind's `Streams` gives it (CUDA: 0 and 1 are
     the legacy default stream, 2 that of the thread); None: any stream of the executable's.
     donate: whether the executable may write results into aliased inputs in place (the caller no longer uses them).
+    results: arrays of the caller's that results are wanted in, one for each return parameter, None where it does not
+    matter; empty for none. An executable that can write there does, in the order of `stream`, and returns that array
+    (whose content a failed run may leave in any state); it may return an array of its own as well.
     """
 
     stream: int | None = None
     donate: bool = True
+    results: Sequence[Any] = ()
 
 
 DEFAULT_RUN_OPTIONS: Final = RunOptions()
@@ -171,7 +175,7 @@ class GraphCompiler(ABC):
     ) -> Executable:
         """Compile `function`, whose every node `Engine.supports` has accepted.
 
-        entry_params, return_params: dtype and static shape of inputs and results, in order.
+        entry_params, return_params: dtype and static shape of inputs and results, in order (but see `open_shapes`).
         aliases: outputs that share an input's storage (updated variables).
         Raises CompileError with the engine library's own message.
         """
@@ -219,6 +223,9 @@ class Engine(ABC):
     native_operators: optional; operators of plugins, as "com.microsoft.MatMulNBits", that the engine computes better as
         they are than as what they are lowered to. Where it is the first of the engines, those of which `supports` says
         yes are not lowered in inference; the host runs the lowering where the engine fails.
+    open_shapes: optional; whether the engine is offered nodes whose results' shapes depend on data (NonZero,
+        NonMaxSuppression). Their dimensions are -1 in `return_params` (`Parameter.is_open`), and no other node of the
+        cluster reads them. Other engines never see such nodes.
     variables: optional; environment variables that the library reads, for `xrt doctor` to show.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
@@ -234,6 +241,7 @@ class Engine(ABC):
     asynchronous: ClassVar[bool] = False
     tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
     native_operators: ClassVar[tuple[str, ...]] = ()
+    open_shapes: ClassVar[bool] = False
     variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 

@@ -190,7 +190,7 @@ def _each(attribute: Any) -> tuple[Any, ...]:
     return attribute if isinstance(attribute, tuple) else (attribute,)
 
 
-def why_unfit(node: Node, engine: str, *, bodies: bool = False) -> str | None:
+def why_unfit(node: Node, engine: str, *, bodies: bool = False, open_shapes: bool = False) -> str | None:
     """Why a library of static ONNX models cannot take `node`, whatever it computes; None where it might.
 
     Every input and output must be a tensor of known dtype and shape, the node must have no subgraphs unless the library
@@ -202,7 +202,8 @@ def why_unfit(node: Node, engine: str, *, bodies: bool = False) -> str | None:
             if v is None:
                 continue
             t = v.type
-            if type(t) is not TensorType or t.dtype is None or t.shape is None or not t.is_static:
+            static = t.is_static or (open_shapes and what == "output") if type(t) is TensorType else False
+            if type(t) is not TensorType or t.dtype is None or t.shape is None or not static:
                 return _unfit(v, f"{what} {v.name!r} of {node.operator}", engine)
     reason = _too_wide(node, engine)
     if reason is None and node.attributes and node.subgraphs:

@@ -34,13 +34,13 @@ from xrt_core.engine.contract import Parameter
 from xrt_core.errors import CompileError, XRTError
 from xrt_core.files import Size as Size
 from xrt_core.files import decode, encode, reading
-from xrt_core.ir.function import SIZE, digest
+from xrt_core.ir.function import OPEN, SIZE, digest
 from xrt_core.ir.types import ONNX_TO_DTYPE, dtype_from_name, dtype_name
 
 T = TypeVar("T")
 
 DtypeName = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(map(dtype_name, ONNX_TO_DTYPE.values()))})\Z")]
-ParameterRow = tuple[str, DtypeName, tuple[Size, ...]]
+ParameterRow = tuple[str, DtypeName, tuple[Annotated[int, msgspec.Meta(ge=OPEN, le=(1 << 63) - 1)], ...]]
 """Types for headers: the name of a dtype, and what `rows_of` makes of a Parameter."""
 
 

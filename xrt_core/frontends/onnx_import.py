@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Union
 from xrt_core.errors import GraphError, ModelLoadError
 from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
 from xrt_core.frontends.plugin_models import import_object
-from xrt_core.ir.function import Function, InputOutputAlias, Parameter
+from xrt_core.ir.function import OPEN, Function, InputOutputAlias, Parameter
 from xrt_core.ir.graph import Graph, Value, every_node
 from xrt_core.ir.schema import domain_version
 from xrt_core.ir.types import TensorType
@@ -56,14 +56,14 @@ def import_model(
 def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Function:
     """Import a Function that `export_function` exported, with its aliases. source, folder: as of `import_model`.
 
-    Raises ModelLoadError also if an input or output has no declared static type.
+    Raises ModelLoadError also if an input has no declared static type, or an output none of known rank.
     """
     graph, model = _import(source, folder)
     outputs = [_declared(v, p) for v, p in zip(graph.outputs, model.graph.output, strict=True)]
     if graph.name == "":
         raise ModelLoadError("the model's graph has no name to give to the function")
     params = [_parameter(v, v.type) for v in graph.inputs]
-    returns = [_parameter(v, t) for v, t in zip(graph.outputs, outputs, strict=True)]
+    returns = [_parameter(v, t, may_be_open=True) for v, t in zip(graph.outputs, outputs, strict=True)]
     aliases = []
     for pair in graph.metadata.get(ALIASES, "").split():
         out, _, into = pair.partition(":")
@@ -91,10 +91,11 @@ def _declared(value: Value, proto: Any) -> Any:
     return type_from_proto(proto.type, f"output {value.name!r}") or value.type
 
 
-def _parameter(value: Value, declared: Any) -> Parameter:
-    if not isinstance(declared, TensorType) or not declared.is_static or declared.dtype is None:
+def _parameter(value: Value, declared: Any, *, may_be_open: bool = False) -> Parameter:
+    t = declared
+    if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or not (t.is_static or may_be_open):
         raise ModelLoadError(f"{value.name!r} has type {declared or 'unknown'}; a function needs static tensors")
-    return Parameter(value.name, declared.dtype, tuple(d for d in declared.shape or () if isinstance(d, int)))
+    return Parameter(value.name, t.dtype, tuple(d if isinstance(d, int) else OPEN for d in t.shape))
 
 
 def _import(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -37,10 +37,14 @@ from xrt_core.ir.types import (
 
 _MOST_SHOWN: Final = 5  # operators in a message
 
+OPEN: Final = -1
+"""A dimension of a return that only a run determines: the number of elements that are not zero, say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An entry or a return of a Function: a dense tensor of known dtype and shape."""
+    """An entry or a return of a Function: a dense tensor of known dtype and shape, of which a return's may have `OPEN`
+    dimensions."""
 
     name: str
     dtype: np.dtype
@@ -49,7 +53,18 @@ class Parameter:
     @property
     def type(self) -> TensorType:
         """The type of the tensor."""
-        return TensorType(self.dtype, self.shape)
+        return TensorType(self.dtype, tuple(None if d == OPEN else d for d in self.shape))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a dimension is `OPEN`."""
+        return OPEN in self.shape
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of this shape can be what the parameter stands for."""
+        if len(shape) != len(self.shape):
+            return False
+        return all(d in (OPEN, n) for n, d in zip(shape, self.shape, strict=True))
 
     def __str__(self) -> str:
         return f"%{self.name}: {self.type}"
@@ -120,7 +135,8 @@ class Function(_Frozen):
     def from_graph(cls, body: Graph, *, name: str = "", aliases: Iterable[InputOutputAlias] = ()) -> Function:
         """The function whose params and returns are the inputs and outputs of `body`, by name and type.
 
-        Raises GraphError for an input or output that is not a tensor of known dtype and shape.
+        Raises GraphError for an input that is not a tensor of known dtype and shape, and an output that is not one of
+        known dtype and rank.
         """
         name = name or body.name or "function"
         return cls(
@@ -178,12 +194,14 @@ def launch(
 
 def _parameter(value: Value, what: str, index: int, function: str) -> Parameter:
     t = value.type
-    if not isinstance(t, TensorType) or not t.is_static or t.dtype is None or t.shape is None:
+    may_be_open = what == "output"
+    if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or not (t.is_static or may_be_open):
         raise GraphError(
             f"function {function!r}: {what} {index} {value.name!r} has type {t or 'unknown'}, which is not a tensor "
             f"of known dtype and shape; specialise the graph for a signature first"
         )
-    return Parameter(value.name or f"{what}_{index}", t.dtype, tuple(d for d in t.shape if isinstance(d, int)))
+    shape = tuple(d if isinstance(d, int) else OPEN for d in t.shape)
+    return Parameter(value.name or f"{what}_{index}", t.dtype, shape)
 
 
 def operators_of(function: Function) -> str:
