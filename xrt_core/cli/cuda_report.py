@@ -3,62 +3,73 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from xrt_core.engine import cuda
+from xrt_core.plugins.discovery import requirement_name
 
 Version = Callable[[str], str]
 """Name of a distribution -> its version, "" where it is not installed."""
 
 
-class _Library(NamedTuple):
-    """A library that is built for one major version of CUDA. name: of the distribution, extra: that brings it, with
-    the version in the place of {}."""
+class Library(NamedTuple):
+    """A library with a distribution for each major version of CUDA. name: of the distributions; extra: that brings
+    them; with the version in the place of {}."""
 
-    what: str
     name: str
     extra: str
 
 
-_CUPY: Final = _Library("CuPy", "cupy-cuda{}x", "xrt-core[cuda{}]")
-_JAX: Final = _Library("JAX's plugin", "jax-cuda{}-plugin", "xrt-xla[cuda{}]")
-_LIBRARIES: Final = (
-    _CUPY,
-    _JAX,
-    _Library("TensorRT-RTX", "tensorrt-rtx-cu{}-bindings", "xrt-tensorrt[rtx-cu{}]"),
-    _Library("TensorRT-RTX's libraries", "onnxruntime-ep-nv-tensorrt-rtx-cu{}", "xrt-tensorrt[rtx-cu{}]"),
-    _Library("TensorRT", "tensorrt-cu{}-bindings", "xrt-tensorrt[cu{}]"),
-)
+_CUPY: Final = Library("cupy-cuda{}x", "xrt-core[cuda{}]")
+_JAX: Final = Library("jax-cuda{}-plugin", "jax[cuda{}]")
 _MAJORS: Final = (13, 12)
 _BINDINGS: Final = "cuda-bindings"
 _ONE_FOLDER: Final = ("onnxruntime", "onnxruntime-gpu")
 
 
-def lines(version: Version) -> Iterator[tuple[str, str]]:
+def libraries(requirements: Iterable[tuple[str, str]] = ()) -> tuple[Library, ...]:
+    """CuPy, JAX's plugin, and what extras of packages bring for one version of CUDA.
+
+    requirements: (package, a line of its metadata, such as "cupy-cuda13x>=14; extra == 'cuda13'").
+    """
+    found = {_CUPY.name: _CUPY, _JAX.name: _JAX}
+    for package, line in requirements:
+        name = requirement_name(line)
+        major, extra = re.search(r"cu(?:da)?(1[23])", name), re.search(r"extra\s*==\s*['\"]([\w-]+)", line)
+        if major and extra:
+            pattern = name.replace(major[1], "{}")
+            found.setdefault(pattern, Library(pattern, f"{package}[{extra[1].replace(major[1], '{}')}]"))
+    return tuple(found.values())
+
+
+def lines(version: Version, known: Sequence[Library]) -> Iterator[tuple[str, str]]:
     """Rows (what, version) of the driver, and of what is installed for CUDA."""
     found = cuda.driver()
     yield "driver", "none" if found is None else f"{found[0]}, for CUDA up to {found[1][0]}.{found[1][1]}"
-    builds = (library.name.format(major) for library in _LIBRARIES for major in _MAJORS)
+    builds = (library.name.format(major) for library in known for major in _MAJORS)
     for name in (*builds, "numba-cuda", _BINDINGS, _ONE_FOLDER[1]):
         if version(name):
             yield name, version(name)
 
 
-def problems(version: Version) -> Iterator[tuple[str, str]]:
-    """Pairs (problem, remedy): packages that exclude one another, and on a machine with a GPU what it lacks."""
-    yield from _excluding(version)
+def problems(version: Version, known: Sequence[Library]) -> Iterator[tuple[str, str]]:
+    """Pairs (problem, remedy): packages that exclude one another, and on a machine with a GPU what it lacks.
+
+    known: what `libraries` gives.
+    """
+    yield from _excluding(version, known)
     found = cuda.driver()
     if found is not None and cuda.count():
-        yield from _beside(version, *found)
+        yield from _beside(version, known, *found)
 
 
-def _builds(library: _Library, version: Version) -> dict[int, str]:
+def _builds(library: Library, version: Version) -> dict[int, str]:
     """The distributions of a library that are installed, by the version of CUDA."""
     return {major: name for major in _MAJORS if version(name := library.name.format(major))}
 
 
-def _excluding(version: Version) -> Iterator[tuple[str, str]]:
+def _excluding(version: Version, known: Sequence[Library]) -> Iterator[tuple[str, str]]:
     """Installed packages of which one makes another useless, whatever the machine has."""
     if all(map(version, _ONE_FOLDER)):
         yield (
@@ -66,12 +77,12 @@ def _excluding(version: Version) -> Iterator[tuple[str, str]]:
             "imported is the one that was installed last",
             f"pip uninstall {' '.join(_ONE_FOLDER)}, then pip install the one that is wanted",
         )
-    for library in _LIBRARIES:
+    for library in known:
         builds = _builds(library, version)
         if len(builds) > 1:
             one = library.extra.format(_MAJORS[0])
             yield (
-                f"two builds of {library.what} are installed: {' and '.join(builds.values())} exclude each other",
+                f"two builds of one library are installed: {' and '.join(builds.values())} exclude each other",
                 f"pip uninstall {' '.join(builds.values())}, then pip install one of them ('{one}')",
             )
     jaxlib = version("jaxlib")
@@ -88,7 +99,9 @@ def _numbers(version: str) -> str:
     return found[0] if found else version
 
 
-def _beside(version: Version, driver: str, newest: tuple[int, int]) -> Iterator[tuple[str, str]]:
+def _beside(
+    version: Version, known: Sequence[Library], driver: str, newest: tuple[int, int]
+) -> Iterator[tuple[str, str]]:
     """What does not fit the driver, and what is missing, where there is a GPU. newest: the CUDA it runs."""
     limit = f"{driver} is for CUDA up to {newest[0]}.{newest[1]}"
     fits = 13 if newest[0] >= 13 else 12
@@ -101,7 +114,7 @@ def _beside(version: Version, driver: str, newest: tuple[int, int]) -> Iterator[
         )
     if version("jax") and not plugin:
         yield "there is a GPU, and JAX has no plugin for it: it uses the CPU", f"pip install 'jax[cuda{fits}]'"
-    for library in _LIBRARIES:
+    for library in known:
         for major, name in _builds(library, version).items():
             if major > newest[0]:
                 yield (
