@@ -119,16 +119,24 @@ class Tolerance:
     An element is within bounds when it is at most `relative` of itself plus `absolute` of the largest element of its
     result away from what it should be. share: the part of the elements (0 to 1) that may be out of bounds.
     reason: human-readable; an engine that declares a tolerance of its own says why it needs it.
+    accumulates: "float16" or "bfloat16" where sums of products of the dtype are kept in that; else they are taken to be
+    kept in float32 at least. The bounds of a result grow by its rounding steps and the root of the number of terms.
     """
 
     absolute: float
     relative: float
     share: float = 0.0
     reason: str = ""
+    accumulates: str = ""
 
 
 class Executable(ABC):
-    """A compiled Function. Safe to call from many threads at once; each call owns its results."""
+    """A compiled Function. Safe to call from many threads at once; each call owns its results.
+
+    tolerance: optional; for dtypes of which this executable needs another one than `Engine.tolerance_with` says.
+    """
+
+    tolerance: Mapping[str, Tolerance] | None = None
 
     @abstractmethod
     def run(
