@@ -69,8 +69,9 @@ def verdict(node: Node) -> Verdict:
 
 
 def has_open_shapes(node: Node) -> bool:
-    """Whether the shape of a result depends on data."""
-    return any(v is not None and not v.is_static for v in node.outputs)
+    """Whether the shape of a result depends on data: it is not known where those of the inputs are."""
+    known = all(v is None or v.is_static for v in node.inputs)
+    return known and any(v is not None and not v.is_static for v in node.outputs)
 
 
 def takes_for_training(node: Node) -> bool:
