@@ -338,6 +338,7 @@ class Context:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.memory: tuple[int, int] | None = None
+        self.sized = 0
         self.allocators: dict[str, weakref.ref[IOutputAllocator]] = {}
         self.streams: list[int] = []
         self.devices: list[int] = []
@@ -355,6 +356,7 @@ class Context:
         return self.engine.shape_of(name, self.shapes)
 
     def update_device_memory_size_for_shapes(self) -> int:
+        self.sized = max(self.engine.scratch, 1)
         return self.engine.scratch
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
@@ -370,8 +372,17 @@ class Context:
         return True
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        assert size >= self.engine.scratch, "less scratch memory than the shapes need"
+        assert size >= self.engine.device_memory_size_v2, "less scratch memory than the largest shapes need"
         self.memory = (memory, size)
+
+    @property
+    def device_memory(self) -> int:
+        return self.memory[0] if self.memory else 0
+
+    @device_memory.setter
+    def device_memory(self, memory: int) -> None:
+        assert self.sized, "the size for the shapes was not asked for"
+        self.memory = (memory, self.sized)
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         stream = stream_handle

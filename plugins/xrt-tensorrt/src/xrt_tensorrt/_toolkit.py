@@ -218,6 +218,16 @@ class Toolkit:
         # a context of an engine that needs memory for some shapes does not run without any, whatever these shapes need
         return found or min(int(engine.device_memory_size_v2), _LEAST_SCRATCH)
 
+    def give_scratch(self, engine: Any, context: Any, pointer: int, nbytes: int) -> None:
+        """Let a context run in this memory of `scratch_bytes`.
+
+        The form that tells the size wants what the largest shapes need; the other one goes by the shapes that were set.
+        """
+        if nbytes >= int(engine.device_memory_size_v2):
+            context.set_device_memory(pointer, nbytes)
+        else:
+            context.device_memory = pointer
+
     def enqueue(self, context: Any, stream: int) -> None:
         """Run a context on a stream. Raises ExecutionError with the library's own words."""
         with self._messages.collect() as said:

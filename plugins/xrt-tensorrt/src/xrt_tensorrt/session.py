@@ -60,7 +60,7 @@ class Session:
         self._events: list[Any] = []
         self.generation = generation
         self._device = built.device
-        self._toolkit = built.toolkit
+        self._toolkit, self._engine = built.toolkit, engine
         self._params = params
         self._returns = returns
         self._inputs = built.manifest.inputs
@@ -254,7 +254,7 @@ class Session:
         """Run in this scratch memory, and hold it until another takes its place."""
         if memory is not self._memory:
             if self._scratch_bytes:
-                self._context.set_device_memory(memory.pointer, self._scratch_bytes)
+                self._toolkit.give_scratch(self._engine, self._context, memory.pointer, self._scratch_bytes)
             self._memory = memory
 
     # --- runs that nobody waited for -------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Session:
         with contextlib.suppress(ExecutionError):  # after an error of the device, nothing runs there any more
             if self._flying:  # a context must outlive what it runs
                 _cuda.synchronize_event(self._flying[-1][0])
-        self._context = None  # before the cache of its kernels
+        self._context = self._engine = None  # before the cache of its kernels, and in this order
         with contextlib.suppress(ExecutionError):
             for event in (*self._events, *(f[0] for f in self._flying)):
                 _cuda.forget_event(event)
