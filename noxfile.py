@@ -15,7 +15,8 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 
 def install(session: nox.Session, group: str = "") -> None:
     """Install the core and every plugin, editable, with a dependency group."""
-    editable = [part for folder in (".", *PLUGINS) for part in ("--editable", folder)]
+    folders = [f"{f}[rtx-cu13]" if f.endswith("xrt-tensorrt") else f for f in PLUGINS]  # it builds without a GPU
+    editable = [part for folder in (".", *folders) for part in ("--editable", folder)]
     session.install(*editable, *(nox.project.dependency_groups(PROJECT, group) if group else ()))
 
 

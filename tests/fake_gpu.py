@@ -93,6 +93,15 @@ class Tensor:
             GPU.down += self.array.nbytes
         return Tensor(self.array.copy(), index)
 
+    def data_ptr(self) -> int:
+        return int(self.array.__array_interface__["data"][0])
+
+    def copy_(self, source: Tensor) -> Tensor:
+        if self.requires_grad:
+            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+        GPU.put(GPU.torch, lambda: self.array.__setitem__(..., source.array))
+        return self
+
     def cpu(self) -> Tensor:
         return self.to("cpu")
 
@@ -184,6 +193,9 @@ class GpuExecutable(FakeExecutable):
         blank = [np.full(p.shape, np.nan if p.dtype.kind == "f" else 0, p.dtype) for p in returns]
         of_cupy = sys.modules.get("cupy") is not None
         results = [DeviceArray._over(x, x, GPU.device) if of_cupy else Buffer(x, stream) for x in blank]
+        engine.wanted.append(run_options.results)
+        for i, x in enumerate(run_options.results if engine.writes_there else ()):
+            results[i] = x if isinstance(x, DeviceArray) else results[i]
 
         if engine.breaks:  # the work is waited for, or fails where the results are read
             block_until_done = True
@@ -218,6 +230,7 @@ class _GpuCompiler(FakeCompiler):
 class GpuEngine(FakeEngine):
     """A fake engine on "cuda:0". given: the inputs of each run. asked: for each, the stream and whether to wait.
 
+    wanted: for each, the arrays that results are wanted in; writes_there: whether they are used.
     fails_late: of so many runs the work fails after it was enqueued. breaks: runs break the CUDA context.
     """
 
@@ -231,6 +244,8 @@ class GpuEngine(FakeEngine):
         self.status = EngineStatus(True, "1", ("cuda:0",))
         self.given: list[list[Any]] = []
         self.asked: list[tuple[int | None, bool]] = []
+        self.wanted: list[Sequence[Any]] = []
+        self.writes_there = True
         self.fails_late = 0
         self.breaks = False
 

@@ -197,11 +197,18 @@ class XRTModule(GuardedModule):
             self._record(self._calibration.active, args, named)
         return self._source(args, named)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the model on {input name: array}; returns {output name: array}. Raises InputError as a call does."""
+    def run(self, inputs: Mapping[str, Any], results: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Run the model on {input name: array}; returns {output name: array}.
+
+        results: {output name: array of NumPy, CuPy or torch} for outputs that are wanted in arrays of the caller's;
+        these are returned in their place. An engine that can writes there itself, else the result is copied. If the
+        call fails, their content is anything.
+
+        Raises InputError as a call does, and for results that the model does not have, or of another dtype or shape.
+        """
         if self._calibration.active is not None:
             self._record(self._calibration.active, (), _mapping(inputs))
-        return self._source.run(_mapping(inputs))
+        return self._source.run(_mapping(inputs), None if results is None else _mapping(results))
 
     def run_timed(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Timeline]:
         """Run as `run` does; return the results as NumPy arrays and the start and end of each step of the plan.

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import sys
+import tomllib
 import types
 from collections.abc import Callable
 
@@ -202,13 +203,21 @@ def test_doctor_of_a_model(xrt: Xrt, tmp_path: pathlib.Path) -> None:
     [
         (None, {}, []),
         (None, {"onnxruntime": "1.30", "onnxruntime-gpu": "1.30"}, ["onnxruntime 1.30 and onnxruntime-gpu 1.30"]),
-        (None, {"cupy-cuda12x": "14", "cupy-cuda13x": "14"}, ["two builds of CuPy"]),
+        (None, {"cupy-cuda12x": "14", "cupy-cuda13x": "14"}, ["cupy-cuda13x and cupy-cuda12x exclude each other"]),
+        (None, {"tensorrt-rtx-cu13-bindings": "1", "tensorrt-rtx-cu12-bindings": "1"}, ["two builds of one library"]),
+        (None, {"jax-cuda12-plugin": "0.11.1", "jaxlib": "0.11.2"}, ["jax-cuda12-plugin 0.11.1 does not fit jaxlib"]),
+        (None, {"jax-cuda13-plugin": "0.11.2+local", "jaxlib": "0.11.2"}, []),
         (13, {}, ["there is a GPU, and CuPy is not installed"]),
         (13, {"cupy-cuda13x": "14", "jax": "0.11.2"}, ["JAX has no plugin for it"]),
         (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.10.1", "jaxlib": "0.11.2"}, ["does not fit jaxlib 0.11.2"]),
         (12, {"cupy-cuda13x": "14"}, ["cupy-cuda13x needs a driver for CUDA 13, and 550.1 is for CUDA up to 12.8"]),
         (12, {"cupy-cuda12x": "14", "cuda-bindings": "13.0.1"}, ["cuda-bindings 13.0.1 needs a driver for CUDA 13"]),
         (13, {"cupy-cuda13x": "14", "cuda-bindings": "12.9.2"}, ["cuda-bindings 12.9.2 for CUDA 12: two"]),
+        (12, {"cupy-cuda12x": "14", "tensorrt-rtx-cu13-bindings": "1"}, ["tensorrt-rtx-cu13-bindings needs a"]),
+        (12, {"cupy-cuda12x": "14", "jax-cuda13-plugin": "1", "jax": "1"}, ["jax-cuda13-plugin needs a driver"]),
+        (12, {"cupy-cuda12x": "14", "cuda-bindings": "12.9.1"}, []),
+        (12, {"jax": "0.11.2"}, ["CuPy is not installed", "JAX has no plugin for it"]),
+        (13, {"cupy-cuda12x": "14", "tensorrt-cu12": "11.4", "cuda-bindings": "12.9"}, []),
         (13, {"cupy-cuda13x": "14", "cuda-bindings": "13.0.1"}, []),
         (13, {"cupy-cuda13x": "14", "jax-cuda13-plugin": "0.11.2", "jaxlib": "0.11.2", "jax": "0.11.2"}, []),
     ],
@@ -220,13 +229,48 @@ def test_the_doctor_explains_cuda(
     monkeypatch.setattr(cuda, "driver", lambda: None if driver is None else ("550.1", (driver, 8)))
     monkeypatch.setattr(cuda, "count", lambda: int(driver is not None))
     monkeypatch.setattr(cuda, "why_no_cupy", lambda: "")
-    found = list(cuda_report.problems(lambda name: installed.get(name, "")))
+    known = cuda_report.libraries([
+        ("xrt-tensorrt", "tensorrt-rtx-cu12-bindings==1.7.*; sys_platform == 'linux' and extra == 'rtx-cu12'"),
+        ("xrt-tensorrt", "tensorrt-cu13>=10.8; extra == 'cu13'"),
+    ])  # fmt: skip
+    assert [library.extra for library in known[2:]] == ["xrt-tensorrt[rtx-cu{}]", "xrt-tensorrt[cu{}]"]
+    found = list(cuda_report.problems(lambda name: installed.get(name, ""), known))
     assert len(found) == len(expected), found
     for (what, remedy), part in zip(found, expected, strict=True):
         assert part in what
         assert "install" in remedy
-    rows = dict(cuda_report.lines(lambda name: installed.get(name, "")))
+        assert driver != 12 or "cuda13]" not in remedy, "this driver does not run it"
+    rows = dict(cuda_report.lines(lambda name: installed.get(name, ""), known))
     assert rows["driver"] == ("none" if driver is None else f"550.1, for CUDA up to {driver}.8")
+
+
+def test_the_doctor_says_why_the_host_cannot_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CuPy says is told where a build for this driver is installed; with a hidden GPU nothing is missing."""
+    monkeypatch.setattr(cuda, "driver", lambda: ("580.1", (13, 0)))
+    monkeypatch.setattr(cuda, "count", lambda: 1)
+    monkeypatch.setattr(cuda, "why_no_cupy", lambda: "CuPy finds no GPU: cudaErrorSystemNotReady")
+    installed = {"cupy-cuda13x": "14"}
+    ((what, remedy),) = cuda_report.problems(lambda name: installed.get(name, ""), cuda_report.libraries())
+    assert what == "the host cannot use the GPU: CuPy finds no GPU: cudaErrorSystemNotReady"
+    assert remedy == "pip install --force-reinstall cupy-cuda13x"
+    monkeypatch.setattr(cuda, "count", lambda: 0)
+    assert not list(cuda_report.problems(lambda name: installed.get(name, ""), cuda_report.libraries()))
+
+
+def test_extras_are_for_one_version_of_cuda() -> None:
+    """What comes without an extra is for every CUDA, an extra for 12 brings nothing for 13, and the other way round."""
+    root = pathlib.Path(__file__).parents[2]
+    projects = {}
+    for file in (root / "pyproject.toml", *root.glob("plugins/*/pyproject.toml")):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        projects[project["name"]] = project
+    for name, project in projects.items():
+        assert not re.search(r"cu(da)?1[23]|nvidia-cuda", " ".join(project["dependencies"])), name
+        for extra, needs in project.get("optional-dependencies", {}).items():
+            for this, other in (("12", "13"), ("13", "12")):
+                if re.search(rf"cu(da)?{this}", extra):
+                    assert not any(re.search(rf"cu(da)?{other}", n) for n in needs), (name, extra)
+                    assert f"{extra[:-2]}{other}" in project["optional-dependencies"], (name, extra)
 
 
 def test_random_inputs_follow_the_types() -> None:

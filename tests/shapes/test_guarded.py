@@ -1,4 +1,4 @@
-"""Symbolic executables under guard: verified for several sizes, compared with the host later, or left for exact ones."""
+"""Symbolic plans under guard: verified at several sizes, watched at others, and given up where they are wrong."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ def doctor(context: typer.Context, model: Examined = None) -> None:
     say("\ndevices")
     say("\n".join(map(_device_line, device_kinds())))
     say("\nCUDA")
-    show_table(("  what", "version"), [(f"  {name}", version) for name, version in cuda_report.lines(_version)])
+    rows = cuda_report.lines(_version, _cuda_libraries())
+    show_table(("  what", "version"), [(f"  {name}", version) for name, version in rows])
     say("\nenvironment")
     variables = _variables()
     say("\n".join(f"  {name}={value}" for name, value in variables) or "  nothing that XRT reads is set")
@@ -111,6 +112,10 @@ def _plugins() -> Iterator[Plugin]:
     for group in GROUPS:
         for entries in plugins.discovery.plugins(group).values():
             yield from entries
+
+
+def _cuda_libraries() -> tuple[cuda_report.Library, ...]:
+    return cuda_report.libraries((p.package, line) for p in _plugins() for line in p.requirements)
 
 
 def _version(name: str) -> str:
@@ -164,7 +169,7 @@ def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator
     for name in _REQUIRED:
         if not _version(name):
             yield Problem(f"{name} is not installed, and xrt-core needs it", f"pip install {name}")
-    yield from (Problem(*p) for p in cuda_report.problems(_version))
+    yield from (Problem(*p) for p in cuda_report.problems(_version, _cuda_libraries()))
     for e in lines:
         if e.status == "broken":
             yield Problem(f"engine {e.name}: {e.reason}", e.remedy or f"pip install --upgrade {e.package}")

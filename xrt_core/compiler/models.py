@@ -28,7 +28,8 @@ from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import from_numpy, is_array, plain_arguments, plain_arrays, to_numpy
-from xrt_core.runtime.binding import bind, family_of_first
+from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
+from xrt_core.runtime.into import put, wanted_of
 from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
 from xrt_core.runtime.scheduler import Timeline
 from xrt_core.runtime.varying import declared_shapes
@@ -114,6 +115,26 @@ class CompiledGraph:
                 found[1].used = self._clock()
                 return found[0](arrays)
         return self.prepare(arrays, key)(arrays)
+
+    def run_into(self, arrays: Sequence[Any], names: Sequence[str], results: Mapping[str, Any]) -> list[Any]:
+        """As a call, with the results of some names in the arrays that are given for them, which are returned.
+
+        Raises InputError for arrays that are no outputs', or do not fit them.
+        """
+        wanted = wanted_of(results, names)
+        plain, back = plain_arrays(arrays)
+        key = self._key(plain)
+        found = None if key is None else self._calls.get(key)
+        if found is None:
+            call = self.prepare(plain, key)
+        else:
+            call, entry = found
+            entry.used = self._clock()
+        made = call(plain, wanted) if isinstance(call, DeviceCall) else call(plain)
+        filled = [r if x is None else put(r, x, n) for r, x, n in zip(made, wanted, names, strict=True)]
+        if back is None:
+            return filled
+        return [x if x is not None else r for r, x in zip(back(filled), wanted, strict=True)]
 
     def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """Return the results as NumPy arrays, and the timeline of the steps. Raises InputError as a call does."""
@@ -357,9 +378,10 @@ class ImportedModel:
         results = caller(args)
         return results[0] if self._single else tuple(results)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Any], results: Mapping[str, Any] | None = None) -> dict[str, Any]:
         caller, arrays = self.bind((), inputs)
-        return dict(zip(self.output_names, caller(arrays), strict=True))
+        names = self.output_names
+        return dict(zip(names, caller.run_into(arrays, names, results) if results else caller(arrays), strict=True))
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
         """Return the CompiledGraph for the given inputs, and one argument per input of it (None: omitted)."""
@@ -432,11 +454,14 @@ class TracedModel:
         results = caller(arrays)
         return traced.structure.rebuild(results if back is None else back(results))
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, Any], results: Mapping[str, Any] | None = None) -> dict[str, Any]:
         _, inputs, back = plain_arguments((), inputs)
         (caller, traced), arrays = self._bind((), inputs)
-        results = caller(arrays)
-        return dict(zip(traced.output_names, results if back is None else back(results), strict=True))
+        names = traced.output_names
+        made = caller.run_into(arrays, names, results) if results else caller(arrays)
+        given = results or {}
+        back_again = made if back is None else [given.get(n, r) for n, r in zip(names, back(made), strict=True)]
+        return dict(zip(names, back_again, strict=True))
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
         """Return the CompiledGraph for the signature of these arguments, and its input arrays."""

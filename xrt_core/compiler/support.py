@@ -50,20 +50,22 @@ class EngineSupport:
             tried=self._guard is not None,
             symbolic=symbolic,
         )
-        nodes = [n for n in graph.nodes if refusal(n) is None]
+        any_open = any(engine.open_shapes for engine, _ in self._engines)
+        nodes = [n for n in graph.nodes if refusal(n, open_shapes=any_open) is None]
         capabilities = None if self._guard is None else self._guard.capabilities
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
         excluded = {} if capabilities is None else capabilities.excluded
         found = []
         for engine, device in self._engines:
+            mine = partial(refusal, open_shapes=engine.open_shapes) if any_open else refusal
             if symbolic and engine.dynamic_dims == "none":
                 found.append(_refusing(engine.name, "it takes static shapes only", "is left out"))
             elif engine.name in excluded:
                 found.append(_refusing(engine.name, excluded[engine.name]))
             elif engine.name in answers:
-                found.append(self._answered(engine.name, nodes, answers[engine.name], refusal))
+                found.append(self._answered(engine.name, nodes, answers[engine.name], mine))
             else:
-                found.append(self._asked(engine, device, refusal))
+                found.append(self._asked(engine, device, mine))
         if not self._auto or not found:
             return found
         pinned = {n.annotations.engine for n in graph.nodes}
@@ -154,7 +156,12 @@ class EngineSupport:
 
 
 def _refusal(
-    node: Node, unproven: frozenset[Node], lowered: bool, tried: bool, symbolic: bool = False
+    node: Node,
+    unproven: frozenset[Node],
+    lowered: bool,
+    tried: bool,
+    symbolic: bool = False,
+    open_shapes: bool = False,
 ) -> Support | None:
     if node.attributes and node.subgraphs:
         if symbolic:
@@ -169,12 +176,13 @@ def _refusal(
         return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
     if symbolic and has_symbolic_index(node):
         return Support.no("the limit of its indices differs between calls: the host checks them")
-    return why_on_host(node, symbolic)
+    return why_on_host(node, symbolic, open_shapes)
 
 
-def why_on_host(node: Node, symbolic: bool = False) -> Support | None:
+def why_on_host(node: Node, symbolic: bool = False, open_shapes: bool = False) -> Support | None:
     """Return why `node` is not offered to engines, or None if it is. symbolic: dimensions may be expressions.
 
+    open_shapes: offered to an engine that takes nodes whose results' shapes depend on data, as far as ranks are known.
     Control flow is offered with its bodies, whose values have types: what is in them is for the engine to look at.
     """
     captured: Sequence[Value] = ()
@@ -186,6 +194,7 @@ def why_on_host(node: Node, symbolic: bool = False) -> Support | None:
         if draws_random(node):
             return Support.no("what is drawn at random in its bodies is the host's, turn by turn")
         captured = node.captures
+    open_ = set(node.outputs) if open_shapes and not captured else ()
     for v in (*node.inputs, *node.outputs, *captured):
         if v is None:
             continue
@@ -194,7 +203,12 @@ def why_on_host(node: Node, symbolic: bool = False) -> Support | None:
             return Support.no(f"the type of {v.name!r} is {t or 'unknown'}, which is not a tensor{_so(node)}")
         if t.dtype == STRING:
             return Support.no(f"{v.name!r} holds strings{_so(node)}")
-        if not (t.is_static or (symbolic and t.dtype is not None and t.shape is not None and None not in t.shape)):
+        is_known = t.dtype is not None and t.shape is not None
+        if is_known and None in (t.shape or ()):
+            is_known = v in open_
+        elif is_known and not symbolic:
+            is_known = t.is_static
+        if not is_known:
             return Support.no(f"the shape of {v.name!r} is {t}: it depends on data{_so(node)}")
     return None
 

@@ -488,6 +488,14 @@ class ExecutableProxy(Executable):
         self._engine = engine
         self.move = move
         self.has_run = False
+        declared = call_engine(f"engine {engine!r}: reading tolerance", CompileError, lambda: inner.tolerance)
+        if declared is not None:
+            if not _are_tolerances(declared):
+                raise CompileError(
+                    f"engine {engine!r}: an executable's tolerance is {clipped(declared)}, expected a mapping of "
+                    "dtypes to finite Tolerances; this is a bug of the engine's package"
+                )
+            self.tolerance = _frozen(declared)
 
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
@@ -616,6 +624,7 @@ def _are_tolerances(value: Any) -> bool:
         and all(isinstance(x, int | float) and math.isfinite(x) and x >= 0 for x in (t.absolute, t.relative, t.share))
         and t.share <= 1
         and _is_text(t.reason)
+        and t.accumulates in ("", "float16", "bfloat16")
         for k, t in value.items()
     )
 
@@ -638,6 +647,7 @@ _ATTRIBUTES: Final[Mapping[str, tuple[Callable[[Any], bool], str, Callable[[Any]
         "automatic": (_is_bool, "a bool", None),
         "array_families": (_are_families, f"a tuple of some of {', '.join(ARRAY_FAMILIES)}", tuple),
         "asynchronous": (_is_bool, "a bool", None),
+        "open_shapes": (_is_bool, "a bool", None),
         "tolerance": (_are_tolerances, "a mapping of dtypes to finite Tolerances", _frozen),
         "dynamic_dims": (lambda v: v in ("none", "any"), "'none' or 'any'", None),
         "native_operators": (lambda v: not v or _are_texts(v), "a tuple of strings", tuple),

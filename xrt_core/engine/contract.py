@@ -99,10 +99,14 @@ class RunOptions:
     stream: the caller's stream on the device as an integer handle, as its kind's `Streams` gives it (CUDA: 0 and 1 are
     the legacy default stream, 2 that of the thread); None: any stream of the executable's.
     donate: whether the executable may write results into aliased inputs in place (the caller no longer uses them).
+    results: arrays of the caller's that results are wanted in, one for each return parameter, None where it does not
+    matter; empty for none. An executable that can write there does, in the order of `stream`, and returns that array
+    (whose content a failed run may leave in any state); it may return an array of its own as well.
     """
 
     stream: int | None = None
     donate: bool = True
+    results: Sequence[Any] = ()
 
 
 DEFAULT_RUN_OPTIONS: Final = RunOptions()
@@ -115,16 +119,24 @@ class Tolerance:
     An element is within bounds when it is at most `relative` of itself plus `absolute` of the largest element of its
     result away from what it should be. share: the part of the elements (0 to 1) that may be out of bounds.
     reason: human-readable; an engine that declares a tolerance of its own says why it needs it.
+    accumulates: "float16" or "bfloat16" where sums of products of the dtype are kept in that; else they are taken to be
+    kept in float32 at least. The bounds of a result grow by its rounding steps and the root of the number of terms.
     """
 
     absolute: float
     relative: float
     share: float = 0.0
     reason: str = ""
+    accumulates: str = ""
 
 
 class Executable(ABC):
-    """A compiled Function. Safe to call from many threads at once; each call owns its results."""
+    """A compiled Function. Safe to call from many threads at once; each call owns its results.
+
+    tolerance: optional; for dtypes of which this executable needs another one than `Engine.tolerance_with` says.
+    """
+
+    tolerance: Mapping[str, Tolerance] | None = None
 
     @abstractmethod
     def run(
@@ -172,7 +184,7 @@ class GraphCompiler(ABC):
         """Compile `function`, whose every node `Engine.supports` has accepted.
 
         entry_params, return_params: dtype and static shape of inputs and results, in order; of a symbolic Function
-            (`Engine.dynamic_dims`) dtype and dimensions.
+            (`Engine.dynamic_dims`) dtype and dimensions, and see `open_shapes`.
         aliases: outputs that share an input's storage (updated variables).
         Raises CompileError with the engine library's own message.
         """
@@ -224,6 +236,9 @@ class Engine(ABC):
     native_operators: optional; operators of plugins, as "com.microsoft.MatMulNBits", that the engine computes better as
         they are than as what they are lowered to. Where it is the first of the engines, those of which `supports` says
         yes are not lowered in inference; the host runs the lowering where the engine fails.
+    open_shapes: optional; whether the engine is offered nodes whose results' shapes depend on data (NonZero,
+        NonMaxSuppression). Their dimensions are None in the `dims` of `return_params` (`Parameter.is_open`), and no
+        other node of the cluster reads them. Other engines never see such nodes.
     variables: optional; environment variables that the library reads, for `xrt doctor` to show.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
@@ -240,6 +255,7 @@ class Engine(ABC):
     tolerance: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
     dynamic_dims: ClassVar[Literal["none", "any"]] = "none"
     native_operators: ClassVar[tuple[str, ...]] = ()
+    open_shapes: ClassVar[bool] = False
     variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 

@@ -167,7 +167,7 @@ def why_no_cupy() -> str:
     except Exception as e:  # a broken installation raises what it likes
         missing = isinstance(e, ModuleNotFoundError)
         reason = "CuPy is not installed" if missing else f"CuPy does not import: {type(e).__name__}: {e}"
-        return f"{reason}; pip install 'xrt-core[cuda13]' (a CUDA 12 driver: cupy-cuda12x)"
+        return f"{reason}; pip install 'xrt-core[cuda13]' (with a driver for CUDA 12: [cuda12])"
     if cupy.is_available():
         return ""
     try:

@@ -196,7 +196,9 @@ def is_symbolic(node: Node) -> bool:
     return any(isinstance(d, str) for v in (*node.inputs, *node.outputs) if v is not None for d in v.shape or ())
 
 
-def why_unfit(node: Node, engine: str, *, bodies: bool = False, symbolic: bool = False) -> str | None:
+def why_unfit(
+    node: Node, engine: str, *, bodies: bool = False, symbolic: bool = False, open_shapes: bool = False
+) -> str | None:
     """Why a library of ONNX models cannot take `node`, whatever it computes; None where it might.
 
     Every input and output must be a tensor of known dtype and shape, whose dimensions may be symbolic only with
@@ -209,8 +211,12 @@ def why_unfit(node: Node, engine: str, *, bodies: bool = False, symbolic: bool =
             if v is None:
                 continue
             t = v.type
-            known = type(t) is TensorType and t.dtype is not None and t.shape is not None and None not in t.shape
-            if not known or not (symbolic or (isinstance(t, TensorType) and t.is_static)):
+            known = type(t) is TensorType and t.dtype is not None and t.shape is not None
+            if known and None in t.shape:  # type: ignore[union-attr, operator]
+                known = open_shapes and what == "output"
+            elif known and not symbolic:
+                known = t.is_static  # type: ignore[union-attr]
+            if not known:
                 return _unfit(v, f"{what} {v.name!r} of {node.operator}", engine)
     reason = _too_wide(node, engine)
     if reason is None and node.attributes and node.subgraphs:

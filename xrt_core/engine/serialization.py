@@ -40,7 +40,7 @@ from xrt_core.ir.types import ONNX_TO_DTYPE, dtype_from_name, dtype_name
 T = TypeVar("T")
 
 DtypeName = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(map(dtype_name, ONNX_TO_DTYPE.values()))})\Z")]
-ParameterRow = tuple[str, DtypeName, tuple[Size | Annotated[str, msgspec.Meta(max_length=1000)], ...]]
+ParameterRow = tuple[str, DtypeName, tuple[Size | Annotated[str, msgspec.Meta(max_length=1000)] | None, ...]]
 """Types for headers: the name of a dtype, and what `rows_of` makes of a Parameter."""
 
 

@@ -56,14 +56,14 @@ def import_model(
 def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Function:
     """Import a Function that `export_function` exported, with its aliases. source, folder: as of `import_model`.
 
-    Raises ModelLoadError also if an input or output has no declared static type.
+    Raises ModelLoadError also if an input has no declared static type, or an output none of known rank.
     """
     graph, model = _import(source, folder)
     outputs = [_declared(v, p) for v, p in zip(graph.outputs, model.graph.output, strict=True)]
     if graph.name == "":
         raise ModelLoadError("the model's graph has no name to give to the function")
     params = [_parameter(v, v.type) for v in graph.inputs]
-    returns = [_parameter(v, t) for v, t in zip(graph.outputs, outputs, strict=True)]
+    returns = [_parameter(v, t, may_be_open=True) for v, t in zip(graph.outputs, outputs, strict=True)]
     aliases = []
     for pair in graph.metadata.get(ALIASES, "").split():
         out, _, into = pair.partition(":")
@@ -91,9 +91,9 @@ def _declared(value: Value, proto: Any) -> Any:
     return type_from_proto(proto.type, f"output {value.name!r}") or value.type
 
 
-def _parameter(value: Value, declared: Any) -> Parameter:
+def _parameter(value: Value, declared: Any, *, may_be_open: bool = False) -> Parameter:
     t = declared
-    if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or None in t.shape:
+    if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or (None in t.shape and not may_be_open):
         raise ModelLoadError(f"{value.name!r} has type {t or 'unknown'}; a function needs tensors of known shape")
     return Parameter(value.name, t.dtype, t.shape)
 

@@ -257,7 +257,7 @@ def _receive(channel: socket.socket, poll: select.poll, seconds: float | None, s
 class _Places:
     """Where the inputs and results of a function lie in its segment. size: of the segment in bytes.
 
-    Raises EngineError for text, whose size is not known.
+    Raises EngineError for what has no size that is known before the run.
     """
 
     def __init__(self, function: Function) -> None:
@@ -269,6 +269,8 @@ class _Places:
     def _place(self, p: Parameter) -> tuple[Parameter, int]:
         if p.dtype.hasobject:
             raise EngineError(f"{p.name!r} is text, which does not go through shared memory: use another `guard`")
+        if p.is_open:
+            raise EngineError(f"the size of {p.name!r} depends on data, so no shared memory fits: use another `guard`")
         at = self.size
         self.size += -(-int(np.prod(p.shape, dtype=np.int64)) * p.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         return p, at

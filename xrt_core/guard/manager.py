@@ -305,7 +305,8 @@ class GuardManager:
         assert outcome is not None
         engine = self.capabilities.compilation.engines.get(outcome.pieces[0].engine)
         alone = engine is not None and len(outcome.pieces) == 1
-        launch.tolerance = self.capabilities.compilation.tolerance(outcome.pieces[0].engine) if alone else {}
+        declared = self.capabilities.compilation.tolerance(outcome.pieces[0].engine) if alone else {}
+        launch.tolerance = {**declared, **(executable.tolerance or {})}
         on_host = engine is None or is_host(engine[1])  # elsewhere, streams belong to threads
         where = ", in a child process" if isinstance(executable, IsolatedExecutable) else ""
         launch.go_live(executable, f"{outcome.reason}{where}", any_thread=on_host)

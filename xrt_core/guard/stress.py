@@ -293,6 +293,7 @@ class SerialExecutable(Executable):
 
     def __init__(self, inner: Executable, engines: Collection[str]) -> None:
         self._inner = inner
+        self.tolerance = inner.tolerance
         with _locks_lock:
             self._locks = [_locks.setdefault(e, threading.Lock()) for e in sorted(set(engines))]
 

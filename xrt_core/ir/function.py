@@ -43,7 +43,8 @@ _MOST_SHOWN: Final = 5  # operators in a message
 class Parameter:
     """An entry or a return of a Function: a dense tensor of known dtype and rank.
 
-    dims: its dimensions; in a symbolic Function some are texts of expressions (`ir.symbols`).
+    dims: its dimensions; in a symbolic Function some are texts of expressions (`ir.symbols`). A dimension of a return
+    is None where only a run determines it, as the number of elements that are not zero.
     """
 
     name: str
@@ -60,18 +61,25 @@ class Parameter:
         """Whether every dimension is a number."""
         return all(type(d) is int for d in self.dims)
 
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Whether an array of this shape may be given for it, as far as its own dimensions say."""
-        return len(shape) == len(self.dims) and all(
-            d == n or isinstance(d, str) for d, n in zip(self.dims, shape, strict=True)
-        )
+    @property
+    def is_open(self) -> bool:
+        """Whether only a run determines a dimension."""
+        return None in self.dims
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dimensions as numbers. Raises GraphError where some are symbolic."""
+        """The dimensions as numbers. Raises GraphError where some are not known."""
         if not self.is_static:
-            raise GraphError(f"parameter {self} has symbolic dimensions; its `dims` are for engines with dynamic_dims")
+            raise GraphError(
+                f"parameter {self} has dimensions that differ between calls; its `dims` are for engines with "
+                "dynamic_dims or open_shapes"
+            )
         return self.dims  # type: ignore[return-value]
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of this shape can be what the parameter stands for, whatever its expressions say."""
+        known = zip(shape, self.dims, strict=False)
+        return len(shape) == len(self.dims) and all(n == d or not isinstance(d, int) for n, d in known)
 
     def __str__(self) -> str:
         return f"%{self.name}: {self.type}"
@@ -145,8 +153,8 @@ class Function(_Frozen):
     def from_graph(cls, body: Graph, *, name: str = "", aliases: Iterable[InputOutputAlias] = ()) -> Function:
         """The function whose params and returns are the inputs and outputs of `body`, by name and type.
 
-        Raises GraphError for an input or output that is not a tensor of known dtype and shape; a dimension may be
-        symbolic.
+        Raises GraphError for an input that is not a tensor of known dtype and shape, whose dimensions may be symbolic,
+        and an output that is not one of known dtype and rank.
         """
         name = name or body.name or "function"
         return cls(
@@ -212,7 +220,8 @@ def launch(
 
 def _parameter(value: Value, what: str, index: int, function: str) -> Parameter:
     t = value.type
-    if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or None in t.shape:
+    is_known = what == "output" or (isinstance(t, TensorType) and None not in (t.shape or ()))
+    if not isinstance(t, TensorType) or t.dtype is None or t.shape is None or not is_known:
         raise GraphError(
             f"function {function!r}: {what} {index} {value.name!r} has type {t or 'unknown'}, which is not a tensor "
             f"of known dtype and shape; specialise the graph for a signature first"

@@ -462,9 +462,8 @@ def _sliced(s: SymbolicShapes, d: Expr | None, start: Expr | None, end: Expr | N
     elif last is not None and last < 0:
         end = d + last
     # where both may be the end of the range, the one that is a symbol is more likely to be so again
-    if s.is_least(d, end) or (end.constant is not None and not s.is_least(end, d) and s.holds(end - d)):
-        end = d
-    elif not s.holds(d - end) and s.holds(end - d):
+    likelier = end.constant is not None and not s.is_least(end, d)
+    if s.is_least(d, end) or ((likelier or not s.holds(d - end)) and s.holds(end - d)):
         end = d
     if not (s.holds(start) and s.holds(d - end) and s.holds(end - start)):
         return None

@@ -14,7 +14,7 @@ from xrt_core.engine.contract import Engine, RunOptions
 from xrt_core.engine.cuda import naming_broken_context
 from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of, same_device
 from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
-from xrt_core.runtime.launch import engine_failure, launch_mode
+from xrt_core.runtime.launch import Launch, engine_failure, launch_mode
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.transfers import on_host, to_caller, to_engine
 
@@ -38,7 +38,7 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
     """
     place = _place(engines, host_device)
     if place is not None:
-        return _DeviceCall(plan, arrays, engines, xp, *place)
+        return DeviceCall(plan, arrays, engines, xp, *place)
     run = plan.run
     taken = [() if _has_streams(engines, name) else taken_by(engines, name) for name in plan.engine_inputs]
     convert = [
@@ -158,7 +158,7 @@ def _settled_or_broken(streams: Streams, device: int) -> Iterator[None]:
         yield
 
 
-class _DeviceCall:
+class DeviceCall:
     """A bound call where an engine, or the host, is on a device with streams.
 
     If every launch of the plan is asynchronous (`DeviceLaunch`), or there is none, only reads of an array on the CPU
@@ -176,6 +176,7 @@ class _DeviceCall:
         device: int,
     ) -> None:  # fmt: skip
         self._run = plan.run
+        self._is_one_launch = isinstance(plan.run, Launch)
         self._kind, self._streams, self._device = kind, streams, device
         self._family = family_of_first(arrays) or "numpy"
         families = [family_of(type(a)) if is_array(a) else "" for a in arrays]
@@ -193,11 +194,12 @@ class _DeviceCall:
         # threads of the pool have other current streams than the caller's
         self._ahead = plan.runs_ahead and not plan.may_run_side_by_side
 
-    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], wanted: Sequence[Any] = ()) -> list[Any]:
+        """wanted: arrays that results are wanted in, as `RunOptions.results`; what does not come back is not there."""
         with naming_broken_context():
-            return self._call(arrays)
+            return self._call(arrays, wanted)
 
-    def _call(self, arrays: Sequence[Any]) -> list[Any]:
+    def _call(self, arrays: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
         places = {i: self._kind.device_of(arrays[i]) for i in self._located}
         place, family = places.get(self._first), self._family
         on_device = place is not None
@@ -217,9 +219,9 @@ class _DeviceCall:
         with self._streams.using(stream, self._device):
             entered = self._entered(arrays)
             if not ahead or self._late >= _MAX_LATE:
-                return self._on(stream, True, entered, out)
+                return self._on(stream, True, entered, out, wanted)
             try:
-                return self._on(stream, False, entered, out)
+                return self._on(stream, False, entered, out, wanted)
             except Exception as e:
                 with contextlib.suppress(Exception):  # what failed may fail here again
                     self._streams.synchronize(self._device)
@@ -232,8 +234,16 @@ class _DeviceCall:
         """The stream on which the caller works, by the first array where that lies on the device."""
         return self._streams.current(arrays[self._first] if place == self._device else None, self._device)
 
-    def _on(self, stream: int | None, wait: bool, arrays: Sequence[Any], out: Callable[[Any], Any]) -> list[Any]:
-        token = launch_mode.set((RunOptions(stream=stream), wait))
+    def _on(
+        self,
+        stream: int | None,
+        wait: bool,
+        arrays: Sequence[Any],
+        out: Callable[[Any], Any],
+        wanted: Sequence[Any] = (),
+    ) -> list[Any]:
+        results = wanted if self._is_one_launch else ()
+        token = launch_mode.set((RunOptions(stream=stream, results=results), wait))
         try:
             return [out(r) for r in self._run(arrays)]
         finally:

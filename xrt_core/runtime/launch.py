@@ -285,7 +285,10 @@ class LaunchCheck:
         self._donated = frozenset(a.input for a in function.aliases)
         self._foreign_type: Any = None  # of the last result that was another library's array
         self._updated = frozenset(a.output for a in function.aliases)  # share the storage of an input
-        self._returns: tuple[tuple[Any, Any], ...] = tuple((p.dtype, p.dims) for p in self._expected)
+        self._returns: tuple[tuple[Any, Any], ...] = tuple(
+            (p.dtype, p.dims if not p.is_open else tuple(_ANY_SIZE if d is None else d for d in p.dims))
+            for p in self._expected
+        )
 
     def at(self, arrays: Sequence[Any]) -> LaunchCheck:
         """The check for inputs of these shapes, of a symbolic Function. Raises InputError for others than it takes."""
@@ -295,8 +298,7 @@ class LaunchCheck:
             params = self._function.params
             sizes = Declared(tuple(p.name for p in params), tuple(p.dims for p in params), {}).bind(key)
             returns = [
-                Parameter(p.name, p.dtype, tuple(_ANY_SIZE if d is None else d for d in shape_for(p.dims, sizes)))
-                for p in self._function.returns
+                Parameter(p.name, p.dtype, tuple(shape_for(p.dims, sizes))) for p in self._function.returns
             ]
             found = LaunchCheck(self._function, self._engine, returns)
             if len(self._known) >= _MOST_SHAPES:
@@ -376,7 +378,7 @@ class LaunchCheck:
 
     def _misfit(self, i: int, r: Any) -> None:
         expected = self._expected[i]
-        kind: Kind = "wrong dtype" if tuple(r.shape) == expected.dims else "wrong shape"
+        kind: Kind = "wrong dtype" if expected.fits(tuple(r.shape)) else "wrong shape"
         dtype = r.dtype.str if isinstance(r.dtype, np.dtype) and not r.dtype.isnative else r.dtype
         self._reject(kind, f"result {i} ({expected.name!r}) is {dtype}{list(r.shape)}, expected {expected.type}")
 

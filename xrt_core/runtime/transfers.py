@@ -78,6 +78,7 @@ def numpy_executable(made: Executable, engine: str, launch: str) -> Executable:
 class _Adapted(Executable):
     def __init__(self, inner: Executable, enter: Enter, leave: Converter) -> None:
         self._inner, self._enter, self._leave = inner, enter, leave
+        self.tolerance = inner.tolerance
 
     def run(self, inputs: Sequence[Any], *args: Any, **options: Any) -> Sequence[Any]:
         """See `Executable.run`."""

@@ -94,6 +94,7 @@ class Stopwatch:
 class _Timed(Executable):
     def __init__(self, inner: Executable, watch: Stopwatch) -> None:
         self._inner, self._watch = inner, watch
+        self.tolerance = inner.tolerance
 
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True

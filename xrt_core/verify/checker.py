@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -37,9 +37,18 @@ from xrt_core.host.place import overlap
 from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import draws_random, is_discontinuous, is_exact, traits_of
-from xrt_core.ir.types import dtype_name, float_like
+from xrt_core.ir.types import TensorType, dtype_name, float_like
 from xrt_core.runtime.arrays import to_numpy
-from xrt_core.verify.compare import ROUNDED, Difference, bounds_of, compare, float_dtypes, table, tolerance_for
+from xrt_core.verify.compare import (
+    ROUNDED,
+    Difference,
+    bounds_of,
+    compare,
+    float_dtypes,
+    table,
+    tolerance_for,
+    widened_for_products,
+)
 from xrt_core.verify.reference import ReferenceExecutor, Values, host_values, run_host, wide_dtype
 
 RUNS: Final = 2
@@ -126,6 +135,7 @@ class ResultChecker:
         self._drawn = {v for n in function.body.nodes if draws_random(n) for v in n.outputs}
         self._unit = _unit_scaled(function.body)
         self._terms = _terms(function.body)
+        self._products = _products(function.body)
         self._operands = _elementwise_operands(function.body)
 
     def for_inputs(self, inputs: Sequence[np.ndarray]) -> ResultChecker:
@@ -171,8 +181,10 @@ class ResultChecker:
     def check(self, executable: Executable, own: Mapping[str, Tolerance]) -> Check:
         """Run the executable `RUNS` times and compare its results with the host's.
 
-        own: tolerances that the engine declares. Raises XRTError only if the host fails.
+        own: tolerances that the engine declares; those of the executable come before them. Raises XRTError only if the
+        host fails.
         """
+        own = {**own, **(executable.tolerance or {})}
         self.expected()
         runs: list[Sequence[Any]] = []
         copies: list[list[np.ndarray]] = []
@@ -216,7 +228,7 @@ class ResultChecker:
             if not same_bytes(to_numpy(x), mine):
                 return f"it wrote into its input {p.name!r}"
         for p, r, place in zip(self.function.returns, results, where, strict=True):
-            if r.dtype != p.dtype or r.shape != p.shape:
+            if r.dtype != p.dtype or not p.fits(r.shape):
                 return f"result {p.name!r} is {dtype_name(r.dtype)}{list(r.shape)}, expected {p.type}"
             if r.size and any(overlap(place, x) for x in given if x.size):
                 return f"result {p.name!r} shares the memory of an input"
@@ -233,7 +245,7 @@ class ResultChecker:
                 failed, doubtful = failed or (reason and f"result {p.name!r}: {reason}"), doubtful and not reason
                 worst.append(Difference(0.0, 0.0, 0, size, size, reason))
                 continue
-            tolerance = _widened_for_sum(tolerance_for(p.dtype, self._dtypes, own), p.dtype, self._terms.get(v, 0))
+            tolerance = self._tolerance(v, p.dtype, self._dtypes, own)
             if tolerance.reason:
                 reasons[tolerance.reason] = None
             found = [self._difference(r[k], k, tolerance, own) for r in _distinct(runs, k)]
@@ -249,6 +261,12 @@ class ResultChecker:
                     compare(r[k], self.widened()[k], lenient).is_right for r in runs
                 )
         return Check(failed, tuple(worst), "; ".join(reasons), bool(failed) and doubtful)
+
+    def _tolerance(
+        self, v: Value, dtype: np.dtype, others: Iterable[np.dtype], own: Mapping[str, Tolerance]
+    ) -> Tolerance:
+        found = widened_for_products(tolerance_for(dtype, others, own), self._products.get(v, 0))
+        return _widened_for_sum(found, dtype, self._terms.get(v, 0))
 
     def _difference(self, got: np.ndarray, k: int, tolerance: Tolerance, own: Mapping[str, Tolerance]) -> Difference:
         v = self.function.body.outputs[k]
@@ -321,6 +339,7 @@ class ResultChecker:
                 radii.append(None)
             elif v in self._rounding.rounded:
                 tolerance = tolerance_for(x.dtype, self._dtypes, own)
+                tolerance = widened_for_products(tolerance, self._products.get(v, 0))
                 tolerance = _widened_for_sum(tolerance, x.dtype, self._terms.get(v, 0))
                 radii.append(bounds_of(x, tolerance, moved[v]))
             else:  # exact, but for the scaling of a quantisation
@@ -584,6 +603,31 @@ def _terms(body: Graph) -> dict[Value, int]:
         if count:
             found.update((v, count) for v in node.outputs if v is not None)
     return found
+
+
+def _products(body: Graph) -> dict[Value, int]:
+    """For each value that depends on a sum of products, the number of terms of the longest one."""
+    found: dict[Value, int] = {}
+    for node in body.nodes:
+        given = [v for v in node.inputs if v is not None]
+        count = max((found.get(v, 0) for v in given), default=0)
+        shapes = [v.type.shape or () if isinstance(v.type, TensorType) and v.is_static else () for v in given[:2]]
+        if node.op_type in _PRODUCTS and not node.domain and len(shapes) == 2 and all(shapes):
+            left, right = shapes
+            whole = _size(given[1])
+            if node.op_type == "MatMul":
+                mine = left[-1]
+            elif node.op_type == "Gemm":
+                mine = left[0 if node.attributes.get("transA") else -1]
+            else:
+                mine = whole // max(int(right[0 if node.op_type == "Conv" else 1] or 1), 1)
+            count = max(count, int(mine or 1))
+        if count:
+            found.update((v, count) for v in node.outputs if v is not None)
+    return found
+
+
+_PRODUCTS: Final = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose"))
 
 
 def _size(value: Value) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Final
@@ -82,7 +83,8 @@ def tolerance_for(dtype: np.dtype, others: Iterable[np.dtype], own: Mapping[str,
     if not rows:
         raise ValueError(f"no tolerance for {dtype_name(dtype)}; known: {', '.join(table())}")
     reasons = "; ".join(dict.fromkeys(r.reason for r in rows if r.reason))
-    return Tolerance(max(r.absolute for r in rows), max(r.relative for r in rows), max(r.share for r in rows), reasons)
+    absolute, relative, share = (max(getattr(r, name) for r in rows) for name in ("absolute", "relative", "share"))
+    return Tolerance(absolute, relative, share, reasons, max((r.accumulates for r in rows), key=_STEPS.__getitem__))
 
 
 def _declared(own: Tolerance | None, row: Tolerance | None) -> Tolerance | None:
@@ -91,8 +93,26 @@ def _declared(own: Tolerance | None, row: Tolerance | None) -> Tolerance | None:
         return own or row
     return Tolerance(
         min(own.absolute, MOST_LENIENT * row.absolute), min(own.relative, MOST_LENIENT * row.relative), own.share,
-        own.reason,
+        own.reason, own.accumulates,
     )  # fmt: skip
+
+
+_STEPS: Final = {"": 0.0, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Rounding step of what sums are kept in, where that is declared (`Tolerance.accumulates`)."""
+
+
+def widened_for_products(tolerance: Tolerance, terms: int) -> Tolerance:
+    """The tolerance of a sum of so many products that is kept in what it declares: each addition is off by half a step
+    at most, to either side, so the sum by about the root of their number. Up to `MOST_LENIENT` times the tolerance.
+    """
+    off = 0.5 * _STEPS[tolerance.accumulates] * math.sqrt(terms)
+    if not off:
+        return tolerance
+    return replace(
+        tolerance,
+        absolute=min(tolerance.absolute + off, MOST_LENIENT * tolerance.absolute),
+        relative=min(tolerance.relative + off, MOST_LENIENT * tolerance.relative),
+    )
 
 
 def float_dtypes(body: Graph) -> set[np.dtype]:

@@ -172,7 +172,9 @@ def test_providers_and_their_options(gpu: Any) -> None:
     ]  # fmt: skip
     assert engine.tolerance_with(CompileOptions()) == {}
     for extra in ({"tf32": True}, {"provider": "tensorrt"}):
-        assert "TF32" in engine.tolerance_with(CompileOptions(extra=extra))["float32"].reason
+        declared = engine.tolerance_with(CompileOptions(extra=extra))
+        assert "TF32" in declared["float32"].reason
+        assert ("float16" in declared) == (extra.get("provider") == "tensorrt")
     with pytest.raises(OptionError, match="'provider' is 'rocm'; it takes cuda, tensorrt"):
         _compiled(provider="rocm")
 

@@ -11,6 +11,7 @@ import collections
 import ctypes
 import enum
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,11 @@ class Error(enum.IntEnum):
 
 STICKY = (Error.illegal_address,)
 """Errors after which every call fails."""
+
+
+UNSAFE = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaEventQuery", "cudaMallocAsync", "cudaFreeAsync")
+"""What a thread may not call while it captures: the first three are refused by CUDA, memory of the last two would be
+the graph's."""
 
 
 class _Failed(Exception):
@@ -68,6 +74,8 @@ class Cuda:
         self.device = 0
         self.model = b"NVIDIA Stand-in"
         self.broken: Error | None = None
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self._graphs = 50_000
         self.events: dict[int, list[Callable[[], None]]] = {}  # what is left to do of what each stands for
         self.queues: dict[int, list[Callable[[], None]]] = {}
         self.blocking: set[int] = set()
@@ -86,7 +94,11 @@ class Cuda:
             self.calls.append((name, args))
             if self.broken is not None:
                 return (self.broken, None)
+            if self.captures and name in UNSAFE:
+                return (Error.capture_unsupported, None)
             if name in self.fail:
+                if name == "cudaStreamEndCapture":
+                    self.captures.pop(args[0], None)  # a broken capture has ended as well
                 if self.fail[name] in STICKY:
                     self.broken = self.fail[name]
                 return (self.fail[name], None)
@@ -192,17 +204,48 @@ class Cuda:
         self.put(stream, lambda: ctypes.memmove(target, source, size))
 
     def _cudaStreamBeginCapture(self, stream: int, mode: int) -> None:
+        if stream in (0, 1, 2) or stream in self.captures:
+            raise _Failed(Error.capture_unsupported)
         self.captures[stream] = []
 
-    def _cudaStreamEndCapture(self, stream: int) -> list[Callable[[], None]]:
-        return self.captures.pop(stream)
+    def _cudaStreamEndCapture(self, stream: int) -> int:
+        return self._new_graph(self.captures.pop(stream))
 
-    def _cudaGraphInstantiate(self, graph: list[Callable[[], None]], flags: int) -> list[Callable[[], None]]:
-        return graph
+    def _new_graph(self, work: list[Callable[[], None]]) -> int:
+        self._graphs += 1
+        self.graphs[self._graphs] = work
+        return self._graphs
 
-    def _cudaGraphLaunch(self, graph: list[Callable[[], None]], stream: int) -> None:
-        for work in graph:
+    def _graph(self, graph: int) -> list[Callable[[], None]]:
+        if graph not in self.graphs:
+            raise _Failed(Error.invalid_handle)
+        return self.graphs[graph]
+
+    def _cudaGraphInstantiate(self, graph: int, flags: int) -> int:
+        return self._new_graph(list(self._graph(graph)))
+
+    def _cudaGraphLaunch(self, graph: int, stream: int) -> None:
+        for work in self._graph(graph):
             self.put(stream, work)
+
+    def _cudaGraphDestroy(self, graph: int) -> None:
+        self._graph(graph)
+        del self.graphs[graph]
+
+    _cudaGraphExecDestroy = _cudaGraphDestroy
+
+    def put_graph_work(self, stream: int, addresses: dict[str, int], work: Callable[[], Any]) -> None:
+        """`put`; work that is captured fails where memory that it has the addresses of was given back since."""
+        if stream not in self.captures:
+            self.put(stream, work)
+            return
+        used = {a: self.live.get(a) for a in addresses.values()}
+
+        def checked() -> None:
+            assert all(self.live.get(a) is m for a, m in used.items()), "a graph runs in memory that was given back"
+            work()
+
+        self.put(stream, checked)
 
     def put(self, stream: int, work: Callable[[], Any]) -> None:
         """Enqueue work, or note it where the stream is being captured."""
@@ -276,14 +319,27 @@ class Location(enum.Enum):
     HOST = 1
 
 
+class IOutputAllocator:
+    """The base class of output allocators, which wants its own __init__ called."""
+
+    def __init__(self) -> None:
+        self.made = True
+
+
 class Context:
-    """IExecutionContext: checks what it is given, and computes when it is enqueued."""
+    """IExecutionContext: checks what it is given, and computes when it is enqueued.
+
+    An output of open shape needs an allocator. Its run is waited for until the shape is known, within the call, so it
+    cannot be captured.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.memory: tuple[int, int] | None = None
+        self.sized = 0
+        self.allocators: dict[str, weakref.ref[IOutputAllocator]] = {}
         self.streams: list[int] = []
         self.devices: list[int] = []
 
@@ -300,28 +356,73 @@ class Context:
         return self.engine.shape_of(name, self.shapes)
 
     def update_device_memory_size_for_shapes(self) -> int:
+        self.sized = max(self.engine.scratch, 1)
         return self.engine.scratch
 
-    def set_tensor_address(self, name: str, pointer: int) -> bool:
-        self.addresses[name] = pointer
-        return name in self.engine.tensors and bool(pointer) and pointer % ALIGNMENT == 0
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        self.addresses[name] = memory
+        return name in self.engine.tensors and bool(memory) and memory % ALIGNMENT == 0
 
-    def set_device_memory(self, pointer: int, size: int) -> None:
-        assert size >= self.engine.scratch, "less scratch memory than the shapes need"
-        self.memory = (pointer, size)
+    def set_output_allocator(self, name: str, output_allocator: IOutputAllocator | None) -> bool:
+        if not isinstance(output_allocator, IOutputAllocator) or not hasattr(output_allocator, "made"):
+            raise TypeError("set_output_allocator(): incompatible function arguments")
+        if name not in self.engine.outputs:
+            return False
+        self.allocators[name] = weakref.ref(output_allocator)  # the library holds no reference
+        return True
 
-    def execute_async_v3(self, stream: int) -> bool:
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert size >= self.engine.device_memory_size_v2, "less scratch memory than the largest shapes need"
+        self.memory = (memory, size)
+
+    @property
+    def device_memory(self) -> int:
+        return self.memory[0] if self.memory else 0
+
+    @device_memory.setter
+    def device_memory(self, memory: int) -> None:
+        assert self.sized, "the size for the shapes was not asked for"
+        self.memory = (memory, self.sized)
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        stream = stream_handle
         self.streams.append(stream)
         if self.engine.broken:
             self.engine.logger.log(Severity.ERROR, self.engine.broken)
             return False
-        assert set(self.addresses) == set(self.engine.tensors)
+        assert set(self.addresses) | set(self.allocators) == set(self.engine.tensors)
         assert all(a and a % ALIGNMENT == 0 for a in self.addresses.values())
         assert self.memory is not None or not self.engine.device_memory_size_v2
         assert self.memory is None or self.memory[0] in self.engine.cuda.live
         self.devices.append(self.engine.cuda.device)
         addresses = dict(self.addresses)
-        self.engine.cuda.put(stream, lambda: self.engine.compute(addresses, self.shapes))
+        if not self.allocators:
+            self.engine.cuda.put_graph_work(stream, addresses, lambda: self.engine.compute(addresses, self.shapes))
+            return True
+        if self.engine.cuda.captures:
+            self.engine.logger.log(Severity.ERROR, "a run with shapes that depend on data cannot be captured")
+            return False
+        self.engine.cuda.drain(stream)
+        return self._run_open(stream, addresses)
+
+    def _run_open(self, stream: int, addresses: dict[str, int]) -> bool:
+        results = dict(zip(self.engine.outputs, self.engine.results(addresses, self.shapes), strict=True))
+        for name, kept in self.allocators.items():
+            allocator, r = kept(), np.asarray(results[name])
+            assert allocator is not None, "the allocator is gone"
+            wanted = max(r.nbytes, self.engine.asks)
+            address = allocator.reallocate_output_async(name, None, wanted, ALIGNMENT, stream)  # type: ignore[attr-defined]
+            if not address:
+                self.engine.logger.log(Severity.ERROR, f"the allocator gave no memory for {name}")
+                return False
+            assert address % ALIGNMENT == 0
+            assert len(self.engine.cuda.live[address]) >= wanted
+            self.engine.cuda.put(stream, lambda a=address, r=r: _at(a, r.shape, r.dtype).__setitem__(..., r))
+            if not self.engine.is_silent:
+                allocator.notify_shape(name, r.shape)  # type: ignore[attr-defined]
+        for name, p in self.engine.outputs.items():
+            if name not in self.allocators:
+                _at(addresses[name], p.shape, p.dtype)[...] = results[name]
         return True
 
 
@@ -382,6 +483,8 @@ class Engine:
         self.tensors = [*self.inputs, *self.outputs]
         self.locations: dict[str, Location] = {}
         self.broken = ""
+        self.asks = 0  # bytes that it asks of an output allocator at least, as for an upper bound
+        self.is_silent = False  # it tells no shapes
         self.uninferable = ""
         self.compiled = 0
         self.logger: Any = None
@@ -398,8 +501,8 @@ class Engine:
     def get_tensor_location(self, name: str) -> Location:
         return self.locations.get(name, Location.DEVICE)
 
-    def create_execution_context(self, how: Any) -> Context:
-        self.runtime_config = how
+    def create_execution_context(self, strategy: Any) -> Context:
+        how = self.runtime_config = strategy
         if isinstance(how, RuntimeConfig) and how.cache is not None and not how.cache.kernels:
             self.compiled += 1
             how.cache.kernels = f"kernels {self.compiled}".encode()
@@ -414,12 +517,14 @@ class Engine:
         return RuntimeConfig()
 
     def shape_of(self, name: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
-        shape = {**self.inputs, **self.outputs}[name].shape
+        shape = tuple(-1 if d is None else int(d) for d in {**self.inputs, **self.outputs}[name].dims)
         return shape if self.largest is None else (next(iter(shapes.values()))[0], *shape[1:])
 
+    def results(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> Sequence[np.ndarray]:
+        return self.function(*(_at(addresses[n], shapes[n], p.dtype) for n, p in self.inputs.items() if n in addresses))
+
     def compute(self, addresses: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
-        given = [_at(addresses[n], shapes[n], p.dtype) for n, p in self.inputs.items() if n in addresses]
-        for (name, p), r in zip(self.outputs.items(), self.function(*given), strict=True):
+        for (name, p), r in zip(self.outputs.items(), self.results(addresses, shapes), strict=True):
             _at(addresses[name], self.shape_of(name, shapes), p.dtype)[...] = r
 
 
@@ -429,8 +534,8 @@ class Runtime:
     def __init__(self, logger: Any) -> None:
         self.logger = logger
 
-    def deserialize_cuda_engine(self, blob: bytes) -> Any:
-        found = MODULE.engines.get(blob)
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> Any:
+        found = MODULE.engines.get(serialized_engine)
         if found is None:
             self.logger.log(Severity.ERROR, "magicTag does not match")
         else:
@@ -445,6 +550,7 @@ MODULE = SimpleNamespace(
     Runtime=Runtime,
     ExecutionContextAllocationStrategy=Allocation,
     CudaGraphStrategy=GraphStrategy,
+    IOutputAllocator=IOutputAllocator,
     engines={},
 )
 """A module like `tensorrt`, as far as running goes. engines: serialized bytes -> the engine they become."""

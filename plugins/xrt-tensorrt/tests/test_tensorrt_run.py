@@ -617,7 +617,17 @@ def test_an_engine_that_needs_memory_for_other_shapes_gets_some(cuda: standin.Cu
     engine.device_memory_size_v2 = 1 << 20
     executable.run(_arrays())
 
-    assert engine.contexts[0].memory == (memory._scratch[0, engine.contexts[0].streams[0]].pointer, 256)
+    assert engine.contexts[0].device_memory == memory._scratch[0, engine.contexts[0].streams[0]].pointer
+
+
+def test_scratch_memory_is_of_the_shapes_that_were_set(cuda: standin.Cuda) -> None:
+    """Not of the largest batch that the engine takes, where these need less."""
+    executable, engine = _executable(cuda, scratch=512)
+    engine.device_memory_size_v2 = 1 << 20
+    executable.run(_arrays())
+
+    assert engine.contexts[0].memory == (memory._scratch[0, engine.contexts[0].streams[0]].pointer, 512)
+    assert memory._scratch[0, engine.contexts[0].streams[0]].nbytes == 512
 
 
 def test_an_input_that_nothing_reads(cuda: standin.Cuda) -> None:

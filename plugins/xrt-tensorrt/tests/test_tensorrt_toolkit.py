@@ -76,7 +76,7 @@ def test_nothing_installed(world: _World) -> None:
     with pytest.raises(ToolkitError) as e:
         find(RTX, world.system)
     assert e.value.reason == "TensorRT-RTX is not installed (no module tensorrt_rtx_bindings)"
-    assert e.value.remedy.startswith("pip install tensorrt-rtx-cu13-bindings")
+    assert e.value.remedy.startswith("pip install 'xrt-tensorrt[rtx-cu13]'")
     with pytest.raises(ToolkitError, match=r"no module tensorrt\).*xrt-tensorrt\[cu13\]"):
         find(FULL, world.system)
 

@@ -225,6 +225,29 @@ def test_a_first_run_that_fails_leaves_its_inputs(engine: ToyEngine, monkeypatch
     assert np.asarray(a).tolist() == [3] * 4
 
 
+def test_what_a_failed_run_reads_is_held_as_well(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that were launched before the one that fails are still under way."""
+    monkeypatch.setattr(_toolkit, "mark", lambda stream: object())
+    monkeypatch.setattr(_toolkit, "is_past", lambda event: False)
+    monkeypatch.setattr(_toolkit, "wait_for", lambda event: None)
+    executable = inner_of(of_nodes(engine, *_chain(2)))
+    launch, count = _toolkit.launch, iter(range(10))
+
+    def failing(*arguments: Any) -> None:
+        if next(count) == 1:
+            raise RuntimeError("no such kernel")
+        launch(*arguments)
+
+    monkeypatch.setattr(_toolkit, "launch", failing)
+    x = data("float32", 64).view(_Watched)
+    held = weakref.ref(x)
+    with pytest.raises(ExecutionError, match="no such kernel"):
+        executable.run([x], block_until_done=False)
+    del x
+    gc.collect()
+    assert held() is not None
+
+
 def test_results_feed_the_next_call_and_runs_need_not_wait(engine: ToyEngine) -> None:
     """What one call returns can be given to the next before it is computed."""
     run = of_nodes(engine, *_chain(3)).run

@@ -24,14 +24,17 @@ _OPTIONS: Final = (
     "inter_op_threads", "memory_arena", "optimization", "parallel", "provider", "provider_options", "session", "tf32",
 )  # fmt: skip
 _TF32: Final = Tolerance(2e-3, 5e-4, reason="factors are rounded to the 10 bits of TF32")
+_FLOAT16: Final = Tolerance(1.4e-3, 2e-2, reason="TensorRT may keep sums in float16", accumulates="float16")
 
 _SPINNING: Final = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 
 
 def tolerance_of(options: CompileOptions, device: bool) -> Mapping[str, Tolerance]:
-    """What results on a device may be off by: TF32, if it is asked for; TensorRT's provider takes it unasked."""
-    takes = device and (options.extra.get("tf32") is True or options.extra.get("provider") == "tensorrt")
-    return {"float32": _TF32} if takes else {}
+    """What results on a device may be off by: TF32, if it is asked for; TensorRT's provider takes it unasked, and may
+    keep sums of float16 in float16."""
+    by_tensorrt = device and options.extra.get("provider") == "tensorrt"
+    takes = by_tensorrt or (device and options.extra.get("tf32") is True)
+    return {**({"float32": _TF32} if takes else {}), **({"float16": _FLOAT16} if by_tensorrt else {})}
 
 
 class OnnxRuntimeCompiler(GraphCompiler):

@@ -33,6 +33,7 @@ class TensorRTEngine(Engine):
     switch = "use_tensorrt"
     array_families = ("cupy", "torch", "jax", "other")
     asynchronous = True
+    open_shapes = True
 
     def __init__(self, target: str = "") -> None:
         self._target = target
@@ -60,8 +61,10 @@ class TensorRTEngine(Engine):
         missing = _missing()
         if missing is not None:
             return Support.no(missing.reason)
-        from xrt_tensorrt.support import takes_for_training, verdict
+        from xrt_tensorrt.support import has_open_shapes, takes_for_training, verdict
 
+        if has_open_shapes(node) and (why := _why_not_open()):
+            return Support.no(why)
         if phase == "train" and not takes_for_training(node):
             return Support.no(f"tensorrt does not take {node.operator} for training")
         reason = verdict(node).reason or self._beyond(node, device)
@@ -139,6 +142,19 @@ def _version() -> str:
 
     toolkit = _toolkit.toolkit()
     return f"{toolkit.flavour} {toolkit.version}"
+
+
+def _why_not_open() -> str:
+    """Why no results are taken whose shapes depend on data, "" where they are."""
+    from xrt_tensorrt import _toolkit
+
+    toolkit = _toolkit.toolkit()
+    if not toolkit.is_rtx:
+        return ""
+    return (
+        f"the result's shape depends on data, and {toolkit.flavour} {toolkit.version} has no implementation of such "
+        "layers (NonZero, NMS)"
+    )
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from xrt_core.errors import CompileError, ExecutionError
 from xrt_core.ir.types import dtype_name
 from xrt_tensorrt.finding import CHOICE, FULL, INSTALL, RTX, System, ToolkitError, find, order
 from xrt_tensorrt.messages import Messages, in_words, make_logger
+from xrt_tensorrt.opened import Opened
 
 if TYPE_CHECKING:
     from xrt_tensorrt.kernels_cache import KernelsCache
@@ -217,11 +218,28 @@ class Toolkit:
         # a context of an engine that needs memory for some shapes does not run without any, whatever these shapes need
         return found or min(int(engine.device_memory_size_v2), _LEAST_SCRATCH)
 
+    def give_scratch(self, engine: Any, context: Any, pointer: int, nbytes: int) -> None:
+        """Let a context run in this memory of `scratch_bytes`.
+
+        The form that tells the size wants what the largest shapes need; the other one goes by the shapes that were set.
+        """
+        if nbytes >= int(engine.device_memory_size_v2):
+            context.set_device_memory(pointer, nbytes)
+        else:
+            context.device_memory = pointer
+
     def enqueue(self, context: Any, stream: int) -> None:
         """Run a context on a stream. Raises ExecutionError with the library's own words."""
         with self._messages.collect() as said:
             if not context.execute_async_v3(stream):
                 raise ExecutionError(f"tensorrt: the run failed: {'; '.join(said) or 'no reason was given'}")
+
+    def opened(self, context: Any, name: str) -> Opened:
+        """What gives memory for an output of a context whose shape a run determines. Raises ExecutionError."""
+        opened = Opened(self.trt)
+        if not context.set_output_allocator(name, opened.allocator):
+            raise ExecutionError(f"tensorrt: the output {name!r} takes no allocator")
+        return opened
 
     def dtype(self, kind: Any) -> np.dtype | None:
         """The NumPy dtype of a TensorRT DataType, None for one that NumPy has not."""

@@ -32,7 +32,7 @@ from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.executable import TensorRTExecutable, read_blob
 from xrt_tensorrt.expansion import expand
 from xrt_tensorrt.joining import join
-from xrt_tensorrt.settings import Settings, check_target
+from xrt_tensorrt.settings import Settings, check_target, tolerance_of
 from xrt_tensorrt.splitting import split
 from xrt_tensorrt.support import misfits, verdict
 
@@ -91,6 +91,7 @@ class TensorRTCompiler(GraphCompiler):
 
     def _executable(self, built: BuiltEngine, function: Function) -> TensorRTExecutable:
         made = TensorRTExecutable(built, function.params, function.returns, self._settings.cuda_graph, function.aliases)
+        made.tolerance = tolerance_of(self._settings)
         if self._is_for_here:
             built.load()  # what this GPU does not take fails now, not at the first run
         return made
@@ -273,6 +274,7 @@ class TensorRTCompiler(GraphCompiler):
                     known.replace(built)
                     built = known
         made = TensorRTExecutable(built, params, returns, self._settings.cuda_graph, aliases)
+        made.tolerance = tolerance_of(self._settings)
         if self._is_for_here:
             built.load()
         return made

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
 from xrt_core.engine.serialization import ParameterRow, Size, loading, pack, parameters_of, rows_of, unpack
 from xrt_core.errors import CompileError, ExecutionError, UnsupportedError
 from xrt_tensorrt import _cuda
 from xrt_tensorrt.engine import BuiltEngine, Manifest
 from xrt_tensorrt.kernels_cache import KernelsCache
-from xrt_tensorrt.memory import LEGACY, PER_THREAD, own_stream
+from xrt_tensorrt.memory import LEGACY, PER_THREAD, fits, own_stream
 from xrt_tensorrt.session import Session
 
 _MAGIC: Final = b"XRTTRT3\n"
@@ -37,6 +35,10 @@ class TensorRTExecutable(Executable):
     stream of the calling thread, which is ordered against the default stream; so where the caller's stream is the
     default one, on which TensorRT would wait by itself, or a thread's, which has one name in all threads. Each thread
     has a context of its own; contexts on one stream share their scratch memory.
+
+    Results are written into the arrays of `run_options.results` where those are the device's, contiguous and writable:
+    by TensorRT itself where they are aligned and no input lies there, else by a copy. A result whose shape depends on
+    data gets its memory when TensorRT asks for it, and the run is waited for as far as its shape.
 
     TensorRT promises nothing for an output in an input's memory. So a variable (an aliased input that is donated) has
     two arrays, which swap roles: a run writes its result to where the content before the last was. A recorded run
@@ -70,13 +72,14 @@ class TensorRTExecutable(Executable):
             with _cuda.on(self.built.device):
                 session = self._session(generation, engine, kernels)
                 given, aliases = run_options.stream, self._aliases if run_options.donate else ()
+                wanted = run_options.results
                 if given is not None and given not in LEGACY and given != PER_THREAD:
-                    return session.run(inputs, given, block_until_done, aliases)
+                    return session.run(inputs, given, block_until_done, aliases, wanted)
                 stream = own_stream(self.built.device)
                 if given != PER_THREAD:
-                    return session.run(inputs, stream, block_until_done, aliases)
+                    return session.run(inputs, stream, block_until_done, aliases, wanted)
                 _cuda.wait_for(stream, given)
-                results = session.run(inputs, stream, block_until_done, aliases)
+                results = session.run(inputs, stream, block_until_done, aliases, wanted)
                 _cuda.wait_for(given, stream)
                 return results
         except ExecutionError:
@@ -97,8 +100,8 @@ class TensorRTExecutable(Executable):
         if len(inputs) != len(self._params):
             return f"the executable takes {len(self._params)} inputs, {len(inputs)} were given"
         for p, x in zip(self._params, inputs, strict=True):
-            dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
-            if shape is None or tuple(shape) != p.shape or not _same_dtype(dtype, p.dtype):
+            if not fits(x, p):
+                dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
                 given = type(x).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"
                 return f"input {p.name!r} must be {p.type}, {given} was given"
         return ""
@@ -150,8 +153,3 @@ def read_blob(blob: bytes) -> Stored:
         (engine,) = parts
     aliases = [InputOutputAlias(o, i) for o, i in header.aliases]
     return Stored(header.manifest, bytes(engine), parameters_of(header.params), parameters_of(header.returns), aliases)
-
-
-def _same_dtype(dtype: Any, wanted: np.dtype) -> bool:
-    """Whether an array's dtype, of NumPy or of another library ("torch.float32"), is the wanted one."""
-    return dtype == wanted if isinstance(dtype, np.dtype) else str(dtype).rpartition(".")[2] == wanted.name

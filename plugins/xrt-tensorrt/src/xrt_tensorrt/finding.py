@@ -20,8 +20,8 @@ CHOICE: Final = "XRT_TENSORRT"
 """Environment variable that names the flavour to use where both are installed: "tensorrt" or "tensorrt_rtx"."""
 
 INSTALL: Final[Mapping[str, str]] = {
-    RTX: "pip install tensorrt-rtx-cu13-bindings==1.7.1.116 onnxruntime-ep-nv-tensorrt-rtx-cu13==0.5.0",
-    FULL: "pip install 'xrt-tensorrt[cu13]' (or [cu12])",
+    RTX: "pip install 'xrt-tensorrt[rtx-cu13]' (with a driver for CUDA 12: [rtx-cu12])",
+    FULL: "pip install 'xrt-tensorrt[cu13]' (with a driver for CUDA 12: [cu12])",
 }
 _BINDINGS: Final[Mapping[str, tuple[str, ...]]] = {
     RTX: ("tensorrt_rtx_bindings", "tensorrt_rtx"),

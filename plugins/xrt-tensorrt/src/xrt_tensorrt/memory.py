@@ -134,28 +134,64 @@ def _stream_of(x: Any, interface: dict[str, Any]) -> int | None:
 
 
 class Storage(NamedTuple):
-    """Device memory of an input that a run may write to. owner: the stream on which its owner works, None for none."""
+    """Device memory of a caller's array, to write to. owner: the stream on which its owner works, None for none."""
 
     pointer: int
     nbytes: int
     owner: int | None
 
-    def write(self, source: int, stream: int) -> None:
-        """Copy there from another place, in the order of `stream`; what the owner does next comes after that."""
-        _cuda.copy(self.pointer, source, self.nbytes, stream)
+    def wait(self, stream: int) -> None:
+        """Let `stream` wait for what the owner does there now."""
+        if self.owner is not None:
+            _order(stream, self.owner)
+
+    def release(self, stream: int) -> None:
+        """Let what the owner does next come after what is on `stream` now."""
         if self.owner is not None:
             _order(self.owner, stream)
 
+    def write(self, source: int, stream: int) -> None:
+        """Copy there from another place, in the order of `stream` and of the owner's."""
+        self.wait(stream)
+        _cuda.copy(self.pointer, source, self.nbytes, stream)
+        self.release(stream)
 
-def storage_of(x: Any, p: Parameter) -> Storage | None:
-    """The memory of an input of type `p` where that may be written to.
 
-    None for what is on the CPU, for JAX, whose arrays do not change, and for what is read-only or has gaps.
+def bytes_of(p: Parameter) -> int:
+    """Bytes of an array of a parameter, whose shape is known."""
+    return int(np.prod(p.shape, dtype=np.int64)) * p.dtype.itemsize
+
+
+def overlap(a: Storage, b: Storage) -> bool:
+    """Whether two pieces of memory have bytes in common."""
+    return a.pointer < b.pointer + b.nbytes and b.pointer < a.pointer + a.nbytes
+
+
+def is_aligned(pointer: int) -> bool:
+    """Whether TensorRT takes the address."""
+    return bool(pointer) and pointer % _ALIGNMENT == 0
+
+
+def fits(x: Any, p: Parameter) -> bool:
+    """Whether an array is of a parameter's dtype and shape. Dtypes of other libraries ("torch.float32") go by name."""
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+    if shape is None or tuple(shape) != p.shape:
+        return False
+    return dtype == p.dtype if isinstance(dtype, np.dtype) else str(dtype).rpartition(".")[2] == p.dtype.name
+
+
+def storage_of(x: Any, p: Parameter, device: int) -> Storage | None:
+    """The memory of an array of type `p` where that may be written to and is a device's own.
+
+    None for what is on the CPU or another device, for JAX, whose arrays do not change, and for what is read-only or has
+    gaps.
     """
-    nbytes = int(np.prod(p.shape, dtype=np.int64)) * p.dtype.itemsize
+    nbytes = bytes_of(p)
     if isinstance(x, _cuda.DeviceArray):
         return Storage(x.pointer, nbytes, x.stream)
     if isinstance(x, np.ndarray) or _library(x) in ("jax", "jaxlib") or getattr(x, "requires_grad", False):
+        return None
+    if cuda.locate(x) not in (device, None):
         return None
     found = _interface(x)
     if found is None or found["data"][1] or not _contiguous(found, p):

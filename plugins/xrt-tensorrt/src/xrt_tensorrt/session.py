@@ -17,12 +17,24 @@ from xrt_core.errors import ExecutionError
 from xrt_tensorrt import _cuda
 from xrt_tensorrt.engine import BuiltEngine
 from xrt_tensorrt.kernels_cache import KernelsCache
-from xrt_tensorrt.memory import Storage, address_of, new_array, pointer_of, scratch, storage_of
+from xrt_tensorrt.memory import (
+    Storage,
+    address_of,
+    bytes_of,
+    fits,
+    is_aligned,
+    new_array,
+    overlap,
+    pointer_of,
+    scratch,
+    storage_of,
+)
 
 log = logging.getLogger("xrt.tensorrt")
 
 Into = Mapping[int, tuple[Any, Storage]]
-"""By the number of a result: the input that it becomes the new content of, and that input's memory."""
+"""By the number of a result: the array of the caller's that it is wanted in (of a recorded run also the input that it
+becomes the new content of), and that array's memory."""
 
 _SOLE: Final = 2
 """References to an array that nobody else has: of a local name, and of the question."""
@@ -48,14 +60,14 @@ class Session:
         self._events: list[Any] = []
         self.generation = generation
         self._device = built.device
-        self._toolkit = built.toolkit
+        self._toolkit, self._engine = built.toolkit, engine
         self._params = params
         self._returns = returns
         self._inputs = built.manifest.inputs
         self._outputs = built.manifest.outputs
         self._graph: Recorded | None = None
-        # TensorRT-RTX records by itself
-        self._records = cuda_graph and not built.toolkit.is_rtx
+        # TensorRT-RTX records by itself; a run that asks for memory on the way cannot be recorded
+        self._records = cuda_graph and not built.toolkit.is_rtx and not any(p.is_open for p in returns)
         self._known = built.toolkit.tensors(engine)
         self._kernels = self._unkept = kernels
         self._context: Any = built.toolkit.new_context(engine, cuda_graph=cuda_graph, kernels=kernels)
@@ -71,6 +83,11 @@ class Session:
         if unknown:
             raise ExecutionError(f"tensorrt: {', '.join(unknown)} must be given before the engine can run")
         self._check_outputs()
+        self._open = {
+            i: built.toolkit.opened(self._context, name)
+            for i, (name, p) in enumerate(zip(self._outputs, returns, strict=True))
+            if p.is_open
+        }
         self._scratch_bytes = built.toolkit.scratch_bytes(engine, self._context)
         self._bound: dict[str, int] = {}
         self._memory: _cuda.DeviceArray | None = None
@@ -80,21 +97,28 @@ class Session:
     def _check_outputs(self) -> None:
         for name, p in zip(self._outputs, self._returns, strict=True):
             shape = tuple(self._context.get_tensor_shape(name))
-            if shape != p.shape:
+            if shape != tuple(-1 if d is None else d for d in p.dims):  # only the run tells
                 raise ExecutionError(f"tensorrt: output {name!r} would have shape {list(shape)}, expected {p.type}")
 
     def run(
-        self, inputs: Sequence[Any], stream: int, block_until_done: bool, aliases: Sequence[InputOutputAlias] = ()
+        self,
+        inputs: Sequence[Any],
+        stream: int,
+        block_until_done: bool,
+        aliases: Sequence[InputOutputAlias] = (),
+        wanted: Sequence[Any] = (),
     ) -> list[Any]:
         """Put one run on a stream; the results are there when the stream has come so far, or at once.
 
-        aliases: results that are the new contents of inputs, which nobody uses any more.
+        aliases: results that are the new contents of inputs, which nobody uses any more. wanted: arrays that results
+        are wanted in, as `RunOptions.results` has them.
         """
         self._settle(stream)
         held: list[Any] = []
         try:
             work = self._replayed if self._records else self._enqueued
-            results = work(inputs, stream, held, aliases)
+            into = self._into(wanted, {a.output for a in aliases})
+            results = work(inputs, stream, held, aliases, into)
         except BaseException:
             with contextlib.suppress(ExecutionError):
                 self._note(stream, held)  # some of it may be on the stream
@@ -109,21 +133,55 @@ class Session:
             self._unkept = None
         return results
 
+    def _into(self, wanted: Sequence[Any], updated: set[int]) -> dict[int, tuple[Any, Storage]]:
+        """The arrays that results are wanted in, of those that can be written to on this device, with their memory."""
+        found: dict[int, tuple[Any, Storage]] = {}
+        for i, (x, p) in enumerate(zip(wanted, self._returns, strict=False)):
+            if x is not None and i not in updated and not p.is_open and fits(x, p):
+                storage = storage_of(x, p, self._device)
+                if storage is not None and not any(overlap(storage, s) for _, s in found.values()):
+                    found[i] = (x, storage)
+        return found
+
     def _enqueued(
-        self, inputs: Sequence[Any], stream: int, held: list[Any], aliases: Sequence[InputOutputAlias]
+        self, inputs: Sequence[Any], stream: int, held: list[Any], aliases: Sequence[InputOutputAlias], into: Into
     ) -> list[Any]:
         before = {a.output: inputs[a.input] for a in aliases}
+        read = []
         for name, p, x in zip(self._inputs, self._params, inputs, strict=True):
-            self._bind(name, address_of(x, p, stream, held), stream)
-        results = [
-            self._next(i, p, before[i], stream) if i in before else new_array(p, stream, self._device)
-            for i, p in enumerate(self._returns)
-        ]
-        for name, r in zip(self._outputs, results, strict=True):
-            self._bind(name, pointer_of(r), stream)
+            pointer = address_of(x, p, stream, held)
+            read.append(Storage(pointer, bytes_of(p), None))
+            self._bind(name, pointer, stream)
+        results: list[Any] = []
+        late: dict[int, Storage] = {}  # what is copied into the caller's array after the run
+        for i, (name, p) in enumerate(zip(self._outputs, self._returns, strict=True)):
+            x, place = into.get(i, (None, None))
+            if i in self._open:
+                self._open[i].begin(stream)
+                results.append(None)
+                continue
+            if place is not None and is_aligned(place.pointer) and not any(overlap(place, s) for s in read):
+                place.wait(stream)
+                held.append(x)
+                self._bind(name, place.pointer, stream)
+                results.append(x)
+                continue
+            if place is not None:
+                late[i] = place
+            results.append(self._next(i, p, before[i], stream) if i in before else new_array(p, stream, self._device))
+            self._bind(name, pointer_of(results[i]), stream)
         if self._scratch_bytes:
             self._use(scratch(self._device, stream, self._scratch_bytes))
-        self._toolkit.enqueue(self._context, stream)
+        self._enqueue(stream)
+        for i, opened in self._open.items():
+            results[i] = opened.result(self._returns[i], stream, self._device)
+        for i, (x, place) in into.items():
+            if i in late:
+                held.append(results[i])
+                place.write(pointer_of(results[i]), stream)
+                results[i] = x
+            else:
+                place.release(stream)
         for i, x in before.items():
             known = self._variables.get(i)
             spare = None
@@ -132,6 +190,14 @@ class Session:
                 held[:] = [h for h in held if h is not x]
             self._variables[i] = _Variable(weakref.ref(results[i]), spare, stream)
         return results
+
+    def _enqueue(self, stream: int) -> None:
+        """Put the context's run on a stream. Raises ExecutionError with what an allocator met, or TensorRT's words."""
+        try:
+            self._toolkit.enqueue(self._context, stream)
+        except ExecutionError as e:
+            cause = next((o.error for o in self._open.values() if o.error is not None), None)
+            raise (e if cause is None else cause) from e
 
     def _next(self, i: int, p: Parameter, x: Any, stream: int) -> Any:
         """The array for the next content of a variable whose content `x` is: that of the one before, where nobody else
@@ -144,11 +210,12 @@ class Session:
         return new_array(p, stream, self._device)
 
     def _replayed(
-        self, inputs: Sequence[Any], stream: int, held: list[Any], aliases: Sequence[InputOutputAlias]
+        self, inputs: Sequence[Any], stream: int, held: list[Any], aliases: Sequence[InputOutputAlias], into: Into
     ) -> list[Any]:
         """As `_enqueued`, through a recorded graph over memory of its own."""
-        found = ((a, storage_of(inputs[a.input], self._params[a.input])) for a in aliases)
-        into = {a.output: (inputs[a.input], storage) for a, storage in found if storage is not None}
+        found = ((a, storage_of(inputs[a.input], self._params[a.input], self._device)) for a in aliases)
+        updated = {a.output: (inputs[a.input], storage) for a, storage in found if storage is not None}
+        into = {**into, **updated}
         graph = self._graph
         if graph is None:
             graph = Recorded(self._params, self._returns, self._scratch_bytes, stream, self._device)
@@ -187,7 +254,7 @@ class Session:
         """Run in this scratch memory, and hold it until another takes its place."""
         if memory is not self._memory:
             if self._scratch_bytes:
-                self._context.set_device_memory(memory.pointer, self._scratch_bytes)
+                self._toolkit.give_scratch(self._engine, self._context, memory.pointer, self._scratch_bytes)
             self._memory = memory
 
     # --- runs that nobody waited for -------------------------------------------------------------------------------
@@ -218,7 +285,7 @@ class Session:
         with contextlib.suppress(ExecutionError):  # after an error of the device, nothing runs there any more
             if self._flying:  # a context must outlive what it runs
                 _cuda.synchronize_event(self._flying[-1][0])
-        self._context = None  # before the cache of its kernels
+        self._context = self._engine = None  # before the cache of its kernels, and in this order
         with contextlib.suppress(ExecutionError):
             for event in (*self._events, *(f[0] for f in self._flying)):
                 _cuda.forget_event(event)

@@ -55,7 +55,7 @@ def verdict(node: Node) -> Verdict:
     )
     known = _verdicts.get(key)
     if known is None:
-        found = why_unfit(node, "tensorrt")
+        found = why_unfit(node, "tensorrt", open_shapes=True)
         if found is not None:
             return Verdict(found)
         known = _tried(node)
@@ -66,6 +66,12 @@ def verdict(node: Node) -> Verdict:
                 _verdicts.clear()
             _verdicts[key] = known
     return known
+
+
+def has_open_shapes(node: Node) -> bool:
+    """Whether the shape of a result depends on data: it is not known where those of the inputs are."""
+    known = all(v is None or v.is_static for v in node.inputs)
+    return known and any(v is not None and not v.is_static for v in node.outputs)
 
 
 def takes_for_training(node: Node) -> bool:

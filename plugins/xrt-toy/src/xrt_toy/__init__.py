@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ToyEngine"]
 __version__ = "0.1.0"
-_INSTALL: Final = "pip install 'numba-cuda[cu13]' (with a CUDA 12 driver: 'numba-cuda[cu12]')"
+_INSTALL: Final = "pip install 'xrt-toy[cuda13]' (with a driver for CUDA 12: [cuda12])"
 
 
 class ToyEngine(Engine):

@@ -145,12 +145,12 @@ class ToyExecutable(Executable):
             *temporaries,
             *(r.reshape(-1) for r, i in zip(results, program.updates, strict=True) if i is None),
         ]
-        for code in program.codes:
-            arguments = [buffers[a] if type(a) is Slot else a for a in code.arguments]
-            try:
-                _toolkit.launch(code.kernel, code.grid, code.block, code.shared, stream, arguments)
-            except Exception as e:
-                raise ExecutionError(f"toy: {code.node} failed: {type(e).__name__}: {e}") from e
+        try:
+            self._launch(buffers, stream)
+        except ExecutionError:
+            with contextlib.suppress(Exception):  # kernels that were launched before still read
+                self._hold(stream, (inputs, given, entries, buffers))
+            raise
         for output, i in enumerate(program.updates):
             if i in taken:
                 if i not in writable:
@@ -166,6 +166,14 @@ class ToyExecutable(Executable):
         else:
             self._hold(stream, (inputs, given, entries))
         return results
+
+    def _launch(self, buffers: Sequence[Any], stream: Any) -> None:
+        for code in self._program.codes:
+            arguments = [buffers[a] if type(a) is Slot else a for a in code.arguments]
+            try:
+                _toolkit.launch(code.kernel, code.grid, code.block, code.shared, stream, arguments)
+            except Exception as e:
+                raise ExecutionError(f"toy: {code.node} failed: {type(e).__name__}: {e}") from e
 
     def _hold(self, stream: Any, arrays: Any) -> None:
         """Keep arrays until what is on the stream now is done; let go of those of runs that are."""
