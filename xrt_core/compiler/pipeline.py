@@ -310,7 +310,8 @@ class Pipeline:
             engine_signatures=MAX_VARIANTS if part else None,
             max_by_value=MAX_ELEMENTS,
             to_host=self.services.place.to_host,
-            varying=None if part else VaryingShapes(captured.graph, declared, lambda: self.symbolic_after),
+            varying=None if part else lambda: VaryingShapes(captured.graph, declared, lambda: self.symbolic_after),
+            declared=declared is not None,
             make_symbolic=make_symbolic,
         )
         return cache

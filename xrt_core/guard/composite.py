@@ -172,7 +172,7 @@ class CompositeBuilder:
 
     def _support(self, engine: str, node: Node) -> Support:
         owner, device = self.compilation.engines[engine]
-        if not owner.open_shapes and any(v is not None and not v.is_static for v in node.outputs):
+        if not owner.open_shapes and any(v is not None and None in (v.shape or ()) for v in node.outputs):
             return Support.no("the shape of its result depends on data, which this engine does not take")
         return ask_support(owner, node, device, self.compilation.options.phase)[0]
 

@@ -79,8 +79,10 @@ class PlanCache:
     max_signatures: how many plans are kept, and how many bound calls of each.
     engine_signatures: after N different signatures, all new ones share plans for the host that know ranks, but no
         shapes and no values (None: never): what changes at every call is not worth compiling, or planning.
-    varying: proposes symbolic signatures. make_symbolic: makes the plan of one, or None if exact plans are better. A
-        plan for exact shapes answers before a symbolic one, which takes its place once all its executables are there.
+    varying: makes what proposes symbolic signatures, which is asked from the second signature on; from the first on
+        where the user declared shapes (`declared`). make_symbolic: makes the plan of one, or None if exact plans are
+        better. A plan for exact shapes answers before a symbolic one, which takes its place once all its executables
+        are there.
     """
 
     def __init__(
@@ -93,11 +95,14 @@ class PlanCache:
         engine_signatures: int | None = None,
         max_by_value: int = 64,
         to_host: Converter = to_numpy,
-        varying: VaryingShapes | None = None,
+        varying: Callable[[], VaryingShapes] | None = None,
+        declared: bool = False,
         make_symbolic: MakeSymbolicPlan | None = None,
     ) -> None:
         self.graph = graph
-        self._varying = varying
+        self._make_varying, self._at_once = varying, declared
+        self._varying: VaryingShapes | None = None
+        self._first: Sequence[Any] | None = None  # the signature before there was a second
         self._make_symbolic = make_symbolic
         self._symbolic: tuple[SymbolicEntry, ...] = ()
         self.by_value = tuple(by_value)
@@ -150,7 +155,8 @@ class PlanCache:
             return found
         if self.engine_signatures is not None and self._planned >= self.engine_signatures:
             return self._get_or_make((HOST, tuple([_rank(a) for a in arrays])), lambda: self._host_plan(arrays))
-        symbolic = None if self._varying is None else self._symbolic_entry(self._varying, shapes, values, arrays)
+        varying = self._proposes(shapes)
+        symbolic = None if varying is None else self._symbolic_entry(varying, shapes, values, arrays)
         if symbolic is not None:
             symbolic.used = self.clock()
             return symbolic
@@ -186,6 +192,19 @@ class PlanCache:
                         self._unbind(entry, key)
 
     # --- symbolic plans -------------------------------------------------------------------------------------------
+
+    def _proposes(self, shapes: Sequence[Any]) -> VaryingShapes | None:
+        """What proposes symbolic signatures; None before there is more than one signature."""
+        if self._varying is None and self._make_varying is not None:
+            with self._lock:
+                if not self._at_once and self._first in (None, shapes):
+                    self._first = shapes
+                elif self._varying is None:
+                    made = self._make_varying()
+                    if self._first is not None:
+                        made.signature_for(self._first)
+                    self._varying = made
+        return self._varying
 
     def _symbolic_entry(
         self, varying: VaryingShapes, shapes: Sequence[Any], values: Hashable, arrays: Sequence[Any]
@@ -241,6 +260,8 @@ class PlanCache:
 
     def abandon(self, plan: Plan | None, reason: str) -> None:
         """Plan by exact shapes from now on, and forget a symbolic plan; None: unless there is another one."""
+        if self._varying is None and self._make_varying is not None:
+            self._varying = self._make_varying()
         if self._varying is not None and (plan is not None or not self._symbolic):
             self._varying.give_up(reason)
         with self._lock:
