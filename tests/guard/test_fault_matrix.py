@@ -60,18 +60,13 @@ def test_the_page_shows_the_matrix() -> None:
     assert as_page(EXPECTED) in PAGE.read_text(encoding="utf-8")
 
 
-SHORT = ("array_hangs", "array_crashes", "first_run_changes_rounding", "first_run_memory")
-"""Faults in the caller's process that reach a guarded caller: results are read outside of notes and time limits, and
-rounding is restored after the first run only."""
-
-
 def test_guarded_callers_get_the_hosts_numbers() -> None:
-    """In every guarded cell: but where a process ends in which the engine ran for good, and then in the next one; where
-    numbers become wrong late, and only until a comparison; and in a few that fall short."""
+    """In every guarded cell: but where a process ends in which the engine ran for good, and then in the next one, and
+    where numbers become wrong late, and only until a comparison."""
     for fault, row in EXPECTED.items():
         for column, text in row.items():
             mode, got = column.partition("/")[0], text.partition(";")[0]
-            if mode == "unguarded" or got == fault_matrix.RIGHT or fault in SHORT:
+            if mode == "unguarded" or got == fault_matrix.RIGHT:
                 continue
             if got == fault_matrix.UNTIL:
                 assert fault.startswith("late_run_")

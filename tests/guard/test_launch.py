@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import pathlib
+import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from tests.guard.guarded import eventually
 from xrt_core.cache.live_notes import LiveNotes
 from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
+from xrt_core.engine.converters import converters
 from xrt_core.errors import InputError, InternalError
 from xrt_core.guard import launch as launch_module
 from xrt_core.guard.launch import GuardedLaunch, _Schedule
@@ -29,6 +32,14 @@ SETTINGS = GuardSettings(
     run_timeout=0, shadow=0, finite=True, real_inputs=False, probation=3,
 )  # fmt: skip
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _own_arrays_have_a_converter() -> Iterator[None]:
+    """So that they are not read where the engine "e" returns them."""
+    converters.register("e", "host", to_numpy, owner="tests")
+    yield
+    converters.unregister("e", "host")
 
 
 class Guard:
@@ -91,6 +102,7 @@ def launch_of(
     *aliases: InputOutputAlias,
     host: Callable[[], Any] | None = None,
     kind: type[GuardedLaunch] = GuardedLaunch,
+    engine: str = "e",
 ) -> GuardedLaunch:
     """A launch of y = a + b. host: takes arrays of any family."""
     function = functions.binary("Add")
@@ -98,7 +110,7 @@ def launch_of(
         function = type(function)(function.name, function.params, function.returns, function.body, aliases)
     host = host or (lambda: lambda arrays: [np.add(*map(to_numpy, arrays))])
     record = ClusterRecord("c", "e", 1, "Add")
-    return kind(function, "e", host, record, guard.settings, guard, guard.build)
+    return kind(function, engine, host, record, guard.settings, guard, guard.build)
 
 
 def test_the_host_answers_first_and_the_work_begins_after_it() -> None:
@@ -244,6 +256,50 @@ def test_a_run_that_hangs() -> None:
     assert launch.record.state is State.FAILED
     launch([X, X])
     assert executable.runs == 1
+
+
+@pytest.mark.parametrize("probation", [1, 3])
+def test_reading_results_is_a_part_of_the_run(probation: int, tmp_path: pathlib.Path) -> None:
+    """Arrays of an unknown library are read within the note and the limit: one that hangs there is told as hung."""
+    free, notes = threading.Event(), LiveNotes(tmp_path)
+    noted: list[bool] = []
+
+    class Slow(Own):
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            note = launch.note
+            noted.append(note is not None and any(note.flags))
+            if len(noted) > 2:
+                free.wait(30)
+            return self.array
+
+    guard = Guard(settings=_with(run_timeout=0.2, probation=probation))
+    launch = launch_of(guard, engine="foreign")
+    launch.note = notes.begin("0" * 64)
+    launch.record.move(State.READY)
+    launch.go_live(Does(lambda i: [Slow(i[0] + i[1])]), "")
+    for _ in range(2):
+        (found,) = launch([X, X])
+        assert type(found) is np.ndarray
+        assert found.flags.owndata
+    np.testing.assert_array_equal(launch([X, X])[0], X + X)
+    free.set()
+    assert noted == [True, True, True]
+    assert guard.failures == [("run", "hung")]
+    notes.close()
+
+
+def test_a_run_that_changes_the_rounding() -> None:
+    """It has failed, the host answers, and the rounding is as before."""
+
+    def downwards(inputs: Sequence[Any]) -> Any:
+        ctypes.CDLL(None).fesetround(0x800000 if platform.machine() == "aarch64" else 0x400)
+        return right(inputs)
+
+    launch = live(Does(downwards))
+    third = np.float32(1) / np.float32(3)
+    assert type(launch([X, X])[0]) is np.ndarray
+    assert failures_of(launch) == [("run", "raised")]
+    assert np.float32(1) / np.float32(3) == third
 
 
 def test_the_limit_that_nobody_gave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,13 @@ def _set_float_control(control: tuple[bytes, int]) -> None:
     _libm().fesetenv(bytes(raw))
 
 
+def round_to_nearest() -> None:
+    """Set the rounding of this thread to what Python and NumPy assume."""
+    library = _libm()
+    if library is not None:
+        library.fesetround(0)  # FE_TONEAREST on the processors that are understood
+
+
 # --- the process ------------------------------------------------------------------------------------------------------
 
 

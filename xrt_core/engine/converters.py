@@ -111,6 +111,11 @@ class Converters:
         self.load_plugins()
         return self._found.get((source, target))
 
+    def takes_from(self, source: str) -> bool:
+        """Whether there is a converter for arrays of this engine."""
+        self.load_plugins()
+        return any(s == source for s, _ in self._found)
+
     def load_by(self, load: Callable[[], None]) -> None:
         """Set what registers the converters of packages; the manager of the engines does, which imports this module."""
         self._load = load

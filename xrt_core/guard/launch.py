@@ -18,6 +18,7 @@ import numpy as np
 from xrt_core.cache.live_notes import Note
 from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
+from xrt_core.engine.converters import converters
 from xrt_core.engine.forking import in_forked_process, keep_for_ever
 from xrt_core.errors import BrokenContextError, ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
@@ -61,7 +62,8 @@ class GuardedLaunch(Launch):
 
     Until the record's state is LIVE the host answers. Then the executable is on probation for some calls: inputs that
     it may overwrite are copied first, so that a failure loses nothing. Every call is checked as any launch is
-    (`LaunchCheck`); with a time limit, the check runs within it.
+    (`LaunchCheck`). With a time limit, the check runs within it, and so does the reading of results where their library
+    is not known here.
 
     A live executable is watched. The host runs some calls as well, on copies, and the results must agree: the first one
     before its results go out, the others in the background (`_Schedule`). Every 64th call is timed. An executable whose
@@ -90,7 +92,7 @@ class GuardedLaunch(Launch):
         build: Callable[[GuardedLaunch, Arrays, bool], None],
     ) -> None:
         policy = FailurePolicy(settings.failures)
-        super().__init__(function, engine, None, host, policy=policy)
+        super().__init__(function, engine, None, host, policy=policy, reads=not converters.takes_from(engine))
         self.record = record
         self.shares_cores = False
         self.note: Note | None = None

@@ -3,7 +3,8 @@
 What goes into the executable and what comes out is checked at every call (`LaunchCheck`). Inputs that are not donated
 go in as read-only views. Results are accepted if they have the count, array type, dtype, byte order and shape that the
 Function's returns state. A NumPy result that is not exclusively the caller's is copied: a view of an input, of another
-result or of memory that the engine keeps, a read-only or a non-contiguous array.
+result or of memory that the engine keeps, a read-only or a non-contiguous array. A run that changes the rounding of
+floats has failed, and it is changed back.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from xrt_core.engine.boundary import clipped, direct, failure_of
+from xrt_core.engine.boundary import clipped, direct, failure_of, round_to_nearest
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
 from xrt_core.engine.converters import library_of
+from xrt_core.engine.cuda import cuda_device
 from xrt_core.engine.forking import each_in_forked_process, keep_for_ever
 from xrt_core.errors import BrokenContextError, EngineError, ExecutionError, InputError, XRTError
 from xrt_core.events import EventLog, Kind, process_events
 from xrt_core.ir.function import Function, Parameter, operators_of
 from xrt_core.ir.op_traits import index_input
 from xrt_core.ir.symbols import Declared, shape_for
+from xrt_core.runtime.arrays import family_of, to_numpy
 
 if TYPE_CHECKING:
     from xrt_core.runtime.input_checks import InputChecks
@@ -59,6 +62,7 @@ class Launch:
     host: creates the function that runs the same nodes on the host, on arrays of any family (called at the first
     failure).
     policy: after which failures the executable is dropped and the host runs the cluster. error: the last failure.
+    reads: see `LaunchCheck`.
     input_checks: of indices in range (and, under guard, of finite numbers): what violates them is for the host.
     enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
     events: the log that receives fallback events. on_loss: called with the reason when the executable is dropped for
@@ -84,6 +88,7 @@ class Launch:
         error: EngineError | None = None,
         events: EventLog = process_events,
         policy: FailurePolicy = _DEFAULT_POLICY,
+        reads: bool = False,
     ) -> None:
         self.function = function
         self.engine = engine
@@ -93,7 +98,7 @@ class Launch:
         self.failures = 0
         self.on_loss: Callable[[str], None] | None = None
         self.enter: HostRun | None = None
-        self._check = LaunchCheck(function, engine)
+        self._check = LaunchCheck(function, engine, reads=reads)
         self._check_at = self._check.at if function.is_symbolic else None
         self.input_checks = _index_checks(function)
         self._direct: Executable | None = None  # the engine's own object, once it has run
@@ -258,6 +263,8 @@ def engine_failure(error: BaseException, engine: str) -> XRTError:
 _ndarray: Final = np.ndarray
 _references: Final = sys.getrefcount
 _Capsule: Final[type] = type(datetime.datetime_CAPI)
+_ONE, _TINY = 1.0, 1e-30
+"""1 + tiny - tiny is 1 where rounding goes to the nearest, and only there."""
 
 
 class WrongResults(ExecutionError):
@@ -272,14 +279,20 @@ class LaunchCheck:
     """The check of one Function's inputs and results, well below a microsecond for a few NumPy arrays.
 
     engine: for messages. returns: what is expected; by default the Function's own, which a symbolic one has for known
-    sizes only (`at`).
+    sizes only (`at`). reads: whether arrays of a library that is not known here are read at once, where they lie on the
+    CPU: what their class does then counts as a part of the run.
     """
 
-    __slots__ = ("_donated", "_engine", "_expected", "_foreign_type", "_function", "_known", "_returns", "_updated")
+    __slots__ = (
+        "_donated", "_engine", "_expected", "_foreign_type", "_function", "_known", "_reads", "_returns", "_updated",
+    )  # fmt: skip
 
-    def __init__(self, function: Function, engine: str, returns: Sequence[Parameter] | None = None) -> None:
+    def __init__(
+        self, function: Function, engine: str, returns: Sequence[Parameter] | None = None, reads: bool = False
+    ) -> None:
         self._function = function
         self._engine = engine
+        self._reads = reads
         self._expected = function.returns if returns is None else tuple(returns)
         self._known: dict[Any, LaunchCheck] = {}  # of a symbolic function, by the shapes of its inputs
         self._donated = frozenset(a.input for a in function.aliases)
@@ -297,10 +310,8 @@ class LaunchCheck:
         if found is None:
             params = self._function.params
             sizes = Declared(tuple(p.name for p in params), tuple(p.dims for p in params), {}).bind(key)
-            returns = [
-                Parameter(p.name, p.dtype, tuple(shape_for(p.dims, sizes))) for p in self._function.returns
-            ]
-            found = LaunchCheck(self._function, self._engine, returns)
+            returns = [Parameter(p.name, p.dtype, tuple(shape_for(p.dims, sizes))) for p in self._function.returns]
+            found = LaunchCheck(self._function, self._engine, returns, self._reads)
             if len(self._known) >= _MOST_SHAPES:
                 self._known.clear()
             self._known[key] = found
@@ -321,9 +332,13 @@ class LaunchCheck:
     def results(self, results: Any) -> Sequence[Any]:
         """The results of a run, with copies in the place of arrays that are not exclusively the caller's.
 
-        Raises WrongResults for what does not match the Function's returns, and what reading a result raises. To be
-        called with a temporary: another reference to `results` means that somebody may change them.
+        Raises WrongResults for what does not match the Function's returns, what reading a result raises, and
+        ExecutionError where the rounding of floats is not as it should be any more. To be called with a temporary:
+        another reference to `results` means that somebody may change them.
         """
+        if _ONE + _TINY - _TINY != _ONE:
+            round_to_nearest()
+            raise ExecutionError(f"engine {self._engine!r} changed the rounding of floats in this process")
         returns = self._returns
         if type(results) not in (list, tuple):
             self._reject("wrong count", f"the executable returned {clipped(results)}, expected a list or tuple")
@@ -373,6 +388,11 @@ class LaunchCheck:
             self._misfit(i, r)
         if isinstance(r, np.ndarray | np.generic) and library_of(type(r)) == "numpy":
             return np.array(r, order="C", subok=False)
+        if self._reads and family_of(type(r)) == "other" and cuda_device(r) is None:
+            r = np.array(to_numpy(r))  # which may be the engine's memory
+            if r.dtype != dtype or r.shape != shape:
+                self._misfit(i, r)
+            return r
         self._foreign_type = type(r)
         return r
 

@@ -72,9 +72,12 @@ _leaked: list[Any] = []
 
 
 def _take_memory() -> None:
+    """In a worker, of which the guard watches what is in memory, it is written to. Elsewhere a limit of the system on
+    what is mapped is to stop it: to write a gigabyte can take longer than a run may."""
+    make: Callable[..., np.ndarray] = np.ones if WORKER_VARIABLE in os.environ else np.empty
     taken = []
     while True:
-        taken.append(np.ones(MEMORY_STEP, np.uint8))
+        taken.append(make(MEMORY_STEP, np.uint8))
 
 
 def _sleep() -> None:
