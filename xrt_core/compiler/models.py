@@ -149,12 +149,13 @@ class CompiledGraph:
         """
         arrays, _ = plain_arrays(arrays)
         checked = self.checked(arrays)
+        generation = 0 if self._buckets is None else self._buckets.generation  # one may become ready from here on
         # an engine of dynamic shapes needs no padding
         found = (
             None if self._buckets is None or self.pipeline.symbolic_after is not None else self._buckets.find(checked)
         )
         if found is not None:
-            return self._padded_call(*found, arrays, checked, key, at_once)
+            return self._padded_call(*found, generation, arrays, checked, key, at_once)
         entry = self.plans.entry_for(checked)
         plan = entry.plan
         assert isinstance(plan, Planned)
@@ -171,17 +172,18 @@ class CompiledGraph:
         self,
         bucket: Bucket,
         sizes: Mapping[str, int],
+        generation: int,
         arrays: Sequence[Any],
         checked: Sequence[Any],
         key: Hashable,
         at_once: bool,
     ) -> BoundCall:
-        """Return the call that pads arguments like these to a bucket and cuts the results."""
+        """Return the call that pads arguments like these to a bucket and cuts the results. generation: of the buckets
+        when this one was found."""
         buckets = self._buckets
         assert buckets is not None
         if at_once or bucket.inner.last is None:
             buckets.prepare(bucket, bucket.form.pad(checked, sizes), at_once)
-        generation = buckets.generation
         out = from_numpy(family_of_first(arrays) or "numpy")
 
         def call(arrays: Sequence[Any]) -> list[Any]:
