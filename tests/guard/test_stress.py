@@ -411,7 +411,7 @@ def test_a_slow_engine_is_run_a_few_times() -> None:
     assert 0 < executable.runs < HELD + 2 * ROUNDS
 
 
-def test_pieces_are_tested_as_well() -> None:
+def test_pieces_are_tested_as_well(patience: None) -> None:
     """What stays after faulty nodes went to the host is serialised if need be."""
     function, act = deep(12), one_at_a_time(2e-3)
 

@@ -46,8 +46,8 @@ class {{ cookiecutter.__class }}Engine(Engine):
     devices = {{ cookiecutter.__devices }}
     # YOUR ENGINE: False keeps it to those who ask for it by name. Set it to True once it is faster than XRT's host.
     automatic = False
-    # YOUR ENGINE: "any" once it compiles Functions whose dimensions are symbols, one executable for all their sizes; then
-    # `supports` is asked about nodes of such shapes, and the conformance kit tests it.
+    # YOUR ENGINE: "any" once it compiles Functions whose dimensions are symbols, one executable for all their sizes;
+    # then `supports` is asked about nodes of such shapes, and the conformance kit tests it.
     dynamic_dims = "none"
     # YOUR ENGINE: its place among the engines that are tried, high to low. XLA has 100 for training and 50 for
     # inference, TensorRT 50 and 100. Stay below those that are faster on the same models. With `switch = "use_..."`
