@@ -100,10 +100,10 @@ def type_to_proto(type: ValueType | None, proto: TypeProto | None = None) -> Typ
             t.shape.SetInParent()
             for d in type.shape:
                 dim = t.shape.dim.add()
-                if isinstance(d, int):
-                    dim.dim_value = d
-                elif d is not None:
+                if isinstance(d, str):
                     dim.dim_param = d
+                elif d is not None:  # of NumPy's types as well
+                    dim.dim_value = d
     elif isinstance(type, SequenceType):
         proto.sequence_type.SetInParent()
         type_to_proto(type.element, proto.sequence_type.elem_type)
