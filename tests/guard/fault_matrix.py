@@ -283,6 +283,8 @@ def _serve(pipe: Any, log: str) -> None:
         packages.mkdir(exist_ok=True)
         with faulty_package(cell, packages):
             found = examine(cell)
+        if any("side effect" in e for e in found["events"]):
+            process_pool().close()  # what an engine did to a worker is held against the next one there
         kept = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
         aspects = [a for a in changed(before, snapshot()) if a.name not in _OUR_OWN]
         found["changed"] = ", ".join([*sorted(a.name for a in aspects), *(["threads"] if kept else [])])
