@@ -41,6 +41,13 @@ def _node(op: str, inputs: list[Any], outputs: int = 1, opset: int = 0, **attrib
     return Node(op, values, [Value(f"y{i}") for i in range(outputs)], attributes, version=version, name="bad")
 
 
+def test_axes_that_are_no_integers() -> None:
+    """Known values of another type are refused as all others, whatever they compare with."""
+    axes = Value("a", TensorType(np.dtype(np.complex64), (1,)), np.ones(1, np.complex64))
+    made = Node("ReduceSum", [Value("x", TensorType(np.dtype(F), (2,))), axes], [Value("y")], version=13)
+    assert "must be integers" in str(node_fault(made))
+
+
 RNN = [_f(2, 1, 3), _f(1, 4, 3), _f(1, 4, 4)]
 
 INVALID: dict[str, tuple[str, list[Any], int, int, dict[str, Any], str]] = {

@@ -10,6 +10,7 @@ import pytest
 
 from tests.kernels.node_cases import run_jax, run_numpy
 from tests.kernels.single_node import node_case, run_reference
+from xrt_core.errors import ShapeError
 
 RUNS = [run_numpy, run_jax]
 REDUCTIONS = (
@@ -25,6 +26,15 @@ def test_axes_as_attribute(op: str, run: Any, rng: np.random.Generator) -> None:
     x = (rng.random((2, 3, 4)) + 0.5).astype(np.float32)
     case = node_case(op, 11, [x], axes=(-1, 0), keepdims=0)
     np.testing.assert_allclose(run(case)[0], run_reference(case)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMax", "CumSum"])
+def test_axes_out_of_range(op: str) -> None:
+    """An axis beyond the rank is an error, also where it is known at run time only; it is not counted round."""
+    for axis in (2, -3, 1 << 40):
+        given = np.array(axis if op == "CumSum" else [axis], np.int64)
+        with pytest.raises(ShapeError, match="out of range for rank 2|allows -2 to 1"):
+            run_numpy(node_case(op, 18, [np.ones((2, 3), np.float32), given]))
 
 
 NO_AXES = {

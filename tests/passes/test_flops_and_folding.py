@@ -66,6 +66,12 @@ def test_updates_of_variables_are_left() -> None:
     assert evaluate(node("Add", [x, x], [Value("", x.type)]), [x.type], run_node) is not None
 
 
+def test_other_domains_count_elements() -> None:
+    """An operator that has but the name of one of the standard's is not taken for it."""
+    t = TensorType(F32, (3,))
+    assert flops(Node("ConvInteger", [Value("x", t)], [Value("y", t)], domain="f", version=1)) == 3
+
+
 def test_a_node_that_fails_is_left() -> None:
     """The run says what is wrong, with the caller there."""
 

@@ -18,7 +18,7 @@ from xrt_core.ir.op_traits import _INDEX_INPUTS
 from xrt_core.ir.schema import latest_opset, since_version
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
-from xrt_core.runtime.input_checks import Bounds, index_checks, input_checks, is_finite, unproven_indices
+from xrt_core.runtime.input_checks import Bounds, index_bounds, index_checks, input_checks, is_finite, unproven_indices
 
 F, INT = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -88,6 +88,13 @@ def test_indices_at_the_ends_pass_and_beyond_are_violations(op: str) -> None:
         for value in values:
             arrays[check.parameter] = np.full(parameter.shape, value, parameter.dtype)
             assert checks.violates(arrays) is expected, value
+
+
+def test_attributes_that_do_not_fit_the_input_leave_the_bounds_open() -> None:
+    """What is wrong with the node is the error to tell."""
+    x, i = _value("x", F, 1, 1, 2, 2), _value("i", INT, 1, 1, 2, 2)
+    made = Node("MaxUnpool", [x, i], [Value("y")], {"kernel_shape": (2, 2), "strides": (2,)}, version=22)
+    assert index_bounds(made) is None
 
 
 def test_what_the_checks_find_the_host_refuses() -> None:

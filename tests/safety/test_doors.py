@@ -16,7 +16,7 @@ import pytest
 
 from xrt_core.cache.store import forget_all
 from xrt_core.engine import engines
-from xrt_core.engine.contract import Tolerance
+from xrt_core.engine.contract import CompileOptions, Tolerance
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import EngineError, XRTError
 from xrt_core.ir.graph import Graph, Support, Value
@@ -393,6 +393,24 @@ def test_state_of_the_process(register: Callable[[type[HostEngine]], str], tmp_p
     before = np.geterr(), os.getcwd(), signal.getsignal(signal.SIGTERM), libm.fegetround()
     np.testing.assert_array_equal(module(X), WANT)
     assert (np.geterr(), os.getcwd(), signal.getsignal(signal.SIGTERM), libm.fegetround()) == before
+
+
+def test_attributes_that_change_the_process(register: Callable[[type[HostEngine]], str], tmp_path: Any) -> None:
+    """What reading an attribute changes is restored too, whenever that is: the tolerance is asked for with options."""
+
+    def tolerance(self: HostEngine) -> Any:
+        os.chdir(tmp_path)
+        return HostEngine.tolerance
+
+    odd = type("Odd", (HostEngine,), {"name": "odd", "tolerance": property(tolerance)})
+    before = os.getcwd()
+    engine = engines.get(register(odd))
+    try:
+        os.chdir(before)
+        engine.tolerance_with(CompileOptions())
+        assert os.getcwd() == before
+    finally:
+        os.chdir(before)
 
 
 def test_bad_requests_cost_no_acceleration(register: Callable[[type[HostEngine]], str]) -> None:

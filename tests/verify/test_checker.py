@@ -45,6 +45,20 @@ class Call(Executable):
         return [np.asarray(r) for r in self.call(*inputs)]
 
 
+@pytest.mark.parametrize("given", [None, 3])
+def test_what_is_no_sequence_of_results(given: Any) -> None:
+    """It is the reason, and no error of the checker."""
+    f = deep(2)
+
+    class Gives(Executable):
+        def run(self, *args: Any) -> Any:
+            return given
+
+    reason, results = ResultChecker(f, synthesize_inputs(f)).run(Gives())
+    assert reason.startswith(f"it returned a {type(given).__name__}")
+    assert not results
+
+
 def test_the_reference_is_wider() -> None:
     """Floats of a float32 function are computed in float64, of a float16 one in float32; casts stay what they are."""
     f = deep(20)

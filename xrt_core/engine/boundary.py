@@ -427,7 +427,8 @@ class EngineProxy(Engine):
 
     def tolerance_with(self, options: CompileOptions) -> Mapping[str, Tolerance]:
         """See `Engine.tolerance_with`. Raises EngineError for what is no mapping of dtypes to finite Tolerances."""
-        found = call_engine(f"{self._subject}: tolerance_with", EngineError, self.inner.tolerance_with, options)
+        with preserved_state(self._subject):
+            found = call_engine(f"{self._subject}: tolerance_with", EngineError, self.inner.tolerance_with, options)
         if not _are_tolerances(found):
             raise EngineError(
                 f"{self._subject}: tolerance_with gave {clipped(found)}, expected a mapping of dtypes to finite "

@@ -257,7 +257,9 @@ def _axes(index: int = 1, since: float = _NEVER, extra: bool = False) -> Agreeme
     return check
 
 
-def _axes_fault(axes: Sequence[int], rank: int) -> str | None:
+def _axes_fault(axes: Sequence[Any], rank: int) -> str | None:
+    if not all(isinstance(a, int) for a in axes):
+        return f"axes = {_shown(tuple(axes))}; they must be integers"
     if not all(-rank <= a < rank for a in axes):
         return f"axes = {_shown(tuple(axes))}; rank {rank} allows {-rank} to {rank - 1}"
     if len({a % rank for a in axes}) != len(axes):

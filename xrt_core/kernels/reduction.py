@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.ir.types import float_like
+from xrt_core.kernels.movement import axis_of
 from xrt_core.kernels.namespace import divide_integers, is_cupy, is_jax, result, widen
 from xrt_core.kernels.registry import OpContext, kernel
 
@@ -16,11 +17,14 @@ Reduction = Callable[[Any, Any, tuple[int, ...], bool], Any]
 
 
 def reduced_axes(ctx: OpContext, rank: int, given: Any) -> tuple[int, ...]:
-    """Axes to reduce over: an input or an attribute; none given means all, or none with noop_with_empty_axes."""
+    """Axes to reduce over: an input or an attribute; none given means all, or none with noop_with_empty_axes.
+
+    Raises ShapeError for one that is out of range.
+    """
     axes = ctx.attr("axes") if given is None else given.reshape(-1).tolist()
     if not axes:
         return () if ctx.attr("noop_with_empty_axes", 0) else tuple(range(rank))
-    return tuple(sorted({int(a) % rank for a in axes})) if rank else ()
+    return tuple(sorted({axis_of(int(a), rank, ctx.node.op_type) for a in axes})) if rank else ()
 
 
 def _register(op_type: str) -> Callable[[Reduction], Reduction]:
@@ -154,7 +158,7 @@ def arg_min(ctx: OpContext, x: Any) -> Any:
 
 def _cumulative(ctx: OpContext, function: Any, x: Any, axis: Any, neutral: int) -> Any:
     xp, wide = ctx.xp, widen(x)
-    along = int(axis.reshape(())) % x.ndim
+    along = axis_of(int(axis.reshape(())), x.ndim, ctx.node.op_type)
     if ctx.attr("reverse", 0):
         wide = xp.flip(wide, along)
     if ctx.attr("exclusive", 0) and x.shape[along]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
 from xrt_core.ir.op_traits import index_input, traits_of
@@ -342,7 +343,7 @@ def _highest(node: Node, x: tuple[int, ...]) -> int | None:
             return int(np.iinfo(np.int64).max)
         return x[axis] - update[axis] if len(update) == len(x) else None
     if op == "MaxUnpool":
-        return _unpooled(node, x) - 1
+        return None if node_fault(node) else _unpooled(node, x) - 1
     return None
 
 

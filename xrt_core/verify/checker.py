@@ -216,8 +216,10 @@ class ResultChecker:
                 results = [] if reason else [np.asarray(to_numpy(r)) for r in raw]
         except Exception as e:  # whatever an engine raises is a finding
             return f"it raised {type(e).__name__}: {e}", [], ()
-        where = [r if isinstance(x, np.ndarray) or place.on_cpu else x for x, r in zip(raw, results, strict=False)]
-        return reason or self._misused(given, results, where), results, where
+        if reason:
+            return reason, [], ()
+        where = [r if isinstance(x, np.ndarray) or place.on_cpu else x for x, r in zip(raw, results, strict=True)]
+        return self._misused(given, results, where), results, where
 
     def check_results(self, results: Sequence[np.ndarray], own: Mapping[str, Tolerance]) -> Check:
         """Compare given results for the inputs with the host's. Raises XRTError if the host fails."""

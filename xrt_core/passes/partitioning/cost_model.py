@@ -41,7 +41,7 @@ def flops(node: Node) -> int:
 
     Depends only on the operator, the types and the attribute `transA`.
     """
-    op = node.op_type
+    op = "" if node.domain else node.op_type  # others may have a Conv of their own
     out = _elements(node.outputs[0] if node.outputs else None)
     if op in ("MatMul", "MatMulInteger", "QLinearMatMul", "Gemm"):
         shape = _shape(node.inputs[0])
