@@ -6,10 +6,12 @@ import gc
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from tests.guard.engines import Plain, Unserialisable
 from tests.guard.guarded import captured_events, chain, eventually, fallbacks, gone, is_running, module, registered
 from xrt_core.errors import EngineUnavailableError
-from xrt_core.guard.isolation import IS_SUPPORTED
+from xrt_core.guard.isolation import IS_SUPPORTED, IsolatedExecutable
 from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.module import XRTModule
 from xrt_core.testing import functions
@@ -41,6 +43,45 @@ def processes(m: XRTModule) -> list[int]:
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with registered(request.param):
         yield request.param.name
+
+
+class Interrupting:
+    """A channel whose use is interrupted: before a request goes out, or after a reply came in."""
+
+    def __init__(self, channel: socket.socket, where: str) -> None:
+        self._channel, self._where = channel, where
+
+    def send(self, *args: Any) -> int:
+        if self._where == "send":
+            raise KeyboardInterrupt
+        return self._channel.send(*args)
+
+    def recv(self, *args: Any) -> bytes:
+        found = self._channel.recv(*args)
+        raise KeyboardInterrupt if found else AssertionError
+
+
+@pytest.mark.parametrize("where", ["send", "recv"])
+def test_an_interrupted_run(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it was interrupted, the next run is answered at once, by its own reply."""
+    with registered(Plain):
+        graph, x, want = chain()
+        m = module(graph, Plain.name, **ISOLATED)
+        m(x)
+        pids = processes(m)
+        executable = next(
+            o for o in gc.get_objects() if type(o) is IsolatedExecutable and o._worker.pid in pids and o._worker.alive
+        )
+        executable.seconds = 5.0
+        for _ in range(3):
+            with monkeypatch.context() as patch:
+                patch.setattr(executable, "_channel", Interrupting(executable._channel, where))
+                with pytest.raises(KeyboardInterrupt):
+                    executable.run([x + 1])
+            np.testing.assert_array_equal(executable.run([x])[0], m(x))
+        np.testing.assert_array_equal(m(x), want)
+        assert m.report().clusters[0]["state"] == "live"
+        m.close()
 
 
 def test_one_process_runs_all_clusters(engine: str) -> None:
@@ -80,21 +121,6 @@ def test_the_process_starts_again() -> None:
         assert processes(m) not in ([], [pid])
         np.testing.assert_array_equal(m(x), want)
     assert fallbacks(events) == [("run", "crashed")]
-
-
-def test_interrupted_callers_do_not_confuse_replies() -> None:
-    """After a Ctrl-C within a run the next one gets its own results."""
-    graph, x, want = chain()
-    with registered(Plain), module(graph, "plain", **ISOLATED) as m:
-        m(x)
-        launch = next(s for s in m._pipeline.accelerated.services.guard._all())
-        assert isinstance(launch, GuardedLaunch)
-        isolated = launch.executable
-        isolated._channel.send(b"r")
-        isolated._is_waited_for = True  # as an interrupt between sending and receiving leaves it
-        np.testing.assert_array_equal(m(x), want)
-        with XRTModule(graph, engine="host") as host:
-            np.testing.assert_array_equal(m(x * 2), host(x * 2))
 
 
 def test_threads_take_turns() -> None:

@@ -2,8 +2,9 @@
 
 An engine that aborts, exits, hangs or is killed there ends its child process, and the host answers the call. A module
 has one such process for all its clusters. Each executable has a channel to it: a segment of shared memory with a place
-for each input and result, as shapes are static, and a socket over which a byte says "run" and a byte says "done".
-Whoever waits for a byte looks for it before it sleeps, as waking up takes some 60 us: the process for 50 us, the caller
+for each input and result, as shapes are static, and a socket over which lines are exchanged: each request has a number,
+which ends its reply. What a caller that was interrupted left behind, on either side, is of another number.
+Whoever waits looks for it before it sleeps, as waking up takes some 60 us: the process for 50 us, the caller
 for as long as the last run took and that, but at most 0.5 ms.
 """
 
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -39,8 +40,10 @@ _SPIN: Final = 50e-6  # seconds
 _LONGEST_SPIN: Final = 5e-4
 _ALIGNMENT: Final = 64  # bytes
 _RUN: Final = b"r"
-_DONE: Final = b"\n"
-"""The end of each reply; alone it is that of a successful run, else an error as JSON stands before it."""
+_WAIT: Final = b"w"
+"""A request that nothing is done for: its reply says that all is done that came before."""
+_END: Final = b"\n"
+"""The end of each request, a letter and a number, and of each reply: an error as JSON, if any, and the number."""
 _LONGEST: Final = 1 << 16  # bytes of a reply
 _START_SECONDS: Final = 90.0  # until the process has started
 _LONGEST_WAIT: Final = (1 << 31) - 1  # milliseconds that `poll` takes
@@ -162,6 +165,7 @@ class IsolatedExecutable(Executable):
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._is_waited_for = False
+        self._number = 0
         self._spin = _SPIN
         weakref.finalize(self, channel.close)  # the process drops its part then
 
@@ -173,29 +177,29 @@ class IsolatedExecutable(Executable):
             raise WorkerFailure("closed", "the engine's process belongs to the process that this one was forked from")
         with self._lock:
             if self._is_waited_for:  # the caller of that run was interrupted
-                self._reply()
+                self._answer(_WAIT)
             for place, x in zip(self._inputs, inputs, strict=True):
                 np.copyto(place, to_numpy(x), casting="no")
             self._is_waited_for = True
             start = time.perf_counter()
-            try:
-                self._channel.send(_RUN, _NO_SIGNAL)
-            except OSError as e:
-                raise self._worker.ended() from e
-            reply = self._reply()
+            error = self._answer(_RUN)
             self._spin = min(time.perf_counter() - start + _SPIN, _LONGEST_SPIN)
-            if reply != _DONE:
-                raise _failure(reply)
+            if error:
+                raise _failure(error)
             return [place.copy() for place in self._results]
 
     def as_text(self) -> str:
         """What runs where."""
         return f"{self._function.name} in process {self._worker.pid}"
 
-    def _reply(self) -> bytes:
-        reply = b""
+    def _answer(self, request: bytes) -> bytes:
+        """The error in the reply to a request; b"" for none."""
+        self._number += 1
+        number = b"%d\n" % self._number
+        mark, reply = b" " + number, b""
         try:
-            while not reply.endswith(_DONE):
+            self._channel.send(request + number, _NO_SIGNAL)
+            while not reply.endswith(mark):
                 part = _receive(self._channel, self._poll, self.seconds, self._spin)
                 if part is None:
                     self._worker.kill("hung", f"the engine's process did not answer within {self.seconds:g} s")
@@ -206,7 +210,7 @@ class IsolatedExecutable(Executable):
         except OSError as e:
             raise self._worker.ended() from e
         self._is_waited_for = False
-        return reply
+        return reply[: -len(mark)].rpartition(_END)[2]
 
 
 def serve(executable: Executable, function: Function, engine: str, channel: socket.socket, segment: mmap.mmap) -> None:
@@ -217,14 +221,23 @@ def serve(executable: Executable, function: Function, engine: str, channel: sock
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     with contextlib.suppress(OSError):
-        while _receive(channel, poll, None, _SPIN):
+        for request in _requests(channel, poll):
+            reply = b""
             try:
-                for place, r in zip(results, check.results(executable.run(check.inputs(inputs))), strict=True):
-                    np.copyto(place, to_numpy(r), casting="no")
-                reply = b""
+                if request[:1] == _RUN:
+                    for place, r in zip(results, check.results(executable.run(check.inputs(inputs))), strict=True):
+                        np.copyto(place, to_numpy(r), casting="no")
             except BaseException as e:
                 reply = _described(e, engine)
-            channel.send(reply + _DONE, _NO_SIGNAL)
+            channel.send(reply + b" " + request[1:] + _END, _NO_SIGNAL)
+
+
+def _requests(channel: socket.socket, poll: select.poll) -> Iterator[bytes]:
+    """The requests that come over a channel, until its other end is closed."""
+    left = b""
+    while part := _receive(channel, poll, None, _SPIN):
+        *whole, left = (left + part).split(_END)
+        yield from whole
 
 
 def _described(error: BaseException, engine: str) -> bytes:

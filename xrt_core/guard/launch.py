@@ -316,8 +316,12 @@ class GuardedLaunch(Launch):
             return call
 
         def shadowed(arrays: Arrays) -> Arrays:
-            if schedule.is_due(record.calls):
-                return self._shadow_run(call, arrays, schedule)
+            try:
+                if schedule.is_due(record.calls):
+                    return self._shadow_run(call, arrays, schedule)
+            except BaseException:  # an interrupt may come anywhere
+                schedule.release()
+                raise
             if schedule.is_first_under_way:
                 record.calls += 1
                 return self._from_host(arrays)
@@ -355,6 +359,7 @@ class GuardedLaunch(Launch):
                 return results if expected is None else expected
             if not _shadow_thread.submit(lambda: self._compare(kept, copies, number, seconds, schedule)):
                 schedule.postpone(number, 0.0, 0.0)
+            schedule.taker = 0
             return results
         schedule.postpone(number, seconds, seconds)
         assert self.executable is not None
@@ -443,10 +448,11 @@ class _Schedule:
 
     every: each N-th one, before its results are returned; 0: none; None: the 1st, 2nd, 4th, 8th, ..., then so many that
     the comparisons take at most `_SHARE` of the time of the calls. begin: the number of calls so far. due: from which
-    number of calls on the next sampled one is compared. last_right: the last call that was found right.
+    number of calls on the next sampled one is compared. last_right: the last call that was found right. taker: the
+    thread that is at a sampled comparison, until the background has it; 0 for none.
     """
 
-    __slots__ = ("_begin", "_every", "_lock", "due", "is_on", "last_right")
+    __slots__ = ("_begin", "_every", "_lock", "due", "is_on", "last_right", "taker")
 
     def __init__(self, every: int | None, begin: int = 0) -> None:
         self._every = every
@@ -455,6 +461,7 @@ class _Schedule:
         self.is_on = every != 0
         self.due: float = begin
         self.last_right = begin
+        self.taker = 0
 
     @property
     def is_synchronous(self) -> bool:
@@ -478,8 +485,15 @@ class _Schedule:
         with self._lock:
             if math.isinf(self.due):
                 return False
+            self.taker = get_ident()
             self.due = math.inf
             return True
+
+    def release(self) -> None:
+        """The comparison that this thread is at, if any, has ended without an answer: the next call is compared."""
+        if self.taker == get_ident():
+            self.taker = 0
+            self.due = self._begin
 
     def postpone(self, number: int, cost: float, seconds: float) -> None:
         """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took.
@@ -490,6 +504,7 @@ class _Schedule:
         else:
             gap = since
         with self._lock:
+            self.taker = 0
             self.due = number + int(gap) - 1
 
 

@@ -22,6 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from xrt_core.engine.forking import in_forked_process
@@ -90,15 +91,14 @@ class _TimeLimit:
 class TimedCaller(Generic[T]):
     """Runs calls on daemon threads of its own, each with a time limit of `seconds`. Thread-safe.
 
-    A thread whose call came back is used again; one whose call exceeded the limit is abandoned. Idle threads end with
-    the caller. Costs about 20 us a call.
+    A thread whose call came back is used again; one whose call exceeded the limit, or whose caller was interrupted,
+    ends after that call. Idle threads end with the caller. Costs about 20 us a call.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._idle: queue.SimpleQueue[_CallThread] = queue.SimpleQueue()
         self._process = os.getpid()
-        weakref.finalize(self, _end_all, self._idle).atexit = False  # a launch may be dropped without a word
 
     def __call__(self, call: Callable[..., T], *args: Any) -> T:
         """What `call` returns or raises. Raises CallTimeout."""
@@ -116,7 +116,6 @@ class TimedCaller(Generic[T]):
                 break
             except queue.Empty:
                 if limit.left() <= 0:
-                    thread.calls.put(None)  # it ends if the call returns after all
                     raise CallTimeout(f"it did not return within {self.seconds:g} s") from None
         self._idle.put(thread)
         if error is not None:
@@ -125,30 +124,35 @@ class TimedCaller(Generic[T]):
 
     def close(self) -> None:
         """End the idle threads."""
-        _end_all(self._idle)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait()
 
 
-def _end_all(idle: queue.SimpleQueue[_CallThread]) -> None:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            idle.get_nowait().calls.put(None)
+_Calls = queue.SimpleQueue[Any]
+_Results = queue.SimpleQueue["tuple[Any, BaseException | None]"]
 
 
 class _CallThread:
-    def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], _TimeLimit] | None]
-        self.calls = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name="xrt-timed-call", daemon=True).start()
+    """A thread that makes the calls it is given. It ends with this object, after the call that it is in."""
 
-    def _serve(self) -> None:
-        while (item := self.calls.get()) is not None:
-            call, args, _state.limit = item
-            try:
-                self.results.put((call(*args), None))
-            except BaseException as e:
-                self.results.put((None, e))
-            del item, call, args
+    def __init__(self) -> None:
+        self.calls: _Calls = queue.SimpleQueue()
+        self.results: _Results = queue.SimpleQueue()
+        # the thread's last item is this reference; no Python code is involved that an interrupt could cut off
+        life = weakref.ref(self, partial(self.calls.put))
+        arguments = self.calls, self.results, life
+        threading.Thread(target=_make_calls, args=arguments, name="xrt-timed-call", daemon=True).start()
+
+
+def _make_calls(calls: _Calls, results: _Results, life: weakref.ref[_CallThread]) -> None:
+    while (item := calls.get()) is not life:
+        call, args, _state.limit = item
+        try:
+            results.put((call(*args), None))
+        except BaseException as e:
+            results.put((None, e))
+        del item, call, args
 
 
 def call_with_timeout(seconds: float, call: Callable[..., T], *args: Any) -> T:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from xrt_core.errors import BrokenContextError, ConverterError, ExecutionError, 
 from xrt_core.ir.graph import Graph, Node
 from xrt_core.ir.types import TensorType, float_like
 
+T = TypeVar("T")
 Converter = Callable[[Any], Any]
 Range = tuple[float, float]
 """The least and the greatest number of an input."""
@@ -37,6 +39,20 @@ def family_of(array_type: type) -> str:
 def is_array(x: Any) -> bool:
     """Whether `x` is a tensor of some library: it has dtype and shape."""
     return hasattr(x, "dtype") and hasattr(x, "shape")
+
+
+def without_warnings(call: Callable[..., T], *args: Any) -> T:
+    """What `call` returns, with NumPy's floating-point errors ignored.
+
+    In a context of its own, which NumPy's error state is a part of: an interrupt can keep `np.errstate` from restoring
+    the caller's, as its end is Python code.
+    """
+    return copy_context().run(_ignoring, call, args)
+
+
+def _ignoring(call: Callable[..., T], args: Sequence[Any]) -> T:
+    np.errstate(all="ignore").__enter__()
+    return call(*args)
 
 
 def ranges_of(arrays: Sequence[Any]) -> tuple[Range | None, ...]:

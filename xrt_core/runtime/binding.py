@@ -69,7 +69,7 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
                     read.append(out(r))
                 return read
             except BaseException as e:  # reading an engine's array may run code of the engine
-                engine = plan.spaces[len(read)]
+                engine = plan.spaces[min(len(read), len(plan.spaces) - 1)]  # an interrupt comes after the last as well
                 failure = engine_failure(e, engine)
         return [out(r) for r in plan.run_on_host(arrays, failure, engine)]
 

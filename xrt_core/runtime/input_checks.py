@@ -23,7 +23,7 @@ from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
 from xrt_core.ir.op_traits import index_input, traits_of
-from xrt_core.runtime.arrays import to_numpy
+from xrt_core.runtime.arrays import to_numpy, without_warnings
 
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
 """Moving operators whose results have elements of other inputs than the first."""
@@ -397,10 +397,9 @@ def _dims(node: Node, index: int) -> tuple[int, ...]:
 
 def is_finite(x: np.ndarray) -> bool:
     """Whether no element is NaN or infinite; one pass over the memory in the usual case."""
-    if x.dtype.kind == "f" and x.dtype.itemsize >= 4:
-        with np.errstate(all="ignore"):
-            if math.isfinite(float(x.sum())):  # a sum may overflow, but no sum of NaN or infinity is finite
-                return True
+    # a sum may overflow, but no sum of NaN or infinity is finite
+    if x.dtype.kind == "f" and x.dtype.itemsize >= 4 and math.isfinite(float(without_warnings(x.sum))):
+        return True
     return bool(np.isfinite(x).all())
 
 

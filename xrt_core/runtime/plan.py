@@ -13,7 +13,7 @@ import numpy as np
 from xrt_core.errors import ExecutionError, InternalError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.symbols import Expr
-from xrt_core.runtime.arrays import Converter, family_of, to_numpy
+from xrt_core.runtime.arrays import Converter, family_of, to_numpy, without_warnings
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import Buffers, Memory
 from xrt_core.runtime.scheduler import Execute, LaneScheduler, Span, Step, Timeline, timed
@@ -157,8 +157,7 @@ class Plan:
         if self._to_host is not to_numpy and self._owned:
             lent = lent | _memories(registers[: len(arrays)])
         if self._has_host_steps:
-            with np.errstate(all="ignore"):  # NaN and infinities are results, not warnings
-                execute(registers)
+            without_warnings(execute, registers)  # NaN and infinities are results
         else:
             execute(registers)
         results = [registers[i] for i in self.outputs]
