@@ -68,8 +68,8 @@ def test_guarded_callers_get_the_hosts_numbers() -> None:
             mode, got = column.partition("/")[0], text.partition(";")[0]
             if mode == "unguarded" or got == fault_matrix.RIGHT:
                 continue
-            if got == fault_matrix.UNTIL:
-                assert fault.startswith("late_run_")
+            if got in (fault_matrix.UNTIL, fault_matrix.EITHER):
+                assert fault.startswith("late_run_") or fault == "first_run_threads"
             else:
                 assert text.startswith(f"{fault_matrix.ENDED}; then {fault_matrix.RIGHT}"), (fault, column)
                 assert mode != "isolated"

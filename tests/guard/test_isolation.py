@@ -20,7 +20,6 @@ from tests.guard.engines import Plain, Unserialisable
 from tests.guard.guarded import captured_events, chain, eventually, fallbacks, gone, is_running, module, registered
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.guard.isolation import IS_SUPPORTED, IsolatedExecutable
-from xrt_core.guard.launch import GuardedLaunch
 from xrt_core.module import XRTModule
 from xrt_core.testing import functions
 from xrt_core.testing.stage_faults import STAGE_FAULTS
