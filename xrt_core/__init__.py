@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
     from xrt_core.frontends.tracing import power_by_engine
+    from xrt_core.generation.generate import generate
     from xrt_core.ir.symbols import Symbol
     from xrt_core.ir.types import TensorType
     from xrt_core.module import XRTModule, warmup
@@ -95,6 +96,7 @@ __all__ = [
     "config",
     "custom_op",
     "errors",
+    "generate",
     "hookimpl",
     "import_model",
     "init_subblock_optimizer",
@@ -122,6 +124,7 @@ _HOME: Final = {
     "XRTModule": "module",
     "assert_offloaded": "reports",
     "custom_op": "frontends.custom_op",
+    "generate": "generation.generate",
     "hookimpl": "plugins",
     "import_model": "frontends.onnx_import",
     "init_subblock_optimizer": "options.process_config",

@@ -180,6 +180,12 @@ class XRTModule(GuardedModule):
         return self._source.output_names
 
     @property
+    def graph(self) -> Graph | None:
+        """The captured graph, before specialisation; None for a traced one that has not been called."""
+        caller = self._source.caller
+        return None if caller is None else caller.graph
+
+    @property
     def engines(self) -> tuple[str, ...]:
         """Names of the selected engines, by descending priority."""
         return tuple(e.name for e, _ in self._pipeline.accelerated.engines)

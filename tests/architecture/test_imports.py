@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "module": GROUND
     | {"quantization", "guard", "compiler", "saved_model"}
     | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation"},
+    "generation": {"errors", "ir", "engine", "module"},
     "onnx_backend": GROUND | {"ir", "engine", "module"},
     "testing": GROUND | {"ir", "kernels", "host", "frontends", "engine", "runtime", "verify", "module"},
     "cli": GROUND

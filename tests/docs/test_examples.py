@@ -102,8 +102,20 @@ def shapes_page(names: dict[str, Any]) -> Iterator[None]:
     assert names["m"].input_types
 
 
+@contextlib.contextmanager
+def generation_page(names: dict[str, Any]) -> Iterator[None]:
+    """The model that the page loads is a small one, in a folder that goes again."""
+    from tests.generation.models import decoder
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        onnx.save(decoder(), "decoder.onnx")
+        yield
+    assert names["m"].input_types
+
+
 SETUP: dict[str, Callable[[dict[str, Any]], contextlib.AbstractContextManager[None]]] = {
     "converters.md": converters_page,
+    "generation.md": generation_page,
     "operators.md": operators_page,
     "partitioning.md": partitioning_page,
     "shapes.md": shapes_page,

@@ -54,8 +54,8 @@ class VaryingShapes:
         if self.reason or not parts or not all(type(p) is tuple for p in parts):
             return None
         shapes = tuple(tuple(s) for _, s in parts)
-        if any(0 in s for s in shapes):  # libraries differ in what they make of empty tensors
-            return None
+        if self.declared is not None and any(0 in s for s in shapes):
+            return None  # libraries differ in what they make of empty tensors
         with self._lock:
             after = self._wanted_after()
             found = self._declared(shapes) if self.declared is not None else self._seen_to_vary(parts, shapes, after)
@@ -97,7 +97,8 @@ class VaryingShapes:
     def _seen_to_vary(
         self, parts: Parts, shapes: tuple[tuple[int, ...], ...], after: int | None
     ) -> SymbolicSignature | None:
-        seen = self._seen.setdefault(tuple((d, len(s)) for d, s in parts), [])
+        # sizes of 0 stay as they are, as libraries differ in what they make of empty tensors
+        seen = self._seen.setdefault(tuple((d, len(s), *(i for i, n in enumerate(s) if n == 0)) for d, s in parts), [])
         if shapes not in seen:
             seen.append(shapes)
             del seen[:-_SEEN]
@@ -112,7 +113,7 @@ class VaryingShapes:
             own: Sequence[Dim] = t.shape if isinstance(t, TensorType) and t.shape is not None else (None,) * len(shape)
             for axis in range(len(shape)):
                 sizes = tuple(s[i][axis] for s in seen)
-                if isinstance(own[axis], int):
+                if isinstance(own[axis], int) or shape[axis] == 0:
                     continue
                 name = own[axis]
                 open_.append((i, axis, name if isinstance(name, str) and _IDENTIFIER.match(name) else None, sizes))

@@ -1,0 +1,153 @@
+"""`xrt.generate`: tokens equal those of a reference without caches and padding, whatever the engine and the caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import xrt_core as xrt
+from tests.generation.models import WORDS, continued, decoder, scores_of
+from xrt_core.errors import InputError, OptionError
+from xrt_core.generation.sampling import Sampling
+
+PROMPTS = [[3, 14, 15, 9, 2], [6, 5], [3, 5, 8, 9, 7, 9, 3, 2]]
+
+
+def module(engine: str = "host", caches: bool = True, **options: Any) -> xrt.XRTModule:
+    """A module of the small decoder."""
+    return xrt.XRTModule(decoder(caches), engine=engine, guard=False, cache=False, **options)
+
+
+def compiled(m: xrt.XRTModule) -> int:
+    """How often an engine compiled."""
+    return sum(e.name == "compile" for e in m.events)
+
+
+@pytest.mark.parametrize("caches", [True, False])
+@pytest.mark.parametrize("capacity", [None, 8, 64])
+def test_unequal_prompts(caches: bool, capacity: int | None) -> None:
+    """Each row goes on as if it were alone, with caches that grow, overflow their capacity, or have room for all."""
+    got = xrt.generate(module(caches=caches), PROMPTS, max_new_tokens=20, capacity=capacity, pad=30)
+    for row, prompt in zip(got, PROMPTS, strict=True):
+        want = continued(prompt, 20)
+        assert row[: len(want)].tolist() == want
+        assert (row[len(want) :] == 30).all()
+
+
+def test_an_engine_of_static_shapes_compiles_twice() -> None:
+    """For the prompt, and for all steps: the capacity is chosen for it."""
+    pytest.importorskip("jax")
+    m = module("xla")
+    got = xrt.generate(m, np.array([PROMPTS[0]], np.int32), max_new_tokens=40)
+    assert got.tolist() == [continued(PROMPTS[0], 40)]
+    assert compiled(m) <= 3
+    xrt.generate(m, [[1] * 11], max_new_tokens=30)  # prompts of up to 16 tokens, and as many in all
+    assert compiled(m) <= 3
+
+
+def test_an_engine_of_dynamic_shapes_compiles_for_no_further_prompt() -> None:
+    """Two symbolic plans serve prompts and steps of all lengths."""
+    pytest.importorskip("onnxruntime")
+    m = module("onnxruntime")
+    for n in (3, 5, 4):
+        xrt.generate(m, np.full((1, n), n), max_new_tokens=4)
+    before = compiled(m)
+    got = xrt.generate(m, [PROMPTS[2]], max_new_tokens=20)
+    assert got.tolist() == [continued(PROMPTS[2], 20)]
+    assert compiled(m) == before
+
+
+def test_stop_and_callback() -> None:
+    """A row that ended is padded and told as -1; a callback that returns True ends the call."""
+    wanted = [continued(p, 12) for p in PROMPTS[:2]]
+    stop = wanted[0][5 + 3]
+    ended = [w.index(stop, len(p)) if stop in w[len(p) :] else None for w, p in zip(wanted, PROMPTS[:2], strict=True)]
+    assert ended[0] is not None
+    seen: list[list[int]] = []
+    got = xrt.generate(module(), PROMPTS[:2], max_new_tokens=12, stop=stop, callback=lambda t: seen.append(t.tolist()))
+    for row, w, end in zip(got, wanted, ended, strict=True):
+        alone = w if end is None else w[: end + 1]
+        assert row[: len(alone)].tolist() == alone
+        assert (row[len(alone) :] == 0).all()
+    after = ended[0] - len(PROMPTS[0]) + 1
+    assert all(t[0] == -1 for t in seen[after:])
+    assert all(t[0] != -1 for t in seen[:after])
+    assert xrt.generate(module(), PROMPTS[:1], max_new_tokens=9, callback=lambda _: True).shape == (1, 6)
+    assert xrt.generate(module(), PROMPTS[:1], max_new_tokens=0).tolist() == PROMPTS[:1]
+
+
+def test_draws_follow_the_scores() -> None:
+    """The frequencies of 4000 draws are the probabilities, within the kept tokens; a seed repeats them."""
+    scores = np.tile(scores_of(np.array(PROMPTS[0]))[None] / 3, (4000, 1))
+    p = np.exp(scores[0] - scores[0].max())
+    p /= p.sum()
+    order = np.argsort(-p)
+    whole = Sampling(temperature=1.0).choose(scores, [], np.random.default_rng(0))
+    assert np.abs(np.bincount(whole, minlength=WORDS) / 4000 - p).max() < 0.03
+    few = Sampling(temperature=1.0, top_k=3).choose(scores, [], np.random.default_rng(0))
+    best = p[order[:3]] / p[order[:3]].sum()
+    assert np.abs(np.bincount(few, minlength=WORDS)[order[:3]] / 4000 - best).max() < 0.03
+    assert set(few) == set(order[:3])
+    kept = int((p[order].cumsum() < 0.6).sum()) + 1
+    nucleus = Sampling(temperature=1.0, top_p=0.6).choose(scores, [], np.random.default_rng(0))
+    assert set(nucleus) == set(order[:kept])
+    m = module()
+    draws = [xrt.generate(m, PROMPTS, max_new_tokens=9, temperature=1.0, seed=s).tolist() for s in (5, 5, 6)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_repetition_penalty() -> None:
+    """Positive scores of known tokens are divided, negative ones multiplied."""
+    scores = np.array([[2.0, 3.0, -1.0, 1.9]])
+    penalised = Sampling(repetition_penalty=2.0)
+    assert penalised.choose(scores, [np.array([1])], np.random.default_rng()).tolist() == [0]
+    assert penalised.choose(scores, [np.array([1, 0])], np.random.default_rng()).tolist() == [3]
+    assert penalised.choose(scores - 3.5, [np.array([1])], np.random.default_rng()).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"prompts": []}, InputError, "at least one token"),
+        ({"prompts": [[1], []]}, InputError, "at least one token"),
+        ({"prompts": [[1.5]]}, InputError, "integers"),
+        ({"prompts": 5}, InputError, "token lists"),
+        ({"max_new_tokens": -1}, OptionError, "max_new_tokens=-1"),
+        ({"temperature": float("nan")}, OptionError, "temperature=nan"),
+        ({"top_p": 0.0}, OptionError, "top_p=0.0"),
+        ({"top_k": -1}, OptionError, "top_k=-1"),
+        ({"repetition_penalty": 0}, OptionError, "repetition_penalty=0"),
+        ({"capacity": -1}, OptionError, "capacity=-1"),
+    ],
+)
+def test_bad_arguments(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    """Each is named."""
+    with pytest.raises(error, match=words):
+        xrt.generate(module(), **{"prompts": PROMPTS, **given})
+
+
+def test_models_that_cannot_be_padded() -> None:
+    """A model that may count what the mask leaves out takes no unequal prompts and no capacity; one that is no decoder
+    says what it lacks."""
+    more = helper.make_node("LSTM", ["logits", "lw", "lr"], ["ly"], hidden_size=1)
+    model = decoder(extra=[more])
+    model.graph.initializer.extend(
+        helper.make_tensor(n, 1, s, np.zeros(s, np.float32).ravel())
+        for n, s in (("lw", (1, 4, WORDS)), ("lr", (1, 4, 1)))
+    )
+    model.graph.output.append(helper.make_tensor_value_info("ly", 1, None))
+    m = xrt.XRTModule(model, engine="host")
+    assert xrt.generate(m, [PROMPTS[0]], max_new_tokens=3).tolist() == [continued(PROMPTS[0], 3)]
+    with pytest.raises(InputError, match="unequal length: the model has LSTM"):
+        xrt.generate(m, PROMPTS)
+    with pytest.raises(InputError, match="capacity=64: the model has LSTM"):
+        xrt.generate(m, [PROMPTS[0]], capacity=64)
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", 1, ["n"])], [helper.make_tensor_value_info("y", 1, ["n"])],
+    )  # fmt: skip
+    with pytest.raises(InputError, match="takes x; none of these is one of input_ids"):
+        xrt.generate(xrt.XRTModule(helper.make_model(graph, ir_version=9)), PROMPTS)

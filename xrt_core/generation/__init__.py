@@ -1,0 +1,1 @@
+"""Generation: tokens of a language model, one after another (`xrt.generate`)."""

@@ -1,0 +1,196 @@
+"""Decoder: a language model with its caches, which maps tokens to the scores of the next one, step by step.
+
+Names are those that exporters (Optimum, genai) give: inputs `input_ids` (or `decoder_input_ids`), `attention_mask`,
+`position_ids`, `past_key_values.*`, and outputs `logits`, `present.*`. Whatever is missing is not fed; without caches
+all tokens are fed at each step.
+
+The caches grow by a token each step, or have a *capacity*, for engines that compile for each shape: valid entries are
+on the right, what is left of them is masked, and the leftmost entry falls out as one is appended. That is how batches
+of unequal prompts are padded, so models that take these do not see a difference. Source for masks and positions:
+https://huggingface.co/docs/transformers/llm_tutorial#padding-side
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xrt_core.errors import InputError
+from xrt_core.ir.graph import every_node
+from xrt_core.ir.types import TensorType
+from xrt_core.module import XRTModule
+
+_IDS: Final = ("input_ids", "decoder_input_ids", "ids", "tokens")
+_MASKS: Final = ("attention_mask", "decoder_attention_mask")
+_POSITIONS: Final = "position_ids"
+_BRANCH: Final = "use_cache_branch"
+"""An input of Optimum's merged decoders: whether there is anything in the caches."""
+_COUNTS_FROM_THE_LEFT: Final = frozenset({
+    "GroupQueryAttention", "SparseAttention", "PagedAttention", "MultiHeadAttention", "Attention", "TensorScatter",
+    "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention", "LinearAttention", "CausalConvWithState", "Scan",
+    "Loop", "LSTM", "GRU", "RNN",
+})  # fmt: skip
+"""Operators that may read entries by their number rather than by the mask."""
+_LEAST: Final = 16  # tokens of a prompt with a capacity
+
+
+class Cache(NamedTuple):
+    """One cache: its input, the output that is the next one's input, its dtype, its shape (0 for the sizes that vary),
+    the axis of sequences and that of tokens."""
+
+    input: str
+    output: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    batch: int
+    length: int
+
+
+class Decoder:
+    """Runs a module for the sequences of one batch. Not thread-safe; the module may be shared.
+
+    module: takes token ids, int [batch, n]. more: further inputs, given at each step (an encoder's states). capacity:
+    how many tokens the caches hold, more where they do not suffice; None: caches grow.
+
+    Raises InputError for a module that is no decoder, naming what it lacks, and for one that cannot have a capacity.
+    """
+
+    def __init__(self, module: XRTModule, more: Mapping[str, Any], capacity: int | None) -> None:
+        types = dict(module.input_types)
+        self._module = module
+        self._more = dict(more)
+        self._capacity = capacity
+        self._ids = next((n for n in _IDS if n in types), "")
+        if not self._ids:
+            raise InputError(f"generate: the model takes {', '.join(types)}; none of these is one of {', '.join(_IDS)}")
+        self._mask = next((n for n in _MASKS if n in types and n not in more), "")
+        self._positions = _POSITIONS if _POSITIONS in types and _POSITIONS not in more else ""
+        self._branch = _BRANCH if _BRANCH in types and _BRANCH not in more else ""
+        self._types = types
+        outputs = module.output_names
+        pasts = [n for n in types if "past" in n and n not in more]
+        self._caches = [_cache(n, types[n], outputs, types[self._ids]) for n in pasts]
+        others = set(outputs) - {c.output for c in self._caches}
+        self._scores = "logits" if "logits" in others else next((n for n in outputs if n in others), "")
+        fed = {self._ids, self._mask, self._positions, self._branch, *pasts, *more}
+        missing = [n for n in types if n not in fed and n not in module.optional_inputs]
+        if missing:
+            raise InputError(f"generate: nothing is given for the model's inputs {', '.join(missing)}; see `inputs`")
+        if capacity is not None and (reason := no_padding(module)):
+            raise InputError(f"generate: capacity={capacity}: {reason}")
+        self._arrays: list[np.ndarray] = []
+        self._is_there = np.zeros((0, 0), np.int64)  # the mask: of each sequence and entry
+        self._tokens = np.zeros((0, 0), np.int64)  # where there are no caches
+
+    def start(self, ids: np.ndarray, is_there: np.ndarray) -> np.ndarray:
+        """The scores of the token after a prompt, float [batch, vocabulary]. ids, is_there: int64 [batch, n]; a
+        sequence that is shorter than others has zeros in `is_there` on the left."""
+        if not is_there.all() and (reason := no_padding(self._module)):
+            raise InputError(f"generate: prompts of unequal length: {reason}. Give one prompt at a time")
+        if self._capacity is not None:
+            width = _LEAST
+            while width < ids.shape[1]:
+                width *= 2
+            ids, is_there = _widened(ids, width), _widened(is_there, width)
+        batch = len(ids)
+        self._arrays = [np.zeros(_with(c.shape, {c.batch: batch, c.length: 0}), c.dtype) for c in self._caches]
+        self._is_there, self._tokens = is_there, ids
+        return self._run(ids, is_there.cumsum(1) - 1)
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """The scores of the token after these, which are appended, int64 [batch]."""
+        one = np.ones((len(tokens), 1), np.int64)
+        if self._capacity is not None:
+            self._make_room()
+        self._is_there = np.concatenate([self._is_there, one], 1)
+        self._tokens = np.concatenate([self._tokens, tokens[:, None]], 1)
+        if self._caches:
+            return self._run(tokens[:, None], self._is_there.sum(1, keepdims=True) - 1)
+        return self._run(self._tokens, self._is_there.cumsum(1) - 1)
+
+    def _make_room(self) -> None:
+        """Bring the caches, and the mask, to their capacity, with a free entry on the left."""
+        assert self._capacity is not None
+        have, used = self._is_there.shape[1], int(self._is_there.sum(1).max())
+        kept = self._capacity if self._caches else self._capacity - 1  # a step appends to it
+        while used > kept:
+            self._capacity *= 2
+            kept = self._capacity if self._caches else self._capacity - 1
+        if have == kept:
+            return
+        self._is_there, self._tokens = _resized(self._is_there, 1, kept), _resized(self._tokens, 1, kept)
+        self._arrays = [_resized(a, c.length, kept) for a, c in zip(self._arrays, self._caches, strict=True)]
+
+    def _run(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        feeds = dict(self._more)
+        feeds[self._ids] = self._as(self._ids, ids)
+        if self._mask:
+            feeds[self._mask] = self._as(self._mask, self._is_there)
+        if self._positions:
+            feeds[self._positions] = self._as(self._positions, np.maximum(positions, 0))
+        if self._branch:
+            feeds[self._branch] = np.array([ids.shape[1] != self._is_there.shape[1]])
+        feeds.update({c.input: a for c, a in zip(self._caches, self._arrays, strict=True)})
+        results = self._module.run(feeds)
+        self._arrays = [results[c.output] for c in self._caches]
+        scores = results[self._scores]
+        if getattr(scores, "ndim", 0) != 3:
+            raise InputError(f"generate: output {self._scores!r} is no [batch, tokens, vocabulary] of scores")
+        return np.asarray(scores[:, -1])
+
+    def _as(self, name: str, x: np.ndarray) -> np.ndarray:
+        t = self._types[name]
+        return x.astype(t.dtype, copy=False) if isinstance(t, TensorType) and t.dtype is not None else x
+
+
+def no_padding(module: XRTModule) -> str:
+    """Why a model cannot be given prompts that are padded on the left; "" if it can."""
+    types = module.input_types
+    if not any(n in types for n in _MASKS):
+        return f"the model has no input {_MASKS[0]}, by which padding could be told"
+    if _POSITIONS not in types and any("past" in n for n in types):
+        return f"the model has no input {_POSITIONS}; it may count padding"
+    graph = module.graph
+    found = set() if graph is None else {n.op_type for n in every_node(graph)} & _COUNTS_FROM_THE_LEFT
+    if not found:
+        return ""
+    return f"the model has {', '.join(sorted(found))}, which may read by number what the mask leaves out"
+
+
+def _cache(name: str, t: Any, outputs: tuple[str, ...], ids: Any) -> Cache:
+    candidates = (name.replace("past_key_values", "present"), name.replace("past_key_values", "present_key_values"))
+    output = next((n for n in (*candidates, name.replace("past", "present")) if n in outputs), None)
+    if output is None:
+        raise InputError(f"generate: the model takes {name!r} and has no output {candidates[0]!r}")
+    if not isinstance(t, TensorType) or t.shape is None or t.dtype is None:
+        raise InputError(f"generate: cache {name!r} has the type {t}; its dtype and rank must be known")
+    open_ = [i for i, d in enumerate(t.shape) if not isinstance(d, int)]
+    first = ids.shape[0] if isinstance(ids, TensorType) and ids.shape else None
+    if len(open_) == 1 and isinstance(first, int):
+        batch, length = t.shape.index(first), open_[0]
+    elif len(open_) == 2:
+        named = [i for i in open_ if first is not None and t.shape[i] == first]
+        batch = named[0] if len(named) == 1 else open_[0]
+        length = next(i for i in open_ if i != batch)
+    else:
+        raise InputError(f"generate: cache {name!r} is {t}; of its sizes those of batch and tokens must be open")
+    sizes = tuple(d if isinstance(d, int) else 0 for d in t.shape)
+    return Cache(name, output, t.dtype, sizes, batch, length)
+
+
+def _with(shape: tuple[int, ...], sizes: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(sizes.get(i, n) for i, n in enumerate(shape))
+
+
+def _widened(x: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(x, ((0, 0), (width - x.shape[1], 0)))
+
+
+def _resized(x: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """The last `size` entries of an axis, with zeros before them where there are fewer."""
+    have = x.shape[axis]
+    if have >= size:
+        return np.ascontiguousarray(x[(slice(None),) * axis + (slice(have - size, None),)])
+    return np.pad(x, [(size - have, 0) if i == axis else (0, 0) for i in range(x.ndim)])

@@ -1,0 +1,95 @@
+"""`xrt.generate`: continues prompts with a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xrt_core.engine import engines
+from xrt_core.errors import InputError, OptionError
+from xrt_core.generation.decoder import Decoder, no_padding
+from xrt_core.generation.sampling import Sampling
+from xrt_core.module import XRTModule
+
+_STEP: Final = 64  # tokens that a capacity is a multiple of
+
+
+def generate(
+    module: XRTModule,
+    prompts: Any,
+    *,
+    max_new_tokens: int = 20,
+    stop: int | Collection[int] = (),
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    pad: int = 0,
+    capacity: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    callback: Callable[[np.ndarray], object] | None = None,
+) -> np.ndarray:
+    """The prompts and what a model continues them with: int64 [batch, tokens], `pad` on the right of shorter rows.
+
+    module: of a decoder, whose inputs and outputs are named as exporters do
+        (`generation/decoder.py`): token ids, and what else it has of mask, positions and caches.
+    prompts: int [batch, n], or a sequence of token lists of unequal lengths, for a model that takes padding.
+    max_new_tokens: at most so many are appended to each. stop: tokens that end a sequence, and stay in it.
+    temperature, top_k, top_p, repetition_penalty: see `Sampling`; by default the best token is taken.
+    seed: of the draws; None: another one each time.
+    capacity: the caches have room for so many tokens from the start, and twice as many where that does not suffice, so
+        that all steps have the same shapes. Not given: what all tokens take, where no engine of the module takes shapes
+        that vary and the model can be padded; else caches grow by a token a step. 0: they grow.
+    inputs: further inputs, given at each step, such as an encoder's states.
+    callback: called with the new tokens of each step, int64 [batch] (-1: the sequence has ended); True ends the call.
+
+    Raises InputError for prompts that are none and for a module that is no decoder, OptionError for numbers out of
+    range, and what a call of the module raises.
+    """
+    rows = _rows(prompts)
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise OptionError(f"max_new_tokens={max_new_tokens!r}: give an integer of at least 0")
+    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 0):
+        raise OptionError(f"capacity={capacity!r}: give a number of tokens; 0 lets caches grow")
+    sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    ends = np.array([stop] if isinstance(stop, int) else list(stop), np.int64)
+    longest = max(len(r) for r in rows)
+    if capacity is None and _is_static(module) and not no_padding(module):
+        capacity = -(-(longest + max_new_tokens) // _STEP) * _STEP
+    decoder = Decoder(module, inputs or {}, capacity or None)
+    ids = np.array([np.pad(r, (longest - len(r), 0), constant_values=pad) for r in rows])
+    is_there = np.array([np.arange(longest) >= longest - len(r) for r in rows]).astype(np.int64)
+    random = np.random.default_rng(seed)
+    is_open = np.ones(len(rows), bool)
+    chosen: np.ndarray | None = None
+    for _ in range(max_new_tokens):
+        scores = decoder.start(ids, is_there) if chosen is None else decoder.step(chosen)
+        chosen = np.where(is_open, sampling.choose(scores, rows, random), pad)
+        rows = [np.append(r, t) if more else r for r, t, more in zip(rows, chosen, is_open, strict=True)]
+        has_ended = callback is not None and callback(np.where(is_open, chosen, -1)) is True
+        is_open &= ~np.isin(chosen, ends)
+        if has_ended or not is_open.any():
+            break
+    width = max(len(r) for r in rows)
+    return np.array([np.pad(r, (0, width - len(r)), constant_values=pad) for r in rows])
+
+
+def _rows(prompts: Any) -> list[np.ndarray]:
+    """The tokens of each prompt, int64."""
+    wanted = "give an array of integers [batch, tokens], or a list of token lists"
+    try:
+        rows = [np.asarray(p) for p in (np.asarray(prompts) if hasattr(prompts, "__array__") else prompts)]
+    except (TypeError, ValueError) as e:
+        raise InputError(f"generate: prompts: {e}; {wanted}") from e
+    if not rows or any(r.ndim != 1 or r.size == 0 or r.dtype.kind not in "iu" for r in rows):
+        raise InputError(f"generate: prompts must have at least one token each; {wanted}")
+    return [r.astype(np.int64) for r in rows]
+
+
+def _is_static(module: XRTModule) -> bool:
+    """Whether all engines of a module compile for each shape, and there is one."""
+    names: Sequence[str] = module.engines
+    return bool(names) and all(engines.get(n).dynamic_dims == "none" for n in names)

@@ -1,0 +1,58 @@
+"""Sampling: how the next token of each sequence is chosen from its scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from xrt_core.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """temperature: what scores are divided by before the draw; 0 takes the best token. top_k: the draw is among so many
+    best tokens, 0: all. top_p: among the fewest best ones whose probabilities reach this sum. repetition_penalty: what
+    positive scores of tokens that are there already are divided by, and negative ones multiplied with (Keskar et al.,
+    CTRL, 2019).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for numbers out of range."""
+        if not (np.isfinite(self.temperature) and self.temperature >= 0):
+            raise OptionError(f"temperature={self.temperature!r}: give a number of at least 0; 0 takes the best token")
+        if isinstance(self.top_k, bool) or self.top_k < 0 or self.top_k != int(self.top_k):
+            raise OptionError(f"top_k={self.top_k!r}: give an integer of at least 0; 0 is for all tokens")
+        if not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p={self.top_p!r}: give a number above 0 and at most 1")
+        if not (np.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise OptionError(f"repetition_penalty={self.repetition_penalty!r}: give a number above 0; 1 is for none")
+
+    def choose(self, scores: np.ndarray, tokens: list[np.ndarray], random: np.random.Generator) -> np.ndarray:
+        """The next token of each sequence, int64 [batch]. scores: floats [batch, vocabulary]. tokens: of each sequence
+        so far."""
+        scores = scores.astype(np.float32, copy=True)
+        if self.repetition_penalty != 1.0:
+            for row, seen in zip(scores, tokens, strict=True):
+                known = np.unique(seen)
+                s = row[known]
+                row[known] = np.where(s > 0, s / self.repetition_penalty, s * self.repetition_penalty)
+        if self.temperature == 0:
+            return np.asarray(scores.argmax(-1), np.int64)
+        order = np.argsort(-scores, axis=-1, kind="stable")
+        best = np.take_along_axis(scores, order, -1).astype(np.float64) / self.temperature
+        if self.top_k:
+            best[:, int(self.top_k) :] = -np.inf
+        shares = np.exp(best - best[:, :1])
+        shares /= shares.sum(-1, keepdims=True)
+        sums = shares.cumsum(-1)
+        shares[sums - shares >= self.top_p] = 0.0  # the best one stays: nothing is before it
+        sums = shares.cumsum(-1)
+        drawn = random.random((len(scores), 1)) * sums[:, -1:]
+        place = np.minimum((sums <= drawn).sum(-1), (shares > 0).sum(-1) - 1)
+        return np.asarray(np.take_along_axis(order, place[:, None], -1)[:, 0], np.int64)
