@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import xrt_core as xrt
-from tests.generation.models import WORDS, continued, decoder, scores_of
-from xrt_core.errors import InputError, OptionError
+from tests.generation.models import WIDTH, WORDS, continued, decoder, scores_of
+from xrt_core.errors import ExecutionError, InputError, OptionError
 from xrt_core.generation.sampling import Sampling
 
 PROMPTS = [[3, 14, 15, 9, 2], [6, 5], [3, 5, 8, 9, 7, 9, 3, 2]]
@@ -121,12 +121,20 @@ def test_repetition_penalty() -> None:
         ({"top_k": -1}, OptionError, "top_k=-1"),
         ({"repetition_penalty": 0}, OptionError, "repetition_penalty=0"),
         ({"capacity": -1}, OptionError, "capacity=-1"),
+        ({"temperature": None}, OptionError, "temperature=None: give a finite number"),
+        ({"top_k": 2.5}, OptionError, "top_k=2.5"),
+        ({"stop": "end"}, OptionError, "stop='end'"),
+        ({"stop": [1.5]}, OptionError, "stop="),
+        ({"seed": "a"}, OptionError, "seed='a'"),
+        ({"pad": -100}, OptionError, "pad=-100"),
+        ({"module": 5}, InputError, "must be an XRTModule, not a int"),
+        ({"inputs": {"unknown": 5}}, InputError, "unknown"),
     ],
 )
 def test_bad_arguments(given: dict[str, Any], error: type[Exception], words: str) -> None:
     """Each is named."""
     with pytest.raises(error, match=words):
-        xrt.generate(module(), **{"prompts": PROMPTS, **given})
+        xrt.generate(**{"module": module(), "prompts": PROMPTS, **given})
 
 
 def test_models_that_cannot_be_padded() -> None:
@@ -151,3 +159,13 @@ def test_models_that_cannot_be_padded() -> None:
     )  # fmt: skip
     with pytest.raises(InputError, match="takes x; none of these is one of input_ids"):
         xrt.generate(xrt.XRTModule(helper.make_model(graph, ir_version=9)), PROMPTS)
+
+
+def test_scores_that_are_nan() -> None:
+    """No token is made of them, as argmax would."""
+    model = decoder()
+    for w in model.graph.initializer:
+        if w.name == "out":
+            w.CopyFrom(numpy_helper.from_array(np.full((WIDTH, WORDS), np.nan, np.float32), "out"))
+    with pytest.raises(ExecutionError, match="'logits' has NaN"):
+        xrt.generate(xrt.XRTModule(model, engine="host"), PROMPTS)

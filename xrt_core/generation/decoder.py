@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xrt_core.errors import InputError
+from xrt_core.errors import ExecutionError, InputError
 from xrt_core.ir.graph import every_node
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
@@ -30,7 +30,7 @@ _BRANCH: Final = "use_cache_branch"
 _COUNTS_FROM_THE_LEFT: Final = frozenset({
     "GroupQueryAttention", "SparseAttention", "PagedAttention", "MultiHeadAttention", "Attention", "TensorScatter",
     "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention", "LinearAttention", "CausalConvWithState", "Scan",
-    "Loop", "LSTM", "GRU", "RNN",
+    "Loop", "LSTM", "GRU", "RNN", "Conv",
 })  # fmt: skip
 """Operators that may read entries by their number rather than by the mask."""
 _LEAST: Final = 16  # tokens of a prompt with a capacity
@@ -138,7 +138,10 @@ class Decoder:
         scores = results[self._scores]
         if getattr(scores, "ndim", 0) != 3:
             raise InputError(f"generate: output {self._scores!r} is no [batch, tokens, vocabulary] of scores")
-        return np.asarray(scores[:, -1])
+        last = np.asarray(scores[:, -1])
+        if np.isnan(last).any():
+            raise ExecutionError(f"generate: output {self._scores!r} has NaN among the scores; no token can be chosen")
+        return last
 
     def _as(self, name: str, x: np.ndarray) -> np.ndarray:
         t = self._types[name]

@@ -34,8 +34,7 @@ def generate(
 ) -> np.ndarray:
     """The prompts and what a model continues them with: int64 [batch, tokens], `pad` on the right of shorter rows.
 
-    module: of a decoder, whose inputs and outputs are named as exporters do
-        (`generation/decoder.py`): token ids, and what else it has of mask, positions and caches.
+    module: of a decoder: token ids, and what it has of mask, positions and caches, named as in `generation/decoder.py`.
     prompts: int [batch, n], or a sequence of token lists of unequal lengths, for a model that takes padding.
     max_new_tokens: at most so many are appended to each. stop: tokens that end a sequence, and stay in it.
     temperature, top_k, top_p, repetition_penalty: see `Sampling`; by default the best token is taken.
@@ -49,19 +48,18 @@ def generate(
     Raises InputError for prompts that are none and for a module that is no decoder, OptionError for numbers out of
     range, and what a call of the module raises.
     """
+    if not isinstance(module, XRTModule):
+        raise InputError(f"generate: the first argument must be an XRTModule, not a {type(module).__name__}")
     rows = _rows(prompts)
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise OptionError(f"max_new_tokens={max_new_tokens!r}: give an integer of at least 0")
-    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 0):
-        raise OptionError(f"capacity={capacity!r}: give a number of tokens; 0 lets caches grow")
+    _check_counts(max_new_tokens=max_new_tokens, pad=pad, capacity=capacity or 0, seed=seed or 0)
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
-    ends = np.array([stop] if isinstance(stop, int) else list(stop), np.int64)
+    ends = _tokens("stop", stop)
     longest = max(len(r) for r in rows)
     if capacity is None and _is_static(module) and not no_padding(module):
         capacity = -(-(longest + max_new_tokens) // _STEP) * _STEP
     decoder = Decoder(module, inputs or {}, capacity or None)
     ids = np.array([np.pad(r, (longest - len(r), 0), constant_values=pad) for r in rows])
-    is_there = np.array([np.arange(longest) >= longest - len(r) for r in rows]).astype(np.int64)
+    is_there = np.array([np.arange(longest) >= longest - len(r) for r in rows], np.int64)
     random = np.random.default_rng(seed)
     is_open = np.ones(len(rows), bool)
     chosen: np.ndarray | None = None
@@ -75,6 +73,20 @@ def generate(
             break
     width = max(len(r) for r in rows)
     return np.array([np.pad(r, (0, width - len(r)), constant_values=pad) for r in rows])
+
+
+def _check_counts(**given: Any) -> None:
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise OptionError(f"{name}={value!r}: give an integer of at least 0")
+
+
+def _tokens(name: str, given: Any) -> np.ndarray:
+    """One token or several, int64."""
+    found = np.array(list(given) if isinstance(given, Collection) and not isinstance(given, str) else given).reshape(-1)
+    if found.size and found.dtype.kind not in "iu":
+        raise OptionError(f"{name}={given!r}: give a token, an integer, or several")
+    return found.astype(np.int64)
 
 
 def _rows(prompts: Any) -> list[np.ndarray]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+from numbers import Real
 
 import numpy as np
 
@@ -23,15 +25,20 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise OptionError for numbers out of range."""
-        if not (np.isfinite(self.temperature) and self.temperature >= 0):
-            raise OptionError(f"temperature={self.temperature!r}: give a number of at least 0; 0 takes the best token")
-        if isinstance(self.top_k, bool) or self.top_k < 0 or self.top_k != int(self.top_k):
-            raise OptionError(f"top_k={self.top_k!r}: give an integer of at least 0; 0 is for all tokens")
-        if not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p={self.top_p!r}: give a number above 0 and at most 1")
-        if not (np.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise OptionError(f"repetition_penalty={self.repetition_penalty!r}: give a number above 0; 1 is for none")
+        """Raise OptionError for what is no number, or out of range."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+                raise OptionError(f"{field.name}={value!r}: give a finite number")
+        rules = (
+            ("temperature", self.temperature >= 0, "a number of at least 0; 0 takes the best token"),
+            ("top_k", self.top_k >= 0 and self.top_k % 1 == 0, "an integer of at least 0; 0: all tokens"),
+            ("top_p", 0 < self.top_p <= 1, "a number above 0 and at most 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "a number above 0; 1 is for none"),
+        )
+        for name, is_right, wanted in rules:
+            if not is_right:
+                raise OptionError(f"{name}={getattr(self, name)!r}: give {wanted}")
 
     def choose(self, scores: np.ndarray, tokens: list[np.ndarray], random: np.random.Generator) -> np.ndarray:
         """The next token of each sequence, int64 [batch]. scores: floats [batch, vocabulary]. tokens: of each sequence

@@ -196,9 +196,10 @@ def _read(requests: IO[str], jobs: queue.SimpleQueue[str], state: dict[str, path
 
 def _lower_priority() -> None:
     """Yield the processor to other processes, and be the first that the system kills when memory runs out."""
-    with contextlib.suppress(AttributeError, OSError):
-        for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ("0",):
-            os.setpriority(os.PRIO_PROCESS, int(thread), NICE)  # Linux has one for each thread
+    threads = os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ["0"]
+    for thread in map(int, threads):  # on Linux each has a value of its own, those of a BLAS too
+        with contextlib.suppress(AttributeError, OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from xrt_core.engine.forking import in_forked_process
+from xrt_core.errors import describe
+from xrt_core.events import logger
 
 _lock = threading.Lock()
 _users = 0
-_before: list[tuple[Any, int]] = []
-"""The libraries whose threads were limited, and how many they had."""
+_limited: list[tuple[Any, int, int]] = []
+"""The libraries whose threads were limited: how many they had, and have now."""
 
 
 @contextlib.contextmanager
@@ -53,21 +55,24 @@ def _half() -> int:
 
 
 def _limit() -> None:
-    from threadpoolctl import ThreadpoolController  # 10 ms
-
     most = _half()
-    for library in ThreadpoolController().lib_controllers:
-        if library.user_api == "blas" and (count := library.get_num_threads() or 0) > most:
-            _before.append((library, count))
-            library.set_num_threads(most)
+    try:
+        from threadpoolctl import ThreadpoolController  # 10 ms
+
+        for library in ThreadpoolController().lib_controllers:
+            if library.user_api == "blas" and (count := library.get_num_threads() or 0) > most:
+                _limited.append((library, count, most))
+                library.set_num_threads(most)
+    except Exception as e:  # it reads what other libraries have loaded; slower is better than not at all
+        logger.debug("the threads of NumPy's BLAS stay as they are: %s", describe(e))
 
 
 def _restore() -> None:
-    most = _half()
-    for library, count in _before:
-        if library.get_num_threads() == most:
-            library.set_num_threads(count)
-    _before.clear()
+    for library, count, most in _limited:
+        with contextlib.suppress(Exception):
+            if library.get_num_threads() == most:
+                library.set_num_threads(count)
+    _limited.clear()
 
 
 def _after_fork() -> None:
