@@ -3,8 +3,9 @@
     python benchmarks/generation.py [--tokens 200] [--batch 2] [--model FILE.onnx]
 
 The loops feed the caches back as NumPy arrays, and by IO binding. By default the model is that of the tests, of one
-small layer, so that what each adds to a step is most of it; a file must have the inputs and outputs of docs/generation.md,
-with caches [batch, heads, tokens, size]. All take the best token, and must give the same ones. `guard=False`.
+small layer, so that what each adds to a step is most of it; a file must have the inputs and outputs that
+docs/generation.md names, with caches [batch, heads, tokens, size]. All take the best token, and must give the same
+ones. `guard=False`.
 """
 
 from __future__ import annotations
