@@ -153,6 +153,11 @@ def test_models_that_cannot_be_padded() -> None:
         xrt.generate(m, PROMPTS)
     with pytest.raises(InputError, match="capacity=64: the model has LSTM"):
         xrt.generate(m, [PROMPTS[0]], capacity=64)
+    custom = decoder(extra=[helper.make_node("Mine", ["logits"], ["own"], domain="acme")])
+    custom.opset_import.append(helper.make_opsetid("acme", 1))
+    custom.graph.output.append(helper.make_tensor_value_info("own", 1, None))
+    with pytest.raises(InputError, match="the model has Mine"):
+        xrt.generate(xrt.XRTModule(custom, engine="host"), PROMPTS)
     graph = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["y"])], "g",
         [helper.make_tensor_value_info("x", 1, ["n"])], [helper.make_tensor_value_info("y", 1, ["n"])],

@@ -496,6 +496,7 @@ ELSEWHERE: Final = {
     "xrt_core/compiler/support.py": "control flow, which engines are asked for whole",
     "xrt_core/engine/onnx_versions.py": "what a version of an operator changed",
     "xrt_core/frontends/tensor.py": "what NumPy's operators are in ONNX for bool",
+    "xrt_core/generation/decoder.py": "operators that may read what a mask of tokens leaves out",
     "xrt_core/ir/attribute_limits.py": "what operators allow as attributes",
     "xrt_core/ir/ml_limits.py": "what operators of ai.onnx.ml allow as attributes, and which take a matrix",
     "xrt_core/passes/mixed_precision.py": "IsInf and IsNaN, which the pass leaves alone",

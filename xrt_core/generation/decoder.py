@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from xrt_core.errors import ExecutionError, InputError
-from xrt_core.ir.graph import every_node
+from xrt_core.ir.graph import Node, every_node
+from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import TensorType
 from xrt_core.module import XRTModule
 
@@ -33,6 +34,7 @@ _COUNTS_FROM_THE_LEFT: Final = frozenset({
     "Loop", "LSTM", "GRU", "RNN", "Conv",
 })  # fmt: skip
 """Operators that may read entries by their number rather than by the mask."""
+_KNOWN_DOMAINS: Final = ("", "xrt")
 _LEAST: Final = 16  # tokens of a prompt with a capacity
 
 
@@ -156,10 +158,16 @@ def no_padding(module: XRTModule) -> str:
     if _POSITIONS not in types and any("past" in n for n in types):
         return f"the model has no input {_POSITIONS}; it may count padding"
     graph = module.graph
-    found = set() if graph is None else {n.op_type for n in every_node(graph)} & _COUNTS_FROM_THE_LEFT
+    found = set() if graph is None else {n.op_type for n in every_node(graph) if _may_count(n)}
     if not found:
         return ""
     return f"the model has {', '.join(sorted(found))}, which may read by number what the mask leaves out"
+
+
+def _may_count(node: Node) -> bool:
+    if node.op_type in _COUNTS_FROM_THE_LEFT:
+        return True
+    return node.domain not in _KNOWN_DOMAINS and not traits_of(node).elementwise
 
 
 def _cache(name: str, t: Any, outputs: tuple[str, ...], ids: Any) -> Cache:
