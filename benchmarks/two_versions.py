@@ -123,7 +123,7 @@ def main() -> None:
             for _ in range(FIRST_ROUNDS):
                 for v in versions:
                     v.process.terminate()
-                versions = [Version(given.before), Version(given.after)]
+                versions = [Version(os.path.abspath(p)) for p in (given.before, given.after)]
                 firsts.append([v.seconds("first", file, engine, 0) for v in versions])
             print(f"{name:20} {engine:4} first    {ratios(*map(list, zip(*firsts, strict=True)))}", flush=True)
             count = max(1, int(BATCH / versions[0].seconds("calls", file, engine, 1)))
