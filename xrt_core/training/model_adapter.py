@@ -61,6 +61,9 @@ class FixedModel:
             from xrt_core.frontends.onnx_import import import_model
 
             model = import_model(model)
+        if model.defaults:  # initializers that are inputs as well, as in files of IR 3, are constants here
+            new = {v: Value.constant(a, v.name) for v, a in model.defaults.items()}
+            model = replaced(model, new).replace(inputs=[v for v in model.inputs if v not in new], defaults={})
         self.graph: Graph = model
         self.name = model.name
         running = statistics(model) if batch_norm else []
@@ -68,7 +71,7 @@ class FixedModel:
         self._constants = [*trained, *running]
         self.variables = _variables(trained, running)
         self._promoted = promoted(model, trained, running)
-        self._inputs = [v for v in model.inputs if v not in model.defaults]
+        self._inputs = list(model.inputs)
         self.by_value = tuple(model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs))
         self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
         self.is_half = any(v.dtype == np.float16 for v in trained)
@@ -99,11 +102,7 @@ class FixedModel:
 
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
         """Return the graph for inputs of these types, with the variables as its last inputs, and the variables."""
-        graph = self._promoted
-        if graph.defaults:  # inputs that have a default are constants here
-            new = {v: Value.constant(a, v.name) for v, a in graph.defaults.items()}
-            graph = replaced(graph, new).replace(inputs=[v for v in graph.inputs if v not in new], defaults={})
-        return graph, self.variables
+        return self._promoted, self.variables
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
         """Return the model's graph with these arrays as the values of its variables."""
