@@ -20,7 +20,16 @@ from xrt_core.passes.shape_specialization import shape_inputs
 from xrt_core.passes.simplify import DeadNodes
 from xrt_core.runtime.arrays import is_array, to_numpy
 from xrt_core.training.open_batch import open_batch
-from xrt_core.training.variables import Select, Variable, master, promoted, replaced, statistics, trainable
+from xrt_core.training.variables import (
+    Select,
+    Variable,
+    all_constants,
+    master,
+    promoted,
+    replaced,
+    statistics,
+    trainable,
+)
 
 log = logging.getLogger("xrt")
 
@@ -186,7 +195,7 @@ class WrittenGraph:
         if self._made is None:
             self._types = dict(types)
             self._made = traced, constants, _variables(trained, running)
-            used = {v.name for v in constants}
+            used = {v.name for v in all_constants(traced)}
             for name in sorted(n for n in own - used if is_float(kept[n].dtype)):
                 log.warning(
                     "%s.%s is not trained: `build` reads it through NumPy (a slice, .T, arithmetic of arrays alone), "

@@ -92,6 +92,7 @@ class TrainModule(GuardedModule):
         none has an output's name, the first is the first output, those that a step gives are inputs, and others are
         the next outputs; `*outputs` takes all. Or "cross_entropy" (input `labels`), "mse" (input `target`); or the name
         or index of an output that is the loss; None for the first output.
+    loss_options: of a loss by name: `ignore_index`, `label_smoothing`, `class_weights` of "cross_entropy".
     output: name or index of the output that the loss takes first, if not the first.
     optimizer: one of `xrt.optim`; an `xrt.Graph` may define it by `add_optimizer`, and the loss by `backward()` in its
         `build`.
@@ -133,6 +134,7 @@ class TrainModule(GuardedModule):
         *,
         optimizer: Optimizer | None = None,
         loss: Callable[..., Any] | str | int | None = None,
+        loss_options: Mapping[str, Any] | None = None,
         output: str | int | None = None,
         engine: str | Sequence[str] | None = None,
         trainable: Select = None,
@@ -161,7 +163,7 @@ class TrainModule(GuardedModule):
         )
         if isinstance(self._source, WrittenGraph) and trainable is not None:
             self._source.select = trainable
-        self._loss = loss_of(loss, self._source.output_names, output)
+        self._loss = loss_of(loss, self._source.output_names, output, loss_options or {})
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
             loss_scale = "dynamic"

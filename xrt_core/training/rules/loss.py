@@ -20,6 +20,11 @@ def _scaled(ctx: Backward, loss_grad: Tensor) -> tuple[Tensor, Tensor]:
     classes = scores.shape[1]
     if not isinstance(classes, int):
         raise ctx.error(f"the number of classes is {classes}; specialise the graph for a signature first")
+    if labels.shape is not None and len(labels.shape) != scores.ndim - 1:
+        raise ctx.error(
+            f"the labels are of shape {list(labels.shape)}, the scores of {list(scores.shape)}; class numbers "
+            f"are of shape {[scores.shape[0], *scores.shape[2:]]}: reshape the labels"
+        )
     ignore = ctx.attr("ignore_index")
     counted = None if ignore is None else ~(labels == int(ignore))
     safe = labels if counted is None else where(counted, labels, 0)
