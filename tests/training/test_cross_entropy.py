@@ -118,7 +118,7 @@ class OwnLoss(Scores):
 def test_labels_of_the_operator() -> None:
     """Labels of another rank are named, not the gradient rule that they break."""
     t = TrainModule(OwnLoss(), optimizer=SGD(1.0), engine="host")
-    with pytest.raises(GradientError, match=r"labels are of shape \[6, 1\].*class numbers of shape \[6\]: reshape"):
+    with pytest.raises(GradientError, match=r"labels are of shape \[6, 1\].*class numbers are of shape \[6\]: reshape"):
         t.step(x=np.zeros((1, 1), F), labels=np.zeros((6, 1), np.int64))
 
 

@@ -58,7 +58,7 @@ def cross_entropy(
         own = ops.Gather(each, labels if counted is None else where(counted, labels, 0))
         count = own if count is None else own * count
     if smoothing:
-        spread = log_prob if each is None else log_prob * each.reshape([1, -1, *[1] * (scores.ndim - 2)])
+        spread: Any = log_prob if each is None else log_prob * each.reshape([1, -1, *[1] * (scores.ndim - 2)])
         spread = sum_over(spread, [1], keepdims=False)
         spread = spread if counted is None else where(counted, spread, 0.0)
         total = total * (1.0 - smoothing) - spread.sum() * (smoothing / scores.shape[1])  # type: ignore[operator]
@@ -71,7 +71,7 @@ def cross_entropy(
 def _of_probabilities(scores: Tensor, labels: Tensor, smoothing: float, weights: np.ndarray | None) -> Tensor:
     labels = labels.astype(scores.dtype)
     if smoothing:
-        labels = labels * (1.0 - smoothing) + smoothing / scores.shape[1]  # type: ignore[index,operator]
+        labels = labels * (1.0 - smoothing) + smoothing / scores.shape[1]  # type: ignore[operator]
     if weights is not None:
         labels = labels * literal(weights.reshape([1, -1, *[1] * (scores.ndim - 2)]), scores.dtype)
     made: Tensor = ops.LogSoftmax(scores, axis=1) * labels
@@ -247,13 +247,18 @@ def loss_of(
         return LossFunction.of(loss, output)
     if output is not None:
         raise OptionError(f"output={output!r} says what a loss function takes, and loss={loss!r} is none")
-    known = outputs is None or not isinstance(loss, str) or loss in outputs
-    if known and (loss is None or isinstance(loss, str | int)):
+    if isinstance(loss, str) and outputs is not None and loss not in outputs:
+        raise unknown_loss(loss, outputs)
+    if isinstance(loss, str) and outputs is None and get_close_matches(loss.lower().replace("-", "_"), LOSSES, n=1):
+        raise unknown_loss(loss, ())  # a written graph's outputs are known at its first step
+    if loss is None or isinstance(loss, str | int):
         return loss
-    if not known and outputs is not None:
-        close = get_close_matches(loss, [*LOSSES, *outputs], n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise OptionError(
-            f"loss={loss!r}: {hint}it takes a function, one of {', '.join(LOSSES)}, or an output: {', '.join(outputs)}"
-        )
     raise OptionError(f"loss={loss!r}: it takes a function, one of {', '.join(LOSSES)}, or an output's name or number")
+
+
+def unknown_loss(loss: str, outputs: Sequence[str]) -> OptionError:
+    """The error of a name that is neither a loss nor one of the outputs."""
+    close = get_close_matches(loss.lower().replace("-", "_"), [*LOSSES, *outputs], n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    shown = f": {', '.join(outputs)}" if outputs else ""
+    return OptionError(f"loss={loss!r}: {hint}it takes a function, one of {', '.join(LOSSES)}, or an output{shown}")

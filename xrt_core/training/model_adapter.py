@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class FixedModel:
         if model.defaults:  # initializers that are inputs as well, as in files of IR 3, are constants here
             new = {v: Value.constant(a, v.name) for v, a in model.defaults.items()}
             model = replaced(model, new).replace(inputs=[v for v in model.inputs if v not in new], defaults={})
-        self.graph: Graph = model
+        self.graph = self.model = cast(Graph, model)
         self.name = model.name
         running = statistics(model) if batch_norm else []
         trained = trainable(model, select, running)
@@ -130,7 +130,7 @@ class WrittenGraph:
     """An `xrt.Graph`, traced once per signature; the arrays in its attributes are the variables."""
 
     def __init__(self, graph: TracedGraph) -> None:
-        self._graph = graph
+        self._graph = self.model = graph
         self.name = type(graph).__name__
         self.select: Select = None
         self.by_value: tuple[str, ...] = ()
@@ -239,8 +239,9 @@ class WrittenGraph:
         return trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types))
 
     def own(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Arrays of variables in the model's dtypes."""
-        return _own(self._made[1] if self._made is not None else (), arrays)
+        """All arrays of the graph, those of variables with these values, in the model's dtypes."""
+        own = {n: np.array(p) for n, p in self._graph.named_parameters().items()}
+        return {n: np.asarray(arrays.get(n, a)).astype(a.dtype, copy=False) for n, a in own.items()}
 
 
 def _variables(trained: Sequence[Value], running: Sequence[Value]) -> list[Variable]:

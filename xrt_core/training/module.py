@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import pathlib
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -29,6 +31,7 @@ from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.options import resolve
 from xrt_core.passes.mixed_precision import PrecisionReport
+from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.passes.rematerialization import Recompute
 from xrt_core.passes.shape_specialization import specialise
 from xrt_core.runtime.arrays import family_of, to_numpy
@@ -54,6 +57,8 @@ from xrt_core.training.step import (
     update_graph,
 )
 from xrt_core.training.variables import Select, Variable
+
+log = logging.getLogger("xrt")
 
 _FORMAT = "xrt-training-1"
 
@@ -100,7 +105,7 @@ class TrainModule(GuardedModule):
         constants with the role of a parameter (operands of products, filters, tables, scales, shifts and biases, see
         `variables`); of an `xrt.Graph`, the arrays in its attributes.
     batch_norm, dropout: True runs these operators in training mode (batch statistics; dropping by their ratio), False
-        as the model specifies. seed: of Dropout: equal seeds give equal runs.
+        as the model specifies. seed: of Dropout: equal seeds give equal runs; None draws one.
     loss_scale: None, a number, "dynamic", or a `LossScale`; with float16 (precision="fp16", or variables of that type)
         None means "dynamic"; 1 disables scaling. Under any scale a step whose gradients are not finite changes nothing
         but a count. With `precision`, variables, optimizer and gradients stay in float32. Variables of 16 bits are kept
@@ -141,7 +146,7 @@ class TrainModule(GuardedModule):
         loss_scale: Any = None,
         batch_norm: bool = True,
         dropout: bool = True,
-        seed: int = 0,
+        seed: int | None = 0,
         check_finite: bool = False,
         accumulate: int = 1,
         donate: bool = True,
@@ -149,6 +154,12 @@ class TrainModule(GuardedModule):
         recompute_budget: int | None = None,
         **options: Any,
     ) -> None:
+        self._arguments = {
+            "optimizer": optimizer, "loss": loss, "loss_options": loss_options, "output": output, "engine": engine,
+            "trainable": trainable, "loss_scale": loss_scale, "batch_norm": batch_norm, "dropout": dropout,
+            "check_finite": check_finite, "accumulate": accumulate, "donate": donate, "recompute": recompute,
+            "recompute_budget": recompute_budget, **options,
+        }  # fmt: skip
         resolved = resolve({"engine": engine, "phase": "train", **options})
         self.events = EventLog()
         if resolved.use_int8:
@@ -168,11 +179,12 @@ class TrainModule(GuardedModule):
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
             loss_scale = "dynamic"
         self._scale = loss_scale_of(loss_scale)
-        self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
+        self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), _seed(seed)
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
         self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
+        self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
@@ -311,6 +323,9 @@ class TrainModule(GuardedModule):
         state = [to_numpy(self._state[i]) for i in reads]
         plan = plans.plan_for([*batch, np.zeros((), np.float32), *state])
         assert isinstance(plan, Planned)
+        if self._is_named:
+            self._is_named = False
+            _warn_of_idle(self.engines, plan.explain().report, self._source.name)
         engines = self._pipeline.services.compilation.engines
         host = on_host(self._pipeline.services.place.xp)
         direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
@@ -430,15 +445,19 @@ class TrainModule(GuardedModule):
         self.load_state_dict(arrays)
 
     def parameters(self) -> dict[str, np.ndarray]:
-        """Return copies of the variables by name, in the model's dtypes, for `xrt.Graph.load_parameters`. Raises as
-        `state_dict` does."""
+        """Return copies of the variables by name, in the model's dtypes; of an `xrt.Graph` all arrays, for
+        `load_parameters`. Raises as `state_dict` does."""
+        return self._source.own(self._parameters())
+
+    def _parameters(self) -> dict[str, np.ndarray]:
+        """The values of the variables, as far as they are known before the first step."""
         state = self.state_dict()
-        return self._source.own({n: state[n] for n in self.variables})
+        return {n: a for n, a in state.items() if not n.startswith(("training/", "optimizer/"))}
 
     def graph(self) -> Graph:
         """Return the model's graph with the current values of the variables as constants. For an `xrt.Graph` it has the
         shapes of the first step; for other shapes use `graph.load_parameters(trainer.parameters())`."""
-        return self._source.filled(self.parameters())
+        return self._source.filled(self._parameters())
 
     def export(self, path: str | os.PathLike[str], *, opset: int | None = None) -> None:
         """Write the trained model as an ONNX file, for the lowest opset that has all its operators, or a given one.
@@ -448,7 +467,16 @@ class TrainModule(GuardedModule):
         """
         from xrt_core.frontends.onnx_export import save, with_opset
 
-        save(with_opset(self._source.exported(self.parameters()), opset), path)
+        save(with_opset(self._source.exported(self._parameters()), opset), path)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainModule:
+        """Return a module of its own with a copy of the state; it compiles its own steps."""
+        made = type(self)(copy.deepcopy(self._source.model, memo), seed=self._seed, **self._arguments)
+        memo[id(self)] = made
+        state = self.state_dict()
+        if state:
+            made.load_state_dict(state)
+        return made
 
     def __repr__(self) -> str:
         return f"<TrainModule {self._source.name}: {len(self.variables)} variables; engines {self.engines or 'host'}>"
@@ -480,6 +508,23 @@ def _examples(batch: Mapping[str, np.ndarray], names: Sequence[str]) -> int:
                 raise InputError(f"the batch is empty: input {name!r} has shape {list(batch[name].shape)}")
             return int(batch[name].shape[0])
     return 1
+
+
+def _seed(given: Any) -> int:
+    if given is None:
+        return secrets.randbits(31)
+    if not isinstance(given, int | np.integer) or isinstance(given, bool) or not -(2**31) <= given < 2**31:
+        raise OptionError(f"seed={given!r}: it takes a whole number from -2**31 to 2**31 - 1, or None for any")
+    return int(given)
+
+
+def _warn_of_idle(engines: Sequence[str], report: PartitionReport, model: str) -> None:
+    """Warn of engines that were asked for and support no node of a step, each with its reason for the first."""
+    taking = {c.engine for c in report.clusters}
+    for name in engines:
+        said = [part for h in report.host_nodes for part in h.reason.split("; ") if part.startswith(f"{name}: ")]
+        if name not in taking and said and not any("would not pay" in part for part in said):
+            log.warning("%s: the engine %s takes no node of the training step (%s)", model, name, said[0])
 
 
 def _count(name: str, given: Any) -> int:

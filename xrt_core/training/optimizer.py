@@ -284,3 +284,7 @@ def finite(gradients: Sequence[Tensor]) -> Tensor:
 
 
 __all__ = ["LAMB", "SGD", "Adagrad", "Adam", "AdamW", "Moment", "Momentum", "Optimizer", "Schedule"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

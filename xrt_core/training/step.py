@@ -23,7 +23,7 @@ from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNo
 from xrt_core.training.autodiff import found_backward
 from xrt_core.training.checks import IndexRange, index_ranges
 from xrt_core.training.gradient_context import dialect, emit, filled, where
-from xrt_core.training.losses import LossFunction
+from xrt_core.training.losses import LossFunction, unknown_loss
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
 from xrt_core.training.recomputation import keep_mark
 from xrt_core.training.variables import Variable
@@ -384,7 +384,7 @@ def _loss(
             raise GradientError(f"the loss function returned a {type(found).__name__}, not a tensor")
         return found
     if isinstance(loss, str) and loss not in names:
-        raise GradientError(f"loss={loss!r}: the model has the outputs {', '.join(names)}")
+        raise unknown_loss(loss, names)
     index = 0 if loss is None else names.index(loss) if isinstance(loss, str) else loss
     if not 0 <= index < len(names):
         raise GradientError(f"loss={index}: the model has {len(names)} outputs")
