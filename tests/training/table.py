@@ -15,7 +15,8 @@ from xrt_core.training.registry import find_composition, find_rule, is_constant
 PAGE: Final = pathlib.Path(__file__).parents[2] / "docs" / "gradients.md"
 DIRECTED: Final = {
     "AffineGrid": "test_directed_rules.py", "ConcatFromSequence": "test_directed_rules.py",
-    "If": "test_control_flow.py", "Loop": "test_control_flow.py", "OptionalGetElement": "test_directed_rules.py", "Scan": "test_control_flow.py",
+    "If": "test_control_flow.py", "Loop": "test_control_flow.py",
+    "OptionalGetElement": "test_directed_rules.py", "Scan": "test_control_flow.py",
     "SequenceAt": "test_directed_rules.py",
 }  # fmt: skip
 """Operators whose gradient has tests of its own, beside or instead of cases."""

@@ -1,7 +1,7 @@
 """Residuals: the values of a differentiated loop body that the forward loop stores for the way back.
 
-Then the way back computes only what depends on gradients. Sums of products over the iterations wait for one product after
-the loop.
+Then the way back computes only what depends on gradients. Sums of products over the iterations wait for one product
+after the loop.
 """
 
 from __future__ import annotations
