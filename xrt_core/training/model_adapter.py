@@ -83,6 +83,7 @@ class FixedModel:
         self._inputs = list(model.inputs)
         self.by_value = tuple(model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs))
         self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
+        self.own_loss = False
         self.is_half = any(v.dtype == np.float16 for v in trained)
 
     @property
@@ -137,6 +138,7 @@ class WrittenGraph:
         self.output_names: tuple[str, ...] | None = None
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
+        self.own_loss = False  # whether `build` calls backward(): `forward` then has the loss as its first output
         self._types: dict[str, TensorType] = {}  # of what it was made for
         self.is_half = any(p.dtype == np.float16 for p in graph.named_parameters().values())
         self._is_double = any(p.dtype == np.float64 for p in graph.named_parameters().values())
@@ -207,6 +209,7 @@ class WrittenGraph:
                 "training must not depend on shapes"
             )
         whole = promoted(traced, trained, running)
+        self.own_loss = recorded.loss is not None
         if recorded.loss is not None:  # loss=None means the first output; `filled` has the outputs of `build`
             whole = whole.replace(outputs=(recorded.loss, *whole.outputs))
         return whole, self._made[2]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,12 +51,16 @@ from xrt_core.training.step import (
     STEP,
     Recipe,
     StepGraph,
+    evaluation_graph,
     initial_state,
     loss_scale_of,
     training_graph,
     update_graph,
 )
 from xrt_core.training.variables import Select, Variable
+
+if TYPE_CHECKING:
+    from xrt_core.training.epochs import History
 
 log = logging.getLogger("xrt")
 
@@ -81,6 +85,7 @@ class _Step:
     precision: PrecisionReport | None = None
     ranges: tuple[IndexRange, ...] = ()
     computed: ComputedIndices | None = None
+    metrics: tuple[str, ...] = ()
 
 
 class TrainModule(GuardedModule):
@@ -189,6 +194,7 @@ class TrainModule(GuardedModule):
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
         self._state: list[Any] = []
+        self._metrics: dict[str, Any] = {}  # of the last step, by the loss function
         self._types: dict[str, TensorType] = {}
         self._recipe: Recipe | None = None
         self._pending: Mapping[str, np.ndarray] | None = None
@@ -231,10 +237,82 @@ class TrainModule(GuardedModule):
                 return False
             found = self._applied
             if found is None:
-                found = self._planned(update_graph(self._types, self._recipe), [])
+                found = self._planned(update_graph(self._types, self._recipe), [np.zeros((), np.float32)])
             self._advance(found, [], self._applied is None)
             self._applied = found
         return True
+
+    # --- epochs and inference -----------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        *,
+        batch_size: int | None = None,
+        validation: Any = None,
+        callbacks: Any = (),
+        metrics: Any = (),
+        progress: bool = True,
+    ) -> History:
+        """Train for some epochs; returns for each the means of its losses, and of those of `validation`.
+
+        data: batches, as dicts by the names of a step's inputs or as tuples, such as a DataLoader; a function that
+            gives them for an epoch; or, with `batch_size`, whole arrays in a dict or tuple, which are shuffled.
+        validation: the same, evaluated after each epoch, with `metrics` (see `evaluate`).
+        callbacks: see `xrt_core.training.callbacks`. progress: show a bar if stderr is a terminal.
+
+        Ctrl-C ends it with the state after the last whole step; the history says so by `interrupted`.
+        Raises what `step` raises, and InputError for data that give no batch.
+        """
+        from xrt_core.training.epochs import run
+
+        return run(self, data, epochs, batch_size, validation, callbacks, metrics, progress)
+
+    def evaluate(self, data: Any, *, batch_size: int | None = None, metrics: Any = ()) -> dict[str, float]:
+        """Return the mean loss over all examples of `data` (see `fit`) in inference mode, and `metrics`.
+
+        metrics: names of `xrt_core.training.metrics` ("accuracy", "top_5", "f1", "mae", ...), or functions of the first
+        output and the target, both as arrays, whose results are averaged over the examples.
+        """
+        from xrt_core.training.epochs import evaluated
+
+        return evaluated(self, data, batch_size, metrics)
+
+    def predict(self, /, *args: Any, **inputs: Any) -> Any:
+        """Return the model's output for a batch in inference mode with the variables of now: an array, or a tuple of
+        them. Nothing is compiled again when the variables change. Raises as `step` does."""
+        _, outputs = self._inferred(args, inputs, with_loss=False)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def __call__(self, /, *args: Any, **inputs: Any) -> Any:
+        """`predict`."""
+        return self.predict(*args, **inputs)
+
+    def _inferred(
+        self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool
+    ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+        """The batch by name; the loss, if asked for, and the outputs."""
+        labels = self._labels(len(args), inputs) if with_loss else ()
+        batch = self._source.bind(args, inputs, labels)
+        with self._lock:
+            self._refuse_lost()
+            kind = "evaluate" if with_loss else "predict"
+            key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch), kind
+            found = self._steps.get(key)
+            if found is None:
+                _examples(batch, self._source.input_names)
+                whole, extra, report = self._specialised(batch)
+                assert self._recipe is not None
+                hidden = self._source.own_loss and not with_loss
+                if hidden:
+                    whole = whole.replace(outputs=whole.outputs[1:])
+                made = evaluation_graph(whole, extra, self._recipe, with_loss and not self._source.own_loss)
+                found = self._planned(made, list(batch.values()), report)
+                self._steps.put(key, found)
+            arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
+            refuse_out_of_range(found.ranges, arrays)
+            return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
 
     def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
@@ -251,12 +329,15 @@ class TrainModule(GuardedModule):
         with held_back() if taken else nullcontext():
             results = list(self._run(found, list(arrays)))
             loss = results.pop(0) if batch else None
+            shown = results[len(found.writes) :]
+            del results[len(found.writes) :]
             if self._check and loss is not None and not np.isfinite(to_numpy(loss).astype(np.float64)).all():
                 raise not_finite(found.graph, arrays)
             state = list(self._state)
             for i, new in zip(found.writes, results, strict=True):
                 state[i] = new
             self._state = state
+            self._metrics = dict(zip(found.metrics, shown, strict=True))
             return None if loss is None else to_numpy(loss)[()]
 
     def _labels(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -297,6 +378,18 @@ class TrainModule(GuardedModule):
         return tuple(batch[n].tobytes() for n in self._source.by_value if n in batch)
 
     def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
+        whole, extra, report = self._specialised(batch)
+        assert self._recipe is not None
+        examples = _examples(batch, self._source.input_names)
+        made = training_graph(whole, extra, self._types, self._recipe, update, examples)
+        arrays = [batch[v.name] for v in made.graph.inputs[: len(batch)]]
+        return self._planned(made, [*arrays, np.zeros((), np.float32)], report)
+
+    def _specialised(
+        self, batch: Mapping[str, np.ndarray]
+    ) -> tuple[Graph, dict[str, TensorType], PrecisionReport | None]:
+        """The forward graph for a batch, whose last inputs are the variables, and the inputs that the loss alone
+        reads."""
         types = {n: TensorType(a.dtype, a.shape) for n, a in batch.items()}
         names = self._source.input_names
         forward, variables = self._source.forward({n: types[n] for n in names})
@@ -311,9 +404,7 @@ class TrainModule(GuardedModule):
         if self._lowering is not None:
             self._lowering.check_names(forward)
             whole, report = self._lowering.apply(whole)
-        extra = {n: t for n, t in types.items() if n not in names}
-        made = training_graph(whole, extra, self._types, recipe, update, _examples(batch, names))
-        return self._planned(made, [batch[v.name] for v in made.graph.inputs[: len(types)]], report)
+        return whole, {n: t for n, t in types.items() if n not in names}, report
 
     def _planned(self, made: StepGraph, batch: Sequence[np.ndarray], report: PrecisionReport | None = None) -> _Step:
         assert self._recipe is not None
@@ -321,7 +412,7 @@ class TrainModule(GuardedModule):
         plans = self._pipeline.plan_cache(self._pipeline.capture(made.graph))
         reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))
         state = [to_numpy(self._state[i]) for i in reads]
-        plan = plans.plan_for([*batch, np.zeros((), np.float32), *state])
+        plan = plans.plan_for([*batch, *state])
         assert isinstance(plan, Planned)
         if self._is_named:
             self._is_named = False
@@ -330,7 +421,7 @@ class TrainModule(GuardedModule):
         host = on_host(self._pipeline.services.place.xp)
         direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
         computed = ComputedIndices(made.graph) if self._check_indices else None
-        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges, computed)
+        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges, computed, made.metrics)
 
     def _begin(self, variables: Sequence[Variable]) -> None:
         trained = [v.name for v in variables if v.trained]
@@ -353,6 +444,11 @@ class TrainModule(GuardedModule):
             self._pending = None
 
     # --- queries ------------------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What the loss function of the last step gave beside the loss, by name."""
+        return {n: to_numpy(a)[()] for n, a in self._metrics.items()}
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class Recipe:
 @dataclass(frozen=True, slots=True)
 class StepGraph:
     """The graph of a step. reads, writes: names of the state entries of its last inputs, and of its outputs after the
-    loss.
+    loss. metrics: names of the last outputs, which the loss function gave beside the loss.
 
     ranges: range checks of its integer inputs.
     """
@@ -142,6 +142,7 @@ class StepGraph:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     ranges: tuple[IndexRange, ...]
+    metrics: tuple[str, ...] = ()
 
 
 def training_graph(
@@ -174,7 +175,7 @@ def training_graph(
         read = {n: Tensor(v, scope) for n, v in values.items()}
         turn = read[STEP] if recipe.accumulate == 1 else read[STEP] * recipe.accumulate + read[MICRO]
         running = _forward(tracer, forward, turn, recipe)
-        loss = _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])
+        loss, shown = _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])
         gradients = _unscaled_gradients(loss, read, recipe)
         start, new = _new_state(read, gradients, Tensor(rate, scope), recipe, update, examples)
         for name, v in running.items():
@@ -186,10 +187,35 @@ def training_graph(
     reads = _read(values, nodes, recipe)
     inputs = [*forward.inputs[:count], *added.values(), rate, *(values[n] for n in reads)]
     graph = Graph(
-        inputs, [loss._value, *made], nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name,
+        inputs, [loss._value, *made, *(t._value for t in shown.values())], nodes,
+        opsets={**forward.opsets, **tracer.opsets}, name=forward.name,
     )  # fmt: skip
     graph = _finished(graph, recipe)
-    return StepGraph(graph, tuple(reads), tuple(writes), index_ranges(graph))
+    return StepGraph(graph, tuple(reads), tuple(writes), index_ranges(graph), tuple(shown))
+
+
+def evaluation_graph(forward: Graph, extra: Mapping[str, TensorType], recipe: Recipe, with_loss: bool) -> StepGraph:
+    """Build the graph of the model in inference, from a specialised forward graph whose last inputs are the variables.
+
+    Its inputs: those of the model, those that only the loss reads (`extra`), the variables; its outputs: with_loss the
+    loss, then those of the model.
+    """
+    tracer = Tracer(forward.name or "model", {})
+    tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
+    tracer.reserve(n.name for n in forward.nodes)
+    tracer.reserve([v.name for v in forward.inputs])
+    count = len(forward.inputs) - len(recipe.variables)
+    added = {n: Value(n, t) for n, t in extra.items()}
+    outputs = list(forward.outputs)
+    with tracing(tracer):
+        tracer.scope.nodes.extend(forward.nodes)
+        if with_loss:
+            outputs.insert(0, _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])[0]._value)
+        nodes = tracer.scope.nodes
+    inputs = [*forward.inputs[:count], *added.values(), *forward.inputs[count:]]
+    graph = Graph(inputs, outputs, nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name)
+    graph = run_passes(graph, (IdentityNodes(), CommonSubexpressions(), DeadNodes()))
+    return StepGraph(graph, tuple(v.name for v in recipe.variables), (), index_ranges(graph))
 
 
 def update_graph(state: Mapping[str, TensorType], recipe: Recipe) -> StepGraph:
@@ -373,22 +399,29 @@ def _loss(
     extra: Mapping[str, Value],
     loss: LossFunction | str | int | None,
     own: Sequence[Value],
-) -> Tensor:
-    """The loss in the scope. own: the model's inputs without variables."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss in the scope, and the metrics that its function gave beside it. own: the model's inputs without
+    variables."""
     scope = tracer.scope
     names = [v.name for v in forward.outputs]
     if isinstance(loss, LossFunction):
         labels, inputs = ({v.name: Tensor(v, scope) for v in values} for values in (extra.values(), own))
         found = loss([Tensor(v, scope) for v in forward.outputs], names, inputs, labels)
-        if not isinstance(found, Tensor):
-            raise GradientError(f"the loss function returned a {type(found).__name__}, not a tensor")
-        return found
+        shown: Any = {}
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
+            found, shown = found
+        if not isinstance(found, Tensor) or not all(isinstance(t, Tensor) for t in shown.values()):
+            raise GradientError(
+                f"the loss function returned a {type(found).__name__}; it returns a tensor, or a tensor and a dict of "
+                "further ones by name"
+            )
+        return found, dict(shown)
     if isinstance(loss, str) and loss not in names:
         raise unknown_loss(loss, names)
     index = 0 if loss is None else names.index(loss) if isinstance(loss, str) else loss
     if not 0 <= index < len(names):
         raise GradientError(f"loss={index}: the model has {len(names)} outputs")
-    return Tensor(forward.outputs[index], scope)
+    return Tensor(forward.outputs[index], scope), {}
 
 
 def _scaled(loss: Tensor, read: Mapping[str, Tensor], scale: LossScale | None) -> tuple[Tensor, Tensor | None]:
