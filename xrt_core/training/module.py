@@ -51,7 +51,9 @@ from xrt_core.training.step import (
     STEP,
     Recipe,
     StepGraph,
+    ema_name,
     evaluation_graph,
+    gradient_graph,
     initial_state,
     loss_scale_of,
     training_graph,
@@ -237,10 +239,23 @@ class TrainModule(GuardedModule):
                 return False
             found = self._applied
             if found is None:
-                found = self._planned(update_graph(self._types, self._recipe), [np.zeros((), np.float32)])
+                found = self._planned(update_graph(self._types, self._recipe), [self._optimizer.rates_at(0)])
             self._advance(found, [], self._applied is None)
             self._applied = found
         return True
+
+    def gradients(self, /, *args: Any, **inputs: Any) -> dict[str, np.ndarray]:
+        """Return the gradients of the loss of a batch by the trained variables, by name: those of the next step before
+        scaling, clipping and accumulation. Nothing is updated. Raises as `step` does."""
+        batch = self._source.bind(args, inputs, self._labels(len(args), inputs))
+        with self._lock:
+            self._refuse_lost()
+            found = self._found(batch, "gradients")
+            arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
+            refuse_out_of_range(found.ranges, arrays)
+            assert self._recipe is not None
+            names = [v.name for v in self._recipe.variables if v.trained]
+            return dict(zip(names, [np.array(to_numpy(a)) for a in self._run(found, arrays)[1:]], strict=True))
 
     # --- epochs and inference -----------------------------------------------------------------------------------
 
@@ -297,26 +312,33 @@ class TrainModule(GuardedModule):
         batch = self._source.bind(args, inputs, labels)
         with self._lock:
             self._refuse_lost()
-            kind = "evaluate" if with_loss else "predict"
-            key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch), kind
-            found = self._steps.get(key)
-            if found is None:
-                _examples(batch, self._source.input_names)
-                whole, extra, report = self._specialised(batch)
-                assert self._recipe is not None
-                hidden = self._source.own_loss and not with_loss
-                if hidden:
-                    whole = whole.replace(outputs=whole.outputs[1:])
-                made = evaluation_graph(whole, extra, self._recipe, with_loss and not self._source.own_loss)
-                found = self._planned(made, list(batch.values()), report)
-                self._steps.put(key, found)
+            found = self._found(batch, "evaluate" if with_loss else "predict")
             arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
             refuse_out_of_range(found.ranges, arrays)
             return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
 
+    def _found(self, batch: dict[str, np.ndarray], kind: str) -> _Step:
+        """The plan of "gradients", "evaluate" or "predict" for the signature of a batch."""
+        key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch), kind
+        found = self._steps.get(key)
+        if found is None:
+            _examples(batch, self._source.input_names)
+            whole, extra, report = self._specialised(batch)
+            assert self._recipe is not None
+            if kind == "gradients":
+                made = gradient_graph(whole, extra, self._types, self._recipe)
+            else:
+                own = self._source.own_loss
+                if own and kind == "predict":
+                    whole = whole.replace(outputs=whole.outputs[1:])
+                made = evaluation_graph(whole, extra, self._recipe, kind == "evaluate" and not own)
+            found = self._planned(made, list(batch.values()), report)
+            self._steps.put(key, found)
+        return found
+
     def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
-        rate = np.array(self._optimizer.rate_at(self._count_of(STEP)), np.float32)
+        rate = self._optimizer.rates_at(self._count_of(STEP))
         arrays = [*batch, rate, *(self._state[i] for i in found.reads)]
         refuse_out_of_range(found.ranges, arrays)
         if found.computed is not None:
@@ -383,7 +405,7 @@ class TrainModule(GuardedModule):
         examples = _examples(batch, self._source.input_names)
         made = training_graph(whole, extra, self._types, self._recipe, update, examples)
         arrays = [batch[v.name] for v in made.graph.inputs[: len(batch)]]
-        return self._planned(made, [*arrays, np.zeros((), np.float32)], report)
+        return self._planned(made, [*arrays, self._optimizer.rates_at(0)], report)
 
     def _specialised(
         self, batch: Mapping[str, np.ndarray]
@@ -540,30 +562,35 @@ class TrainModule(GuardedModule):
             )
         self.load_state_dict(arrays)
 
-    def parameters(self) -> dict[str, np.ndarray]:
+    def parameters(self, *, average: bool = False) -> dict[str, np.ndarray]:
         """Return copies of the variables by name, in the model's dtypes; of an `xrt.Graph` all arrays, for
-        `load_parameters`. Raises as `state_dict` does."""
-        return self._source.own(self._parameters())
+        `load_parameters`. average: their running means (option `ema` of the optimizer). Raises as `state_dict` does,
+        and OptionError where there are no means."""
+        return self._source.own(self._parameters(average))
 
-    def _parameters(self) -> dict[str, np.ndarray]:
+    def _parameters(self, average: bool = False) -> dict[str, np.ndarray]:
         """The values of the variables, as far as they are known before the first step."""
+        if average and self._optimizer.ema is None:
+            raise OptionError("average=True: the optimizer keeps no running means; give it ema=0.999 or the like")
         state = self.state_dict()
-        return {n: a for n, a in state.items() if not n.startswith(("training/", "optimizer/"))}
+        found = {n: a for n, a in state.items() if not n.startswith(("training/", "optimizer/"))}
+        return {n: state.get(ema_name(n), a) for n, a in found.items()} if average else found
 
     def graph(self) -> Graph:
         """Return the model's graph with the current values of the variables as constants. For an `xrt.Graph` it has the
         shapes of the first step; for other shapes use `graph.load_parameters(trainer.parameters())`."""
         return self._source.filled(self._parameters())
 
-    def export(self, path: str | os.PathLike[str], *, opset: int | None = None) -> None:
+    def export(self, path: str | os.PathLike[str], *, opset: int | None = None, average: bool = False) -> None:
         """Write the trained model as an ONNX file, for the lowest opset that has all its operators, or a given one.
+        average: with the running means of the variables, see `parameters`.
 
         The file of an `xrt.Graph` takes batches of any size where `build` records the same for another size; inputs
         that only a loss reads, by `backward()`, stay out. Raises ExportError if it cannot be written.
         """
         from xrt_core.frontends.onnx_export import save, with_opset
 
-        save(with_opset(self._source.exported(self._parameters()), opset), path)
+        save(with_opset(self._source.exported(self._parameters(average)), opset), path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainModule:
         """Return a module of its own with a copy of the state; it compiles its own steps."""

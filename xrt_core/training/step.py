@@ -85,6 +85,8 @@ def initial_state(
         if v.trained:
             for slot in optimizer.slots:
                 state[slot_name(slot, v.name)] = optimizer.initial(slot, v.value)
+            if optimizer.ema is not None:
+                state[ema_name(v.name)] = np.array(v.value)
     if accumulate > 1:
         state |= {sum_name(v.name): np.zeros(v.value.shape, v.value.dtype) for v in variables if v.trained}
         state |= {MICRO: np.zeros((), np.int64), EXAMPLES: np.zeros((), np.float32)}
@@ -100,6 +102,11 @@ def initial_state(
 def slot_name(slot: str, variable: str) -> str:
     """Return the name in the state of one slot of a variable."""
     return f"optimizer/{slot}/{variable}"
+
+
+def ema_name(variable: str) -> str:
+    """Return the name in the state of the running mean of a variable."""
+    return f"optimizer/ema/{variable}"
 
 
 def sum_name(variable: str) -> str:
@@ -169,7 +176,7 @@ def training_graph(
     values = {v.name: v for v in forward.inputs[count:]}
     values |= {n: Value(n, t) for n, t in state.items() if n not in values}
     added = {n: Value(n, t) for n, t in extra.items()}
-    rate = Value(RATE, TensorType(FLOAT32, ()))
+    rate = Value(RATE, TensorType(FLOAT32, recipe.optimizer.rates_at(0).shape))
     with tracing(tracer):
         scope = tracer.scope
         read = {n: Tensor(v, scope) for n, v in values.items()}
@@ -218,12 +225,41 @@ def evaluation_graph(forward: Graph, extra: Mapping[str, TensorType], recipe: Re
     return StepGraph(graph, tuple(v.name for v in recipe.variables), (), index_ranges(graph))
 
 
+def gradient_graph(
+    forward: Graph, extra: Mapping[str, TensorType], state: Mapping[str, TensorType], recipe: Recipe
+) -> StepGraph:
+    """Build the graph of the gradients that a step would use, without loss scaling, clipping or an update: its outputs
+    are the loss and the gradient of each trained variable, in order."""
+    tracer = Tracer(forward.name or "model", {})
+    tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
+    tracer.reserve(n.name for n in forward.nodes)
+    tracer.reserve([v.name for v in forward.inputs])
+    count = len(forward.inputs) - len(recipe.variables)
+    values = {v.name: v for v in forward.inputs[count:]}
+    values |= {n: Value(n, t) for n, t in state.items() if n not in values}
+    added = {n: Value(n, t) for n, t in extra.items()}
+    with tracing(tracer):
+        scope = tracer.scope
+        read = {n: Tensor(v, scope) for n, v in values.items()}
+        turn = read[STEP] if recipe.accumulate == 1 else read[STEP] * recipe.accumulate + read[MICRO]
+        _forward(tracer, forward, turn, recipe)
+        loss, _ = _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])
+        found = _gradients(loss, [read[v.name] for v in recipe.variables if v.trained], recipe.named)
+        nodes = scope.nodes
+    reads = _read(values, nodes, recipe)
+    inputs = [*forward.inputs[:count], *added.values(), *(values[n] for n in reads)]
+    outputs = [loss._value, *(g._value for g in found)]
+    graph = Graph(inputs, outputs, nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name)
+    graph = _finished(graph, recipe)
+    return StepGraph(graph, tuple(reads), (), index_ranges(graph))
+
+
 def update_graph(state: Mapping[str, TensorType], recipe: Recipe) -> StepGraph:
     """Build the graph of an update by the micro-batches so far. Its inputs: the learning rate, the state; its outputs:
     the new state."""
     tracer = Tracer("update", {})
     values = {n: Value(n, t) for n, t in state.items()}
-    rate = Value(RATE, TensorType(FLOAT32, ()))
+    rate = Value(RATE, TensorType(FLOAT32, recipe.optimizer.rates_at(0).shape))
     with tracing(tracer):
         scope = tracer.scope
         read = {n: Tensor(v, scope) for n, v in values.items()}
@@ -281,6 +317,8 @@ def _new_state(
         gradients = [s / total.astype(s.dtype) for s in sums.values()]
     assert gradients is not None
     sound = finite(gradients) if recipe.scale is not None else None
+    if recipe.optimizer.clip_value is not None:
+        gradients = [ops.Clip(g, -recipe.optimizer.clip_value, recipe.optimizer.clip_value) for g in gradients]
     if recipe.optimizer.clip_norm is not None:
         gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
     if not many:
@@ -439,13 +477,18 @@ def _updates(
     optimizer: Optimizer,
 ) -> dict[str, Tensor]:
     """Return name -> new value of the variables and their slots."""
-    at = Moment(rate, read[STEP] + 1)
+    count = read[STEP] + 1
     new: dict[str, Tensor] = {}
     for v, g in zip(trained, gradients, strict=True):
         slots = {s: read[slot_name(s, v.name)] for s in optimizer.slots}
+        index = optimizer.rate_index(v.name)
+        at = Moment(rate if index is None else rate[index], count)
         results = optimizer.update(at, read[v.name], g, slots, optimizer.decay_of(v.name, v.value.shape))
         names = (v.name, *(slot_name(s, v.name) for s in optimizer.slots))
         new.update(zip(names, results, strict=True))
+        if optimizer.ema is not None:
+            mean = read[ema_name(v.name)]
+            new[ema_name(v.name)] = mean * optimizer.ema + new[v.name] * (1.0 - optimizer.ema)
     return new
 
 
