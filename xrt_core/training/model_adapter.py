@@ -13,7 +13,7 @@ from xrt_core.errors import CheckpointError, InputError, XRTError
 from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.frontends.graph import Traced, layout_of, parameters_of, trace_call
 from xrt_core.frontends.promotion import is_float
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Value, bind_defaults
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 from xrt_core.passes.shape_specialization import shape_inputs
@@ -70,9 +70,7 @@ class FixedModel:
             from xrt_core.frontends.onnx_import import import_model
 
             model = import_model(model)
-        if model.defaults:  # initializers that are inputs as well, as in files of IR 3, are constants here
-            new = {v: Value.constant(a, v.name) for v, a in model.defaults.items()}
-            model = replaced(model, new).replace(inputs=[v for v in model.inputs if v not in new], defaults={})
+        model = bind_defaults(model)  # initializers that are inputs as well, as in files of IR 3, are constants here
         self.graph = self.model = cast(Graph, model)
         self.name = model.name
         running = statistics(model) if batch_norm else []
