@@ -18,7 +18,7 @@ from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 from xrt_core.passes.shape_specialization import shape_inputs
 from xrt_core.passes.simplify import DeadNodes
-from xrt_core.runtime.arrays import is_array, to_numpy
+from xrt_core.runtime.arrays import family_of, is_array, to_numpy
 from xrt_core.training.open_batch import open_batch
 from xrt_core.training.variables import (
     Select,
@@ -58,8 +58,20 @@ def bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) 
     for n in names:
         if not is_array(given[n]):
             raise InputError(f"input {n!r} is a {type(given[n]).__name__}, not an array")
-        found[n] = to_numpy(given[n])
+        found[n] = kept(given[n])
     return found
+
+
+def kept(array: Any) -> Any:
+    """A JAX or CuPy array of one device as it is, so that engines read it where it lies; all else as a NumPy array."""
+    family = family_of(type(array))
+    if family == "cupy":
+        return array
+    if family == "jax":
+        with suppress(Exception):  # a tracer, which to_numpy names
+            if not array.is_deleted() and len(array.devices()) == 1:
+                return array
+    return to_numpy(array)
 
 
 class FixedModel:

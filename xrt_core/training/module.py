@@ -40,6 +40,7 @@ from xrt_core.runtime.transfers import on_host
 from xrt_core.training import checkpoint
 from xrt_core.training.checks import ComputedIndices, IndexRange, not_finite, refuse_out_of_range
 from xrt_core.training.interrupts import held_back
+from xrt_core.training.lazy_loss import LazyLoss
 from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import Optimizer
@@ -127,6 +128,8 @@ class TrainModule(GuardedModule):
         recomputed in the backward pass instead of stored (r"layer\.\d+" makes one region per layer). Blocks of
         `training.recompute()` in an `xrt.Graph` are such regions too. recompute_budget: the maximum bytes of the
         intermediate results of a step; regions are chosen to meet it.
+    lazy_loss: with an engine that computes behind the caller's back, `step` returns a number that is read from the
+        device when it is used, so that steps run ahead; what a step raises there may come with a later one.
     options: those of `XRTModule`. Labels and indices among a step's inputs are checked at each step, those that the
         model computes with `check_indices=True`.
 
@@ -159,13 +162,14 @@ class TrainModule(GuardedModule):
         donate: bool = True,
         recompute: str | None = None,
         recompute_budget: int | None = None,
+        lazy_loss: bool = False,
         **options: Any,
     ) -> None:
         self._arguments = {
             "optimizer": optimizer, "loss": loss, "loss_options": loss_options, "output": output, "engine": engine,
             "trainable": trainable, "loss_scale": loss_scale, "batch_norm": batch_norm, "dropout": dropout,
             "check_finite": check_finite, "accumulate": accumulate, "donate": donate, "recompute": recompute,
-            "recompute_budget": recompute_budget, **options,
+            "recompute_budget": recompute_budget, "lazy_loss": lazy_loss, **options,
         }  # fmt: skip
         resolved = resolve({"engine": engine, "phase": "train", **options})
         self.events = EventLog()
@@ -188,6 +192,7 @@ class TrainModule(GuardedModule):
         self._scale = loss_scale_of(loss_scale)
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), _seed(seed)
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
+        self._lazy = bool(lazy_loss)
         self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
@@ -196,6 +201,7 @@ class TrainModule(GuardedModule):
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
         self._state: list[Any] = []
+        self._counts: dict[str, int] = {}  # counters of the state, as far as they are known here
         self._metrics: dict[str, Any] = {}  # of the last step, by the loss function
         self._types: dict[str, TensorType] = {}
         self._recipe: Recipe | None = None
@@ -252,7 +258,7 @@ class TrainModule(GuardedModule):
             self._refuse_lost()
             found = self._found(batch, "gradients")
             arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
-            refuse_out_of_range(found.ranges, arrays)
+            refuse_out_of_range(found.ranges, arrays, self._check_indices)
             assert self._recipe is not None
             names = [v.name for v in self._recipe.variables if v.trained]
             return dict(zip(names, [np.array(to_numpy(a)) for a in self._run(found, arrays)[1:]], strict=True))
@@ -314,7 +320,7 @@ class TrainModule(GuardedModule):
             self._refuse_lost()
             found = self._found(batch, "evaluate" if with_loss else "predict")
             arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
-            refuse_out_of_range(found.ranges, arrays)
+            refuse_out_of_range(found.ranges, arrays, self._check_indices)
             return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
 
     def _found(self, batch: dict[str, np.ndarray], kind: str) -> _Step:
@@ -332,15 +338,15 @@ class TrainModule(GuardedModule):
                 if own and kind == "predict":
                     whole = whole.replace(outputs=whole.outputs[1:])
                 made = evaluation_graph(whole, extra, self._recipe, kind == "evaluate" and not own)
-            found = self._planned(made, list(batch.values()), report)
+            found = self._planned(made, [to_numpy(a) for a in batch.values()], report)
             self._steps.put(key, found)
         return found
 
     def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
-        rate = self._optimizer.rates_at(self._count_of(STEP))
+        rate = self._optimizer.rates_at(self._count_of(STEP) if self._optimizer.is_scheduled else 0)
         arrays = [*batch, rate, *(self._state[i] for i in found.reads)]
-        refuse_out_of_range(found.ranges, arrays)
+        refuse_out_of_range(found.ranges, arrays, self._check_indices)
         if found.computed is not None:
             found.computed.check(arrays)
         if fresh or self._check:
@@ -359,8 +365,11 @@ class TrainModule(GuardedModule):
             for i, new in zip(found.writes, results, strict=True):
                 state[i] = new
             self._state = state
+            self._counted(found)
             self._metrics = dict(zip(found.metrics, shown, strict=True))
-            return None if loss is None else to_numpy(loss)[()]
+            if loss is None or not self._lazy or isinstance(loss, np.ndarray | np.generic):
+                return None if loss is None else to_numpy(loss)[()]
+            return LazyLoss(loss)
 
     def _labels(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the arrays of a step that the loss alone reads."""
@@ -369,10 +378,24 @@ class TrainModule(GuardedModule):
         return self._loss.labels(self._source.output_names, self._source.input_names, count, given)
 
     def _count_of(self, name: str) -> int:
-        """Return a counter of the state; 0 before the first step."""
+        """Return a counter of the state; 0 before the first step. Reading it waits for the device, unless it follows
+        from the steps since it was read."""
         if self._recipe is None:
             return int((self._pending or {}).get(name, 0))
-        return int(to_numpy(self._state[self._recipe.names.index(name)]))
+        if name not in self._counts:
+            self._counts[name] = int(to_numpy(self._state[self._recipe.names.index(name)]))
+        return self._counts[name]
+
+    def _counted(self, found: _Step) -> None:
+        """Follow the counters over a step that was taken."""
+        assert self._recipe is not None
+        written = {self._recipe.names[i] for i in found.writes}
+        if STEP not in written:
+            self._counts = {n: c + 1 if n == MICRO else c for n, c in self._counts.items()}
+        elif self._scale is None:
+            self._counts = {n: c + 1 if n == STEP else 0 for n, c in self._counts.items()}
+        else:  # whether the step was left out is on the device
+            self._counts = {}
 
     def _refuse_lost(self) -> None:
         if self._lost is not None:
@@ -397,14 +420,14 @@ class TrainModule(GuardedModule):
             raise
 
     def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
-        return tuple(batch[n].tobytes() for n in self._source.by_value if n in batch)
+        return tuple(to_numpy(batch[n]).tobytes() for n in self._source.by_value if n in batch)
 
     def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
         whole, extra, report = self._specialised(batch)
         assert self._recipe is not None
         examples = _examples(batch, self._source.input_names)
         made = training_graph(whole, extra, self._types, self._recipe, update, examples)
-        arrays = [batch[v.name] for v in made.graph.inputs[: len(batch)]]
+        arrays = [to_numpy(batch[v.name]) for v in made.graph.inputs[: len(batch)]]
         return self._planned(made, [*arrays, self._optimizer.rates_at(0)], report)
 
     def _specialised(
@@ -419,7 +442,7 @@ class TrainModule(GuardedModule):
             self._begin(variables)
         recipe = self._recipe
         assert recipe is not None
-        known = {i: batch[n] for i, n in enumerate(names) if n in self._source.by_value}
+        known = {i: to_numpy(batch[n]) for i, n in enumerate(names) if n in self._source.by_value}
         declared = [types[n] for n in names] + [v.type for v in recipe.variables]
         whole = specialise(self._pipeline.mark_updates(forward), declared, known, run_node, expand=expand)
         report = None
@@ -486,9 +509,7 @@ class TrainModule(GuardedModule):
     def step_count(self) -> int:
         """The number of updates of the state, those before a loaded checkpoint included."""
         with self._lock:
-            if self._recipe is None:
-                return int((self._pending or {}).get(STEP, 0))
-            return int(to_numpy(self._state[self._recipe.names.index(STEP)]))
+            return self._count_of(STEP)
 
     def explain(self) -> Explanation:
         """Return the explanation of the last signature. Raises InputError before the first step."""
@@ -544,6 +565,7 @@ class TrainModule(GuardedModule):
                 f"accumulate={self._accumulate}"
             )
         self._state = [arrays[n] for n in names]
+        self._counts = {}
         self._lost = None
 
     def save(self, path: str | os.PathLike[str]) -> None:

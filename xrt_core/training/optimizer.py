@@ -91,6 +91,11 @@ class Optimizer(ABC):
         rates = np.array([_rate(r, step) for r in self._rates], np.float32)
         return rates if len(rates) > 1 else rates.reshape(())
 
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a learning rate depends on the step."""
+        return any(callable(r) for r in self._rates)
+
     def rate_index(self, name: str) -> int | None:
         """Return the index of a variable's rate in `rates_at`; None where there is one rate."""
         if len(self._rates) == 1:
