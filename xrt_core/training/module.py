@@ -60,6 +60,7 @@ from xrt_core.training.step import (
     training_graph,
     update_graph,
 )
+from xrt_core.training.transformation import Transformation, is_transformation
 from xrt_core.training.variables import Select, Variable
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ class TrainModule(GuardedModule):
         or index of an output that is the loss; None for the first output.
     loss_options: of a loss by name: `ignore_index`, `label_smoothing`, `class_weights` of "cross_entropy".
     output: name or index of the output that the loss takes first, if not the first.
-    optimizer: one of `xrt.optim`; an `xrt.Graph` may define it by `add_optimizer`, and the loss by `backward()` in its
-        `build`.
+    optimizer: one of `xrt.optim`, or a `GradientTransformation` of optax; an `xrt.Graph` may define it by
+        `add_optimizer`, and the loss by `backward()` in its `build`.
     trainable: names or patterns of constants ("encoder.*"), or a function of name and array; default: the float
         constants with the role of a parameter (operands of products, filters, tables, scales, shifts and biases, see
         `variables`); of an `xrt.Graph`, the arrays in its attributes.
@@ -190,6 +191,10 @@ class TrainModule(GuardedModule):
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
             loss_scale = "dynamic"
         self._scale = loss_scale_of(loss_scale)
+        if self._scale is not None and isinstance(self._optimizer, Transformation):
+            raise OptionError(
+                "an optimizer of optax trains without loss scaling: give loss_scale=None and float32 or bf16"
+            )
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), _seed(seed)
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
         self._lazy = bool(lazy_loss)
@@ -364,12 +369,24 @@ class TrainModule(GuardedModule):
             state = list(self._state)
             for i, new in zip(found.writes, results, strict=True):
                 state[i] = new
+            if isinstance(self._optimizer, Transformation):
+                state = self._transformed(self._optimizer, found, state)
             self._state = state
             self._counted(found)
             self._metrics = dict(zip(found.metrics, shown, strict=True))
             if loss is None or not self._lazy or isinstance(loss, np.ndarray | np.generic):
                 return None if loss is None else to_numpy(loss)[()]
             return LazyLoss(loss)
+
+    def _transformed(self, optimizer: Transformation, found: _Step, state: list[Any]) -> list[Any]:
+        """The state after a transformation of optax was applied to the gradients that a step left in it."""
+        assert self._recipe is not None
+        names = self._recipe.names
+        if names.index(STEP) not in found.writes:  # a micro-batch
+            return state
+        trained = [v.name for v in self._recipe.variables if v.trained]
+        new = optimizer.applied(dict(zip(names, state, strict=True)), trained)
+        return [new.get(n, a) for n, a in zip(names, state, strict=True)]
 
     def _labels(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the arrays of a step that the loss alone reads."""
@@ -630,6 +647,8 @@ class TrainModule(GuardedModule):
 def _optimizer_of(given: Any, model: Any) -> Optimizer:
     own = getattr(model, "_optimizer", None) if isinstance(model, TracedGraph) else None
     found = own if given is None else given
+    if not isinstance(found, Optimizer) and is_transformation(found):
+        return Transformation(found)
     if not isinstance(found, Optimizer):
         raise OptionError(
             f"optimizer={found!r}: it takes one of xrt.optim (SGD, Momentum, Adagrad, Adam, AdamW, LAMB), or another "

@@ -26,6 +26,7 @@ from xrt_core.training.gradient_context import dialect, emit, filled, where
 from xrt_core.training.losses import LossFunction, unknown_loss
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
 from xrt_core.training.recomputation import keep_mark
+from xrt_core.training.transformation import Transformation, gradient_name
 from xrt_core.training.variables import Variable
 
 STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_steps"
@@ -87,6 +88,8 @@ def initial_state(
                 state[slot_name(slot, v.name)] = optimizer.initial(slot, v.value)
             if optimizer.ema is not None:
                 state[ema_name(v.name)] = np.array(v.value)
+    if isinstance(optimizer, Transformation):
+        state |= optimizer.leaves({v.name: v.value for v in variables if v.trained})
     if accumulate > 1:
         state |= {sum_name(v.name): np.zeros(v.value.shape, v.value.dtype) for v in variables if v.trained}
         state |= {MICRO: np.zeros((), np.int64), EXAMPLES: np.zeros((), np.float32)}
@@ -323,7 +326,10 @@ def _new_state(
         gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
     if not many:
         start = len(nodes)
-    new = _updates(read, trained, gradients, rate, recipe.optimizer)
+    if isinstance(recipe.optimizer, Transformation):
+        new = {gradient_name(v.name): g for v, g in zip(trained, gradients, strict=True)}
+    else:
+        new = _updates(read, trained, gradients, rate, recipe.optimizer)
     new[STEP] = read[STEP] + 1
     if sound is not None:
         assert recipe.scale is not None
