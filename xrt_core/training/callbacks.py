@@ -10,29 +10,44 @@ import csv
 import math
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from xrt_core.errors import OptionError
 
-if TYPE_CHECKING:
-    from xrt_core.training.module import TrainModule
-
 Logs = Mapping[str, float]
+
+
+class Trainer(Protocol):
+    """What callbacks and epochs ask of a `TrainModule`; see there."""
+
+    @property
+    def step_count(self) -> int: ...
+    @property
+    def metrics(self) -> dict[str, Any]: ...
+    def step(self, /, *args: Any, **inputs: Any) -> Any: ...
+    def apply(self) -> bool: ...
+    def state_dict(self) -> dict[str, np.ndarray]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def save(self, path: str | os.PathLike[str]) -> None: ...
+    def inferred(
+        self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool
+    ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]: ...
+    def loss_inputs(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]: ...
 
 
 class Callback:
     """Base class of callbacks; none of its methods does anything."""
 
-    def on_step(self, trainer: TrainModule, logs: Logs) -> bool | None:
+    def on_step(self, trainer: Trainer, logs: Logs) -> bool | None:
         """Called after each step with its `loss`, and what the loss function gave beside it."""
 
-    def on_epoch(self, trainer: TrainModule, logs: Logs) -> bool | None:
+    def on_epoch(self, trainer: Trainer, logs: Logs) -> bool | None:
         """Called after each epoch with its `epoch` (from 1), `loss`, and those of the validation (`val_loss`, ...)."""
 
-    def on_end(self, trainer: TrainModule) -> None:
+    def on_end(self, trainer: Trainer) -> None:
         """Called once at the end, also after Ctrl-C or an error."""
 
 
@@ -70,7 +85,7 @@ class EarlyStopping(_Best):
         self._patience, self._restore, self._waited = patience, restore, 0
         self._state: dict[str, np.ndarray] | None = None
 
-    def on_epoch(self, trainer: TrainModule, logs: Logs) -> bool:
+    def on_epoch(self, trainer: Trainer, logs: Logs) -> bool:
         if self._improved(logs):
             self._waited = 0
             self._state = trainer.state_dict() if self._restore else None
@@ -78,7 +93,7 @@ class EarlyStopping(_Best):
             self._waited += 1
         return self._waited >= self._patience
 
-    def on_end(self, trainer: TrainModule) -> None:
+    def on_end(self, trainer: Trainer) -> None:
         if self._state is not None and self._waited:
             trainer.load_state_dict(self._state)
 
@@ -97,7 +112,7 @@ class BestCheckpoint(_Best):
         super().__init__(monitor, mode, min_delta)
         self._path = pathlib.Path(path)
 
-    def on_epoch(self, trainer: TrainModule, logs: Logs) -> None:
+    def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
         if self._improved(logs):
             trainer.save(self._path)
 
@@ -109,7 +124,7 @@ class CSVLog(Callback):
         self._path = pathlib.Path(path)
         self._columns: list[str] = []
 
-    def on_epoch(self, trainer: TrainModule, logs: Logs) -> None:
+    def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
         first = not self._columns
         self._columns = self._columns or list(logs)
         with self._path.open("w" if first else "a", newline="", encoding="utf-8") as file:
@@ -128,10 +143,10 @@ class Report(Callback):
             raise OptionError(f"Report({writer!r}): it takes a writer with add_scalar (TensorBoard) or log (W&B)")
         self._writer = writer
 
-    def on_step(self, trainer: TrainModule, logs: Logs) -> None:
+    def on_step(self, trainer: Trainer, logs: Logs) -> None:
         self._write({f"step/{n}": v for n, v in logs.items()}, trainer.step_count)
 
-    def on_epoch(self, trainer: TrainModule, logs: Logs) -> None:
+    def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
         self._write({f"epoch/{n}": v for n, v in logs.items() if n != "epoch"}, trainer.step_count)
 
     def _write(self, numbers: Logs, step: int) -> None:
@@ -142,4 +157,4 @@ class Report(Callback):
             self._writer.log(dict(numbers), step=step)
 
 
-__all__ = ["BestCheckpoint", "CSVLog", "Callback", "EarlyStopping", "Logs", "Report"]
+__all__ = ["BestCheckpoint", "CSVLog", "Callback", "EarlyStopping", "Logs", "Report", "Trainer"]

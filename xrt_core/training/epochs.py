@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from xrt_core.errors import InputError, OptionError
 from xrt_core.runtime.arrays import is_array, to_numpy
+from xrt_core.training.callbacks import Trainer
 from xrt_core.training.metrics import metrics_of
-
-if TYPE_CHECKING:
-    from xrt_core.training.module import TrainModule
 
 log = logging.getLogger("xrt")
 
@@ -25,7 +23,7 @@ class History(list[dict[str, float]]):
 
 
 def run(
-    trainer: TrainModule, data: Any, epochs: int, batch_size: int | None, validation: Any, callbacks: Any, metrics: Any,
+    trainer: Trainer, data: Any, epochs: int, batch_size: int | None, validation: Any, callbacks: Any, metrics: Any,
     progress: bool,
 ) -> History:  # fmt: skip
     """See `TrainModule.fit`."""
@@ -62,13 +60,13 @@ def run(
     return history
 
 
-def evaluated(trainer: TrainModule, data: Any, batch_size: int | None, metrics: Any) -> dict[str, float]:
+def evaluated(trainer: Trainer, data: Any, batch_size: int | None, metrics: Any) -> dict[str, float]:
     """See `TrainModule.evaluate`."""
     made = metrics_of(metrics)
     total = count = 0.0
     for batch in _batches(data, batch_size, None):
         args, named = _parts(batch)
-        given, (loss, *outputs) = trainer._inferred(args, named, with_loss=True)
+        given, (loss, *outputs) = trainer.inferred(args, named, with_loss=True)
         size = _size(given)
         total, count = total + float(loss.mean()) * size, count + size
         for m in made:
@@ -79,7 +77,7 @@ def evaluated(trainer: TrainModule, data: Any, batch_size: int | None, metrics: 
 
 
 def _epoch(
-    trainer: TrainModule, batches: Iterable[Any], callbacks: Sequence[Any], advance: Callable[[float], None]
+    trainer: Trainer, batches: Iterable[Any], callbacks: Sequence[Any], advance: Callable[[float], None]
 ) -> tuple[dict[str, float], bool]:
     """Take the steps of one epoch; their mean loss, or nothing, and whether a callback ends the training."""
     sums: dict[str, float] = {}
@@ -144,9 +142,9 @@ def _size(arrays: Any) -> int:
     return next((int(a.shape[0]) for a in values if len(a.shape)), 1)
 
 
-def _target(trainer: TrainModule, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+def _target(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """The array of a batch that predictions are held against: the loss's own, or one that is called so."""
-    labels = trainer._labels(0, batch)
+    labels = trainer.loss_inputs(0, batch)
     for name in (*labels, "labels", "target", "targets", "y"):
         if name in batch:
             return batch[name]
@@ -155,7 +153,7 @@ def _target(trainer: TrainModule, batch: Mapping[str, np.ndarray]) -> np.ndarray
     )
 
 
-def _call(callback: Any, method: str, trainer: TrainModule, logs: Mapping[str, float]) -> Any:
+def _call(callback: Any, method: str, trainer: Trainer, logs: Mapping[str, float]) -> Any:
     if hasattr(callback, method):
         return getattr(callback, method)(trainer, logs)
     if callable(callback):

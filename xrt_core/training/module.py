@@ -224,7 +224,7 @@ class TrainModule(GuardedModule):
         Raises InputError for arrays that do not fit, GradientError if the gradient cannot be built, TrainingError
         if the state is lost (see the class).
         """
-        labels = self._labels(len(args), inputs)
+        labels = self.loss_inputs(len(args), inputs)
         batch = self._source.bind(args, inputs, labels)
         with self._lock:
             self._refuse_lost()
@@ -258,7 +258,7 @@ class TrainModule(GuardedModule):
     def gradients(self, /, *args: Any, **inputs: Any) -> dict[str, np.ndarray]:
         """Return the gradients of the loss of a batch by the trained variables, by name: those of the next step before
         scaling, clipping and accumulation. Nothing is updated. Raises as `step` does."""
-        batch = self._source.bind(args, inputs, self._labels(len(args), inputs))
+        batch = self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
         with self._lock:
             self._refuse_lost()
             found = self._found(batch, "gradients")
@@ -308,18 +308,18 @@ class TrainModule(GuardedModule):
     def predict(self, /, *args: Any, **inputs: Any) -> Any:
         """Return the model's output for a batch in inference mode with the variables of now: an array, or a tuple of
         them. Nothing is compiled again when the variables change. Raises as `step` does."""
-        _, outputs = self._inferred(args, inputs, with_loss=False)
+        _, outputs = self.inferred(args, inputs, with_loss=False)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def __call__(self, /, *args: Any, **inputs: Any) -> Any:
         """`predict`."""
         return self.predict(*args, **inputs)
 
-    def _inferred(
+    def inferred(
         self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool
     ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
         """The batch by name; the loss, if asked for, and the outputs."""
-        labels = self._labels(len(args), inputs) if with_loss else ()
+        labels = self.loss_inputs(len(args), inputs) if with_loss else ()
         batch = self._source.bind(args, inputs, labels)
         with self._lock:
             self._refuse_lost()
@@ -388,7 +388,7 @@ class TrainModule(GuardedModule):
         new = optimizer.applied(dict(zip(names, state, strict=True)), trained)
         return [new.get(n, a) for n, a in zip(names, state, strict=True)]
 
-    def _labels(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
+    def loss_inputs(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the arrays of a step that the loss alone reads."""
         if not isinstance(self._loss, LossFunction):
             return ()

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from xrt_core.errors import OptionError
-from xrt_core.training.callbacks import Logs, _Best
-
-if TYPE_CHECKING:
-    from xrt_core.training.module import TrainModule
+from xrt_core.training.callbacks import Logs, Trainer, _Best
 
 Schedule = Callable[[int], float]
 
@@ -76,7 +72,7 @@ class ReduceOnPlateau(_Best):
         """The rate of now."""
         return self._rate
 
-    def on_epoch(self, trainer: TrainModule, logs: Logs) -> None:
+    def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
         self._waited = 0 if self._improved(logs) else self._waited + 1
         if self._waited >= self._patience:
             self._rate, self._waited = max(self._rate * self._factor, self._least), 0

@@ -1,4 +1,4 @@
-"""Gradient transformations of optax as optimizers: a step computes gradients, JAX applies the transformation to them."""
+"""Gradient transformations of optax as optimizers: steps compute gradients, JAX applies the transformation to them."""
 
 from __future__ import annotations
 
