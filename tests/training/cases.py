@@ -487,13 +487,14 @@ def _recurrent() -> Iterator[Case]:
         yield Case(
             f"LSTM-{name}",
             lambda x, w, r, b, p, a=more: ops.LSTM(x, w, r, b, None, None, None, p, hidden_size=2, outputs=3, **a),
-            (normal(3, 2, 2), inner(1, 8, 2), inner(1, 8, 2), inner(1, 16), inner(1, 6)), again=False, tolerance=1e-5,
+            (normal(3, 2, 2), inner(1, 8, 2), inner(1, 8, 2), inner(1, 16), inner(1, 6)), again=False,
+            tolerance=1e-5, jax=False,
         )  # fmt: skip
     yield Case(
         "GRU-activations",
         lambda x, w, r, b: ops.GRU(x, w, r, b, hidden_size=2, outputs=2, layout=1, activations=["Affine", "Elu"],
                                    activation_alpha=[0.5, 0.8], activation_beta=[0.1]),
-        (normal(2, 3, 2), inner(1, 6, 2), inner(1, 6, 2), inner(1, 12)), again=False, tolerance=1e-5,
+        (normal(2, 3, 2), inner(1, 6, 2), inner(1, 6, 2), inner(1, 12)), again=False, tolerance=1e-5, jax=False,
     )  # fmt: skip
 
 

@@ -189,8 +189,10 @@ def recurrent_file(kind: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize("engine", ["host", "xla"])
-@pytest.mark.parametrize("kind", ["Scan", "Loop"])
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("Scan", "host"), ("Loop", "host"), ("Loop", "xla"), pytest.param("Scan", "xla", marks=pytest.mark.nightly)],
+)
 def test_a_file_with_a_body_is_trained(kind: str, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     """Weights that the body of a Scan or Loop captures learn as in the file without it; nothing is warned of."""
     if engine == "xla":

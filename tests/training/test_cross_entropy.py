@@ -40,8 +40,7 @@ def formula(scores: np.ndarray, labels: np.ndarray, smoothing: float, weights: A
     return total / count if count else 0.0
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize(("smoothing", "weights"), [(0.0, None), (0.2, None), (0.2, WEIGHTS)])
 @pytest.mark.parametrize("labels", [LABELS, np.abs(LABELS) % 3, np.full(6, -100), LABELS.reshape(2, 3)],
                          ids=["some ignored", "all count", "none counts", "over places"])  # fmt: skip
 def test_options(labels: np.ndarray, smoothing: float, weights: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.training.table import PAGE, page
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_is_up_to_date() -> None:
     """`python -m tests.training.table` writes it."""
     assert PAGE.read_text(encoding="utf-8") == page()

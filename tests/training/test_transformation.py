@@ -55,7 +55,7 @@ def made(optimizer: Any, engine: str = "host", **options: Any) -> TrainModule:
     return TrainModule(Net(), loss="mse", optimizer=optimizer, engine=engine, prune=False, **options)
 
 
-@pytest.mark.parametrize("engine", ["host", "xla"])
+@pytest.mark.parametrize("engine", ["host", pytest.param("xla", marks=pytest.mark.nightly)])
 def test_it_trains_as_the_same_optimizer(engine: str) -> None:
     """Also over micro-batches, from a copy, and from a state that was saved."""
     if engine == "xla":
