@@ -113,3 +113,35 @@ def test_sums_that_are_no_products_are_carried() -> None:
             moved[at] += sign * 1e-6
             both.append(float(loss(arrays[0], arrays[1], moved)))
         np.testing.assert_allclose(found[at], (both[0] - both[1]) / 2e-6, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.nightly
+def test_a_scan_within_a_scan() -> None:
+    """Residuals of inner loops are stored over the outer one, beside integer states that have no gradient."""
+
+    def f(x: Any, w: Any) -> Any:
+        def layer(h: Any, i: Any, w: Any) -> Any:
+            def cell(c: Any, row: Any) -> Any:
+                c = ops.Tanh(c @ w + row)
+                return c, c
+
+            c, _ = ops.Scan(h, x, body=cell, num_scan_inputs=1)
+            return c, i + 1, (c * c).sum()
+
+        start = np.zeros((2, 3)), np.array(0, np.int64)
+        h, _, totals = ops.Scan(*start, w, body=layer, num_scan_inputs=1)
+        return h.sum() + totals.sum()
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((4, 2, 3)), rng.standard_normal((2, 3, 3)) * 0.4]
+    graph = xrt.trace(f, *arrays)
+    found = xrt.XRTModule(gradients(graph, 0, ["x", "w"]), engine="host")(*arrays)[1:]
+    loss = xrt.XRTModule(graph, engine="host")
+    for k, g in enumerate(found):
+        for at in np.ndindex(*g.shape):
+            both = []
+            for sign in (1, -1):
+                moved = [a.copy() for a in arrays]
+                moved[k][at] += sign * 1e-6
+                both.append(float(loss(*moved)))
+            np.testing.assert_allclose(g[at], (both[0] - both[1]) / 2e-6, rtol=1e-5, atol=1e-6)
