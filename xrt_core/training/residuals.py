@@ -91,6 +91,8 @@ def split(
             stored.discard(v)
     kept = tuple(sorted(stored, key=order.__getitem__))
     late = _live(nodes, results, dict.fromkeys(kept))
+    again = {v for n in late for v in n.outputs}  # of nodes that another result, which cannot be stored, needs
+    kept = tuple(v for v in kept if v not in again)
     return Split(tuple(early), kept, tuple(late))
 
 

@@ -12,7 +12,7 @@ from xrt_core.frontends.promotion import BOOL, INT64
 from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Graph, Node, Value, substitute
-from xrt_core.ir.types import TensorType, ValueType
+from xrt_core.ir.types import Dim, TensorType, ValueType
 from xrt_core.passes.simplify import DeadNodes
 from xrt_core.training.autodiff import differentiable, reverse
 from xrt_core.training.gradient_context import Backward, Forward, filled, known_as
@@ -96,7 +96,7 @@ def _with_saved(ctx: Forward, body: Graph, states: Sequence[Value], attributes: 
     whole = body.replace(nodes=(*body.nodes, *more), outputs=(*body.outputs, *extra))
     outputs = [Value(tracer.fresh(v.name) if v else tracer.fresh("left_out"), v.type if v else None)
                for v in node.outputs]  # fmt: skip
-    saved = [Value(tracer.fresh("states"), _stacked(v.type)) for v in states]
+    saved = [Value(tracer.fresh("states"), _stacked(v.type, _turns(node))) for v in states]
     metadata = {**node.annotations.metadata, _SAVED: str(len(states))}
     tracer.scope.nodes.append(
         Node(
@@ -107,10 +107,20 @@ def _with_saved(ctx: Forward, body: Graph, states: Sequence[Value], attributes: 
     return [Tensor(v, tracer.scope) if old is not None else None for old, v in zip(node.outputs, outputs, strict=True)]
 
 
-def _stacked(t: ValueType | None) -> ValueType | None:
+def _turns(node: Node) -> Dim:
+    """The number of iterations of a Scan, if it is known."""
+    if node.op_type != "Scan":
+        return None
+    axes: Any = node.attributes.get("scan_input_axes")
+    count: Any = node.attributes["num_scan_inputs"]
+    first = node.inputs[len(node.inputs) - count]
+    return None if first is None or first.shape is None else first.shape[axes[0] if axes else 0]
+
+
+def _stacked(t: ValueType | None, length: Dim = None) -> ValueType | None:
     if not isinstance(t, TensorType) or t.shape is None:
         return TensorType(t.dtype) if isinstance(t, TensorType) else None
-    return TensorType(t.dtype, (None, *t.shape))
+    return TensorType(t.dtype, (length, *t.shape))
 
 
 def _body_of(ctx: Forward) -> Graph:
@@ -209,7 +219,7 @@ def scan(ctx: Backward) -> Any:
     types = [
         *(x.type for x in (*first, *sums)),
         *(ctx.inputs[i].type for i in sliced),
-        *(_stacked(v.type) for v in more),
+        *(_stacked(v.type, _turns(ctx.node)) for v in more),
     ]
     if not sliced and not more:
         del attributes["scan_output_axes"], attributes["scan_output_directions"]
@@ -242,7 +252,7 @@ def _with_residuals(
         ends = [new.get(v, v) for v in body.outputs]
         ends = [copied.get(v, v) for v in (*ends[:end], *stored, *ends[end:])]
         whole = DeadNodes()(_graph(tracer, body.name, inputs, ends))
-    outputs = [Value(tracer.fresh("residual"), _stacked(v.type)) for v in stored]
+    outputs = [Value(tracer.fresh("residual"), _stacked(v.type, _turns(node))) for v in stored]
     attributes = {**node.attributes, "body": whole}
     for name in ("scan_output_axes", "scan_output_directions"):
         given: Any = ctx.attr(name) or (0,) * (len(body.outputs) - n)
