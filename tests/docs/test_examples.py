@@ -87,6 +87,7 @@ def training_page(names: dict[str, Any]) -> Iterator[None]:
 
     rng = np.random.default_rng(0)
     names["batches"] = [(rng.random((4, 64), np.float32), np.arange(4)) for _ in range(2)]
+    names |= {"images": rng.random((40, 3, 8, 8), np.float32), "classes": np.arange(40) % 10}
     yield
     del registry._RULES["my.domain", "MyOperator"]
 

@@ -10,8 +10,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import xrt_core as xrt
+
 pytest.importorskip("jax")
-pytest.importorskip("sklearn")
+load_digits = pytest.importorskip("sklearn.datasets").load_digits
 pytestmark = pytest.mark.slow
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -35,6 +37,26 @@ def test_digits_are_read(kind: str, share: float) -> None:
     assert len(losses) == digits.STEPS[kind]
     assert np.mean(losses[-20:]) < 0.1 < losses[0]
     assert right >= share
+
+
+@pytest.mark.parametrize(
+    ("epochs", "least"), [(1, 0.05), pytest.param(30, 0.88, marks=pytest.mark.nightly)], ids=["begins", "learns"]
+)
+def test_lora(epochs: int, least: float, tmp_path: pathlib.Path) -> None:
+    """Adapters learn what the file did not know; merged, they leave its graph, which gives what was trained."""
+    found = example("lora").run(tmp_path / "adapted.onnx", epochs=epochs, engine="host")
+    assert found["before"] < 0.25
+    assert found["after"] > least
+    assert found["share"] < 0.1
+    assert len((EXAMPLES / "lora.py").read_text().splitlines()) < 100
+    adapted = xrt.import_model(tmp_path / "adapted.onnx")
+    assert [n.op_type for n in adapted.nodes] == ["MatMul", "Relu", "MatMul", "Relu", "MatMul"]
+    digits = load_digits()
+    lying = (digits.images.transpose(0, 2, 1)[:, :, ::-1].reshape(-1, 64) / 16).astype(np.float32)
+    scores = xrt.XRTModule(adapted, engine="host")(lying)
+    assert (scores.argmax(1) == digits.target).mean() > least
+    held = np.random.default_rng(0).permutation(len(digits.target))[14 * 64 :]
+    np.testing.assert_allclose((scores.argmax(1) == digits.target)[held].mean(), found["after"], atol=0.002)
 
 
 @pytest.mark.nightly

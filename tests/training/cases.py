@@ -142,6 +142,8 @@ def _linear() -> Iterator[Case]:
         "bij,bjk->bik": ((2, 2, 3), (2, 3, 2)), "...ij,jk->...ik": ((2, 2, 3), (3, 2)), "i,j->ij": ((2,), (3,)),
         "...i,...i": ((2, 3), (2, 3)), "ij,jk": ((2, 3), (3, 2)), "bhid,bhjd->bhij": ((1, 2, 2, 3), (1, 2, 2, 3)),
         "i,j,k->ijk": ((2,), (2,), (2,)), "ij,k->i": ((2, 3), (2,)),
+        "ii->i": ((3, 3),), "iij->ij": ((2, 2, 3),), "ii": ((3, 3),), "iji,j->i": ((2, 3, 2), (3,)),
+        "iijk->j": ((2, 2, 3, 2),),
     }.items():  # fmt: skip
         yield Case(f"Einsum {equation}", lambda *x, e=equation: ops.Einsum(*x, equation=e),
                    tuple(normal(*s) for s in shapes))  # fmt: skip
@@ -224,6 +226,20 @@ def _indexing() -> Iterator[Case]:
         lambda x, u: ops.ScatterElements(x, i64([2, 0], [2, 1]), u, axis=0, reduction="add"),
         (normal(3, 2), normal(2, 2)),
     )
+    for how in ("mul", "max", "min"):
+        yield Case(
+            f"ScatterElements-{how}",
+            lambda x, u, h=how: ops.ScatterElements(x, i64([2, 0], [2, 1]), u, axis=0, reduction=h),
+            (normal(3, 2), normal(2, 2)), jax=False,
+        )  # fmt: skip
+        yield Case(f"ScatterND-{how}", lambda x, u, h=how: ops.ScatterND(x, i64([2], [2]), u, reduction=h),
+                   (normal(3, 2), normal(2, 2)), jax=False)  # fmt: skip
+    for name, zeros in (("one", [[0.0, 1.5]]), ("two", [[0.0, 0.0]])):
+        yield Case(
+            f"ScatterElements-mul-{name} zero",
+            lambda x, u: ops.ScatterElements(x, i64([1, 1]), u, axis=1, reduction="mul"),
+            (normal(1, 3), np.array(zeros)), again=False, jax=False,
+        )  # fmt: skip
     yield Case("ScatterND", lambda x, u: ops.ScatterND(x, i64([2], [0]), u), (normal(3, 2), normal(2, 2)))
     yield Case("ScatterND-add", lambda x, u: ops.ScatterND(x, i64([2], [2]), u, reduction="add"),
                (normal(3, 2), normal(2, 2)))  # fmt: skip
@@ -279,6 +295,13 @@ def _loss() -> Iterator[Case]:
                    lambda x, r=reduction: ops.SoftmaxCrossEntropyLoss(
                        x, many, weight.astype(x.dtype), reduction=r, ignore_index=2, outputs=1),
                    (normal(2, 3, 2),))  # fmt: skip
+        yield Case(f"SoftmaxCrossEntropyLoss-weights-{reduction}",
+                   lambda x, w, r=reduction: ops.SoftmaxCrossEntropyLoss(
+                       x, many, w, reduction=r, ignore_index=2, outputs=1),
+                   (normal(2, 3, 2), positive(3)), again=False)  # fmt: skip
+        yield Case(f"NegativeLogLikelihoodLoss-weights-{reduction}",
+                   lambda x, w, r=reduction: ops.NegativeLogLikelihoodLoss(x, labels, w, reduction=r),
+                   (normal(3, 3), positive(3)), again=False)  # fmt: skip
     yield Case("SoftmaxCrossEntropyLoss-log", lambda x: ops.SoftmaxCrossEntropyLoss(x, labels, outputs=2),
                (normal(3, 3),))  # fmt: skip
     yield Case("SoftmaxCrossEntropyLoss-ignore",
@@ -454,6 +477,25 @@ def _recurrent() -> Iterator[Case]:
             (normal(3, 2, 2), inner(1, gates * 2, 2), inner(1, gates * 2, 2), normal(1, 2, 2)),
             again=False, tolerance=1e-5,
         )  # fmt: skip
+
+    for name, more in (
+        ("peepholes", {}),
+        ("coupled", {"input_forget": 1}),
+        ("clip", {"clip": 0.6, "activations": ["HardSigmoid", "ScaledTanh", "Softsign"], "activation_alpha": [0.3, 1.5],
+                  "activation_beta": [0.4, 0.7]}),
+    ):  # fmt: skip
+        yield Case(
+            f"LSTM-{name}",
+            lambda x, w, r, b, p, a=more: ops.LSTM(x, w, r, b, None, None, None, p, hidden_size=2, outputs=3, **a),
+            (normal(3, 2, 2), inner(1, 8, 2), inner(1, 8, 2), inner(1, 16), inner(1, 6)), again=False,
+            tolerance=1e-5, jax=False,
+        )  # fmt: skip
+    yield Case(
+        "GRU-activations",
+        lambda x, w, r, b: ops.GRU(x, w, r, b, hidden_size=2, outputs=2, layout=1, activations=["Affine", "Elu"],
+                                   activation_alpha=[0.5, 0.8], activation_beta=[0.1]),
+        (normal(2, 3, 2), inner(1, 6, 2), inner(1, 6, 2), inner(1, 12)), again=False, tolerance=1e-5, jax=False,
+    )  # fmt: skip
 
 
 CASES: list[Case] = [

@@ -10,7 +10,7 @@ import numpy as np
 
 import xrt_core as xrt
 from xrt_core.host.executor import run_node
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.verifier import verify
 from xrt_core.kernels import OpContext, find_kernel
 from xrt_core.passes.shape_specialization import specialise
@@ -44,11 +44,17 @@ def run(graph: Graph, arrays: Sequence[Any], xp: Any = np) -> list[Any]:
     Every result is held against the type that inference gave it.
     """
     values: dict[Value, Any] = dict(zip(graph.inputs, arrays, strict=True))
+    return _run(graph, values, xp)
 
+
+def _run(graph: Graph, values: dict[Value, Any], xp: Any) -> list[Any]:
     def read(v: Value | None) -> Any:
         return None if v is None else values[v] if v in values else v.data if xp is np else xp.asarray(v.data)
 
     for n in graph.nodes:
+        if n.op_type == "Scan":
+            values.update(zip(n.outputs, _scan(n, [read(v) for v in n.inputs], values, xp), strict=True))
+            continue
         found = find_kernel(n.domain, n.op_type)
         if found is None:
             raise AssertionError(f"no portable kernel for {n.operator}")
@@ -60,6 +66,23 @@ def run(graph: Graph, arrays: Sequence[Any], xp: Any = np) -> list[Any]:
                 assert not v.is_static or (r.dtype, r.shape) == (v.dtype, v.shape), (n, r.dtype, r.shape, v.type)
                 values[v] = r
     return [read(v) for v in graph.outputs]
+
+
+def _scan(node: Node, given: list[Any], around: dict[Value, Any], xp: Any) -> list[Any]:
+    """A Scan along first axes, turn by turn."""
+    body, count = node.subgraphs[0], int(node.attributes["num_scan_inputs"])  # type: ignore[call-overload]
+    n = len(given) - count
+    outs = len(body.outputs) - n
+    back: Any = node.attributes.get("scan_input_directions") or (0,) * count
+    out_back: Any = node.attributes.get("scan_output_directions") or (0,) * outs
+    states, length, rows = given[:n], given[n].shape[0], []
+    for t in range(length):
+        now = [x[length - 1 - t if b else t] for x, b in zip(given[n:], back, strict=True)]
+        results = _run(body, {**around, **dict(zip(body.inputs, [*states, *now], strict=True))}, xp)
+        states = results[:n]
+        rows.append(results[n:])
+    stacked = [xp.stack([r[k] for r in (rows[::-1] if b else rows)]) for k, b in enumerate(out_back)]
+    return [*states, *stacked]
 
 
 def weights(shape: tuple[int, ...], salt: int) -> np.ndarray:

@@ -336,9 +336,7 @@ class _BERT(_Net):
         p = self.p
         n, t, width = x.shape
         parts = (n, t, self.heads, width // self.heads)
-        q, key, v = (
-            (x @ p[f"{k}.{c}.w"] + p[f"{k}.{c}.b"]).reshape(parts).transpose((0, 2, 1, 3)) for c in "qkv"
-        )
+        q, key, v = ((x @ p[f"{k}.{c}.w"] + p[f"{k}.{c}.b"]).reshape(parts).transpose((0, 2, 1, 3)) for c in "qkv")
         scores = q @ key.transpose((0, 1, 3, 2)) * float(parts[3] ** -0.5)
         mixed = (ops.Softmax(scores, axis=-1) @ v).transpose((0, 2, 1, 3)).reshape((n, t, width))
         x = self.norm(x + (mixed @ p[f"{k}.o.w"] + p[f"{k}.o.b"]), f"{k}.n1")
@@ -390,9 +388,7 @@ def _bert_torch(layers: int, heads: int, p: Mapping[str, Any], batch: Mapping[st
     x = norm(p["tokens"][batch["x"]] + p["positions"][:t], "n0")
     width = x.shape[-1]
     for k in range(layers):
-        q, key, v = (
-            (x @ p[f"{k}.{c}.w"] + p[f"{k}.{c}.b"]).view(n, t, heads, -1).transpose(1, 2) for c in "qkv"
-        )
+        q, key, v = ((x @ p[f"{k}.{c}.w"] + p[f"{k}.{c}.b"]).view(n, t, heads, -1).transpose(1, 2) for c in "qkv")
         mixed = f.scaled_dot_product_attention(q, key, v).transpose(1, 2).reshape(n, t, width)
         x = norm(x + (mixed @ p[f"{k}.o.w"] + p[f"{k}.o.b"]), f"{k}.n1")
         h = f.gelu(x @ p[f"{k}.f1.w"] + p[f"{k}.f1.b"])

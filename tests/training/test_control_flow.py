@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import xrt_core as xrt
 from xrt_core.frontends import ops
@@ -146,3 +148,84 @@ def test_a_model_with_a_scan_is_trained() -> None:
     losses = [float(t.step(xs=xs, target=target)) for _ in range(40)]
     assert set(t.variables) == {"w", "r", "o"}
     assert losses[-1] < 0.2 * losses[0]
+
+
+def recurrent_file(kind: str) -> onnx.ModelProto:
+    """h = tanh(x w + h r) over the rows of xs, then h o: as a Scan or a Loop whose body declares no shapes, or written
+    out for three rows."""
+    rng = np.random.default_rng(0)
+    shapes = {"w": (3, 8), "r": (8, 8), "o": (8, 1)}
+    data = [numpy_helper.from_array((rng.standard_normal(s) * 0.4).astype(np.float32), n) for n, s in shapes.items()]
+    node = helper.make_node
+
+    def info(name: str, shape: Any = None, dtype: int = 1) -> Any:
+        return helper.make_tensor_value_info(name, dtype, shape)
+
+    def cell(x: str, h: str, new: str) -> list[Any]:
+        return [
+            node("MatMul", [x, "w"], [f"{new}a"]), node("MatMul", [h, "r"], [f"{new}b"]),
+            node("Add", [f"{new}a", f"{new}b"], [f"{new}c"]), node("Tanh", [f"{new}c"], [new]),
+        ]  # fmt: skip
+
+    if kind == "Scan":
+        body = helper.make_graph(cell("x", "h", "n"), "body", [info("h"), info("x")], [info("n")])
+        nodes = [node("Scan", ["h0", "xs"], ["last"], body=body, num_scan_inputs=1)]
+    elif kind == "Loop":
+        inner = [node("Gather", ["xs", "i"], ["x"]), *cell("x", "h", "n"), node("Identity", ["go"], ["on"])]
+        counter = [info("i", [], 7), info("go", [], 9), info("h")]
+        body = helper.make_graph(inner, "body", counter, [info("on", None, 9), info("n")])
+        data.append(numpy_helper.from_array(np.array(3, np.int64), "turns"))
+        nodes = [node("Loop", ["turns", "", "h0"], ["last"], body=body)]
+    else:
+        nodes, before = [], "h0"
+        for t, after in enumerate(("h1", "h2", "last")):
+            data.append(numpy_helper.from_array(np.array(t, np.int64), f"t{t}"))
+            nodes += [node("Gather", ["xs", f"t{t}"], [f"x{t}"]), *cell(f"x{t}", before, after)]
+            before = after
+    graph = helper.make_graph(
+        [*nodes, node("MatMul", ["last", "o"], ["y"])], "recurrent", [info("h0", ["n", 8]), info("xs", ["t", "n", 3])],
+        [info("y", ["n", 1])], data,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("Scan", "host"), ("Loop", "host"), ("Loop", "xla"), pytest.param("Scan", "xla", marks=pytest.mark.nightly)],
+)
+def test_a_file_with_a_body_is_trained(kind: str, engine: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights that the body of a Scan or Loop captures learn as in the file without it; nothing is warned of."""
+    if engine == "xla":
+        pytest.importorskip("xrt_xla")
+    from xrt_core.training import SGD, TrainModule
+
+    rng = np.random.default_rng(1)
+    xs = rng.standard_normal((3, 4, 3)).astype(np.float32)
+    found = []
+    for made, by in ((recurrent_file(kind), engine), (recurrent_file(""), "host")):
+        t = TrainModule(made, loss="mse", optimizer=SGD(0.1), engine=by)
+        for _ in range(3):
+            t.step(h0=np.ones((4, 8), np.float32), xs=xs, target=xs[:, :, :1].sum(0))
+        found.append(t.parameters())
+    assert set(found[0]) == {"w", "r", "o"}
+    for name, array in found[0].items():
+        np.testing.assert_allclose(array, found[1][name], rtol=1e-4, atol=1e-6)
+    assert not caplog.records
+
+
+def test_initializers_that_are_inputs_are_trained() -> None:
+    """Files of IR 3 list their weights among the inputs: a step does not ask for them, and they learn."""
+    from xrt_core.training import SGD, TrainModule
+
+    weight = numpy_helper.from_array(np.ones((3, 2), np.float32), "w")
+    x, w, y = (helper.make_tensor_value_info(n, 1, s) for n, s in (("x", ["n", 3]), ("w", [3, 2]), ("y", ["n", 2])))
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "old", [x, w], [y], [weight])
+    t = TrainModule(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=3),
+        loss="mse", optimizer=SGD(0.1), engine="host",
+    )  # fmt: skip
+    data = np.ones((4, 3), np.float32)
+    losses = [float(t.step(x=data, target=np.zeros((4, 2), np.float32))) for _ in range(2)]
+    assert t.variables == ("w",)
+    assert losses[1] < losses[0]
+    assert [v.name for v in t.graph().inputs] == ["x"]

@@ -309,9 +309,7 @@ def test_dropout_follows_the_seed() -> None:
     """Equal seeds give equal losses, another seed others; it drops another part at each step; it can be left out."""
 
     def run(seed: int, **options: Any) -> list[float]:
-        t = TrainModule(
-            Classifier(0.5), loss="cross_entropy", optimizer=SGD(0.0), engine="host", seed=seed, **options
-        )
+        t = TrainModule(Classifier(0.5), loss="cross_entropy", optimizer=SGD(0.0), engine="host", seed=seed, **options)
         return losses(t, 4)
 
     assert run(1) == run(1)

@@ -260,7 +260,8 @@ def _replacement(tracer: Tracer, node: Node) -> list[Node] | None:
     for v, r in zip(node.outputs, results, strict=False):
         if v is None or r is None:
             continue
-        if r._value in own and r._value not in rename:
+        known = r._value.is_static and not v.is_static  # rules read the type that the composition found
+        if r._value in own and r._value not in rename and not known:
             rename[r._value] = v
         else:
             extra.append(Node("Identity", (r._value,), (v,), version=tracer.schema("Identity").since_version))

@@ -179,12 +179,12 @@ def _reads(node: Node) -> Iterator[tuple[Value, int, int, int | None]]:
         yield indices, -size if negative else 0, size, ignored
 
 
-def refuse_out_of_range(ranges: Sequence[IndexRange], arrays: Sequence[Any]) -> None:
-    """Raise InputError for the first NumPy array that violates its range; arrays of other libraries are not checked."""
+def refuse_out_of_range(ranges: Sequence[IndexRange], arrays: Sequence[Any], every: bool = False) -> None:
+    """Raise InputError for the first NumPy array that violates its range. every: read arrays of other libraries too."""
     for r in ranges:
         array = arrays[r.input]
-        if type(array) is np.ndarray:
-            r.check(array)
+        if every or type(array) is np.ndarray:
+            r.check(to_numpy(array))
 
 
 def not_finite(graph: Graph, arrays: Sequence[Any]) -> ExecutionError:

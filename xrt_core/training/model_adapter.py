@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -13,14 +13,23 @@ from xrt_core.errors import CheckpointError, InputError, XRTError
 from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.frontends.graph import Traced, layout_of, parameters_of, trace_call
 from xrt_core.frontends.promotion import is_float
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Value, bind_defaults
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels import static_inputs
 from xrt_core.passes.shape_specialization import shape_inputs
 from xrt_core.passes.simplify import DeadNodes
-from xrt_core.runtime.arrays import is_array, to_numpy
+from xrt_core.runtime.arrays import family_of, is_array, to_numpy
 from xrt_core.training.open_batch import open_batch
-from xrt_core.training.variables import Select, Variable, master, promoted, replaced, statistics, trainable
+from xrt_core.training.variables import (
+    Select,
+    Variable,
+    all_constants,
+    master,
+    promoted,
+    replaced,
+    statistics,
+    trainable,
+)
 
 log = logging.getLogger("xrt")
 
@@ -49,8 +58,20 @@ def bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) 
     for n in names:
         if not is_array(given[n]):
             raise InputError(f"input {n!r} is a {type(given[n]).__name__}, not an array")
-        found[n] = to_numpy(given[n])
+        found[n] = kept(given[n])
     return found
+
+
+def kept(array: Any) -> Any:
+    """A JAX or CuPy array of one device as it is, so that engines read it where it lies; all else as a NumPy array."""
+    family = family_of(type(array))
+    if family == "cupy":
+        return array
+    if family == "jax":
+        with suppress(Exception):  # a tracer, which to_numpy names
+            if not array.is_deleted() and len(array.devices()) == 1:
+                return array
+    return to_numpy(array)
 
 
 class FixedModel:
@@ -61,16 +82,18 @@ class FixedModel:
             from xrt_core.frontends.onnx_import import import_model
 
             model = import_model(model)
-        self.graph: Graph = model
+        model = bind_defaults(model)  # initializers that are inputs as well, as in files of IR 3, are constants here
+        self.graph = self.model = cast(Graph, model)
         self.name = model.name
         running = statistics(model) if batch_norm else []
         trained = trainable(model, select, running)
         self._constants = [*trained, *running]
         self.variables = _variables(trained, running)
         self._promoted = promoted(model, trained, running)
-        self._inputs = [v for v in model.inputs if v not in model.defaults]
+        self._inputs = list(model.inputs)
         self.by_value = tuple(model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs))
         self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
+        self.own_loss = False
         self.is_half = any(v.dtype == np.float16 for v in trained)
 
     @property
@@ -99,11 +122,7 @@ class FixedModel:
 
     def forward(self, types: Mapping[str, TensorType]) -> tuple[Graph, list[Variable]]:
         """Return the graph for inputs of these types, with the variables as its last inputs, and the variables."""
-        graph = self._promoted
-        if graph.defaults:  # inputs that have a default are constants here
-            new = {v: Value.constant(a, v.name) for v, a in graph.defaults.items()}
-            graph = replaced(graph, new).replace(inputs=[v for v in graph.inputs if v not in new], defaults={})
-        return graph, self.variables
+        return self._promoted, self.variables
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> Graph:
         """Return the model's graph with these arrays as the values of its variables."""
@@ -122,13 +141,14 @@ class WrittenGraph:
     """An `xrt.Graph`, traced once per signature; the arrays in its attributes are the variables."""
 
     def __init__(self, graph: TracedGraph) -> None:
-        self._graph = graph
+        self._graph = self.model = graph
         self.name = type(graph).__name__
         self.select: Select = None
         self.by_value: tuple[str, ...] = ()
         self.output_names: tuple[str, ...] | None = None
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
+        self.own_loss = False  # whether `build` calls backward(): `forward` then has the loss as its first output
         self._types: dict[str, TensorType] = {}  # of what it was made for
         self.is_half = any(p.dtype == np.float16 for p in graph.named_parameters().values())
         self._is_double = any(p.dtype == np.float64 for p in graph.named_parameters().values())
@@ -187,7 +207,7 @@ class WrittenGraph:
         if self._made is None:
             self._types = dict(types)
             self._made = traced, constants, _variables(trained, running)
-            used = {v.name for v in constants}
+            used = {v.name for v in all_constants(traced)}
             for name in sorted(n for n in own - used if is_float(kept[n].dtype)):
                 log.warning(
                     "%s.%s is not trained: `build` reads it through NumPy (a slice, .T, arithmetic of arrays alone), "
@@ -199,6 +219,7 @@ class WrittenGraph:
                 "training must not depend on shapes"
             )
         whole = promoted(traced, trained, running)
+        self.own_loss = recorded.loss is not None
         if recorded.loss is not None:  # loss=None means the first output; `filled` has the outputs of `build`
             whole = whole.replace(outputs=(recorded.loss, *whole.outputs))
         return whole, self._made[2]
@@ -231,8 +252,9 @@ class WrittenGraph:
         return trace_call(self._graph, list(types.values()), layout_of(len(types)), list(types))
 
     def own(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Arrays of variables in the model's dtypes."""
-        return _own(self._made[1] if self._made is not None else (), arrays)
+        """All arrays of the graph, those of variables with these values, in the model's dtypes."""
+        own = {n: np.array(p) for n, p in self._graph.named_parameters().items()}
+        return {n: np.asarray(arrays.get(n, a)).astype(a.dtype, copy=False) for n, a in own.items()}
 
 
 def _variables(trained: Sequence[Value], running: Sequence[Value]) -> list[Variable]:

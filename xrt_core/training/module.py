@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import pathlib
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.options import resolve
 from xrt_core.passes.mixed_precision import PrecisionReport
+from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.passes.rematerialization import Recompute
 from xrt_core.passes.shape_specialization import specialise
 from xrt_core.runtime.arrays import family_of, to_numpy
@@ -37,6 +40,7 @@ from xrt_core.runtime.transfers import on_host
 from xrt_core.training import checkpoint
 from xrt_core.training.checks import ComputedIndices, IndexRange, not_finite, refuse_out_of_range
 from xrt_core.training.interrupts import held_back
+from xrt_core.training.lazy_loss import LazyLoss
 from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import Optimizer
@@ -48,12 +52,21 @@ from xrt_core.training.step import (
     STEP,
     Recipe,
     StepGraph,
+    ema_name,
+    evaluation_graph,
+    gradient_graph,
     initial_state,
     loss_scale_of,
     training_graph,
     update_graph,
 )
+from xrt_core.training.transformation import Transformation, is_transformation
 from xrt_core.training.variables import Select, Variable
+
+if TYPE_CHECKING:
+    from xrt_core.training.epochs import History
+
+log = logging.getLogger("xrt")
 
 _FORMAT = "xrt-training-1"
 
@@ -76,6 +89,7 @@ class _Step:
     precision: PrecisionReport | None = None
     ranges: tuple[IndexRange, ...] = ()
     computed: ComputedIndices | None = None
+    metrics: tuple[str, ...] = ()
 
 
 class TrainModule(GuardedModule):
@@ -92,14 +106,15 @@ class TrainModule(GuardedModule):
         none has an output's name, the first is the first output, those that a step gives are inputs, and others are
         the next outputs; `*outputs` takes all. Or "cross_entropy" (input `labels`), "mse" (input `target`); or the name
         or index of an output that is the loss; None for the first output.
+    loss_options: of a loss by name: `ignore_index`, `label_smoothing`, `class_weights` of "cross_entropy".
     output: name or index of the output that the loss takes first, if not the first.
-    optimizer: one of `xrt.optim`; an `xrt.Graph` may define it by `add_optimizer`, and the loss by `backward()` in its
-        `build`.
+    optimizer: one of `xrt.optim`, or a `GradientTransformation` of optax; an `xrt.Graph` may define it by
+        `add_optimizer`, and the loss by `backward()` in its `build`.
     trainable: names or patterns of constants ("encoder.*"), or a function of name and array; default: the float
         constants with the role of a parameter (operands of products, filters, tables, scales, shifts and biases, see
         `variables`); of an `xrt.Graph`, the arrays in its attributes.
     batch_norm, dropout: True runs these operators in training mode (batch statistics; dropping by their ratio), False
-        as the model specifies. seed: of Dropout: equal seeds give equal runs.
+        as the model specifies. seed: of Dropout: equal seeds give equal runs; None draws one.
     loss_scale: None, a number, "dynamic", or a `LossScale`; with float16 (precision="fp16", or variables of that type)
         None means "dynamic"; 1 disables scaling. Under any scale a step whose gradients are not finite changes nothing
         but a count. With `precision`, variables, optimizer and gradients stay in float32. Variables of 16 bits are kept
@@ -114,6 +129,8 @@ class TrainModule(GuardedModule):
         recomputed in the backward pass instead of stored (r"layer\.\d+" makes one region per layer). Blocks of
         `training.recompute()` in an `xrt.Graph` are such regions too. recompute_budget: the maximum bytes of the
         intermediate results of a step; regions are chosen to meet it.
+    lazy_loss: with an engine that computes behind the caller's back, `step` returns a number that is read from the
+        device when it is used, so that steps run ahead; what a step raises there may come with a later one.
     options: those of `XRTModule`. Labels and indices among a step's inputs are checked at each step, those that the
         model computes with `check_indices=True`.
 
@@ -133,20 +150,28 @@ class TrainModule(GuardedModule):
         *,
         optimizer: Optimizer | None = None,
         loss: Callable[..., Any] | str | int | None = None,
+        loss_options: Mapping[str, Any] | None = None,
         output: str | int | None = None,
         engine: str | Sequence[str] | None = None,
         trainable: Select = None,
         loss_scale: Any = None,
         batch_norm: bool = True,
         dropout: bool = True,
-        seed: int = 0,
+        seed: int | None = 0,
         check_finite: bool = False,
         accumulate: int = 1,
         donate: bool = True,
         recompute: str | None = None,
         recompute_budget: int | None = None,
+        lazy_loss: bool = False,
         **options: Any,
     ) -> None:
+        self._arguments = {
+            "optimizer": optimizer, "loss": loss, "loss_options": loss_options, "output": output, "engine": engine,
+            "trainable": trainable, "loss_scale": loss_scale, "batch_norm": batch_norm, "dropout": dropout,
+            "check_finite": check_finite, "accumulate": accumulate, "donate": donate, "recompute": recompute,
+            "recompute_budget": recompute_budget, "lazy_loss": lazy_loss, **options,
+        }  # fmt: skip
         resolved = resolve({"engine": engine, "phase": "train", **options})
         self.events = EventLog()
         if resolved.use_int8:
@@ -161,20 +186,28 @@ class TrainModule(GuardedModule):
         )
         if isinstance(self._source, WrittenGraph) and trainable is not None:
             self._source.select = trainable
-        self._loss = loss_of(loss, self._source.output_names, output)
+        self._loss = loss_of(loss, self._source.output_names, output, loss_options or {})
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
             loss_scale = "dynamic"
         self._scale = loss_scale_of(loss_scale)
-        self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), int(seed)
+        if self._scale is not None and isinstance(self._optimizer, Transformation):
+            raise OptionError(
+                "an optimizer of optax trains without loss scaling: give loss_scale=None and float32 or bf16"
+            )
+        self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), _seed(seed)
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
+        self._lazy = bool(lazy_loss)
         self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
+        self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
         self._state: list[Any] = []
+        self._counts: dict[str, int] = {}  # counters of the state, as far as they are known here
+        self._metrics: dict[str, Any] = {}  # of the last step, by the loss function
         self._types: dict[str, TensorType] = {}
         self._recipe: Recipe | None = None
         self._pending: Mapping[str, np.ndarray] | None = None
@@ -191,7 +224,7 @@ class TrainModule(GuardedModule):
         Raises InputError for arrays that do not fit, GradientError if the gradient cannot be built, TrainingError
         if the state is lost (see the class).
         """
-        labels = self._labels(len(args), inputs)
+        labels = self.loss_inputs(len(args), inputs)
         batch = self._source.bind(args, inputs, labels)
         with self._lock:
             self._refuse_lost()
@@ -217,16 +250,108 @@ class TrainModule(GuardedModule):
                 return False
             found = self._applied
             if found is None:
-                found = self._planned(update_graph(self._types, self._recipe), [])
+                found = self._planned(update_graph(self._types, self._recipe), [self._optimizer.rates_at(0)])
             self._advance(found, [], self._applied is None)
             self._applied = found
         return True
 
+    def gradients(self, /, *args: Any, **inputs: Any) -> dict[str, np.ndarray]:
+        """Return the gradients of the loss of a batch by the trained variables, by name: those of the next step before
+        scaling, clipping and accumulation. Nothing is updated. Raises as `step` does."""
+        batch = self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
+        with self._lock:
+            self._refuse_lost()
+            found = self._found(batch, "gradients")
+            arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
+            refuse_out_of_range(found.ranges, arrays, self._check_indices)
+            assert self._recipe is not None
+            names = [v.name for v in self._recipe.variables if v.trained]
+            return dict(zip(names, [np.array(to_numpy(a)) for a in self._run(found, arrays)[1:]], strict=True))
+
+    # --- epochs and inference -----------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        *,
+        batch_size: int | None = None,
+        validation: Any = None,
+        callbacks: Any = (),
+        metrics: Any = (),
+        progress: bool = True,
+    ) -> History:
+        """Train for some epochs; returns for each the means of its losses, and of those of `validation`.
+
+        data: batches, as dicts by the names of a step's inputs or as tuples, such as a DataLoader; a function that
+            gives them for an epoch; or, with `batch_size`, whole arrays in a dict or tuple, which are shuffled.
+        validation: the same, evaluated after each epoch, with `metrics` (see `evaluate`).
+        callbacks: see `xrt_core.training.callbacks`. progress: show a bar if stderr is a terminal.
+
+        Ctrl-C ends it with the state after the last whole step; the history says so by `interrupted`.
+        Raises what `step` raises, and InputError for data that give no batch.
+        """
+        from xrt_core.training.epochs import run
+
+        return run(self, data, epochs, batch_size, validation, callbacks, metrics, progress)
+
+    def evaluate(self, data: Any, *, batch_size: int | None = None, metrics: Any = ()) -> dict[str, float]:
+        """Return the mean loss over all examples of `data` (see `fit`) in inference mode, and `metrics`.
+
+        metrics: names of `xrt_core.training.metrics` ("accuracy", "top_5", "f1", "mae", ...), or functions of the first
+        output and the target, both as arrays, whose results are averaged over the examples.
+        """
+        from xrt_core.training.epochs import evaluated
+
+        return evaluated(self, data, batch_size, metrics)
+
+    def predict(self, /, *args: Any, **inputs: Any) -> Any:
+        """Return the model's output for a batch in inference mode with the variables of now: an array, or a tuple of
+        them. Nothing is compiled again when the variables change. Raises as `step` does."""
+        _, outputs = self.inferred(args, inputs, with_loss=False)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def __call__(self, /, *args: Any, **inputs: Any) -> Any:
+        """`predict`."""
+        return self.predict(*args, **inputs)
+
+    def inferred(
+        self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool
+    ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+        """The batch by name; the loss, if asked for, and the outputs."""
+        labels = self.loss_inputs(len(args), inputs) if with_loss else ()
+        batch = self._source.bind(args, inputs, labels)
+        with self._lock:
+            self._refuse_lost()
+            found = self._found(batch, "evaluate" if with_loss else "predict")
+            arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
+            refuse_out_of_range(found.ranges, arrays, self._check_indices)
+            return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
+
+    def _found(self, batch: dict[str, np.ndarray], kind: str) -> _Step:
+        """The plan of "gradients", "evaluate" or "predict" for the signature of a batch."""
+        key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch), kind
+        found = self._steps.get(key)
+        if found is None:
+            _examples(batch, self._source.input_names)
+            whole, extra, report = self._specialised(batch)
+            assert self._recipe is not None
+            if kind == "gradients":
+                made = gradient_graph(whole, extra, self._types, self._recipe)
+            else:
+                own = self._source.own_loss
+                if own and kind == "predict":
+                    whole = whole.replace(outputs=whole.outputs[1:])
+                made = evaluation_graph(whole, extra, self._recipe, kind == "evaluate" and not own)
+            found = self._planned(made, [to_numpy(a) for a in batch.values()], report)
+            self._steps.put(key, found)
+        return found
+
     def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
-        rate = np.array(self._optimizer.rate_at(self._count_of(STEP)), np.float32)
+        rate = self._optimizer.rates_at(self._count_of(STEP) if self._optimizer.is_scheduled else 0)
         arrays = [*batch, rate, *(self._state[i] for i in found.reads)]
-        refuse_out_of_range(found.ranges, arrays)
+        refuse_out_of_range(found.ranges, arrays, self._check_indices)
         if found.computed is not None:
             found.computed.check(arrays)
         if fresh or self._check:
@@ -237,25 +362,57 @@ class TrainModule(GuardedModule):
         with held_back() if taken else nullcontext():
             results = list(self._run(found, list(arrays)))
             loss = results.pop(0) if batch else None
+            shown = results[len(found.writes) :]
+            del results[len(found.writes) :]
             if self._check and loss is not None and not np.isfinite(to_numpy(loss).astype(np.float64)).all():
                 raise not_finite(found.graph, arrays)
             state = list(self._state)
             for i, new in zip(found.writes, results, strict=True):
                 state[i] = new
+            if isinstance(self._optimizer, Transformation):
+                state = self._transformed(self._optimizer, found, state)
             self._state = state
-            return None if loss is None else to_numpy(loss)[()]
+            self._counted(found)
+            self._metrics = dict(zip(found.metrics, shown, strict=True))
+            if loss is None or not self._lazy or isinstance(loss, np.ndarray | np.generic):
+                return None if loss is None else to_numpy(loss)[()]
+            return LazyLoss(loss)
 
-    def _labels(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
+    def _transformed(self, optimizer: Transformation, found: _Step, state: list[Any]) -> list[Any]:
+        """The state after a transformation of optax was applied to the gradients that a step left in it."""
+        assert self._recipe is not None
+        names = self._recipe.names
+        if names.index(STEP) not in found.writes:  # a micro-batch
+            return state
+        trained = [v.name for v in self._recipe.variables if v.trained]
+        new = optimizer.applied(dict(zip(names, state, strict=True)), trained)
+        return [new.get(n, a) for n, a in zip(names, state, strict=True)]
+
+    def loss_inputs(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the arrays of a step that the loss alone reads."""
         if not isinstance(self._loss, LossFunction):
             return ()
         return self._loss.labels(self._source.output_names, self._source.input_names, count, given)
 
     def _count_of(self, name: str) -> int:
-        """Return a counter of the state; 0 before the first step."""
+        """Return a counter of the state; 0 before the first step. Reading it waits for the device, unless it follows
+        from the steps since it was read."""
         if self._recipe is None:
             return int((self._pending or {}).get(name, 0))
-        return int(to_numpy(self._state[self._recipe.names.index(name)]))
+        if name not in self._counts:
+            self._counts[name] = int(to_numpy(self._state[self._recipe.names.index(name)]))
+        return self._counts[name]
+
+    def _counted(self, found: _Step) -> None:
+        """Follow the counters over a step that was taken."""
+        assert self._recipe is not None
+        written = {self._recipe.names[i] for i in found.writes}
+        if STEP not in written:
+            self._counts = {n: c + 1 if n == MICRO else c for n, c in self._counts.items()}
+        elif self._scale is None:
+            self._counts = {n: c + 1 if n == STEP else 0 for n, c in self._counts.items()}
+        else:  # whether the step was left out is on the device
+            self._counts = {}
 
     def _refuse_lost(self) -> None:
         if self._lost is not None:
@@ -280,9 +437,21 @@ class TrainModule(GuardedModule):
             raise
 
     def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
-        return tuple(batch[n].tobytes() for n in self._source.by_value if n in batch)
+        return tuple(to_numpy(batch[n]).tobytes() for n in self._source.by_value if n in batch)
 
     def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
+        whole, extra, report = self._specialised(batch)
+        assert self._recipe is not None
+        examples = _examples(batch, self._source.input_names)
+        made = training_graph(whole, extra, self._types, self._recipe, update, examples)
+        arrays = [to_numpy(batch[v.name]) for v in made.graph.inputs[: len(batch)]]
+        return self._planned(made, [*arrays, self._optimizer.rates_at(0)], report)
+
+    def _specialised(
+        self, batch: Mapping[str, np.ndarray]
+    ) -> tuple[Graph, dict[str, TensorType], PrecisionReport | None]:
+        """The forward graph for a batch, whose last inputs are the variables, and the inputs that the loss alone
+        reads."""
         types = {n: TensorType(a.dtype, a.shape) for n, a in batch.items()}
         names = self._source.input_names
         forward, variables = self._source.forward({n: types[n] for n in names})
@@ -290,16 +459,14 @@ class TrainModule(GuardedModule):
             self._begin(variables)
         recipe = self._recipe
         assert recipe is not None
-        known = {i: batch[n] for i, n in enumerate(names) if n in self._source.by_value}
+        known = {i: to_numpy(batch[n]) for i, n in enumerate(names) if n in self._source.by_value}
         declared = [types[n] for n in names] + [v.type for v in recipe.variables]
         whole = specialise(self._pipeline.mark_updates(forward), declared, known, run_node, expand=expand)
         report = None
         if self._lowering is not None:
             self._lowering.check_names(forward)
             whole, report = self._lowering.apply(whole)
-        extra = {n: t for n, t in types.items() if n not in names}
-        made = training_graph(whole, extra, self._types, recipe, update, _examples(batch, names))
-        return self._planned(made, [batch[v.name] for v in made.graph.inputs[: len(types)]], report)
+        return whole, {n: t for n, t in types.items() if n not in names}, report
 
     def _planned(self, made: StepGraph, batch: Sequence[np.ndarray], report: PrecisionReport | None = None) -> _Step:
         assert self._recipe is not None
@@ -307,13 +474,16 @@ class TrainModule(GuardedModule):
         plans = self._pipeline.plan_cache(self._pipeline.capture(made.graph))
         reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))
         state = [to_numpy(self._state[i]) for i in reads]
-        plan = plans.plan_for([*batch, np.zeros((), np.float32), *state])
+        plan = plans.plan_for([*batch, *state])
         assert isinstance(plan, Planned)
+        if self._is_named:
+            self._is_named = False
+            _warn_of_idle(self.engines, plan.explain().report, self._source.name)
         engines = self._pipeline.services.compilation.engines
         host = on_host(self._pipeline.services.place.xp)
         direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
         computed = ComputedIndices(made.graph) if self._check_indices else None
-        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges, computed)
+        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges, computed, made.metrics)
 
     def _begin(self, variables: Sequence[Variable]) -> None:
         trained = [v.name for v in variables if v.trained]
@@ -338,6 +508,11 @@ class TrainModule(GuardedModule):
     # --- queries ------------------------------------------------------------------------------------------------
 
     @property
+    def metrics(self) -> dict[str, Any]:
+        """What the loss function of the last step gave beside the loss, by name."""
+        return {n: to_numpy(a)[()] for n, a in self._metrics.items()}
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """Names of the variables: trained ones and running statistics."""
         return tuple(v.name for v in self._recipe.variables) if self._recipe is not None else ()
@@ -351,9 +526,7 @@ class TrainModule(GuardedModule):
     def step_count(self) -> int:
         """The number of updates of the state, those before a loaded checkpoint included."""
         with self._lock:
-            if self._recipe is None:
-                return int((self._pending or {}).get(STEP, 0))
-            return int(to_numpy(self._state[self._recipe.names.index(STEP)]))
+            return self._count_of(STEP)
 
     def explain(self) -> Explanation:
         """Return the explanation of the last signature. Raises InputError before the first step."""
@@ -409,6 +582,7 @@ class TrainModule(GuardedModule):
                 f"accumulate={self._accumulate}"
             )
         self._state = [arrays[n] for n in names]
+        self._counts = {}
         self._lost = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -427,26 +601,44 @@ class TrainModule(GuardedModule):
             )
         self.load_state_dict(arrays)
 
-    def parameters(self) -> dict[str, np.ndarray]:
-        """Return copies of the variables by name, in the model's dtypes, for `xrt.Graph.load_parameters`. Raises as
-        `state_dict` does."""
+    def parameters(self, *, average: bool = False) -> dict[str, np.ndarray]:
+        """Return copies of the variables by name, in the model's dtypes; of an `xrt.Graph` all arrays, for
+        `load_parameters`. average: their running means (option `ema` of the optimizer). Raises as `state_dict` does,
+        and OptionError where there are no means."""
+        return self._source.own(self._parameters(average))
+
+    def _parameters(self, average: bool = False) -> dict[str, np.ndarray]:
+        """The values of the variables, as far as they are known before the first step."""
+        if average and self._optimizer.ema is None:
+            raise OptionError("average=True: the optimizer keeps no running means; give it ema=0.999 or the like")
         state = self.state_dict()
-        return self._source.own({n: state[n] for n in self.variables})
+        found = {n: a for n, a in state.items() if not n.startswith(("training/", "optimizer/"))}
+        return {n: state.get(ema_name(n), a) for n, a in found.items()} if average else found
 
     def graph(self) -> Graph:
         """Return the model's graph with the current values of the variables as constants. For an `xrt.Graph` it has the
         shapes of the first step; for other shapes use `graph.load_parameters(trainer.parameters())`."""
-        return self._source.filled(self.parameters())
+        return self._source.filled(self._parameters())
 
-    def export(self, path: str | os.PathLike[str], *, opset: int | None = None) -> None:
+    def export(self, path: str | os.PathLike[str], *, opset: int | None = None, average: bool = False) -> None:
         """Write the trained model as an ONNX file, for the lowest opset that has all its operators, or a given one.
+        average: with the running means of the variables, see `parameters`.
 
         The file of an `xrt.Graph` takes batches of any size where `build` records the same for another size; inputs
         that only a loss reads, by `backward()`, stay out. Raises ExportError if it cannot be written.
         """
         from xrt_core.frontends.onnx_export import save, with_opset
 
-        save(with_opset(self._source.exported(self.parameters()), opset), path)
+        save(with_opset(self._source.exported(self._parameters(average)), opset), path)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainModule:
+        """Return a module of its own with a copy of the state; it compiles its own steps."""
+        made = type(self)(copy.deepcopy(self._source.model, memo), seed=self._seed, **self._arguments)
+        memo[id(self)] = made
+        state = self.state_dict()
+        if state:
+            made.load_state_dict(state)
+        return made
 
     def __repr__(self) -> str:
         return f"<TrainModule {self._source.name}: {len(self.variables)} variables; engines {self.engines or 'host'}>"
@@ -455,6 +647,8 @@ class TrainModule(GuardedModule):
 def _optimizer_of(given: Any, model: Any) -> Optimizer:
     own = getattr(model, "_optimizer", None) if isinstance(model, TracedGraph) else None
     found = own if given is None else given
+    if not isinstance(found, Optimizer) and is_transformation(found):
+        return Transformation(found)
     if not isinstance(found, Optimizer):
         raise OptionError(
             f"optimizer={found!r}: it takes one of xrt.optim (SGD, Momentum, Adagrad, Adam, AdamW, LAMB), or another "
@@ -478,6 +672,23 @@ def _examples(batch: Mapping[str, np.ndarray], names: Sequence[str]) -> int:
                 raise InputError(f"the batch is empty: input {name!r} has shape {list(batch[name].shape)}")
             return int(batch[name].shape[0])
     return 1
+
+
+def _seed(given: Any) -> int:
+    if given is None:
+        return secrets.randbits(31)
+    if not isinstance(given, int | np.integer) or isinstance(given, bool) or not -(2**31) <= given < 2**31:
+        raise OptionError(f"seed={given!r}: it takes a whole number from -2**31 to 2**31 - 1, or None for any")
+    return int(given)
+
+
+def _warn_of_idle(engines: Sequence[str], report: PartitionReport, model: str) -> None:
+    """Warn of engines that were asked for and support no node of a step, each with its reason for the first."""
+    taking = {c.engine for c in report.clusters}
+    for name in engines:
+        said = [part for h in report.host_nodes for part in h.reason.split("; ") if part.startswith(f"{name}: ")]
+        if name not in taking and said and not any("would not pay" in part for part in said):
+            log.warning("%s: the engine %s takes no node of the training step (%s)", model, name, said[0])
 
 
 def _count(name: str, given: Any) -> int:

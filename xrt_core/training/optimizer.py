@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -34,7 +35,12 @@ class Optimizer(ABC):
 
     learning_rate: a number, or a function from the step number (from 0) to one. clip_norm: gradients are scaled so
     that their global norm is at most this (None: no clipping). decay: function of name and shape that selects the
-    variables to which weight decay applies; default: those of rank 2 or more.
+    variables to which weight decay applies; default: those of rank 2 or more. clip_value: gradients are cut at this and
+    its negative, before the norm. groups: pattern of variables' names (of `fnmatch`) -> options of its own,
+    `learning_rate` and `weight_decay` (which then applies to all ranks); the first that fits counts. ema: the decay of
+    a running mean of the variables, which `parameters(average=True)` and `export(average=True)` give.
+
+    Learning rates are inputs of the step: a schedule compiles nothing again.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
@@ -46,6 +52,9 @@ class Optimizer(ABC):
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
         decay: Callable[[str, tuple[int, ...]], bool] | None = None,
+        clip_value: float | None = None,
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
+        ema: float | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
@@ -56,21 +65,52 @@ class Optimizer(ABC):
         _within("weight_decay", weight_decay, 0.0)
         if clip_norm is not None and not clip_norm > 0:
             raise OptionError(f"clip_norm={clip_norm!r}: it takes a number above 0, or None")
+        if clip_value is not None and not clip_value > 0:
+            raise OptionError(f"clip_value={clip_value!r}: it takes a number above 0, or None")
+        if ema is not None:
+            _within("ema", ema, 0.0, 1.0)
         self.learning_rate = learning_rate
         self.weight_decay = float(weight_decay)
-        self.clip_norm = clip_norm
+        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.ema = None if ema is None else float(ema)
         self._decay = decay
+        self.groups = {p: _group(p, own) for p, own in (groups or {}).items()}
+        self._rates = [learning_rate]  # of all variables, and of the groups that have one of their own
+        self._rate_of = {}
+        for pattern, own in self.groups.items():
+            if "learning_rate" in own:
+                self._rate_of[pattern] = len(self._rates)
+                self._rates.append(own["learning_rate"])
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of step number `step` (from 0)."""
-        if not callable(self.learning_rate):
-            return float(self.learning_rate)
-        rate = self.learning_rate(step)
-        _within(f"learning_rate of step {step}", rate, 0.0)
-        return float(rate)
+        """Return the learning rate of step number `step` (from 0), of variables of no group."""
+        return _rate(self.learning_rate, step)
+
+    def rates_at(self, step: int) -> np.ndarray:
+        """Return what the step graph takes as learning rate: float32[], or float32[n] where groups have their own."""
+        rates = np.array([_rate(r, step) for r in self._rates], np.float32)
+        return rates if len(rates) > 1 else rates.reshape(())
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a learning rate depends on the step."""
+        return any(callable(r) for r in self._rates)
+
+    def rate_index(self, name: str) -> int | None:
+        """Return the index of a variable's rate in `rates_at`; None where there is one rate."""
+        if len(self._rates) == 1:
+            return None
+        pattern = self._group_of(name)
+        return 0 if pattern is None else self._rate_of.get(pattern, 0)
+
+    def _group_of(self, name: str) -> str | None:
+        return next((p for p in self.groups if fnmatchcase(name, p)), None)
 
     def decay_of(self, name: str, shape: tuple[int, ...]) -> float:
         """Return the weight decay of one variable."""
+        pattern = self._group_of(name)
+        if pattern is not None and "weight_decay" in self.groups[pattern]:
+            return float(self.groups[pattern]["weight_decay"])
         applies = self._decay(name, shape) if self._decay is not None else len(shape) >= 2
         return self.weight_decay if applies else 0.0
 
@@ -83,6 +123,23 @@ class Optimizer(ABC):
         self, at: Moment, x: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], decay: float
     ) -> Sequence[Tensor]:
         """Return the new value of a variable, then of its slots in the order of the class attribute `slots`."""
+
+
+def _rate(rate: float | Schedule, step: int) -> float:
+    if not callable(rate):
+        return float(rate)
+    found = rate(step)
+    _within(f"learning_rate of step {step}", found, 0.0)
+    return float(found)
+
+
+def _group(pattern: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    for name in given:
+        if name not in ("learning_rate", "weight_decay"):
+            raise OptionError(f"groups: {pattern!r} has the option {name!r}; it takes learning_rate and weight_decay")
+        if not callable(given[name]):
+            _within(f"{name} of {pattern!r}", given[name], 0.0)
+    return dict(given)
 
 
 def _options(kind: type) -> list[str]:
@@ -284,3 +341,7 @@ def finite(gradients: Sequence[Tensor]) -> Tensor:
 
 
 __all__ = ["LAMB", "SGD", "Adagrad", "Adam", "AdamW", "Moment", "Momentum", "Optimizer", "Schedule"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

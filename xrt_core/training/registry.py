@@ -32,7 +32,7 @@ Key = tuple[str, str]
 
 FAMILIES = (
     "elementwise", "activation", "linear", "reduction", "movement", "indexing", "normalization", "loss",
-    "convolution", "pooling", "resize", "vision", "signal", "random", "control", "recurrent", "constant",
+    "convolution", "pooling", "resize", "vision", "signal", "random", "control", "recurrent", "sequence", "constant",
 )  # fmt: skip
 """Modules of `training.rules`, one per operator family."""
 

@@ -23,9 +23,10 @@ from xrt_core.passes.simplify import CommonSubexpressions, DeadNodes, IdentityNo
 from xrt_core.training.autodiff import found_backward
 from xrt_core.training.checks import IndexRange, index_ranges
 from xrt_core.training.gradient_context import dialect, emit, filled, where
-from xrt_core.training.losses import LossFunction
+from xrt_core.training.losses import LossFunction, unknown_loss
 from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
 from xrt_core.training.recomputation import keep_mark
+from xrt_core.training.transformation import Transformation, gradient_name
 from xrt_core.training.variables import Variable
 
 STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_steps"
@@ -85,6 +86,10 @@ def initial_state(
         if v.trained:
             for slot in optimizer.slots:
                 state[slot_name(slot, v.name)] = optimizer.initial(slot, v.value)
+            if optimizer.ema is not None:
+                state[ema_name(v.name)] = np.array(v.value)
+    if isinstance(optimizer, Transformation):
+        state |= optimizer.leaves({v.name: v.value for v in variables if v.trained})
     if accumulate > 1:
         state |= {sum_name(v.name): np.zeros(v.value.shape, v.value.dtype) for v in variables if v.trained}
         state |= {MICRO: np.zeros((), np.int64), EXAMPLES: np.zeros((), np.float32)}
@@ -100,6 +105,11 @@ def initial_state(
 def slot_name(slot: str, variable: str) -> str:
     """Return the name in the state of one slot of a variable."""
     return f"optimizer/{slot}/{variable}"
+
+
+def ema_name(variable: str) -> str:
+    """Return the name in the state of the running mean of a variable."""
+    return f"optimizer/ema/{variable}"
 
 
 def sum_name(variable: str) -> str:
@@ -133,7 +143,7 @@ class Recipe:
 @dataclass(frozen=True, slots=True)
 class StepGraph:
     """The graph of a step. reads, writes: names of the state entries of its last inputs, and of its outputs after the
-    loss.
+    loss. metrics: names of the last outputs, which the loss function gave beside the loss.
 
     ranges: range checks of its integer inputs.
     """
@@ -142,6 +152,7 @@ class StepGraph:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     ranges: tuple[IndexRange, ...]
+    metrics: tuple[str, ...] = ()
 
 
 def training_graph(
@@ -168,13 +179,13 @@ def training_graph(
     values = {v.name: v for v in forward.inputs[count:]}
     values |= {n: Value(n, t) for n, t in state.items() if n not in values}
     added = {n: Value(n, t) for n, t in extra.items()}
-    rate = Value(RATE, TensorType(FLOAT32, ()))
+    rate = Value(RATE, TensorType(FLOAT32, recipe.optimizer.rates_at(0).shape))
     with tracing(tracer):
         scope = tracer.scope
         read = {n: Tensor(v, scope) for n, v in values.items()}
         turn = read[STEP] if recipe.accumulate == 1 else read[STEP] * recipe.accumulate + read[MICRO]
         running = _forward(tracer, forward, turn, recipe)
-        loss = _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])
+        loss, shown = _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])
         gradients = _unscaled_gradients(loss, read, recipe)
         start, new = _new_state(read, gradients, Tensor(rate, scope), recipe, update, examples)
         for name, v in running.items():
@@ -186,10 +197,64 @@ def training_graph(
     reads = _read(values, nodes, recipe)
     inputs = [*forward.inputs[:count], *added.values(), rate, *(values[n] for n in reads)]
     graph = Graph(
-        inputs, [loss._value, *made], nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name,
+        inputs, [loss._value, *made, *(t._value for t in shown.values())], nodes,
+        opsets={**forward.opsets, **tracer.opsets}, name=forward.name,
     )  # fmt: skip
     graph = _finished(graph, recipe)
-    return StepGraph(graph, tuple(reads), tuple(writes), index_ranges(graph))
+    return StepGraph(graph, tuple(reads), tuple(writes), index_ranges(graph), tuple(shown))
+
+
+def evaluation_graph(forward: Graph, extra: Mapping[str, TensorType], recipe: Recipe, with_loss: bool) -> StepGraph:
+    """Build the graph of the model in inference, from a specialised forward graph whose last inputs are the variables.
+
+    Its inputs: those of the model, those that only the loss reads (`extra`), the variables; its outputs: with_loss the
+    loss, then those of the model.
+    """
+    tracer = Tracer(forward.name or "model", {})
+    tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
+    tracer.reserve(n.name for n in forward.nodes)
+    tracer.reserve([v.name for v in forward.inputs])
+    count = len(forward.inputs) - len(recipe.variables)
+    added = {n: Value(n, t) for n, t in extra.items()}
+    outputs = list(forward.outputs)
+    with tracing(tracer):
+        tracer.scope.nodes.extend(forward.nodes)
+        if with_loss:
+            outputs.insert(0, _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])[0]._value)
+        nodes = tracer.scope.nodes
+    inputs = [*forward.inputs[:count], *added.values(), *forward.inputs[count:]]
+    graph = Graph(inputs, outputs, nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name)
+    graph = run_passes(graph, (IdentityNodes(), CommonSubexpressions(), DeadNodes()))
+    return StepGraph(graph, tuple(v.name for v in recipe.variables), (), index_ranges(graph))
+
+
+def gradient_graph(
+    forward: Graph, extra: Mapping[str, TensorType], state: Mapping[str, TensorType], recipe: Recipe
+) -> StepGraph:
+    """Build the graph of the gradients that a step would use, without loss scaling, clipping or an update: its outputs
+    are the loss and the gradient of each trained variable, in order."""
+    tracer = Tracer(forward.name or "model", {})
+    tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
+    tracer.reserve(n.name for n in forward.nodes)
+    tracer.reserve([v.name for v in forward.inputs])
+    count = len(forward.inputs) - len(recipe.variables)
+    values = {v.name: v for v in forward.inputs[count:]}
+    values |= {n: Value(n, t) for n, t in state.items() if n not in values}
+    added = {n: Value(n, t) for n, t in extra.items()}
+    with tracing(tracer):
+        scope = tracer.scope
+        read = {n: Tensor(v, scope) for n, v in values.items()}
+        turn = read[STEP] if recipe.accumulate == 1 else read[STEP] * recipe.accumulate + read[MICRO]
+        _forward(tracer, forward, turn, recipe)
+        loss, _ = _loss(tracer, forward, added, recipe.loss, forward.inputs[:count])
+        found = _gradients(loss, [read[v.name] for v in recipe.variables if v.trained], recipe.named)
+        nodes = scope.nodes
+    reads = _read(values, nodes, recipe)
+    inputs = [*forward.inputs[:count], *added.values(), *(values[n] for n in reads)]
+    outputs = [loss._value, *(g._value for g in found)]
+    graph = Graph(inputs, outputs, nodes, opsets={**forward.opsets, **tracer.opsets}, name=forward.name)
+    graph = _finished(graph, recipe)
+    return StepGraph(graph, tuple(reads), (), index_ranges(graph))
 
 
 def update_graph(state: Mapping[str, TensorType], recipe: Recipe) -> StepGraph:
@@ -197,7 +262,7 @@ def update_graph(state: Mapping[str, TensorType], recipe: Recipe) -> StepGraph:
     the new state."""
     tracer = Tracer("update", {})
     values = {n: Value(n, t) for n, t in state.items()}
-    rate = Value(RATE, TensorType(FLOAT32, ()))
+    rate = Value(RATE, TensorType(FLOAT32, recipe.optimizer.rates_at(0).shape))
     with tracing(tracer):
         scope = tracer.scope
         read = {n: Tensor(v, scope) for n, v in values.items()}
@@ -255,11 +320,16 @@ def _new_state(
         gradients = [s / total.astype(s.dtype) for s in sums.values()]
     assert gradients is not None
     sound = finite(gradients) if recipe.scale is not None else None
+    if recipe.optimizer.clip_value is not None:
+        gradients = [ops.Clip(g, -recipe.optimizer.clip_value, recipe.optimizer.clip_value) for g in gradients]
     if recipe.optimizer.clip_norm is not None:
         gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
     if not many:
         start = len(nodes)
-    new = _updates(read, trained, gradients, rate, recipe.optimizer)
+    if isinstance(recipe.optimizer, Transformation):
+        new = {gradient_name(v.name): g for v, g in zip(trained, gradients, strict=True)}
+    else:
+        new = _updates(read, trained, gradients, rate, recipe.optimizer)
     new[STEP] = read[STEP] + 1
     if sound is not None:
         assert recipe.scale is not None
@@ -373,22 +443,29 @@ def _loss(
     extra: Mapping[str, Value],
     loss: LossFunction | str | int | None,
     own: Sequence[Value],
-) -> Tensor:
-    """The loss in the scope. own: the model's inputs without variables."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss in the scope, and the metrics that its function gave beside it. own: the model's inputs without
+    variables."""
     scope = tracer.scope
     names = [v.name for v in forward.outputs]
     if isinstance(loss, LossFunction):
         labels, inputs = ({v.name: Tensor(v, scope) for v in values} for values in (extra.values(), own))
         found = loss([Tensor(v, scope) for v in forward.outputs], names, inputs, labels)
-        if not isinstance(found, Tensor):
-            raise GradientError(f"the loss function returned a {type(found).__name__}, not a tensor")
-        return found
+        shown: Any = {}
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
+            found, shown = found
+        if not isinstance(found, Tensor) or not all(isinstance(t, Tensor) for t in shown.values()):
+            raise GradientError(
+                f"the loss function returned a {type(found).__name__}; it returns a tensor, or a tensor and a dict of "
+                "further ones by name"
+            )
+        return found, dict(shown)
     if isinstance(loss, str) and loss not in names:
-        raise GradientError(f"loss={loss!r}: the model has the outputs {', '.join(names)}")
+        raise unknown_loss(loss, names)
     index = 0 if loss is None else names.index(loss) if isinstance(loss, str) else loss
     if not 0 <= index < len(names):
         raise GradientError(f"loss={index}: the model has {len(names)} outputs")
-    return Tensor(forward.outputs[index], scope)
+    return Tensor(forward.outputs[index], scope), {}
 
 
 def _scaled(loss: Tensor, read: Mapping[str, Tensor], scale: LossScale | None) -> tuple[Tensor, Tensor | None]:
@@ -406,13 +483,18 @@ def _updates(
     optimizer: Optimizer,
 ) -> dict[str, Tensor]:
     """Return name -> new value of the variables and their slots."""
-    at = Moment(rate, read[STEP] + 1)
+    count = read[STEP] + 1
     new: dict[str, Tensor] = {}
     for v, g in zip(trained, gradients, strict=True):
         slots = {s: read[slot_name(s, v.name)] for s in optimizer.slots}
+        index = optimizer.rate_index(v.name)
+        at = Moment(rate if index is None else rate[index], count)
         results = optimizer.update(at, read[v.name], g, slots, optimizer.decay_of(v.name, v.value.shape))
         names = (v.name, *(slot_name(s, v.name) for s in optimizer.slots))
         new.update(zip(names, results, strict=True))
+        if optimizer.ema is not None:
+            mean = read[ema_name(v.name)]
+            new[ema_name(v.name)] = mean * optimizer.ema + new[v.name] * (1.0 - optimizer.ema)
     return new
 
 

@@ -100,12 +100,12 @@ for _name in ("neg", "pos", "abs", "lt", "le", "gt", "ge", "getitem"):
     setattr(Variable, f"__{_name}__", _traced(f"__{_name}__"))
 
 
-def _constants(graph: Graph) -> Iterator[Value]:
+def all_constants(graph: Graph) -> Iterator[Value]:
     """Yield the constants of a graph and of its subgraphs in order of use, possibly repeated."""
     for n in graph.nodes:
         yield from (v for v in n.inputs if v is not None and v.data is not None)
         for g in n.subgraphs:
-            yield from _constants(g)
+            yield from all_constants(g)
     yield from (v for v in graph.outputs if v.data is not None)
 
 
@@ -215,7 +215,7 @@ def trainable(graph: Graph, select: Select = None, running: Collection[Value] = 
     Raises GradientError for a name or pattern that no float constant has.
     """
     stats = {*running, *statistics(graph), *_shaping(graph)}
-    known = dict.fromkeys(_constants(graph))
+    known = dict.fromkeys(all_constants(graph))
     floats = [v for v in known if v.name and v.dtype is not None and is_float(v.dtype) and v not in stats]
     if callable(select):
         return [v for v in floats if v.data is not None and select(v.name, v.data)]

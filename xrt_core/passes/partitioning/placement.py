@@ -15,7 +15,8 @@ from xrt_core.ir.graph import MARK, NO_ANNOTATIONS, REGION, Annotations, Attribu
 log = logging.getLogger("xrt")
 
 _KINDS = ("name", "op")
-_KEYS = frozenset((MARK, REGION, "xrt.function", "xrt.same"))  # keys in nodes' metadata that XRT reads or writes
+# keys in nodes' metadata that XRT reads or writes
+_KEYS = frozenset((MARK, REGION, "xrt.function", "xrt.same", "xrt.recompute", "xrt.training.saved"))
 _MEANT = {MARK: MARK, REGION: REGION, "xrt.engine": MARK}
 
 

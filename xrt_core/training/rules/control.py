@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,10 +12,12 @@ from xrt_core.frontends.promotion import BOOL, INT64
 from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.frontends.tracing import Tracer, current_tracer
 from xrt_core.ir.graph import Graph, Node, Value, substitute
-from xrt_core.ir.types import TensorType, ValueType
+from xrt_core.ir.types import Dim, TensorType, ValueType
+from xrt_core.passes.simplify import DeadNodes
 from xrt_core.training.autodiff import differentiable, reverse
-from xrt_core.training.gradient_context import Backward, Forward, filled
+from xrt_core.training.gradient_context import Backward, Forward, filled, known_as
 from xrt_core.training.registry import composition, gradient
+from xrt_core.training.residuals import products, split
 
 _SAVED = "xrt.training.saved"
 """Metadata of a Scan or Loop whose last outputs are the states at the start of each iteration."""
@@ -35,8 +37,9 @@ def _copy(tracer: Tracer, body: Graph, given: Mapping[Value, Value]) -> dict[Val
 def _backwards(
     tracer: Tracer, body: Graph, given: Mapping[Value, Value], cotangents: Sequence[tuple[Value, Tensor | None]],
     wrt: Sequence[Value],
-) -> list[Tensor]:  # fmt: skip
-    """Record the forward body again, then the gradients by `wrt` (zeros for those that have none)."""
+) -> tuple[dict[Value, Value], list[Tensor]]:  # fmt: skip
+    """Record the forward body again, then the gradients by `wrt` (zeros for those that have none); returns old value
+    -> new value, and the gradients."""
     new = _copy(tracer, body, given)
     arriving: dict[Value, Tensor] = {}
     for out, g in cotangents:
@@ -49,7 +52,7 @@ def _backwards(
     for v in targets:
         g = found.get(v)
         results.append(filled(Tensor(v, tracer.scope)) if g is None else g)
-    return results
+    return new, results
 
 
 def _graph(tracer: Tracer, name: str, inputs: Sequence[Value], outputs: Sequence[Tensor | Value]) -> Graph:
@@ -75,7 +78,7 @@ def if_(ctx: Backward) -> Any:
         body = ctx.node.attributes[name]
         assert isinstance(body, Graph)
         with tracer.nested(f"{name} of {ctx.node.name}"):
-            found = _backwards(tracer, body, {}, list(zip(body.outputs, ctx.grads, strict=True)), ctx.captures)
+            _, found = _backwards(tracer, body, {}, list(zip(body.outputs, ctx.grads, strict=True)), ctx.captures)
             bodies[name] = _graph(tracer, name, (), found)
     types = [v.type for v in ctx.captures]
     made = tracer.emit(tracer.schema("If"), [ctx.inputs[0]._value], bodies, len(types), types)
@@ -93,7 +96,7 @@ def _with_saved(ctx: Forward, body: Graph, states: Sequence[Value], attributes: 
     whole = body.replace(nodes=(*body.nodes, *more), outputs=(*body.outputs, *extra))
     outputs = [Value(tracer.fresh(v.name) if v else tracer.fresh("left_out"), v.type if v else None)
                for v in node.outputs]  # fmt: skip
-    saved = [Value(tracer.fresh("states"), _stacked(v.type)) for v in states]
+    saved = [Value(tracer.fresh("states"), _stacked(v.type, _turns(node))) for v in states]
     metadata = {**node.annotations.metadata, _SAVED: str(len(states))}
     tracer.scope.nodes.append(
         Node(
@@ -104,10 +107,20 @@ def _with_saved(ctx: Forward, body: Graph, states: Sequence[Value], attributes: 
     return [Tensor(v, tracer.scope) if old is not None else None for old, v in zip(node.outputs, outputs, strict=True)]
 
 
-def _stacked(t: ValueType | None) -> ValueType | None:
+def _turns(node: Node) -> Dim:
+    """The number of iterations of a Scan, if it is known."""
+    if node.op_type != "Scan":
+        return None
+    axes: Any = node.attributes.get("scan_input_axes")
+    count: Any = node.attributes["num_scan_inputs"]
+    first = node.inputs[len(node.inputs) - count]
+    return None if first is None or first.shape is None else first.shape[axes[0] if axes else 0]
+
+
+def _stacked(t: ValueType | None, length: Dim = None) -> ValueType | None:
     if not isinstance(t, TensorType) or t.shape is None:
         return TensorType(t.dtype) if isinstance(t, TensorType) else None
-    return TensorType(t.dtype, (None, *t.shape))
+    return TensorType(t.dtype, (length, *t.shape))
 
 
 def _body_of(ctx: Forward) -> Graph:
@@ -132,7 +145,8 @@ def scan_with_states(ctx: Forward) -> Any:
 
 @gradient("Scan")
 def scan(ctx: Backward) -> Any:
-    """A Scan from the last iteration to the first; gradients of captures are summed over the iterations."""
+    """A Scan from the last iteration to the first. The forward Scan stores what it reads; gradients of captures are
+    summed over the iterations, or are one product after them."""
     tracer, body = current_tracer("Scan"), _body_of(ctx)
     m = int(ctx.attr("num_scan_inputs"))
     n = len(ctx.node.inputs) - m
@@ -142,15 +156,10 @@ def scan(ctx: Backward) -> Any:
     moving = [i for i in range(n) if differentiable(body.inputs[i])]
     sliced = [i for i in range(n, n + m) if i in ctx.wanted and differentiable(body.inputs[i])]
     arriving = [j for j in range(n, n + k) if ctx.grads[j] is not None]
-    first = [_arriving(ctx, i, ctx.inputs[i]) for i in moving]
     scope = tracer.scope
-    sums = [filled(Tensor(v, scope)) for v in ctx.captures]
-    read = [*ctx.outputs[n + k :], *ctx.inputs[n:], *(ctx.grads[j] for j in arriving)]
-    axes = [*[0] * n, *in_axes, *(out_axes[j - n] for j in arriving)]
-    ways = [*[1] * n, *(1 - w for w in in_ways), *(1 - out_ways[j - n] for j in arriving)]
+    at = next((i for i, x in enumerate(scope.nodes) if x is ctx.node), None)
     with tracer.nested(f"gradient of {ctx.node.name}"):
         carried = [Value(tracer.fresh("d_state"), body.inputs[i].type) for i in moving]
-        totals = [Value(tracer.fresh("d_captured"), v.type) for v in ctx.captures]
         own = [Value(tracer.fresh(v.name or "in"), v.type) for v in body.inputs]
         slices = [Value(tracer.fresh("d_out"), body.outputs[j].type) for j in arriving]
         inner = tracer.scope
@@ -159,27 +168,108 @@ def scan(ctx: Backward) -> Any:
             *((body.outputs[j], Tensor(s, inner)) for j, s in zip(arriving, slices, strict=True)),
         ]
         wrt = [*(body.inputs[i] for i in moving), *ctx.captures, *(body.inputs[i] for i in sliced)]
-        found = _backwards(tracer, body, dict(zip(body.inputs, own, strict=True)), cotangents, wrt)
-        added = [Tensor(t, inner) + g for t, g in zip(totals, found[len(moving) :], strict=False)]
-        results = [*found[: len(moving)], *added, *found[len(moving) + len(totals) :]]
-        graph = _graph(tracer, "body", [*carried, *totals, *own, *slices], results)
+        new, tensors = _backwards(tracer, body, dict(zip(body.inputs, own, strict=True)), cotangents, wrt)
+        found = [t._value for t in tensors]
+        by_state, by_slice = found[: len(moving)], found[len(found) - len(sliced) :]
+        by_capture = dict(zip(ctx.captures, found[len(moving) : len(found) - len(sliced)], strict=True))
+        later = products(inner.nodes, by_capture.values(), {*by_state, *by_slice}) if at is not None else {}
+        summed = {v: g for v, g in by_capture.items() if g not in later}
+        factors = dict.fromkeys(f for p in later.values() for f in (p.left, p.right))
+        given = {*own, *body.captures}
+        results = [*by_state, *summed.values(), *by_slice]
+        parts = split(inner.nodes, {*carried, *slices}, given, [*results, *factors], factors)
+        stored = parts.stored if at is not None else ()
+        in_place = {v for i, v in enumerate(own) if i < n or not (in_axes[i - n] or in_ways[i - n])}
+        more = [f for f in factors if f not in stored and f not in in_place]  # what has to be stacked for the products
+        if at is not None:
+            inner.nodes[:] = parts.late
+        totals = [Value(tracer.fresh("d_captured"), v.type) for v in summed]
+        added = [Tensor(t, inner) + Tensor(g, inner) for t, g in zip(totals, summed.values(), strict=True)]
+        ends = [*(Tensor(g, inner) for g in by_state), *added, *(Tensor(g, inner) for g in (*by_slice, *more))]
+        read = [v for v in own if any(v in x.uses() for x in inner.nodes) or any(v is e._value for e in ends)]
+        graph = _graph(tracer, "body", [*carried, *totals, *read, *stored, *slices], ends)
+    residuals: list[Tensor] = []
+    if at is not None and stored:
+        whole, outputs = _with_residuals(tracer, ctx, parts.early, own, new, stored)
+        scope.nodes[at] = whole
+        residuals = [Tensor(v, scope) for v in outputs]
+    first = [_arriving(ctx, i, ctx.inputs[i]) for i in moving]
+    sums = [filled(Tensor(v, scope)) for v in summed]
+    place = {v: i for i, v in enumerate(own)}
+    rows: list[tuple[Tensor, int, int]] = []  # what is scanned, its axis and direction
+    for v in read:
+        i = place[v]
+        rows.append((ctx.outputs[n + k + i], 0, 1) if i < n else (ctx.inputs[i], in_axes[i - n], 1 - in_ways[i - n]))
+    rows += [(x, 0, 1) for x in residuals]
+    for j in arriving:
+        arrived = ctx.grads[j]
+        assert arrived is not None
+        rows.append((arrived, out_axes[j - n], 1 - out_ways[j - n]))
+    if not rows:  # a Scan needs something that says how often
+        rows.append((ctx.inputs[n], in_axes[0], 1 - in_ways[0]))
+        graph = graph.replace(inputs=(*graph.inputs, Value("turn", own[n].type)))
     attributes: dict[str, Any] = {
         "body": graph,
-        "num_scan_inputs": len(read),
-        "scan_input_axes": tuple(int(a) for a in axes),
-        "scan_input_directions": tuple(int(w) for w in ways),
-        "scan_output_axes": tuple(int(in_axes[i - n]) for i in sliced),
-        "scan_output_directions": tuple(1 - int(in_ways[i - n]) for i in sliced),
+        "num_scan_inputs": len(rows),
+        "scan_input_axes": tuple(int(a) for _, a, _ in rows),
+        "scan_input_directions": tuple(int(w) for _, _, w in rows),
+        "scan_output_axes": (*(int(in_axes[i - n]) for i in sliced), *[0] * len(more)),
+        "scan_output_directions": (*(1 - int(in_ways[i - n]) for i in sliced), *[1] * len(more)),
     }
-    given = [*first, *sums, *read]
-    types = [*(x.type for x in (*first, *sums)), *(ctx.inputs[i].type for i in sliced)]
-    if not sliced:
+    types = [
+        *(x.type for x in (*first, *sums)),
+        *(ctx.inputs[i].type for i in sliced),
+        *(_stacked(v.type, _turns(ctx.node)) for v in more),
+    ]
+    if not sliced and not more:
         del attributes["scan_output_axes"], attributes["scan_output_directions"]
-    made = tracer.emit(tracer.schema("Scan"), [x._value for x in given], attributes, len(types), types)
+    scanned = [x._value for x in (*first, *sums, *(x for x, _, _ in rows))]
+    made = tracer.emit(tracer.schema("Scan"), scanned, attributes, len(types), types)
     back = [Tensor(v, scope) for v in made]
     by_input: dict[int, Tensor] = dict(zip(moving, back, strict=False))
-    by_input.update(zip(sliced, back[len(moving) + len(sums) :], strict=True))
-    return (*(by_input.get(i) for i in range(n + m)), *back[len(moving) : len(moving) + len(sums)])
+    captured = dict(zip(summed, back[len(moving) :], strict=False))
+    behind = back[len(moving) + len(sums) :]
+    by_input.update(zip(sliced, behind, strict=False))
+    stacks = dict(zip(more, behind[len(sliced) :], strict=True)) | dict(zip(stored, residuals, strict=True))
+    for v, g in by_capture.items():
+        if g in later:
+            left, right = (_all_turns(ctx, f, stacks, place, n, k) for f in (later[g].left, later[g].right))
+            captured[v] = known_as(left.T @ right, Tensor(v, scope))
+    return (*(by_input.get(i) for i in range(n + m)), *(captured[v] for v in ctx.captures))
+
+
+def _with_residuals(
+    tracer: Tracer, ctx: Backward, nodes: Sequence[Node], own: Sequence[Value], new: Mapping[Value, Value],
+    stored: Sequence[Value],
+) -> tuple[Node, list[Value]]:  # fmt: skip
+    """Return the forward Scan with the values that the way back reads as additional outputs, before the states."""
+    node, body = ctx.node, _body_of(ctx)
+    n = len(node.inputs) - int(ctx.attr("num_scan_inputs"))
+    end = len(body.outputs) - n
+    with tracer.nested(f"{node.name} with residuals"):
+        inputs = [Value(tracer.fresh(v.name or "in"), v.type) for v in own]
+        copied = _copy(tracer, body.replace(inputs=own, nodes=nodes, outputs=()), dict(zip(own, inputs, strict=True)))
+        ends = [new.get(v, v) for v in body.outputs]
+        ends = [copied.get(v, v) for v in (*ends[:end], *stored, *ends[end:])]
+        whole = DeadNodes()(_graph(tracer, body.name, inputs, ends))
+    outputs = [Value(tracer.fresh("residual"), _stacked(v.type, _turns(node))) for v in stored]
+    attributes = {**node.attributes, "body": whole}
+    for name in ("scan_output_axes", "scan_output_directions"):
+        given: Any = ctx.attr(name) or (0,) * (len(body.outputs) - n)
+        attributes[name] = (*given[: end - n], *[0] * len(stored), *given[end - n :])
+    return node.replace(outputs=(*node.outputs[:end], *outputs, *node.outputs[end:]), attributes=attributes), outputs
+
+
+def _all_turns(
+    ctx: Backward, value: Value, stacks: Mapping[Value, Tensor], place: Mapping[Value, int], n: int, k: int
+) -> Tensor:
+    """The rows of a matrix of the body over all iterations, in the order of the iterations."""
+    found = stacks.get(value)
+    if found is None:
+        i = place[value]
+        found = ctx.outputs[n + k + i] if i < n else ctx.inputs[i]
+    assert value.shape is not None
+    return cast(Tensor, found.reshape(-1, value.shape[1]))
 
 
 def _arriving(ctx: Backward, output: int, like: Tensor) -> Tensor:
@@ -226,7 +316,7 @@ def loop(ctx: Backward) -> Any:
             assert grad is not None
             cotangents.append((out, Tensor(_turn(grad, at, out), inner)))
         wrt = [*(body.inputs[2 + i] for i in moving), *ctx.captures]
-        found = _backwards(tracer, body, given, cotangents, wrt)
+        _, found = _backwards(tracer, body, given, cotangents, wrt)
         added = [Tensor(t, inner) + g for t, g in zip(totals, found[len(moving) :], strict=True)]
         graph = _graph(tracer, "body", [number, condition, *carried, *totals],
                        [condition, *found[: len(moving)], *added])  # fmt: skip

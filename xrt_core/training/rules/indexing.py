@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 
@@ -59,30 +60,59 @@ def gather_nd(ctx: Backward) -> Any:
 
 @gradient("ScatterElements", "Scatter")
 def scatter_elements(ctx: Backward) -> Any:
-    """By the updates: dy gathered at their indices. By the data: dy, zero there unless the updates were added."""
-    _, indices, updates = ctx.inputs
-    axis = int(ctx.attr("axis", 0))
-    how = _reduction(ctx)
-    by_data = by_updates = None
-    if ctx.wants(0):
-        by_data = ctx.grad
-        if how == "none":
-            by_data = emit("ScatterElements", [ctx.grad, indices, filled(updates)], opset=11, axis=axis)
-    if ctx.wants(2):
-        by_updates = ops.GatherElements(ctx.grad, indices, axis=axis)
-    return by_data, None, by_updates
+    """By the updates: dy gathered at their indices. By the data: dy, zero there unless the updates were reduced."""
+    indices, axis = ctx.inputs[1], int(ctx.attr("axis", 0))
+
+    def put(data: Tensor, updates: Tensor, how: str) -> Tensor:
+        if how == "none":  # opset 11, which has no reductions, is understood by more engines
+            return cast(Tensor, emit("ScatterElements", [data, indices, updates], opset=11, axis=axis))
+        return cast(Tensor, emit("ScatterElements", [data, indices, updates], opset=18, axis=axis, reduction=how))
+
+    return _scattered(ctx, put, lambda x: ops.GatherElements(x, indices, axis=axis))
 
 
 @gradient("ScatterND")
 def scatter_nd(ctx: Backward) -> Any:
     """As for ScatterElements, in slices."""
-    _, indices, updates = ctx.inputs
-    how = _reduction(ctx)
+    indices = ctx.inputs[1]
+
+    def put(data: Tensor, updates: Tensor, how: str) -> Tensor:
+        if how == "none":
+            return cast(Tensor, ops.ScatterND(data, indices, updates))
+        return cast(Tensor, emit("ScatterND", [data, indices, updates], opset=18, reduction=how))
+
+    return _scattered(ctx, put, lambda x: ops.GatherND(x, indices))
+
+
+def _scattered(
+    ctx: Backward, put: Callable[[Tensor, Tensor, str], Tensor], take: Callable[[Tensor], Tensor]
+) -> tuple[Tensor | None, None, Tensor | None]:
+    """Gradients by data and updates. put: (data, updates, reduction) -> the scattered; take: what is at the indices.
+
+    Where updates meet in a maximum or minimum, equal ones share the gradient, as in PyTorch. A product's gradient is
+    that of the other factors, zeros among them included.
+    """
+    data, _, updates = ctx.inputs
+    g, y, how = ctx.grad, ctx.outputs[0], str(ctx.attr("reduction", "none"))
     by_data = by_updates = None
-    if ctx.wants(0):
-        by_data = ctx.grad if how == "add" else ops.ScatterND(ctx.grad, indices, filled(updates))
-    if ctx.wants(2):
-        by_updates = ops.GatherND(ctx.grad, indices)
+    if how in ("none", "add"):
+        if ctx.wants(0):
+            by_data = g if how == "add" else put(g, filled(updates), "none")
+        if ctx.wants(2):
+            by_updates = take(g)
+    elif how == "mul":
+        if ctx.wants(0):
+            by_data = g * put(filled(data, 1.0), updates, "mul")
+        if ctx.wants(2):
+            zero = updates == literal(0.0, updates.dtype)
+            alone = zero & (take(put(filled(data), zero.astype(data.dtype), "add")) == literal(1.0, data.dtype))
+            others = put(data, where(alone, 1.0, updates), "mul")
+            by_updates = where(alone, take(g * others), take(g * y) / where(zero, 1.0, updates))
+    else:
+        own, theirs = (data == y).astype(g.dtype), (updates == take(y)).astype(g.dtype)
+        share = g / put(own, theirs, "add")
+        by_data = share * own if ctx.wants(0) else None
+        by_updates = take(share) * theirs if ctx.wants(2) else None
     return by_data, None, by_updates
 
 
@@ -105,13 +135,6 @@ def tensor_scatter(ctx: Backward) -> Any:
     if ctx.wants(1):
         by_update = ops.GatherElements(ctx.grad, indices, axis=axis)
     return by_cache, by_update, None
-
-
-def _reduction(ctx: Backward) -> str:
-    how = str(ctx.attr("reduction", "none"))
-    if how not in ("none", "add"):
-        raise ctx.error(f"the rule covers the reductions none and add, not {how!r}")
-    return how
 
 
 @gradient("OneHot")

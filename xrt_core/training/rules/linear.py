@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from xrt_core.frontends import ops
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.training.gradient_context import Backward, Forward, dialect, reduced, reshaped
 from xrt_core.training.registry import gradient
 
@@ -56,9 +58,6 @@ def gemm(ctx: Backward) -> Any:
 def einsum(ctx: Backward) -> Any:
     """Each operand's gradient is the einsum of dy and the other operands, with the operand's indices as output."""
     terms, out = _explicit(ctx)
-    for t in terms:
-        if len(set(t)) != len(t):
-            raise ctx.error(f"the equation {ctx.attr('equation')!r} takes a diagonal; write it with Gather or Where")
     results: list[Tensor | None] = []
     for i, term in enumerate(terms):
         if not ctx.wants(i):
@@ -66,6 +65,7 @@ def einsum(ctx: Backward) -> Any:
             continue
         others = [(t, x) for k, (t, x) in enumerate(zip(terms, ctx.inputs, strict=True)) if k != i]
         known = set(out).union(*(t for t, _ in others))
+        whole, term = term, "".join(dict.fromkeys(term))
         kept = "".join(c for c in term if c in known)
         equation = f"{','.join([out, *(t for t, _ in others)])}->{kept}"
         found: Tensor = ops.Einsum(ctx.grad, *(x for _, x in others), equation=equation)
@@ -74,12 +74,25 @@ def einsum(ctx: Backward) -> Any:
             found = found.unsqueeze(missing)
         x = ctx.inputs[i]
         if missing:
-            if not x._value.is_static:
-                ctx.shape(x)
-            target = [x.shape[k] if k in missing else found.shape[k] for k in range(len(term))]
+            full = ctx.shape(x)
+            target = [full[whole.index(c)] if k in missing else found.shape[k] for k, c in enumerate(term)]
             found = ops.Expand(found, [int(d) for d in target])  # type: ignore[arg-type]
+        if whole != term:
+            found = _on_diagonal(found, whole, term, ctx.shape(x))
         results.append(reduced(found, x, ctx.node))
     return tuple(results)
+
+
+def _on_diagonal(x: Tensor, whole: str, term: str, shape: tuple[int, ...]) -> Tensor:
+    """Put x, with an axis for each letter of `term`, where the letters that `whole` repeats have equal indices."""
+    first = [whole.index(c) for c in term]
+    spread = x.unsqueeze([k for k in range(len(whole)) if k not in first])
+    mask = np.ones((1,) * len(whole), bool)
+    for k, c in enumerate(whole):
+        if k not in first:
+            a, b = ([-1 if j == at else 1 for j in range(len(whole))] for at in (whole.index(c), k))
+            mask = mask & (np.arange(shape[k]).reshape(a) == np.arange(shape[k]).reshape(b))
+    return spread * literal(mask, x.dtype)
 
 
 def _explicit(ctx: Forward) -> tuple[list[str], str]:

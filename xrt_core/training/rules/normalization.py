@@ -11,6 +11,7 @@ from xrt_core.training.gradient_context import (
     Backward,
     Forward,
     emit,
+    filled,
     mean_over,
     reduced,
     reshaped,
@@ -123,11 +124,19 @@ def _last_axes(ctx: Forward, rank: int) -> list[int]:
 def layer_normalization(ctx: Backward) -> Any:
     """Over the axes from `axis` on."""
     x, scale, bias = ctx.inputs[0], ctx.inputs[1], ctx.input(2)
-    dy, axes = wide(_first_only(ctx)), _last_axes(ctx, x.ndim)
+    axes = _last_axes(ctx, x.ndim)
     normal, inverse = _standard(wide(x), axes, _epsilon(ctx))
+    by_y, by_mean, by_inverse = (*ctx.grads, None, None)[:3]
+    dy = filled(normal) if by_y is None else wide(by_y)
     by_x = by_scale = by_bias = None
     if ctx.wants(0):
-        by_x = _through(dy * wide(scale), normal, inverse, axes).astype(x.dtype)
+        by_x = _through(dy * wide(scale), normal, inverse, axes)
+        count = math.prod(ctx.shape(x)[a] for a in axes)
+        if by_mean is not None:
+            by_x = by_x + by_mean.astype(by_x.dtype) / count
+        if by_inverse is not None:
+            by_x = by_x - by_inverse.astype(by_x.dtype) * inverse * inverse * normal / count
+        by_x = by_x.astype(x.dtype)
     if ctx.wants(1):
         by_scale = reduced(dy * normal, scale, ctx.node).astype(scale.dtype)
     if ctx.wants(2):

@@ -1,79 +1,124 @@
-"""Compositions of the recurrent operators RNN, GRU and LSTM, unrolled over the sequence."""
+"""Compositions of the recurrent operators RNN, GRU and LSTM: a Scan for each direction, whose gradient is a Scan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from xrt_core.frontends import ops
-from xrt_core.frontends.tensor import Tensor
+from xrt_core.frontends.tensor import Tensor, literal
 from xrt_core.training.gradient_context import Forward, where
 from xrt_core.training.registry import composition
-from xrt_core.training.rules.movement import literal_zeros, split
+from xrt_core.training.rules.movement import literal_zeros
 
 States = tuple[Tensor, ...]
 Cell = Callable[[Tensor, States], States]
 """(projected input of one step, states) -> new states; the first state is the output."""
+Activation = Callable[[Any], Any]
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Any]] = {
-    "sigmoid": lambda x: ops.Sigmoid(x),
-    "tanh": lambda x: ops.Tanh(x),
-    "relu": lambda x: ops.Relu(x),
-    "softsign": lambda x: ops.Softsign(x),
-    "softplus": lambda x: ops.Softplus(x),
+# name -> its function of x, alpha and beta; defaults of alpha and beta, None where it takes none
+_ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float | None, float | None]] = {
+    "affine": (lambda x, a, b: x * a + b, 1.0, 0.0),
+    "elu": (lambda x, a, b: ops.Elu(x, alpha=a), 1.0, None),
+    "hardsigmoid": (lambda x, a, b: ops.HardSigmoid(x, alpha=a, beta=b), 0.2, 0.5),
+    "leakyrelu": (lambda x, a, b: ops.LeakyRelu(x, alpha=a), 0.01, None),
+    "relu": (lambda x, a, b: ops.Relu(x), None, None),
+    "scaledtanh": (lambda x, a, b: ops.Tanh(x * b) * a, 1.0, 1.0),
+    "sigmoid": (lambda x, a, b: ops.Sigmoid(x), None, None),
+    "softplus": (lambda x, a, b: ops.Softplus(x), None, None),
+    "softsign": (lambda x, a, b: ops.Softsign(x), None, None),
+    "tanh": (lambda x, a, b: ops.Tanh(x), None, None),
+    "thresholdedrelu": (lambda x, a, b: where(x >= a, x, 0.0), 1.0, None),
 }
 
 
-def _activations(ctx: Forward, defaults: Sequence[str], direction: int) -> list[Callable[[Tensor], Any]]:
-    given: Sequence[str] = ctx.attr("activations") or [*defaults, *defaults]
-    names = list(given)[direction * len(defaults) :][: len(defaults)]
-    if ctx.attr("activation_alpha") or ctx.attr("activation_beta"):
-        raise ctx.error("the gradient covers activations without alpha and beta")
-    found = [_ACTIVATIONS.get(str(n).lower()) for n in names]
-    if any(f is None for f in found) or ctx.attr("clip"):
-        raise ctx.error(f"the gradient covers no clip, and the activations {', '.join(_ACTIVATIONS)}, not {names}")
-    return [f for f in found if f is not None]
+def _activations(ctx: Forward, defaults: tuple[str, ...], direction: int, directions: int) -> list[Activation]:
+    """The activations of one direction, clipping of their inputs included, as the kernels have them: `activation_alpha`
+    and `activation_beta` are used up in order by the functions that take one."""
+    names = [str(n).lower() for n in ctx.attr("activations") or defaults * directions]
+    alphas: Iterator[float] = iter(ctx.attr("activation_alpha") or ())
+    betas: Iterator[float] = iter(ctx.attr("activation_beta") or ())
+    bound = float(ctx.attr("clip") or 0.0)
+    made: list[Activation] = []
+    for k, name in enumerate(names):
+        if name not in _ACTIVATIONS:
+            raise ctx.error(f"the gradient covers the activations {', '.join(_ACTIVATIONS)}, not {name}")
+        function, alpha, beta = _ACTIVATIONS[name]
+        a = 0.0 if alpha is None else float(next(alphas, alpha))
+        b = 0.0 if beta is None else float(next(betas, beta))
+        limit = bound if k % len(defaults) < 2 else 0.0  # LSTM's third function, of the cell, is not clipped
+        made.append(_clipped(function, a, b, limit))
+    return made[direction * len(defaults) :][: len(defaults)]
 
 
-def _unrolled(ctx: Forward, gates: int, states: int, cell_of: Callable[[int, Tensor, Any], Cell]) -> Any:
-    """Return Y and the last states of a recurrent operator. cell_of: (direction, R, bias of R or None) -> its cell."""
+def _clipped(function: Callable[[Any, float, float], Any], alpha: float, beta: float, limit: float) -> Activation:
+    return lambda x: function(ops.Clip(x, -limit, limit) if limit > 0 else x, alpha, beta)
+
+
+def _scanned(
+    ctx: Forward, gates: int, states: int, cell_of: Callable[[int, int, Tensor, Any], Cell], kept: int = 0
+) -> Any:
+    """Return Y and the last states of a recurrent operator: the input is projected for all steps at once, a Scan makes
+    the states.
+
+    cell_of: (direction, number of directions, R transposed, recurrent bias of the last `kept` gates) -> its cell; the
+    recurrent bias of other gates is added to the projection.
+    """
     x, w, r, bias, lengths = ctx.inputs[0], ctx.inputs[1], ctx.inputs[2], ctx.input(3), ctx.input(4)
     if ctx.attr("layout", 0):
         x = x.transpose([1, 0, 2])
     steps, batch, _ = ctx.shape(x)
     hidden = ctx.shape(r)[2]
     kind = str(ctx.attr("direction", "forward") or "forward")
+    count = 2 if kind == "bidirectional" else 1
     if steps == 0:
         raise ctx.error("the sequence is empty")
+    alive = None
+    if lengths is not None:
+        alive = (literal(np.arange(steps).reshape(-1, 1), lengths.dtype) < lengths).unsqueeze(2)
     ys: list[Tensor] = []
     lasts: list[list[Tensor]] = [[] for _ in range(states)]
-    for d in range(2 if kind == "bidirectional" else 1):
-        backwards = kind == "reverse" or d == 1
+    for d in range(count):
         own = x @ w[d].T
-        recurrent_bias = None
+        own_bias = None
         if bias is not None:
-            own = own + bias[d, : gates * hidden]
-            recurrent_bias = bias[d, gates * hidden :]
-        cell = cell_of(d, r[d], recurrent_bias)
-        parts = [p.squeeze(0) for p in split(own, [1] * steps, 0)]
-        state = tuple(_initial(ctx, 5 + k, d, x, (batch, hidden)) for k in range(states))
-        outputs: list[Tensor] = [state[0]] * steps
-        for t in range(steps - 1, -1, -1) if backwards else range(steps):
-            new = cell(parts[t], state)
+            split = (gates - kept) * hidden
+            recurrent = bias[d, gates * hidden :]
+            merged = bias[d, : gates * hidden]
+            if kept:
+                own_bias = recurrent[split:]
+                merged = ops.Concat(merged[:split] + recurrent[:split], merged[split:], axis=0)
+            else:
+                merged = merged + recurrent
+            own = own + merged
+        cell = cell_of(d, count, r[d].T, own_bias)
+
+        def body(*given: Tensor, cell: Cell = cell) -> Any:
+            before, now = given[:states], given[states:]
+            new = cell(now[0], before)
             shown = new[0]
-            if lengths is not None:
-                alive = (lengths > t).unsqueeze(1)
-                new = tuple(where(alive, a, b) for a, b in zip(new, state, strict=True))
-                shown = where(alive, shown, 0.0)
-            outputs[t], state = shown, new
-        ys.append(ops.Concat(*[y.unsqueeze([0, 1]) for y in outputs], axis=0))
+            if len(now) > 1:
+                new = tuple(where(now[1], a, b) for a, b in zip(new, before, strict=True))
+                shown = where(now[1], shown, 0.0)
+            return (*new, shown)
+
+        rows = [own] if alive is None else [own, alive]
+        back = int(kind == "reverse" or d == 1)
+        start = [_initial(ctx, 5 + k, d, x, (batch, hidden)) for k in range(states)]
+        *ends, y = ops.Scan(
+            *start, *rows, body=body, num_scan_inputs=len(rows), scan_input_directions=[back] * len(rows),
+            scan_output_directions=[back],
+        )  # fmt: skip
+        ys.append(y.unsqueeze(1))
         for k in range(states):
-            lasts[k].append(state[k].unsqueeze(0))
-    y = ys[0] if len(ys) == 1 else ops.Concat(*ys, axis=1)
-    ends = [e[0] if len(e) == 1 else ops.Concat(*e, axis=0) for e in lasts]
+            lasts[k].append(ends[k].unsqueeze(0))
+    y = ys[0] if count == 1 else ops.Concat(*ys, axis=1)
+    finals = [e[0] if count == 1 else ops.Concat(*e, axis=0) for e in lasts]
     if ctx.attr("layout", 0):
-        y, ends = y.transpose([2, 0, 1, 3]), [e.transpose([1, 0, 2]) for e in ends]
-    return [y, *ends]
+        y, finals = y.transpose([2, 0, 1, 3]), [e.transpose([1, 0, 2]) for e in finals]
+    return [y, *finals]
 
 
 def _initial(ctx: Forward, index: int, direction: int, x: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -92,16 +137,11 @@ def _wanted(ctx: Forward, results: list[Any]) -> list[Any]:
 def rnn(ctx: Forward) -> Any:
     """H = f(X W' + H R' + b)."""
 
-    def cell_of(d: int, r: Tensor, bias: Any) -> Cell:
-        (f,) = _activations(ctx, ("Tanh",), d)
+    def cell_of(d: int, count: int, r: Tensor, bias: Any) -> Cell:
+        (f,) = _activations(ctx, ("Tanh",), d, count)
+        return lambda x, states: (f(x + states[0] @ r),)
 
-        def cell(x: Tensor, states: States) -> States:
-            total = x + states[0] @ r.T
-            return (f(total if bias is None else total + bias),)
-
-        return cell
-
-    return _wanted(ctx, _unrolled(ctx, 1, 1, cell_of))
+    return _wanted(ctx, _scanned(ctx, 1, 1, cell_of))
 
 
 @composition("GRU")
@@ -110,45 +150,50 @@ def gru(ctx: Forward) -> Any:
     hidden = ctx.shape(ctx.inputs[2])[2]
     after = bool(ctx.attr("linear_before_reset", 0))
 
-    def cell_of(d: int, r: Tensor, bias: Any) -> Cell:
-        f, g = _activations(ctx, ("Sigmoid", "Tanh"), d)
-        gates, candidate = r[: 2 * hidden], r[2 * hidden :]
-        gate_bias = None if bias is None else bias[: 2 * hidden]
-        candidate_bias = None if bias is None else bias[2 * hidden :]
+    def cell_of(d: int, count: int, r: Tensor, bias: Any) -> Cell:
+        f, g = _activations(ctx, ("Sigmoid", "Tanh"), d, count)
+        gates, candidate = r[:, : 2 * hidden], r[:, 2 * hidden :]
 
         def cell(x: Tensor, states: States) -> States:
             h = states[0]
-            total = x[:, : 2 * hidden] + h @ gates.T
-            both = f(total if gate_bias is None else total + gate_bias)
+            product = h @ (r if after else gates)
+            both = f(x[:, : 2 * hidden] + (product[:, : 2 * hidden] if after else product))
             z, reset = both[:, :hidden], both[:, hidden:]
-            own = h @ candidate.T if after else (reset * h) @ candidate.T
-            own = own if candidate_bias is None else own + candidate_bias
-            new = g(x[:, 2 * hidden :] + (reset * own if after else own))
+            if after:
+                own = product[:, 2 * hidden :]
+                own = reset * (own if bias is None else own + bias)
+            else:
+                own = (reset * h) @ candidate
+            new = g(x[:, 2 * hidden :] + own)
             return ((1.0 - z) * new + z * h,)
 
         return cell
 
-    return _wanted(ctx, _unrolled(ctx, 3, 1, cell_of))
+    return _wanted(ctx, _scanned(ctx, 3, 1, cell_of, kept=int(after)))
 
 
 @composition("LSTM")
 def lstm(ctx: Forward) -> Any:
-    """The gates i, o and f, the candidate and the cell."""
+    """The gates i, o and f, the candidate and the cell, with peepholes; `input_forget` makes f = 1 - i."""
     hidden = ctx.shape(ctx.inputs[2])[2]
-    if ctx.input(7) is not None or ctx.attr("input_forget", 0):
-        raise ctx.error("the gradient covers LSTMs without peepholes and with a forget gate of their own")
+    coupled, peepholes = bool(ctx.attr("input_forget", 0)), ctx.input(7)
 
-    def cell_of(d: int, r: Tensor, bias: Any) -> Cell:
-        f, g, h_of = _activations(ctx, ("Sigmoid", "Tanh", "Tanh"), d)
+    def cell_of(d: int, count: int, r: Tensor, bias: Any) -> Cell:
+        f, g, h_of = _activations(ctx, ("Sigmoid", "Tanh", "Tanh"), d, count)
+        peep = None if peepholes is None else [peepholes[d, k * hidden : (k + 1) * hidden] for k in range(3)]
 
         def cell(x: Tensor, states: States) -> States:
             h, c = states
-            total = x + h @ r.T
-            total = total if bias is None else total + bias
-            i, o, forget = (f(total[:, k * hidden : (k + 1) * hidden]) for k in range(3))
-            c = forget * c + i * g(total[:, 3 * hidden :])
+            total = x + h @ r
+            i, o, forget, new = (total[:, k * hidden : (k + 1) * hidden] for k in range(4))
+            if peep is not None:
+                i, forget = i + peep[0] * c, forget + peep[2] * c
+            i = f(i)
+            forget = 1.0 - i if coupled else f(forget)
+            c = forget * c + i * g(new)
+            o = f(o if peep is None else o + peep[1] * c)
             return o * h_of(c), c
 
         return cell
 
-    return _wanted(ctx, _unrolled(ctx, 4, 2, cell_of))
+    return _wanted(ctx, _scanned(ctx, 4, 2, cell_of))

@@ -11,7 +11,7 @@ import numpy as np
 from xrt_core.frontends import ops
 from xrt_core.frontends.promotion import INT64
 from xrt_core.frontends.tensor import Tensor, literal
-from xrt_core.training.gradient_context import Backward, Forward, where, wide
+from xrt_core.training.gradient_context import Backward, Forward, sum_over, where, wide
 from xrt_core.training.registry import composition, gradient
 
 Taps = list[tuple[Tensor, Tensor | None]]
@@ -56,6 +56,18 @@ def _reflected(at: Tensor, low: float, high: float) -> Tensor:
     turn = ops.Abs(at - low)
     turn = turn - ops.Floor(turn / (2 * span)) * (2 * span)
     return where(turn > span, 2 * span - turn, turn) + low
+
+
+@gradient("AffineGrid")
+def affine_grid(ctx: Backward) -> Any:
+    """The grid is linear in theta: dy' times the positions, which the identity's grid gives."""
+    theta, dy = ctx.inputs[0], ctx.grad
+    n, rank, _ = ctx.shape(theta)
+    one = literal(np.broadcast_to(np.eye(rank, rank + 1), (n, rank, rank + 1)).copy(), theta.dtype)
+    places: Tensor = ops.AffineGrid(one, ctx.inputs[1], align_corners=int(ctx.attr("align_corners", 0)))
+    flat = places.reshape(n, -1, rank)
+    by_theta = dy.reshape(n, -1, rank).mT @ flat
+    return ops.Concat(by_theta, sum_over(dy.reshape(n, -1, rank), [1]).mT, axis=2), None
 
 
 @composition("GridSample")

@@ -49,7 +49,6 @@ _clients: dict[str, Any] = {}  # of the kinds of devices that were asked for; th
 let_forks_end(_clients.values)
 
 
-
 class _LocalX64:
     """`jax.enable_x64` of this thread by the public context manager alone, for a JAX without `get_local`."""
 

@@ -79,21 +79,24 @@ def loop(ctx: XlaContext, limit: Any = None, go: Any = None, *states: Any) -> An
 
 @xla_kernel("Scan", check=_same_states)
 def scan(ctx: XlaContext, *inputs: Any) -> Any:
-    """`lax.scan`, which scans the first axes from front to back, between moves of axes."""
+    """`lax.scan`, which scans the first axes all in one direction, between moves of axes."""
     xp, run = ctx.xp, ctx.bodies["body"]
     count = ctx.attr("num_scan_inputs")
     n = len(inputs) - count
     outs = len(_body(ctx.node).outputs) - n
     moved = [xp.moveaxis(x, a, 0) for x, a in zip(inputs[n:], ctx.attr("scan_input_axes") or (0,) * count, strict=True)]
     back = ctx.attr("scan_input_directions") or (0,) * count
+    out_axes = ctx.attr("scan_output_axes") or (0,) * outs
+    out_back = ctx.attr("scan_output_directions") or (0,) * outs
+    whole = all(back) and all(out_back)  # everything from back to front, as gradients are: nothing need be turned round
+    if whole:
+        back, out_back = (0,) * count, (0,) * outs
     rows = tuple(x[::-1] if d else x for x, d in zip(moved, back, strict=True))
 
     def turn(carry: Any, row: Any) -> Any:
         results = run(*carry, *row)
         return tuple(results[:n]), tuple(results[n:])
 
-    last, collected = ctx.lax.scan(turn, tuple(inputs[:n]), rows)
-    out_axes = ctx.attr("scan_output_axes") or (0,) * outs
-    out_back = ctx.attr("scan_output_directions") or (0,) * outs
+    last, collected = ctx.lax.scan(turn, tuple(inputs[:n]), rows, reverse=whole)
     flipped = [y[::-1] if d else y for y, d in zip(collected, out_back, strict=True)]
     return (*last, *(xp.moveaxis(y, 0, a) for y, a in zip(flipped, out_axes, strict=True)))

@@ -1,0 +1,107 @@
+"""What stays on the device: batches that lie there, counters, and losses that are read when they are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt_core as xrt
+from xrt_core.frontends import ops
+from xrt_core.training import SGD, TrainModule, schedules
+from xrt_core.training.lazy_loss import LazyLoss
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("xrt_xla")
+pytestmark = pytest.mark.tiny_clusters
+
+F = np.float32
+R = np.random.default_rng(0)
+X, Y = R.standard_normal((6, 4)).astype(F), np.arange(6) % 3
+
+
+class Net(xrt.Graph):
+    """A layer."""
+
+    def __init__(self) -> None:
+        self.w = np.random.default_rng(1).standard_normal((4, 3)).astype(F)
+
+    def build(self, x: Any) -> Any:
+        return ops.Tanh(x @ self.w) * 2.0
+
+
+def made(**options: Any) -> TrainModule:
+    """A training of it, whole on XLA."""
+    return TrainModule(
+        Net(), **{"loss": "cross_entropy", "optimizer": SGD(0.5), "engine": "xla", "prune": False, **options}
+    )
+
+
+def test_steps_read_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a batch on the device and a lazy loss, no array of JAX is read between the first step and the loss."""
+    t, plain = (
+        made(optimizer=SGD(schedules.linear(0.5, 10)), lazy_loss=True),
+        made(optimizer=SGD(schedules.linear(0.5, 10))),
+    )
+    x, y = jax.numpy.asarray(X), jax.numpy.asarray(Y.astype(np.int32))
+    losses = [t.step(x, y) for _ in range(2)]
+    read: list[str] = []
+    from xrt_core.runtime import arrays
+    from xrt_core.training import lazy_loss, model_adapter, module
+
+    def counting(a: Any) -> Any:
+        if type(a) is not np.ndarray:
+            read.append(type(a).__name__)
+        return arrays.to_numpy(a)
+
+    for place in (module, model_adapter, lazy_loss):
+        monkeypatch.setattr(place, "to_numpy", counting)
+    losses += [t.step(x, y) for _ in range(3)]
+    assert not read
+    assert isinstance(losses[-1], LazyLoss)
+    found = [float(a) for a in losses]
+    assert len(read) == 5  # each loss once
+    np.testing.assert_array_equal(found, [plain.step(X, Y.astype(np.int32)) for _ in range(5)])
+    assert t.step_count == plain.step_count == 5
+
+
+def test_counters_are_followed() -> None:
+    """Over micro-batches, applied ones, left-out steps and loaded states they are those of the state."""
+    for options in ({"accumulate": 3}, {"loss_scale": "dynamic"}, {}):
+        t = made(**options, engine="host", optimizer=SGD(lambda step: 0.1 / (1 + step)))
+        for k in range(5):
+            t.step(X, Y)
+            if k == 3:
+                t.apply()
+            state = t.state_dict()
+            assert t.step_count == state["training/step"]
+            if "accumulate" in options:
+                assert t._count_of("training/micro_step") == state["training/micro_step"]
+        t.load_state_dict({n: np.zeros_like(a) if n == "training/step" else a for n, a in state.items()})
+        assert t.step_count == 0
+
+
+def test_a_lazy_loss_is_a_number() -> None:
+    """It computes, compares, prints and converts as the scalar that it stands for."""
+    loss = LazyLoss(jax.numpy.float32(1.5))
+    assert (loss.dtype, loss.shape) == (np.float32, ())
+    assert loss + 1 == 2.5
+    assert 3.0 / loss == 2.0
+    assert loss < 2
+    assert f"{loss:.2f}" == "1.50"
+    assert np.isfinite(loss)
+    np.testing.assert_array_equal(np.asarray([loss, loss], F), [1.5, 1.5])
+    assert loss.item() == float(loss) == 1.5
+
+
+def test_arrays_of_jax_that_do_not_fit() -> None:
+    """A deleted array is refused, and labels out of range where they are to be read."""
+    t = made(engine="host")
+    gone = jax.numpy.asarray(X)
+    gone.delete()
+    with pytest.raises(xrt.InputError, match="cannot be read"):
+        t.step(gone, Y)
+    with pytest.raises(xrt.InputError, match="'labels': 5 at"):
+        made(engine="host", check_indices=True).step(X, jax.numpy.asarray(Y.astype(np.int32) + 5))
+    assert t.step(jax.numpy.asarray(X), Y) == made(engine="host").step(X, Y)

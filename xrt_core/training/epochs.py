@@ -1,0 +1,186 @@
+"""Training by epochs: what `TrainModule.fit` and `evaluate` do with data, callbacks and metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.errors import InputError, OptionError
+from xrt_core.runtime.arrays import is_array, to_numpy
+from xrt_core.training.callbacks import Trainer
+from xrt_core.training.metrics import metrics_of
+
+log = logging.getLogger("xrt")
+
+
+class History(list[dict[str, float]]):
+    """The numbers of each epoch. interrupted: whether Ctrl-C ended the training."""
+
+    interrupted: bool = False
+
+
+def run(
+    trainer: Trainer, data: Any, epochs: int, batch_size: int | None, validation: Any, callbacks: Any, metrics: Any,
+    progress: bool,
+) -> History:  # fmt: skip
+    """See `TrainModule.fit`."""
+    if not isinstance(epochs, int) or epochs < 1:
+        raise OptionError(f"epochs={epochs!r}: it takes a whole number of at least 1")
+    called = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
+    history = History()
+    metrics_of(metrics)  # a wrong name is told before the first epoch
+    try:
+        for epoch in range(epochs):
+            with _bar(f"epoch {epoch + 1}/{epochs}", progress) as advance:
+                numbers, stop = _epoch(trainer, _batches(data, batch_size, epoch), called, advance)
+            if not numbers:
+                raise InputError(
+                    f"the data gave no batch in epoch {epoch + 1}"
+                    + ("; a generator is used up after one: give a function that makes one" if epoch else "")
+                )
+            trainer.apply()
+            logs = {"epoch": float(epoch + 1), **numbers}
+            if validation is not None:
+                found = evaluated(trainer, validation, batch_size, metrics)
+                logs |= {f"val_{n}": v for n, v in found.items()}
+            history.append(logs)
+            stops = [_call(c, "on_epoch", trainer, logs) for c in called]
+            if stop or any(stops):
+                break
+    except KeyboardInterrupt:
+        history.interrupted = True
+        log.warning("interrupted after step %d: the state is that after the last whole step", trainer.step_count)
+    finally:
+        for c in called:
+            if hasattr(c, "on_end"):
+                c.on_end(trainer)
+    return history
+
+
+def evaluated(trainer: Trainer, data: Any, batch_size: int | None, metrics: Any) -> dict[str, float]:
+    """See `TrainModule.evaluate`."""
+    made = metrics_of(metrics)
+    total = count = 0.0
+    for batch in _batches(data, batch_size, None):
+        args, named = _parts(batch)
+        given, (loss, *outputs) = trainer.inferred(args, named, with_loss=True)
+        size = _size(given)
+        total, count = total + float(loss.mean()) * size, count + size
+        for m in made:
+            m.update(np.asarray(outputs[0]), _target(trainer, given))
+    if not count:
+        raise InputError("the data gave no batch to evaluate")
+    return {"loss": total / count, **{m.name: m.result() for m in made}}
+
+
+def _epoch(
+    trainer: Trainer, batches: Iterable[Any], callbacks: Sequence[Any], advance: Callable[[float], None]
+) -> tuple[dict[str, float], bool]:
+    """Take the steps of one epoch; their mean loss, or nothing, and whether a callback ends the training."""
+    sums: dict[str, float] = {}
+    count = 0.0
+    for batch in batches:
+        args, named = _parts(batch)
+        loss = float(trainer.step(*args, **named))
+        size = _size([*args, *named.values()])
+        logs = {"loss": loss, **{n: float(np.mean(v)) for n, v in trainer.metrics.items()}}
+        count += size
+        for name, value in logs.items():
+            sums[name] = sums.get(name, 0.0) + value * size
+        advance(loss)
+        stops = [c.on_step(trainer, logs) for c in callbacks if hasattr(c, "on_step")]
+        if any(stops):
+            return {n: s / count for n, s in sums.items()}, True
+    return {n: s / count for n, s in sums.items()}, False
+
+
+def _batches(data: Any, size: int | None, epoch: int | None) -> Iterator[Any]:
+    """The batches of an epoch: those of an iterable, or of whole arrays, shuffled unless `epoch` is None."""
+    if callable(data) and not hasattr(data, "__iter__"):
+        data = data()
+    if size is None:
+        if isinstance(data, Mapping) or (isinstance(data, tuple) and data and all(is_array(a) for a in data)):
+            raise OptionError("data of whole arrays are cut into batches: give batch_size")
+        yield from data
+        return
+    if not isinstance(size, int) or size < 1:
+        raise OptionError(f"batch_size={size!r}: it takes a whole number of at least 1")
+    named = isinstance(data, Mapping)
+    if not named and not (isinstance(data, tuple) and all(is_array(a) for a in data)):
+        yield from data  # batches already; the size is that of whole arrays
+        return
+    arrays = {k: to_numpy(a) for k, a in (data.items() if named else enumerate(data))}
+    lengths = {len(a) for a in arrays.values()}
+    if len(lengths) != 1:
+        raise InputError(f"the arrays hold different numbers of examples: {', '.join(map(str, sorted(lengths)))}")
+    (count,) = lengths
+    order = np.arange(count) if epoch is None else np.random.default_rng((0, epoch)).permutation(count)
+    for at in range(0, count, size):
+        chosen = {k: a[order[at : at + size]] for k, a in arrays.items()}
+        yield chosen if named else tuple(chosen.values())
+
+
+def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as the arguments of a step."""
+    if isinstance(batch, Mapping):
+        return (), {n: _array(a) for n, a in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(_array(a) for a in batch), {}
+    return (_array(batch),), {}
+
+
+def _array(a: Any) -> Any:
+    return a if is_array(a) else np.asarray(a)
+
+
+def _size(arrays: Any) -> int:
+    """The number of examples of a batch."""
+    values = arrays.values() if isinstance(arrays, Mapping) else arrays
+    return next((int(a.shape[0]) for a in values if len(a.shape)), 1)
+
+
+def _target(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The array of a batch that predictions are held against: the loss's own, or one that is called so."""
+    labels = trainer.loss_inputs(0, batch)
+    for name in (*labels, "labels", "target", "targets", "y"):
+        if name in batch:
+            return batch[name]
+    raise InputError(
+        f"metrics need the targets: none of {', '.join(batch)} is the loss's own, or named labels or target"
+    )
+
+
+def _call(callback: Any, method: str, trainer: Trainer, logs: Mapping[str, float]) -> Any:
+    if hasattr(callback, method):
+        return getattr(callback, method)(trainer, logs)
+    if callable(callback):
+        return callback(trainer, logs)
+    return None
+
+
+class _bar:
+    """A progress bar with the loss, if stderr is a terminal."""
+
+    def __init__(self, label: str, shown: bool) -> None:
+        self._label, self._shown = label, shown
+        self._progress: Any = None
+
+    def __enter__(self) -> Callable[[float], None]:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        if not self._shown or not console.is_terminal:
+            return lambda loss: None
+        columns = TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}")
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
+        self._progress.start()
+        task = self._progress.add_task(self._label, total=None, loss="")
+        return lambda loss: self._progress.update(task, advance=1, loss=f"{loss:.4f}")
+
+    def __exit__(self, *exception: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
