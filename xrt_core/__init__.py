@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from xrt_core.frontends.custom_op import custom_op
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
-    from xrt_core.frontends.tracing import power_by_engine
+    from xrt_core.frontends.tracing import device, power_by_engine
     from xrt_core.ir.symbols import Symbol
     from xrt_core.ir.types import TensorType
     from xrt_core.module import XRTModule, warmup
@@ -94,6 +94,7 @@ __all__ = [
     "assert_offloaded",
     "config",
     "custom_op",
+    "device",
     "errors",
     "hookimpl",
     "import_model",
@@ -122,6 +123,7 @@ _HOME: Final = {
     "XRTModule": "module",
     "assert_offloaded": "reports",
     "custom_op": "frontends.custom_op",
+    "device": "frontends.tracing",
     "hookimpl": "plugins",
     "import_model": "frontends.onnx_import",
     "init_subblock_optimizer": "options.process_config",

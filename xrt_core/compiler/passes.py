@@ -15,7 +15,7 @@ from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
 from xrt_core.host.executor import run_node
-from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.graph import Graph, Node, engine_and_device
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
@@ -26,12 +26,15 @@ from xrt_core.passes.partitioning import (
     MarkRule,
     PartitionReport,
     apply_marks,
+    apply_placement,
     cluster,
     costs_for,
     mark,
     names_an_engine,
     outline,
+    place,
     report,
+    resolve_devices,
     without_marks,
 )
 from xrt_core.passes.pass_base import Pass
@@ -60,7 +63,9 @@ class PassContext:
     options, rules, lowering: of the module. part: the graph is a subgraph that is planned separately. types, known: of
     the signature. engines: whether the graph is compiled for engines. native: whether an engine takes
     a plugin's node as it is. candidates: graph -> partitioning candidates.
-    device: the device of the first engine. automatic: whether unmarked nodes are offered to engines. obey: whether
+    device: the device of the first engine. device_for: the name of a placed node's device, see `resolve_devices`; None:
+    placements do not count. host_device: where the host computes, None for the engines' device. give_up: see `place`.
+    automatic: whether unmarked nodes are offered to engines. obey: whether
     marks for engines apply. absent: engine name -> why it is not selected (see `mark`). host_on_device: the host
     computes on the engines' device. mark_updates: annotates nodes whose kernels declare that they write variables.
     convert: inserts converters where values change space. symbolic: of a symbolic signature, what is known of its
@@ -77,6 +82,9 @@ class PassContext:
     native: Callable[[Node], bool] | None = None
     candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
     device: str = CPU.name
+    device_for: Callable[[str], str | None] | None = None
+    host_device: str | None = CPU.name
+    give_up: Callable[[str, str, str], None] | None = None
     automatic: bool = True
     obey: bool = True
     absent: Callable[[str], str] = lambda name: ""
@@ -90,6 +98,11 @@ class PassContext:
 def rules_of(options: Options) -> tuple[MarkRule, ...]:
     """Return the rules of the option `marks`."""
     return tuple(MarkRule(*row) for row in options.marks) if isinstance(options.marks, tuple) else ()
+
+
+def placement_rules(options: Options) -> tuple[MarkRule, ...]:
+    """Return the rules of the option `placement`."""
+    return tuple(MarkRule(pattern, device, "placement") for pattern, device in options.placement if device)
 
 
 def lowering(options: Options, *, training: bool = False) -> LowerPrecision | None:
@@ -115,6 +128,8 @@ def _apply_marks(graph: Graph, context: PassContext) -> Graph:
         graph = without_marks(graph)
     elif not context.part:
         graph = apply_marks(graph, context.rules)
+    if not context.part:
+        graph = apply_placement(graph, placement_rules(context.options))
     asked = context.options.automatic
     context.results.automatic = asked if asked is not None else not names_an_engine(graph)
     return graph
@@ -152,14 +167,22 @@ def _lower_precision(graph: Graph, context: PassContext) -> Graph:
 
 def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
     options = context.options
+    placed: Mapping[int, str] = {}
+    if context.device_for is not None:
+        graph = resolve_devices(graph, context.device_for, context.give_up)
+    candidates = context.candidates(graph)
+    if context.device_for is not None:
+        graph, placed = place(graph, candidates, context.host_device, context.give_up)
     marks = mark(
         graph,
-        context.candidates(graph),
+        candidates,
         options.phase,
         context.device,
         automatic=context.automatic,
         obey=context.obey,
         absent=context.absent,
+        placed=placed,
+        reserved=[c.name for c in candidates if engine_and_device(c.name)[1]],
     )
     # what a cluster saves is estimated for the sizes of the first call
     sized = graph if context.symbolic is None else graph_at(graph, context.symbolic.sizes)

@@ -194,6 +194,9 @@ class Pipeline:
             automatic=optimised.automatic,
             obey=optimised.engines or not (self.engines or services.host_only),
             absent=services.why_absent,
+            device_for=services.device_for if optimised.engines or self.options.engine == (HOST,) else None,
+            host_device=CPU.name if services.place.on_cpu else None,
+            give_up=self._give_up if self.options.prefers_placement else None,
             host_on_device=not services.place.on_cpu,
             convert=lambda g: insert_converters(g, has_converter, (AUTO,) if services.auto else ()),
         )
@@ -205,6 +208,10 @@ class Pipeline:
         # without the graph itself, whose tables of producers and consumers are no longer needed
         explain = partial(_explanation, graph.nodes, report, outlined, optimised.known, optimised.precision, sizes)
         return Partitioned(outlined, explain, optimised.automatic, sizes)
+
+    def _give_up(self, node: str, device: str, reason: str) -> None:
+        """Emit the event of a placement that cannot be had."""
+        self.services.events.emit("placement.given_up", level=logging.WARNING, node=node, device=device, reason=reason)
 
     def _require_as_many(self, optimised: Optimised, partitioned: Partitioned) -> None:
         """Raise NotSymbolic if a node is on the host for its shapes alone: an engine takes it with those of the first

@@ -527,6 +527,11 @@ class ExecutableProxy(Executable):
         self.has_run = True
         return results
 
+    def devices(self) -> tuple[str, ...]:
+        """See `Executable.devices`."""
+        found = call_engine(f"engine {self._engine!r}: devices", EngineError, self.inner.devices)
+        return tuple(map(str, found)) if isinstance(found, tuple) else ()
+
     def serialize(self) -> bytes:
         """See `Executable.serialize`."""
         return _bytes(call_engine(f"engine {self._engine!r}: serialize", EngineError, self.inner.serialize))

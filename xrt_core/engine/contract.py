@@ -165,6 +165,11 @@ class Executable(ABC):
         """
         return self.serialize()
 
+    def devices(self) -> tuple[str, ...]:
+        """The devices it runs on, as XRT names them ("cuda:1"), read from the library; empty where it does not tell.
+        Optional; shown in reports, and held against where the user placed the nodes."""
+        return ()
+
     def as_text(self) -> str:
         """What was compiled, readable (HLO, a network listing, ...). Optional."""
         return f"<{type(self).__name__}>"

@@ -292,6 +292,44 @@ MARKS = Kind(
 )
 
 
+OBEY, PREFER = "obey", "prefer"
+
+
+def _accept_placement(value: Any) -> tuple[tuple[str, str], ...]:
+    """Rows (pattern, device); one row (PREFER, "") where a placement that cannot be had is given up."""
+    if isinstance(value, str):
+        if value not in (OBEY, PREFER):
+            raise ValueError
+        return ((PREFER, ""),) if value == PREFER else ()
+    rows: Any = value.items() if isinstance(value, Mapping) else value
+    if isinstance(rows, tuple) and len(rows) == 2 and rows[0] in (OBEY, PREFER) and isinstance(rows[1], Mapping):
+        return (*_accept_placement(rows[0]), *_accept_placement(rows[1]))
+    made: dict[str, str] = {}
+    for key, device in rows:
+        kind, colon, pattern = str(key).partition(":")
+        if (str(key), device) == (PREFER, ""):
+            made[PREFER] = ""
+            continue
+        if kind not in ("op", "name") or not colon or not pattern:
+            raise Reason(f"{key!r} names no nodes: say 'name:PATTERN' or 'op:OPERATOR'")
+        made[str(key)] = _accept_device(device)
+    return tuple(made.items())
+
+
+def _parse_placement(text: str) -> tuple[tuple[str, str], ...]:
+    parts = [part.strip() for part in text.split(",")]
+    rows: list[tuple[str, str]] = [*_accept_placement(parts.pop(0))] if "=" not in parts[0] else []
+    return _accept_placement([*rows, *(part.rpartition("=")[::2] for part in parts)])
+
+
+PLACEMENT = Kind(
+    "a mapping from 'name:PATTERN' and 'op:OPERATOR' to a device, 'prefer', or ('prefer', mapping) (as text: "
+    "name:decoder/*=cuda:1, or prefer,name:decoder/*=cuda:1)",
+    _accept_placement,
+    _parse_placement,
+)
+
+
 def _accept_buckets(value: Any) -> str | tuple[tuple[str, tuple[int, ...]], ...]:
     if isinstance(value, str):
         if value not in ("off", "auto"):

@@ -24,7 +24,9 @@ from xrt_core.options.kinds import (
     HUGE,
     MARKS,
     PLACE,
+    PLACEMENT,
     PRECISION,
+    PREFER,
     SECONDS,
     SOME_SECONDS,
     TARGET,
@@ -125,6 +127,13 @@ class Options:
         MARKS,
         "Nodes marked for an engine, or for the host, by name or operator; names are patterns with * and ?. False: all "
         "marks are ignored, those of the model too (docs/partitioning.md).",
+    )
+    placement: tuple[tuple[str, str], ...] = _option(
+        (),
+        PLACEMENT,
+        "Nodes placed on a device, by name or operator; names are patterns with * and ?. A placement is obeyed or an "
+        "error; with 'prefer' one that cannot be had is given up, with an event (docs/devices.md).",
+        "XRT_PLACEMENT",
     )
     automatic: bool | None = _option(
         None,
@@ -339,6 +348,11 @@ class Options:
         if self.use_fp16 or self.precision == "float16":
             return "float16"
         return "bfloat16" if self.use_bf16 or self.precision == "bfloat16" else None
+
+    @property
+    def prefers_placement(self) -> bool:
+        """Whether a placement that cannot be had is given up, rather than an error."""
+        return any(pattern == PREFER for pattern, _ in self.placement)
 
     def without_lowering(self) -> Options:
         """The same options for a graph whose precision has been seen to."""

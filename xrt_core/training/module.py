@@ -147,8 +147,8 @@ class TrainModule(GuardedModule):
         recompute_budget: int | None = None,
         **options: Any,
     ) -> None:
-        resolved = resolve({"engine": engine, "phase": "train", **options})
         self.events = EventLog()
+        resolved = process_engines.settled(resolve({"engine": engine, "phase": "train", **options}), self.events)
         if resolved.use_int8:
             source = resolved.source("use_int8")
             raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")

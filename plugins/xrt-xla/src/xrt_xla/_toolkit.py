@@ -49,7 +49,6 @@ _clients: dict[str, Any] = {}  # of the kinds of devices that were asked for; th
 let_forks_end(_clients.values)
 
 
-
 class _LocalX64:
     """`jax.enable_x64` of this thread by the public context manager alone, for a JAX without `get_local`."""
 
@@ -208,7 +207,7 @@ def devices() -> dict[str, Any]:
         except RuntimeError:  # that kind is not part of this installation
             continue
         if kind == "cpu":
-            found["cpu"] = local[0]
+            found.update({name_of(d): d for d in local})
         else:
             found.update({f"{kind}:{i}": d for i, d in enumerate(local)})
     return found
@@ -218,6 +217,13 @@ def _local_devices(kind: str) -> list[Any]:
     found = jax.local_devices(backend=kind)
     _clients[kind] = found[0].client
     return found
+
+
+def name_of(device: Any) -> str:
+    """XRT's name of a local JAX device: "cpu" for the first one of the CPU's, "cpu:1", "cuda:0", ..."""
+    kind = kind_of(device)
+    number = _local_devices(kind).index(device)
+    return kind if kind == "cpu" and number == 0 else f"{kind}:{number}"
 
 
 def device_named(name: str) -> Any:

@@ -47,6 +47,11 @@ class XlaExecutable(Executable):
         self._linalg = linalg
         self._payload = program  # of a loaded one: XLA serialises only what it compiled itself
 
+    def devices(self) -> tuple[str, ...]:
+        """Where XLA runs it, by the shardings of the compiled program."""
+        found = [s.device_set for s in _toolkit.jax.tree_util.tree_leaves(self._compiled.output_shardings)]
+        return tuple(_toolkit.name_of(d) for d in sorted(set().union(*found), key=lambda d: int(d.id)))
+
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
     ) -> Sequence[Any]:

@@ -1,0 +1,135 @@
+"""Cases for four devices; `test_on_four_devices.py` runs them in a process of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import xrt_core as xrt
+from xrt_core import ops
+
+RNG = np.random.default_rng(0)
+W = RNG.standard_normal((16, 16)).astype(np.float32)
+X = RNG.standard_normal((8, 16)).astype(np.float32)
+
+
+class TwoBranches(xrt.Graph):
+    """Two branches on devices of their own, and what joins them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = W
+
+    def build(self, x: xrt.TensorType) -> object:
+        with xrt.device("cpu:1"):
+            a = ops.Tanh(x @ self.w)
+        with xrt.device("cpu:2"):
+            b = ops.Sigmoid(x @ self.w)
+        return a + b
+
+
+WANTED = np.tanh(X @ W) + 1 / (1 + np.exp(-(X @ W)))
+
+
+def two_branches_model(metadata: bool = False) -> bytes:
+    """The same as an ONNX model; metadata: one branch is placed by the model itself."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], name="left/product"),
+        helper.make_node("Tanh", ["p"], ["a"], name="left/tanh"),
+        helper.make_node("MatMul", ["x", "w"], ["q"], name="right/product"),
+        helper.make_node("Sigmoid", ["q"], ["b"], name="right/sigmoid"),
+        helper.make_node("Add", ["a", "b"], ["y"], name="sum"),
+    ]
+    for n in nodes[:2] if metadata else ():
+        n.metadata_props.add(key="xrt.device", value="cpu:1")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 16])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 16])
+    graph = helper.make_graph(nodes, "branches", [x], [y], [numpy_helper.from_array(W, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+
+def where(m: xrt.XRTModule) -> dict[str, str]:
+    """Cluster -> the device that its executable says it runs on."""
+    return dict(m.explain().ran_on)
+
+
+@pytest.mark.parametrize("options", [{"guard": False}, {"guard": False, "parallel": True, "prune": False}])
+def test_blocks(options: dict[str, bool]) -> None:
+    """Clusters of one engine run on the devices of their blocks, transfers are nodes, and results are the host's."""
+    m = xrt.XRTModule(TwoBranches(), engine="xla", **options)
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    assert {where(m)["xla_cpu1_0"], where(m)["xla_cpu2_0"]} == {"cpu:1", "cpu:2"}
+    targets = [n.attributes["target"] for n in m.partitioned().nodes if n.op_type == "EngineInputConvert"]
+    assert {"xla@cpu:1", "xla@cpu:2"} <= set(targets)
+    if options.get("parallel"):
+        assert "run concurrently" in str(m.explain())
+    timeline = m.run_timed({"x": X})[1]
+    assert {"Tanh_on_host", "Sigmoid_on_host"} <= {span.label.rpartition(" ")[2] for span in timeline.spans}
+
+
+def test_rules_and_metadata() -> None:
+    """Rules by name and the model's metadata place nodes; a rule wins over metadata."""
+    m = xrt.XRTModule(two_branches_model(True), engine="xla", guard=False, placement={"name:right/*": "cpu:3"})
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    assert {where(m)["xla_cpu1_0"], where(m)["xla_cpu3_0"]} == {"cpu:1", "cpu:3"}
+    m = xrt.XRTModule(two_branches_model(True), engine="xla", guard=False, placement={"name:*/*": "cpu:2"})
+    m(X)
+    assert where(m)["xla_cpu2_0"] == "cpu:2"
+    assert "xla_cpu1_0" not in where(m)
+
+
+def test_whole_module_on_a_device() -> None:
+    """`device=` puts a module on a device, which its executable confirms, and its own name places nothing anew."""
+    m = xrt.XRTModule(two_branches_model(), engine="xla", guard=False, device="cpu:2", placement={"op:Tanh": "cpu:2"})
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    assert where(m) == {"xla_0": "cpu:2"}
+
+
+def test_refused() -> None:
+    """A device that is not there, and one where nothing takes the node, are errors that say what there is."""
+    model = two_branches_model()
+    with pytest.raises(xrt.EngineUnavailableError, match=r"'cpu:9' here; it can use cpu, cpu:1, cpu:2, cpu:3"):
+        xrt.XRTModule(model, engine="xla", device="cpu:9", guard=False)
+    m = xrt.XRTModule(model, engine="xla", guard=False, placement={"op:Tanh": "cpu:9"})
+    with pytest.raises(xrt.DeviceNotFoundError, match=r"node 'left/tanh'.*there are cpu, cpu:1, cpu:2, cpu:3"):
+        m(X)
+    m = xrt.XRTModule(model, engine="host", placement={"op:Tanh": "cpu:1"})
+    with pytest.raises(xrt.DeviceNotFoundError, match=r"there are cpu$"):
+        m(X)
+    m = xrt.XRTModule(
+        model,
+        engine=["xla", "onnxruntime"],
+        guard=False,
+        placement={"op:Tanh": "cpu:1"},
+        marks={"op:Tanh": "onnxruntime"},
+    )
+    with pytest.raises(xrt.GraphError, match=r"placed on 'cpu:1', where nothing takes it: it is marked for"):
+        m(X)
+
+
+def test_prefer() -> None:
+    """With "prefer" a placement that cannot be had is given up, with an event that says so."""
+    m = xrt.XRTModule(
+        two_branches_model(),
+        engine="xla",
+        guard=False,
+        device="cpu:9",
+        placement=("prefer", {"op:Tanh": "cuda:0", "op:Sigmoid": "cpu:1"}),
+    )
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    given_up = [dict(e.fields) for e in m.events.recent("placement.")]
+    assert [g["device"] for g in given_up] == ["cpu:9", "cuda:0"]
+    assert given_up[1]["node"] == "left/tanh"
+    assert where(m)["xla_cpu1_0"] == "cpu:1"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["xla", "auto"])
+def test_guarded(engine: str) -> None:
+    """Under guard a placed cluster is verified on its device, and stays there though the host may be faster."""
+    m = xrt.XRTModule(TwoBranches(), engine=engine, guard=True, guard_async=False, cache="off")
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    assert m.wait(120)
+    m(X)
+    assert {where(m)["xla_cpu1_0"], where(m)["xla_cpu2_0"]} == {"cpu:1", "cpu:2"}
