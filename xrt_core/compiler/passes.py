@@ -30,6 +30,7 @@ from xrt_core.passes.partitioning import (
     cluster,
     costs_for,
     mark,
+    names_a_device,
     names_an_engine,
     outline,
     place,
@@ -128,7 +129,7 @@ def _apply_marks(graph: Graph, context: PassContext) -> Graph:
         graph = without_marks(graph)
     elif not context.part:
         graph = apply_marks(graph, context.rules)
-    if not context.part:
+    if not context.part and (context.options.placement or names_a_device(graph)):
         graph = apply_placement(graph, placement_rules(context.options))
     asked = context.options.automatic
     context.results.automatic = asked if asked is not None else not names_an_engine(graph)
@@ -168,10 +169,11 @@ def _lower_precision(graph: Graph, context: PassContext) -> Graph:
 def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
     options = context.options
     placed: Mapping[int, str] = {}
-    if context.device_for is not None:
+    is_placed = context.device_for is not None and names_a_device(graph)
+    if is_placed and context.device_for is not None:
         graph = resolve_devices(graph, context.device_for, context.give_up)
     candidates = context.candidates(graph)
-    if context.device_for is not None:
+    if is_placed:
         graph, placed = place(graph, candidates, context.host_device, context.give_up)
     marks = mark(
         graph,

@@ -196,7 +196,7 @@ class Pipeline:
             absent=services.why_absent,
             device_for=services.device_for if optimised.engines or self.options.engine == (HOST,) else None,
             host_device=CPU.name if services.place.on_cpu else None,
-            give_up=self._give_up if self.options.prefers_placement else None,
+            give_up=self._give_up if self.options.placement and self.options.prefers_placement else None,
             host_on_device=not services.place.on_cpu,
             convert=lambda g: insert_converters(g, has_converter, (AUTO,) if services.auto else ()),
         )

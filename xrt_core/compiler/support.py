@@ -18,7 +18,7 @@ from xrt_core.ir.inference import infer_types, trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
-from xrt_core.passes.partitioning import Candidate, devices_of
+from xrt_core.passes.partitioning import Candidate, devices_of, names_a_device
 from xrt_core.passes.shape_specialization import is_late
 from xrt_core.runtime.input_checks import has_symbolic_index
 
@@ -57,7 +57,8 @@ class EngineSupport:
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
         excluded = {} if capabilities is None else capabilities.excluded
         found = []
-        elsewhere = [(e, d) for d in devices_of(graph) for e, own in self._engines if d != own and drives(e, d)]
+        devices = devices_of(graph) if names_a_device(graph) else ()
+        elsewhere = [(e, d) for d in devices for e, own in self._engines if d != own and drives(e, d)]
         for engine, device in self._engines:
             mine = partial(refusal, open_shapes=engine.open_shapes) if any_open else refusal
             if symbolic and engine.dynamic_dims == "none":

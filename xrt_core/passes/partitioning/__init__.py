@@ -5,12 +5,11 @@ from xrt_core.passes.partitioning.cost_model import Costs, Estimate, costs_for
 from xrt_core.passes.partitioning.devices import (
     apply_placement,
     devices_of,
-    names_a_device,
     place,
     resolve_devices,
 )
 from xrt_core.passes.partitioning.outline import insert_converters, is_converter, outline
-from xrt_core.passes.partitioning.placement import MarkRule, apply_marks, names_an_engine, without_marks
+from xrt_core.passes.partitioning.placement import MarkRule, apply_marks, names_a_device, names_an_engine, without_marks
 from xrt_core.passes.partitioning.report import ClusterReport, HostNodeReport, PartitionReport, TensorReport, report
 from xrt_core.passes.partitioning.support import HOST, Candidate, Marks, mark
 

@@ -20,24 +20,12 @@ def apply_placement(graph: Graph, rules: Sequence[MarkRule]) -> Graph:
 
     Raises GraphError for a node that two rules place on different devices, OptionError for a rule without a match.
     """
-    if not rules and not _has_metadata(graph):
-        return graph
     used: set[MarkRule] = set()
     placed = _placed(graph, rules, used, None)
     for rule in rules:
         if rule not in used:
             raise OptionError(unmatched(rule, graph))
     return placed
-
-
-def names_a_device(graph: Graph) -> bool:
-    """Whether any node, subgraphs included, is placed on a device."""
-    for n in graph.nodes:
-        if n.annotations is not NO_ANNOTATIONS and n.annotations.device is not None:
-            return True
-        if n.attributes and any(names_a_device(g) for g in n.subgraphs):
-            return True
-    return False
 
 
 def devices_of(graph: Graph) -> tuple[str, ...]:
@@ -122,14 +110,6 @@ def _on(node: Node, device: str | None) -> Node:
 def _described(node: Node) -> str:
     where = f" ({node.annotations.source})" if node.annotations.source else ""
     return f"node {label(node)!r}, operator {node.operator},{where}"
-
-
-def _has_metadata(graph: Graph) -> bool:
-    return any(
-        (n.annotations is not NO_ANNOTATIONS and DEVICE in n.annotations.metadata)
-        or (n.attributes and any(map(_has_metadata, n.subgraphs)))
-        for n in graph.nodes
-    )
 
 
 def _placed(graph: Graph, rules: Sequence[MarkRule], used: set[MarkRule], around: str | None) -> Graph:

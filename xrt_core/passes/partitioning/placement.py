@@ -92,6 +92,17 @@ def names_an_engine(graph: Graph) -> bool:
     return False
 
 
+def names_a_device(graph: Graph) -> bool:
+    """Whether any node, subgraphs included, is placed on a device."""
+    for n in graph.nodes:
+        a = n.annotations
+        if a is not NO_ANNOTATIONS and (a.device is not None or (a.metadata and DEVICE in a.metadata)):
+            return True
+        if n.attributes and any(names_a_device(g) for g in n.subgraphs):
+            return True
+    return False
+
+
 def without_marks(graph: Graph) -> Graph:
     """The graph without marks, subgraphs included."""
     return _Marker((), erase=True).graph(graph, None)
