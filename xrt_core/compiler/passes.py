@@ -15,7 +15,7 @@ from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
 from xrt_core.host.executor import run_node
-from xrt_core.ir.graph import Graph, Node, engine_and_device
+from xrt_core.ir.graph import Graph, Node, engine_and_device, is_placed
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
@@ -169,11 +169,11 @@ def _lower_precision(graph: Graph, context: PassContext) -> Graph:
 def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
     options = context.options
     placed: Mapping[int, str] = {}
-    is_placed = context.device_for is not None and names_a_device(graph)
-    if is_placed and context.device_for is not None:
-        graph = resolve_devices(graph, context.device_for, context.give_up)
+    device_for = context.device_for if context.device_for is not None and is_placed(graph) else None
+    if device_for is not None:
+        graph = resolve_devices(graph, device_for, context.give_up)
     candidates = context.candidates(graph)
-    if is_placed:
+    if device_for is not None:
         graph, placed = place(graph, candidates, context.host_device, context.give_up)
     marks = mark(
         graph,

@@ -13,12 +13,12 @@ from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import Engine, ask_support
 from xrt_core.engine.op_kernels import mark_updates
 from xrt_core.errors import EngineError, XRTError
-from xrt_core.ir.graph import Graph, Node, Support, Value, engine_at, nodes_within
+from xrt_core.ir.graph import Graph, Node, Support, Value, engine_at, is_placed, nodes_within
 from xrt_core.ir.inference import infer_types, trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
-from xrt_core.passes.partitioning import Candidate, devices_of, names_a_device
+from xrt_core.passes.partitioning import Candidate, devices_of
 from xrt_core.passes.shape_specialization import is_late
 from xrt_core.runtime.input_checks import has_symbolic_index
 
@@ -57,7 +57,7 @@ class EngineSupport:
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
         excluded = {} if capabilities is None else capabilities.excluded
         found = []
-        devices = devices_of(graph) if names_a_device(graph) else ()
+        devices = devices_of(graph) if is_placed(graph) else ()
         elsewhere = [(e, d) for d in devices for e, own in self._engines if d != own and drives(e, d)]
         for engine, device in self._engines:
             mine = partial(refusal, open_shapes=engine.open_shapes) if any_open else refusal

@@ -459,6 +459,11 @@ class Graph(_Frozen):
         return graph_text(self)
 
 
+def is_placed(graph: Graph) -> bool:
+    """Whether any node, those of subgraphs aside, is annotated with a device."""
+    return any(n.annotations is not NO_ANNOTATIONS and n.annotations.device is not None for n in graph.nodes)
+
+
 def every_node(graph: Graph) -> Iterator[Node]:
     """The nodes of a graph and of its subgraphs."""
     for node in graph.nodes:
