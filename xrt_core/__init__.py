@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from xrt_core.frontends.custom_op import custom_op
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
+    from xrt_core.frontends.ops import shard
     from xrt_core.frontends.tracing import device, power_by_engine
+    from xrt_core.ir import sharding as sbp
+    from xrt_core.ir.sharding import Mesh
     from xrt_core.ir.symbols import Symbol
     from xrt_core.ir.types import TensorType
     from xrt_core.module import XRTModule, warmup
@@ -75,6 +78,7 @@ __all__ = [
     "GraphError",
     "InputError",
     "InternalError",
+    "Mesh",
     "ModelLoadError",
     "OptionError",
     "PassError",
@@ -106,6 +110,8 @@ __all__ = [
     "register_array_type",
     "register_converter",
     "register_pass",
+    "sbp",
+    "shard",
     "subscribe",
     "trace",
     "training",
@@ -117,6 +123,7 @@ __all__ = [
 _HOME: Final = {
     "FallbackEvent": "events",
     "Graph": "frontends.graph",
+    "Mesh": "ir.sharding",
     "Symbol": "ir.symbols",
     "TensorType": "ir.types",
     "Variable": "training.variables",
@@ -132,6 +139,7 @@ _HOME: Final = {
     "register_array_type": "engine.converters",
     "register_converter": "engine.manager",
     "register_pass": "compiler.passes",
+    "shard": "frontends.ops",
     "subscribe": "events",
     "trace": "frontends.graph",
     "unregister_pass": "compiler.passes",
@@ -142,6 +150,7 @@ _MODULES: Final = {
     "errors": "errors",
     "ops": "frontends.ops",
     "optim": "training.optimizer",
+    "sbp": "ir.sharding",
     "training": "training",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from xrt_core.errors import InputError, printable
 from xrt_core.ir.graph import Graph, engine_and_device
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning.report import ClusterReport, PartitionReport
+from xrt_core.passes.sharding import ShardingReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Explanation:
     memory, peak_bytes: memory of a run, as text and in bytes; "" and None if the signature has not been planned.
     side_by_side: whether clusters of different engines or devices run concurrently.
     symbols, guards: of a symbolic signature its symbols with their ranges, and what holds for every call of it.
+    sharding: how tensors lie on the mesh, with the collectives; None without a mesh.
     ran_on: cluster -> the devices of its executable, as the engine's library tells them; without those that do not.
     padding: what was decided about buckets, as text; "" without the option `buckets`.
     """
@@ -47,6 +50,7 @@ class Explanation:
     guards: tuple[str, ...] = ()
     padding: str = ""
     ran_on: Mapping[str, str] = field(default_factory=dict)
+    sharding: ShardingReport | None = None
 
     @property
     def node_count(self) -> int:
@@ -140,6 +144,8 @@ class Explanation:
             lines.append(f"    {operator} ({shown}): {reason}")
         if self.precision is not None:
             lines.extend(f"  {line}" for line in self.precision.lines())
+        if self.sharding is not None:
+            lines.extend(f"  {line}" for line in self.sharding.lines())
         text = "\n".join(indent + printable(line, lines=False) for line in lines)
         for label, parts in self.nested.items():
             for part in parts:
@@ -151,7 +157,9 @@ class Explanation:
         if c.name in self.lost:
             return f"asked for {c.device}; the host runs it"
         found = self.ran_on.get(c.name)
-        return c.device if found in (None, c.device) else f"{found}, asked for {c.device}"
+        if found is None:
+            return c.device
+        return found if c.device in found.split(", ") else f"{found}, asked for {c.device}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON-compatible data."""
@@ -169,6 +177,7 @@ class Explanation:
             "errors": dict(self.errors),
             "lost": list(self.lost),
             "ran_on": dict(self.ran_on),
+            "sharding": None if self.sharding is None else dataclasses.asdict(self.sharding),
             "precision": None if self.precision is None else self.precision.to_json(),
             "nested": {label: [e.to_json() for e in parts] for label, parts in self.nested.items()},
         }

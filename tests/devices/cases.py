@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -133,3 +135,118 @@ def test_guarded(engine: str) -> None:
     assert m.wait(120)
     m(X)
     assert {where(m)["xla_cpu1_0"], where(m)["xla_cpu2_0"]} == {"cpu:1", "cpu:2"}
+
+
+# --- mesh and SBP ---
+
+UP, DOWN = (RNG.standard_normal(s).astype(np.float32) for s in ((64, 128), (128, 64)))
+BIAS = RNG.standard_normal(64).astype(np.float32)
+ROWS = RNG.standard_normal((16, 64)).astype(np.float32)
+
+
+def mlp_model() -> bytes:
+    """Two products with a Relu between, a bias and a Softmax."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "up"], ["h"], name="first"),
+        helper.make_node("Relu", ["h"], ["r"], name="relu"),
+        helper.make_node("MatMul", ["r", "down"], ["z"], name="second"),
+        helper.make_node("Add", ["z", "b"], ["s"], name="bias"),
+        helper.make_node("Softmax", ["s"], ["y"], name="softmax"),
+    ]
+    weights = [numpy_helper.from_array(a, n) for a, n in ((UP, "up"), (DOWN, "down"), (BIAS, "b"))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 64])
+    graph = helper.make_graph(nodes, "mlp", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+
+def collectives_in(hlo: str) -> list[str]:
+    """The kinds of the collectives of a compiled program, in no order."""
+    names = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    return sorted(re.findall(rf"= .*? ({names})(?:-start)?\(", hlo))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sharding", "expected"),
+    [
+        ({"data": 4}, None, []),
+        ({"model": 4}, {"up": "model:S(1)", "down": "model:S(0)"}, ["all-reduce"]),
+        ({"data": 2, "model": 2}, {"x": "data:S(0)", "up": "model:S(1)", "down": "model:S(0)"}, ["all-reduce"]),
+        ({"model": 4}, {"up": "model:S(1)"}, ["all-to-all"]),
+        ({"data": 2, "model": 2}, {"x": "data:S(0)", "up": "model:S(1)"}, ["all-to-all"]),
+    ],
+)
+def test_collectives_are_those_announced(
+    mesh: dict[str, int], sharding: dict[str, str] | None, expected: list[str]
+) -> None:
+    """Results are one device's; the compiled program has the collectives that `explain().sharding` announces."""
+    want = xrt.XRTModule(mlp_model(), engine="host")(ROWS)
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh=xrt.Mesh(mesh), sharding=sharding)
+    np.testing.assert_allclose(m(ROWS), want, rtol=1e-4, atol=1e-5)
+    found = m.explain().sharding
+    assert found is not None
+    announced = sorted(c.kind for c in found.collectives if c.kind != "slice")
+    assert announced == expected, str(m.explain())
+    assert where(m)["xla_0"] == "cpu, cpu:1, cpu:2, cpu:3"
+    executable = m._source.caller.last.launches[0].executable
+    assert executable is not None
+    assert collectives_in(executable.as_text()) == announced, str(m.explain())
+
+
+def test_weights_lie_in_parts() -> None:
+    """A weight that is split takes its part of the memory of each device."""
+    sharding = {"up": "model:S(1)", "down": "model:S(0)"}
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"model": 4}, sharding=sharding)
+    m(ROWS)
+    executable = m._source.caller.last.launches[0].executable
+    parts = {w.addressable_shards[0].data.shape for w in executable.inner._weights}
+    assert {(64, 32), (32, 64)} <= parts
+
+
+class Annotated(xrt.Graph):
+    """A product whose result is split by a mark within the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = W
+
+    def build(self, x: xrt.TensorType) -> object:
+        return ops.Tanh(xrt.shard(x @ self.w, "model:S(1)"))
+
+
+def test_marks_within_a_graph() -> None:
+    """`xrt.shard` decides how a value lies, and what follows stays so; without a mesh it is nothing."""
+    m = xrt.XRTModule(Annotated(), engine="xla", guard=False, mesh={"model": 4}, sharding={})
+    np.testing.assert_allclose(m(X), np.tanh(X @ W), rtol=1e-5, atol=1e-6)
+    found = m.explain().sharding
+    assert found is not None
+    assert found.tensors["output"] == "model:S(1)"
+    plain = xrt.XRTModule(Annotated(), engine="xla", guard=False)
+    np.testing.assert_allclose(plain(X), np.tanh(X @ W), rtol=1e-5, atol=1e-6)
+    assert [n.op_type for n in plain.partitioned().nodes] == ["EngineInputConvert", "Launch"]
+
+
+def test_wrong_meshes() -> None:
+    """A mesh larger than the devices, an axis that is not there and a size that does not divide are errors."""
+    m = xrt.XRTModule(mlp_model(), engine="xla", mesh={"data": 8})
+    with pytest.raises(
+        xrt.DeviceNotFoundError, match=r"mesh data=8 .* has 8 devices, and there are 4 here: cpu, cpu:1"
+    ):
+        m(ROWS)
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 4}, sharding={"x": "batch:S(0)"})
+    with pytest.raises(xrt.OptionError, match=r"no axis 'batch'; it has data=4"):
+        m(ROWS)
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 4})
+    with pytest.raises(xrt.GraphError, match=r"axis 0 of 'x', of size 6, over 4 devices .*multiples of 4"):
+        m(ROWS[:6])
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 4}, sharding={"weights": "data:S(0)"})
+    with pytest.raises(xrt.OptionError, match=r"'weights' matches no value of the graph; there are x, up"):
+        m(ROWS)
+
+
+def test_an_engine_that_does_not_shard() -> None:
+    """It runs the whole graph on its device, and the report has the reason."""
+    pytest.importorskip("onnxruntime")
+    m = xrt.XRTModule(mlp_model(), engine="onnxruntime", guard=False, mesh={"data": 4})
+    np.testing.assert_allclose(m(ROWS), xrt.XRTModule(mlp_model(), engine="host")(ROWS), rtol=1e-4, atol=1e-5)
+    assert "no engine that takes part runs on several devices at once (onnxruntime)" in str(m.explain())

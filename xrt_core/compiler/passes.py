@@ -41,6 +41,7 @@ from xrt_core.passes.partitioning import (
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import SplitLate, specialise
+from xrt_core.passes.sharding import ShardingReport, by_batch, shard_graph, without_boxing
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
 from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
 
@@ -49,11 +50,13 @@ from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
 class PassResults:
     """Results of passes other than the graph. automatic: whether unmarked nodes are offered to engines.
 
-    precision: the nodes lowered to a narrow float. report: creates the partition report.
+    precision: the nodes lowered to a narrow float. sharding: how tensors lie on the mesh. report: creates the
+    partition report.
     """
 
     automatic: bool = True
     precision: PrecisionReport | None = None
+    sharding: ShardingReport | None = None
     report: Callable[[], PartitionReport] | None = None
 
 
@@ -70,7 +73,7 @@ class PassContext:
     marks for engines apply. absent: engine name -> why it is not selected (see `mark`). host_on_device: the host
     computes on the engines' device. mark_updates: annotates nodes whose kernels declare that they write variables.
     convert: inserts converters where values change space. symbolic: of a symbolic signature, what is known of its
-    shapes. results: results other than the graph.
+    shapes. why_no_mesh: why no engine shards, "" if one does. results: results other than the graph.
     """
 
     options: Options
@@ -93,6 +96,7 @@ class PassContext:
     mark_updates: Callable[[Graph], Graph] = lambda graph: graph
     convert: Callable[[Graph], Graph] = lambda graph: graph
     symbolic: SymbolicShapes | None = None
+    why_no_mesh: str = ""
     results: PassResults = field(default_factory=PassResults)
 
 
@@ -163,6 +167,21 @@ def _lower_precision(graph: Graph, context: PassContext) -> Graph:
     graph, context.results.precision = context.lowering.apply(graph)
     for p in _SIMPLIFY:
         graph = p(graph)
+    return graph
+
+
+def _shard(graph: Graph, context: PassContext) -> Graph:
+    mesh = context.options.mesh
+    if mesh is None and not any(n.op_type == "Boxing" for n in graph.nodes):
+        return graph
+    if mesh is None or not context.engines or context.part:
+        return without_boxing(graph)
+    if context.why_no_mesh:
+        context.results.sharding = ShardingReport(str(mesh), replicated={graph.name or "graph": context.why_no_mesh})
+        return without_boxing(graph)
+    given = context.options.sharding
+    rules = by_batch(graph, mesh) if given is None else dict(given)
+    graph, context.results.sharding = shard_graph(graph, mesh, rules)
     return graph
 
 
@@ -243,6 +262,10 @@ DEFAULT_PASSES: Final = (
     RegisteredPass(
         "lower_precision", _lower_precision, ("signature",),
         "on final nodes, so that no cast is inserted for a removed node; engines read the types",
+    ),
+    RegisteredPass(
+        "shard", _shard, ("signature",),
+        "on final nodes and types: conversions are for what is left to compute; clusters then hold them",
     ),
     RegisteredPass(
         "subblock_to_engine", _subblock_to_engine, ("engines",),

@@ -16,6 +16,7 @@ from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import ValueType
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.pass_manager import RegisteredPass
+from xrt_core.passes.sharding import ShardingReport
 from xrt_core.passes.symbolic_shapes import SymbolicShapes
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan import Plan
@@ -51,7 +52,7 @@ class Optimised:
 
     known: values of the inputs that determine shapes, by index. engines: whether it is compiled for engines. precision:
     the nodes lowered to a narrow float, None if mixed precision is off. automatic: as of `Captured`. symbolic: what is
-    known of its shapes, where the signature is symbolic.
+    known of its shapes, where the signature is symbolic. sharding: how its tensors lie on a mesh.
     """
 
     graph: Graph
@@ -60,6 +61,7 @@ class Optimised:
     automatic: bool = True
     precision: PrecisionReport | None = None
     symbolic: SymbolicShapes | None = None
+    sharding: ShardingReport | None = None
 
     def as_text(self) -> str:
         """The graph."""

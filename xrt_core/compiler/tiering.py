@@ -119,8 +119,9 @@ class TieredPipeline(Pipeline):
         if not engines:
             return super()._compile_for(cache, captured, types, known, engines, part)
         job = TierUpJob(self, captured, types, known, not part, cache, symbolic)
-        # a graph with marks or placements is compiled synchronously: one that cannot be applied raises in the call
-        if in_background() or names_an_engine(captured.graph) or names_a_device(captured.graph):
+        # with marks, placements or a mesh it is compiled synchronously: what cannot be applied raises in the call
+        said = self.options.mesh is not None or names_an_engine(captured.graph) or names_a_device(captured.graph)
+        if in_background() or said:
             return job.compile(self.accelerated)
         start = time.perf_counter()
         plan = self.compile(captured, types, known, engines=False, owned=not part, kind=BaselinePlan, symbolic=symbolic)

@@ -330,6 +330,41 @@ PLACEMENT = Kind(
 )
 
 
+def _accept_mesh(value: Any) -> Any:
+    from xrt_core.errors import OptionError
+    from xrt_core.ir.sharding import Mesh
+
+    if isinstance(value, Mesh):
+        return value
+    try:
+        return Mesh(value) if isinstance(value, Mapping) else Mesh.parse(value)
+    except OptionError as e:
+        raise Reason(str(e)) from None
+
+
+MESH = Kind("an xrt.Mesh, or axes with their sizes (as text: data=4,model=2)", _accept_mesh, _accept_mesh)
+
+
+def _accept_sharding(value: Any) -> tuple[tuple[str, str], ...]:
+    rows = value.items() if isinstance(value, Mapping) else value
+    made = tuple((str(pattern), str(sbp)) for pattern, sbp in rows)
+    if not all(pattern and sbp for pattern, sbp in made):
+        raise ValueError
+    return made
+
+
+def _parse_sharding(text: str) -> tuple[tuple[str, str], ...]:
+    return _accept_sharding([part.strip().partition("=")[::2] for part in text.split(";")])
+
+
+SHARDING = Kind(
+    "a mapping from patterns of names of inputs, weights or other values to how they lie on the mesh, such as "
+    "{'encoder.*.weight': 'model:S(1)'} (as text: x=data:S(0);w=model:S(1))",
+    _accept_sharding,
+    _parse_sharding,
+)
+
+
 def _accept_buckets(value: Any) -> str | tuple[tuple[str, tuple[int, ...]], ...]:
     if isinstance(value, str):
         if value not in ("off", "auto"):

@@ -93,10 +93,10 @@ class XlaExecutable(Executable):
 
     def _here(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, with those arrays of JAX brought here that lie elsewhere: compiled calls refuse them."""
-        here = {self._device}
+        places = self._compiled.input_shardings[0]
         return [
-            jax.device_put(x, self._device) if isinstance(x, jax.Array) and x.sharding.device_set != here else x
-            for x in inputs
+            jax.device_put(x, s) if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(s, x.ndim) else x
+            for x, s in zip(inputs, places, strict=False)
         ]
 
     def _with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -122,6 +122,8 @@ class XlaExecutable(Executable):
     def _serialized(self, weights: bool) -> bytes:
         program = self._payload
         if program is None:
+            if len(self.devices()) > 1:
+                raise UnsupportedError("this XLA program runs on several devices, and is compiled in each process")
             try:
                 program = _toolkit.serialize_compiled(self._compiled)
             except (NotImplementedError, ValueError) as e:
