@@ -129,6 +129,11 @@ class Pipeline:
             )
         return planned
 
+    def with_sharding(self, rows: tuple[tuple[str, str], ...]) -> Pipeline:
+        """This pipeline with another option `sharding`."""
+        services = self.services
+        return type(self)(replace(services, options=replace(self.options, sharding=rows)))
+
     def mark_updates(self, graph: Graph) -> Graph:
         """Annotate the nodes that engines' kernels declare as model updates, without aliases. Called before gradients
         are built from the graph."""

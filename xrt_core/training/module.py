@@ -41,6 +41,7 @@ from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.recomputation import labels
+from xrt_core.training.sharding import step_sharding
 from xrt_core.training.step import (
     EXAMPLES,
     MICRO,
@@ -50,6 +51,7 @@ from xrt_core.training.step import (
     StepGraph,
     initial_state,
     loss_scale_of,
+    slot_name,
     training_graph,
     update_graph,
 )
@@ -114,6 +116,9 @@ class TrainModule(GuardedModule):
         recomputed in the backward pass instead of stored (r"layer\.\d+" makes one region per layer). Blocks of
         `training.recompute()` in an `xrt.Graph` are such regions too. recompute_budget: the maximum bytes of the
         intermediate results of a step; regions are chosen to meet it.
+    mesh, sharding: options of `XRTModule`: each batch is split over the mesh's axis "data", variables are whole unless
+        `sharding` has a pattern of their names. zero: the optimizer's slots are split over "data" as well (ZeRO-1).
+        Losses are those of one device, within rounding; a checkpoint is the same for every mesh.
     options: those of `XRTModule`. Labels and indices among a step's inputs are checked at each step, those that the
         model computes with `check_indices=True`.
 
@@ -145,10 +150,13 @@ class TrainModule(GuardedModule):
         donate: bool = True,
         recompute: str | None = None,
         recompute_budget: int | None = None,
+        zero: bool = False,
         **options: Any,
     ) -> None:
         self.events = EventLog()
         resolved = process_engines.settled(resolve({"engine": engine, "phase": "train", **options}), self.events)
+        if resolved.mesh is not None:  # one program for gradients and updates: what is split stays so between them
+            resolved = replace(resolved, merge_updates=True)
         if resolved.use_int8:
             source = resolved.source("use_int8")
             raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
@@ -171,6 +179,9 @@ class TrainModule(GuardedModule):
         self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
+        self._mesh, self._sharding, self._zero = resolved.mesh, dict(resolved.sharding or ()), bool(zero)
+        if self._zero and self._mesh is None:
+            raise OptionError("zero=True splits the optimizer's state over a mesh, and none is given: mesh={'data': 4}")
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
@@ -217,7 +228,7 @@ class TrainModule(GuardedModule):
                 return False
             found = self._applied
             if found is None:
-                found = self._planned(update_graph(self._types, self._recipe), [])
+                found = self._planned(update_graph(self._types, self._recipe), {})
             self._advance(found, [], self._applied is None)
             self._applied = found
         return True
@@ -299,15 +310,26 @@ class TrainModule(GuardedModule):
             whole, report = self._lowering.apply(whole)
         extra = {n: t for n, t in types.items() if n not in names}
         made = training_graph(whole, extra, self._types, recipe, update, _examples(batch, names))
-        return self._planned(made, [batch[v.name] for v in made.graph.inputs[: len(types)]], report)
+        return self._planned(made, {v.name: batch[v.name] for v in made.graph.inputs[: len(types)]}, report)
 
-    def _planned(self, made: StepGraph, batch: Sequence[np.ndarray], report: PrecisionReport | None = None) -> _Step:
+    def _planned(
+        self, made: StepGraph, batch: Mapping[str, np.ndarray], report: PrecisionReport | None = None
+    ) -> _Step:
         assert self._recipe is not None
-        names = self._recipe.names
-        plans = self._pipeline.plan_cache(self._pipeline.capture(made.graph))
+        names, pipeline = self._recipe.names, self._pipeline
+        if self._mesh is not None:
+            held = {v.name for v in made.graph.inputs}
+            slots = {
+                v.name: [n for s in self._optimizer.slots if (n := slot_name(s, v.name)) in held]
+                for v in self._recipe.variables
+                if v.trained
+            }
+            rows = step_sharding(self._mesh, self._sharding, batch, self._types, slots, self._zero)
+            pipeline = pipeline.with_sharding(tuple(rows.items()))
+        plans = pipeline.plan_cache(pipeline.capture(made.graph))
         reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))
         state = [to_numpy(self._state[i]) for i in reads]
-        plan = plans.plan_for([*batch, np.zeros((), np.float32), *state])
+        plan = plans.plan_for([*batch.values(), np.zeros((), np.float32), *state])
         assert isinstance(plan, Planned)
         engines = self._pipeline.services.compilation.engines
         host = on_host(self._pipeline.services.place.xp)

@@ -77,10 +77,10 @@ def shard_graph(graph: Graph, mesh: Mesh, shardings: Mapping[str, str]) -> tuple
 def by_batch(graph: Graph, mesh: Mesh, axis: str = "data") -> dict[str, str]:
     """Every input of the graph split along its first axis over the mesh's `axis`, where there is one."""
     names = [v.name for v in graph.inputs if v.name and v.shape] if axis in mesh.names else []
-    return {fnmatch_escape(name): f"{axis}:S(0)" for name in names}
+    return {exact_name(name): f"{axis}:S(0)" for name in names}
 
 
-def fnmatch_escape(name: str) -> str:
+def exact_name(name: str) -> str:
     """The pattern that matches a name alone."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
@@ -94,6 +94,7 @@ class _Propagation:
         self.sbp: dict[Value, list[Sbp]] = {}
         self.reads: dict[tuple[int, int], list[Sbp]] = {}
         self.replicated: dict[str, str] = {}
+        self.updates = {n.inputs[1]: n.inputs[0] for n in graph.nodes if n.op_type == "Assign" and n.domain == DIALECT}
         self.paid: set[tuple[Value, int, Sbp]] = set()
 
     def run(self) -> tuple[Graph, ShardingReport]:
@@ -159,8 +160,8 @@ class _Propagation:
                     # what is split here alone is put together again later
                     cost += sum(self.cost(v, s, B, size) for v, s in given if self.sbp[v][axis].reduce and s != B)
                 for made, s in zip(n.outputs, way.outputs, strict=True):
-                    if made is not None and (s.reduce or made in self.marks):
-                        cost += self.cost(made, s, self.marks[made][axis] if made in self.marks else B, size)
+                    if made is not None and (s.reduce or made in self.marks or made in self.updates):
+                        cost += self.cost(made, s, self.wanted(made, axis), size)
                 if cost < least:
                     best, least = way, cost
             split = any(v is not None and not self.sbp[v][axis].is_broadcast for v in n.inputs)
@@ -173,6 +174,13 @@ class _Propagation:
             for made, s in zip(n.outputs, best.outputs, strict=True):
                 if made is not None:
                     self.give(made, axis, s)
+
+    def wanted(self, v: Value, axis: int) -> Sbp:
+        """How a value must lie in the end: as it is marked, or as the variable that it updates."""
+        variable = self.updates.get(v)
+        if v in self.marks:
+            return self.marks[v][axis]
+        return B if variable is None else self.sbp[variable][axis]
 
     def give(self, v: Value, axis: int, sbp: Sbp) -> None:
         known = self.sbp.setdefault(v, [])
@@ -267,7 +275,11 @@ class _Propagation:
                 nodes.append(n.replace(attributes={"mesh": str(mesh), "source": texts[0], "target": texts[1]}))
                 continue
             label = n.name or n.op_type
-            inputs = [v if v is None else form(v, tuple(self.reads[i, k]), label) for k, v in enumerate(n.inputs)]
+            # what is updated in place is read as it is: its own conversion would cut the alias
+            kept = {k for _, k in n.annotations.aliases}
+            inputs = [
+                v if v is None or k in kept else form(v, tuple(self.reads[i, k]), label) for k, v in enumerate(n.inputs)
+            ]
             nodes.append(n.replace(inputs=inputs))
             if wanted is not None and n.outputs[0] is not None:
                 form(n.outputs[0], wanted, "its annotation")

@@ -214,6 +214,14 @@ def _loss(node: Node) -> Iterator[Way]:
         yield _way(node, [S(0), S(0)], P() if reduced else S(0))
 
 
+def _update(node: Node) -> Iterator[Way]:
+    """Every axis of a variable, with its gradient and its slots."""
+    shape = _shape(node.outputs[0])
+    if all(_shape(v) == shape for v in (*node.inputs[2:], *node.outputs)):
+        for axis in range(len(shape)):
+            yield _way(node, [B, B, *[S(axis)] * (len(node.inputs) - 2)], *[S(axis)] * len(node.outputs))
+
+
 def _filter_grad(node: Node) -> Iterator[Way]:
     """The gradient of a filter is a sum over the batch."""
     yield _way(node, [S(0), S(0)], P())
@@ -240,6 +248,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     ("", "Conv"): _conv,
     ("", "Attention"): _attention,
     ("", "SoftmaxCrossEntropyLoss"): _loss,
+    **{("ai.onnx.preview.training", op): _update for op in ("Adagrad", "Adam", "Momentum")},
     ("xrt", "ConvFilterGrad"): _filter_grad,
     ("xrt", "MaxPoolGrad"): _all_batch,
     ("xrt", "AveragePoolGrad"): _all_batch,

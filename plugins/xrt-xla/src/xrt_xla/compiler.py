@@ -58,8 +58,11 @@ class XlaGraphCompiler(GraphCompiler):
         """One XLA program for `function`. Raises CompileError, naming the node where it is one node's fault."""
         with _toolkit.pinned(self._device):
             program = Program(function, self._kind, self._fold)
-            traced = Traced(function, program, return_params, program_order(len(return_params), aliases), self._kind)
             shardings = self._shardings(function, program)
+            # what is updated in place stays where it is
+            places = {a.output: shardings[a.input] for a in aliases} if _is_mesh(shardings) else {}
+            order = program_order(len(return_params), aliases)
+            traced = Traced(function, program, return_params, order, self._kind, places)
             shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
             arguments = [_toolkit.abstract(*shape, s) for shape, s in zip(shapes, shardings, strict=True)]
             donated = tuple(sorted(a.input for a in aliases))
@@ -123,3 +126,7 @@ class XlaGraphCompiler(GraphCompiler):
             stored.linalg,
             stored.program,
         )
+
+
+def _is_mesh(shardings: Sequence[Any]) -> bool:
+    return any(len(s.device_set) > 1 for s in shardings)

@@ -152,7 +152,10 @@ def layouts(function: Function, steps: Sequence[Step]) -> tuple[str, dict[Any, s
     one that reads them says, where that is a Boxing, else whole."""
     mesh, found, others = "", {}, set()
     for step in steps:
-        for source in step.sources:
+        overwritten = {i for _, i in step.node.annotations.aliases}  # it need not be read for that
+        for i, source in enumerate(step.sources):
+            if i in overwritten:
+                continue
             if is_boxing(step.node):
                 mesh = str(step.node.attributes["mesh"])
                 found.setdefault(source, str(step.node.attributes["target"]))
