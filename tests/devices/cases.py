@@ -319,3 +319,16 @@ def test_checkpoints_and_batches(tmp_path: pathlib.Path) -> None:
     with pytest.raises(xrt.InputError, match=r"6 examples \(input 'x'\), which the 4 devices .* give multiples of 4"):
         one.step(x=BATCH[:6], target=TARGET[:6])
     np.testing.assert_allclose(losses(one, 1)[0], want[-1], atol=1e-1)  # the trainer goes on
+
+
+@pytest.mark.nightly
+def test_a_guarded_mesh() -> None:
+    """Under guard an executable for a mesh is compiled and verified in a worker, and answers on the mesh."""
+    m = xrt.XRTModule(
+        mlp_model(), engine="xla", guard_tune=False, guard_async=False, mesh={"model": 4}, sharding=PARTS, cache="off"
+    )
+    want = xrt.XRTModule(mlp_model(), engine="host")(ROWS)
+    for _ in range(2):
+        np.testing.assert_allclose(m(ROWS), want, rtol=1e-4, atol=1e-5)
+        assert m.wait(120)
+    assert where(m)["xla_0"] == "cpu, cpu:1, cpu:2, cpu:3"

@@ -209,7 +209,7 @@ def _attention(node: Node) -> Iterator[Way]:
 
 def _loss(node: Node) -> Iterator[Way]:
     """The batch: a mean or a sum of it is partial, what is not reduced is split."""
-    reduced = node.attributes.get("reduction", b"mean") not in (b"none", "none")
+    reduced = node.attributes.get("reduction", "mean") != "none"
     if len(node.inputs) == 2 and len(node.outputs) == 1:
         yield _way(node, [S(0), S(0)], P() if reduced else S(0))
 
