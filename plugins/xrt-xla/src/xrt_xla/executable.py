@@ -94,10 +94,11 @@ class XlaExecutable(Executable):
     def _here(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, with those arrays of JAX brought here that lie elsewhere: compiled calls refuse them."""
         places = self._compiled.input_shardings[0]
-        return [
-            jax.device_put(x, s) if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(s, x.ndim) else x
-            for x, s in zip(inputs, places, strict=False)
-        ]
+        found = list(inputs)
+        for i, (x, place) in enumerate(zip(inputs, places, strict=False)):
+            if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(place, x.ndim):
+                found[i] = jax.device_put(x, place)
+        return found
 
     def _with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The inputs with copies for those that the program would write into (it never writes into NumPy arrays)."""

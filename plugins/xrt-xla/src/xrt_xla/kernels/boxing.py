@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from xrt_xla import _toolkit
 from xrt_xla.kernels.context import XlaContext, xla_kernel
 
 
 @xla_kernel("Boxing", domain="xrt")
 def boxing(ctx: XlaContext, x: Any) -> Any:
     """The tensor, split or whole on the devices of the mesh."""
+    from xrt_xla import _toolkit  # imports JAX
+
     mesh, source, target = (str(ctx.attr(n)) for n in ("mesh", "source", "target"))
     if source not in ("B", target) and "P(" not in source:
         # without this XLA carries the target back to what computes the tensor, and moves its operands instead
