@@ -45,8 +45,11 @@ if TYPE_CHECKING:
     from xrt_core.frontends.custom_op import custom_op
     from xrt_core.frontends.graph import Graph, trace
     from xrt_core.frontends.onnx_import import import_model
-    from xrt_core.frontends.tracing import power_by_engine
+    from xrt_core.frontends.ops import shard
+    from xrt_core.frontends.tracing import device, power_by_engine
     from xrt_core.generation.generate import generate
+    from xrt_core.ir import sharding as sbp
+    from xrt_core.ir.sharding import Mesh
     from xrt_core.ir.symbols import Symbol
     from xrt_core.ir.types import TensorType
     from xrt_core.module import XRTModule, warmup
@@ -76,6 +79,7 @@ __all__ = [
     "GraphError",
     "InputError",
     "InternalError",
+    "Mesh",
     "ModelLoadError",
     "OptionError",
     "PassError",
@@ -95,6 +99,7 @@ __all__ = [
     "assert_offloaded",
     "config",
     "custom_op",
+    "device",
     "errors",
     "generate",
     "hookimpl",
@@ -107,6 +112,8 @@ __all__ = [
     "register_array_type",
     "register_converter",
     "register_pass",
+    "sbp",
+    "shard",
     "subscribe",
     "trace",
     "training",
@@ -118,12 +125,14 @@ __all__ = [
 _HOME: Final = {
     "FallbackEvent": "events",
     "Graph": "frontends.graph",
+    "Mesh": "ir.sharding",
     "Symbol": "ir.symbols",
     "TensorType": "ir.types",
     "Variable": "training.variables",
     "XRTModule": "module",
     "assert_offloaded": "reports",
     "custom_op": "frontends.custom_op",
+    "device": "frontends.tracing",
     "generate": "generation.generate",
     "hookimpl": "plugins",
     "import_model": "frontends.onnx_import",
@@ -133,6 +142,7 @@ _HOME: Final = {
     "register_array_type": "engine.converters",
     "register_converter": "engine.manager",
     "register_pass": "compiler.passes",
+    "shard": "frontends.ops",
     "subscribe": "events",
     "trace": "frontends.graph",
     "unregister_pass": "compiler.passes",
@@ -143,6 +153,7 @@ _MODULES: Final = {
     "errors": "errors",
     "ops": "frontends.ops",
     "optim": "training.optimizer",
+    "sbp": "ir.sharding",
     "training": "training",
 }
 

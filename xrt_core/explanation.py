@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from xrt_core.errors import InputError, printable
-from xrt_core.ir.graph import Graph
+from xrt_core.ir.graph import Graph, engine_and_device
 from xrt_core.passes.mixed_precision import PrecisionReport
-from xrt_core.passes.partitioning.report import PartitionReport
+from xrt_core.passes.partitioning.report import ClusterReport, PartitionReport
+from xrt_core.passes.sharding import ShardingReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Explanation:
     memory, peak_bytes: memory of a run, as text and in bytes; "" and None if the signature has not been planned.
     side_by_side: whether clusters of different engines or devices run concurrently.
     symbols, guards: of a symbolic signature its symbols with their ranges, and what holds for every call of it.
+    sharding: how tensors lie on the mesh, with the collectives; None without a mesh.
+    ran_on: cluster -> the devices of its executable, as the engine's library tells them; without those that do not.
     padding: what was decided about buckets, as text; "" without the option `buckets`.
     """
 
@@ -45,6 +49,8 @@ class Explanation:
     symbols: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     padding: str = ""
+    ran_on: Mapping[str, str] = field(default_factory=dict)
+    sharding: ShardingReport | None = None
 
     @property
     def node_count(self) -> int:
@@ -116,7 +122,8 @@ class Explanation:
             lines.append("  clusters of different engines run concurrently")
         for c in self.report.clusters:
             operators = ", ".join(f"{o} x{n}" if n > 1 else o for o, n in c.operators)
-            lines.append(f"  {c.name}: {c.node_count} nodes on {c.engine} ({c.device}): {operators}")
+            engine = engine_and_device(c.engine)[0]
+            lines.append(f"  {c.name}: {c.node_count} nodes on {engine} ({self._where(c)}): {operators}")
             lines.append(f"    in:  {', '.join(f'{t.name}: {t.type}' for t in c.inputs) or 'nothing'}")
             lines.append(f"    out: {', '.join(f'{t.name}: {t.type}' for t in c.outputs)}")
             if c.region:
@@ -137,11 +144,22 @@ class Explanation:
             lines.append(f"    {operator} ({shown}): {reason}")
         if self.precision is not None:
             lines.extend(f"  {line}" for line in self.precision.lines())
+        if self.sharding is not None:
+            lines.extend(f"  {line}" for line in self.sharding.lines())
         text = "\n".join(indent + printable(line, lines=False) for line in lines)
         for label, parts in self.nested.items():
             for part in parts:
                 text += f"\n{indent}  in {label}:\n{part.as_text(indent + '    ')}"
         return text
+
+    def _where(self, c: ClusterReport) -> str:
+        """Where a cluster runs: what its executable says, and otherwise what was asked for."""
+        if c.name in self.lost:
+            return f"asked for {c.device}; the host runs it"
+        found = self.ran_on.get(c.name)
+        if found is None:
+            return c.device
+        return found if c.device in found.split(", ") else f"{found}, asked for {c.device}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON-compatible data."""
@@ -158,6 +176,8 @@ class Explanation:
             **self.report.to_json(),
             "errors": dict(self.errors),
             "lost": list(self.lost),
+            "ran_on": dict(self.ran_on),
+            "sharding": None if self.sharding is None else dataclasses.asdict(self.sharding),
             "precision": None if self.precision is None else self.precision.to_json(),
             "nested": {label: [e.to_json() for e in parts] for label, parts in self.nested.items()},
         }

@@ -69,8 +69,8 @@ class XRTModule(GuardedModule):
         from xrt_core.quantization import calibration
         from xrt_core.saved_model import SavedModel
 
-        self.options: Options = resolve({"engine": engine, **options})
         self.events = EventLog()
+        self.options: Options = process_engines.settled(resolve({"engine": engine, **options}), self.events)
         saved = model if isinstance(model, SavedModel) else None
         choose = partial(process_engines.choose, self.options)
         self._pipeline = pipeline_for(self.options, choose, self.events, saved.file if saved else None)

@@ -493,6 +493,7 @@ def test_rows_of_the_core_stay() -> None:
 # --- what stays elsewhere ---
 
 ELSEWHERE: Final = {
+    "xrt_core/passes/sharding/rules.py": "along which axes an operator may be split over devices",
     "xrt_core/compiler/support.py": "control flow, which engines are asked for whole",
     "xrt_core/engine/onnx_versions.py": "what a version of an operator changed",
     "xrt_core/frontends/tensor.py": "what NumPy's operators are in ONNX for bool",

@@ -18,11 +18,13 @@ from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.engine.boundary import loads
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, GraphCompiler, Tolerance
+from xrt_core.engine.device_kinds import same_device
 from xrt_core.engine.forking import in_forked_process
 from xrt_core.engine.op_kernels import op_kernels
-from xrt_core.errors import CacheError, EngineError, RegistrationError, UnsupportedError
+from xrt_core.errors import CacheError, CompileError, EngineError, RegistrationError, UnsupportedError
 from xrt_core.events import EventLog, logger
 from xrt_core.ir.function import Function, function_lines, remembering
+from xrt_core.ir.graph import engine_and_device
 
 WAIT_SECONDS: Final = 120.0
 """How long to wait for another process that compiles the same thing, before compiling it here as well."""
@@ -382,13 +384,19 @@ class Compilation:
         other._compilers = self._compilers
         return other
 
+    def on(self, name: str) -> tuple[Engine, str]:
+        """An engine and the device it compiles for; `name` may be one on another device (`engine_at`)."""
+        engine, device = engine_and_device(name)
+        owner, own = self.engines[engine]
+        return owner, device or own
+
     def executable(self, function: Function, engine: str, fused: bool = True, shared: bool = False) -> Executable:
         """The executable of `function` on an engine. fused: False for the engine's build without fusions. shared: see
         `CompileOptions`.
 
         Raises CompileError where the engine broke its contract, and whatever else the engine raises.
         """
-        owner, device = self.engines[engine]
+        owner, device = self.on(engine)
         options = self.options_for(engine, fused, shared)
 
         def compile(compiler: GraphCompiler) -> Executable:
@@ -396,21 +404,23 @@ class Compilation:
             with self.events.span("compile", engine=engine, cluster=function.name, nodes=nodes):
                 return compiler.compile(function, function.params, function.returns, function.aliases)
 
-        return self._store.obtain(
+        made = self._store.obtain(
             function, owner, device, options, lambda: self._compiler(engine, fused, shared), compile
         )
+        told = made.devices() if engine_and_device(engine)[1] else ()
+        if told and not any(same_device(device, d) for d in told):
+            raise CompileError(f"{function.name} is placed on {device}, and {owner.name} made it for {', '.join(told)}")
+        return made
 
-    def stored(
-        self, function: Function, engine: str, fused: bool = True, shared: bool = False
-    ) -> Executable | None:
+    def stored(self, function: Function, engine: str, fused: bool = True, shared: bool = False) -> Executable | None:
         """What the disk holds for `executable`, loaded once more; None where there is nothing that loads."""
-        owner, device = self.engines[engine]
+        owner, device = self.on(engine)
         options = self.options_for(engine, fused, shared)
         return self._store.load(function, owner, device, options, lambda: self._compiler(engine, fused, shared))
 
     def key(self, function: Function, engine: str) -> CacheKey:
         """The key of `executable`."""
-        owner, device = self.engines[engine]
+        owner, device = self.on(engine)
         return self._store.key(function, owner, device, self.options_for(engine))
 
     def unhashed_bytes(self, function: Function) -> int:
@@ -430,17 +440,18 @@ class Compilation:
         extra = self.options.extra
         if not extra and (fused, shared) == (self.options.fused, self.options.shared):
             return self.options
-        return replace(self.options, fused=fused, shared=shared, extra=extra.get(engine, {}))
+        own = extra.get(engine_and_device(engine)[0], {})
+        return replace(self.options, fused=fused, shared=shared, extra=own)
 
     def tolerance(self, engine: str) -> Mapping[str, Tolerance]:
         """What one engine declares for its options."""
-        return self.engines[engine][0].tolerance_with(self.options_for(engine))
+        return self.on(engine)[0].tolerance_with(self.options_for(engine))
 
     def _compiler(self, engine: str, fused: bool, shared: bool = False) -> GraphCompiler:
         shared = shared or self.options.shared
         made = self._compilers.get((engine, fused, shared))
         if made is None:  # without a lock: one that hangs in its engine must not block the others
-            new = self._new_compiler(*self.engines[engine], fused, shared)
+            new = self._new_compiler(*self.on(engine), fused, shared)
             made = self._compilers[engine, fused, shared] = new
         return made
 

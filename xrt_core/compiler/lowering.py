@@ -11,7 +11,7 @@ from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import device_kind, is_host
 from xrt_core.errors import CompileError, EngineError
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.graph import Graph, Node, engine_and_device
 from xrt_core.kernels import find_kernel
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import is_converter
@@ -83,11 +83,13 @@ class Lowering:
                 level=level,
             )
         launch = function, name, executable, lambda: self._place.runner(function.body), error, self._events
-        engine, device = self._compilation.engines[name]
+        engine, device = self._compilation.on(name)
         has_streams = device_kind(device).streams is not None
         if not has_streams and self._place.on_cpu:
             return Lowered(Launch(*launch), name, label)
-        made = DeviceLaunch(engine.asynchronous and has_streams, *launch)
+        # one that is placed elsewhere works on no stream of the caller's
+        ahead = engine.asynchronous and has_streams and not engine_and_device(name)[1]
+        made = DeviceLaunch(ahead, *launch)
         made.enter = self._enter(name)
         return Lowered(made, name, label)
 

@@ -15,7 +15,7 @@ from xrt_core.engine.device_kinds import CPU, is_host
 from xrt_core.errors import PluginError
 from xrt_core.events import EventLog
 from xrt_core.host.executor import run_node
-from xrt_core.ir.graph import Graph, Node
+from xrt_core.ir.graph import Graph, Node, engine_and_device, is_placed
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import find_kernel, static_inputs
@@ -26,17 +26,22 @@ from xrt_core.passes.partitioning import (
     MarkRule,
     PartitionReport,
     apply_marks,
+    apply_placement,
     cluster,
     costs_for,
     mark,
+    names_a_device,
     names_an_engine,
     outline,
+    place,
     report,
+    resolve_devices,
     without_marks,
 )
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import SplitLate, specialise
+from xrt_core.passes.sharding import ShardingReport, by_batch, shard_graph, without_boxing
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
 from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
 
@@ -45,11 +50,13 @@ from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
 class PassResults:
     """Results of passes other than the graph. automatic: whether unmarked nodes are offered to engines.
 
-    precision: the nodes lowered to a narrow float. report: creates the partition report.
+    precision: the nodes lowered to a narrow float. sharding: how tensors lie on the mesh. report: creates the
+    partition report.
     """
 
     automatic: bool = True
     precision: PrecisionReport | None = None
+    sharding: ShardingReport | None = None
     report: Callable[[], PartitionReport] | None = None
 
 
@@ -60,11 +67,13 @@ class PassContext:
     options, rules, lowering: of the module. part: the graph is a subgraph that is planned separately. types, known: of
     the signature. engines: whether the graph is compiled for engines. native: whether an engine takes
     a plugin's node as it is. candidates: graph -> partitioning candidates.
-    device: the device of the first engine. automatic: whether unmarked nodes are offered to engines. obey: whether
+    device: the device of the first engine. device_for: the name of a placed node's device, see `resolve_devices`; None:
+    placements do not count. host_device: where the host computes, None for the engines' device. give_up: see `place`.
+    automatic: whether unmarked nodes are offered to engines. obey: whether
     marks for engines apply. absent: engine name -> why it is not selected (see `mark`). host_on_device: the host
     computes on the engines' device. mark_updates: annotates nodes whose kernels declare that they write variables.
     convert: inserts converters where values change space. symbolic: of a symbolic signature, what is known of its
-    shapes. results: results other than the graph.
+    shapes. why_no_mesh: why no engine shards, "" if one does. results: results other than the graph.
     """
 
     options: Options
@@ -77,6 +86,9 @@ class PassContext:
     native: Callable[[Node], bool] | None = None
     candidates: Callable[[Graph], Sequence[Candidate]] = lambda graph: ()
     device: str = CPU.name
+    device_for: Callable[[str], str | None] | None = None
+    host_device: str | None = CPU.name
+    give_up: Callable[[str, str, str], None] | None = None
     automatic: bool = True
     obey: bool = True
     absent: Callable[[str], str] = lambda name: ""
@@ -84,12 +96,18 @@ class PassContext:
     mark_updates: Callable[[Graph], Graph] = lambda graph: graph
     convert: Callable[[Graph], Graph] = lambda graph: graph
     symbolic: SymbolicShapes | None = None
+    why_no_mesh: str = ""
     results: PassResults = field(default_factory=PassResults)
 
 
 def rules_of(options: Options) -> tuple[MarkRule, ...]:
     """Return the rules of the option `marks`."""
     return tuple(MarkRule(*row) for row in options.marks) if isinstance(options.marks, tuple) else ()
+
+
+def placement_rules(options: Options) -> tuple[MarkRule, ...]:
+    """Return the rules of the option `placement`."""
+    return tuple(MarkRule(pattern, device, "placement") for pattern, device in options.placement if device)
 
 
 def lowering(options: Options, *, training: bool = False) -> LowerPrecision | None:
@@ -115,6 +133,8 @@ def _apply_marks(graph: Graph, context: PassContext) -> Graph:
         graph = without_marks(graph)
     elif not context.part:
         graph = apply_marks(graph, context.rules)
+    if not context.part and (context.options.placement or names_a_device(graph)):
+        graph = apply_placement(graph, placement_rules(context.options))
     asked = context.options.automatic
     context.results.automatic = asked if asked is not None else not names_an_engine(graph)
     return graph
@@ -150,16 +170,40 @@ def _lower_precision(graph: Graph, context: PassContext) -> Graph:
     return graph
 
 
+def _shard(graph: Graph, context: PassContext) -> Graph:
+    mesh = context.options.mesh
+    if mesh is None and not any(n.op_type == "Boxing" for n in graph.nodes):
+        return graph
+    if mesh is None or not context.engines or context.part:
+        return without_boxing(graph)
+    if context.why_no_mesh:
+        context.results.sharding = ShardingReport(str(mesh), replicated={graph.name or "graph": context.why_no_mesh})
+        return without_boxing(graph)
+    given = context.options.sharding
+    rules = by_batch(graph, mesh) if given is None else dict(given)
+    graph, context.results.sharding = shard_graph(graph, mesh, rules)
+    return graph
+
+
 def _subblock_to_engine(graph: Graph, context: PassContext) -> Graph:
     options = context.options
+    placed: Mapping[int, str] = {}
+    device_for = context.device_for if context.device_for is not None and is_placed(graph) else None
+    if device_for is not None:
+        graph = resolve_devices(graph, device_for, context.give_up)
+    candidates = context.candidates(graph)
+    if device_for is not None:
+        graph, placed = place(graph, candidates, context.host_device, context.give_up)
     marks = mark(
         graph,
-        context.candidates(graph),
+        candidates,
         options.phase,
         context.device,
         automatic=context.automatic,
         obey=context.obey,
         absent=context.absent,
+        placed=placed,
+        reserved=[c.name for c in candidates if engine_and_device(c.name)[1]],
     )
     # what a cluster saves is estimated for the sizes of the first call
     sized = graph if context.symbolic is None else graph_at(graph, context.symbolic.sizes)
@@ -218,6 +262,10 @@ DEFAULT_PASSES: Final = (
     RegisteredPass(
         "lower_precision", _lower_precision, ("signature",),
         "on final nodes, so that no cast is inserted for a removed node; engines read the types",
+    ),
+    RegisteredPass(
+        "shard", _shard, ("signature",),
+        "on final nodes and types: conversions are for what is left to compute; clusters then hold them",
     ),
     RegisteredPass(
         "subblock_to_engine", _subblock_to_engine, ("engines",),

@@ -19,9 +19,10 @@ from xrt_core.compiler.passes import PassContext
 from xrt_core.compiler.services import Chosen, Services
 from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
+from xrt_core.engine import engines as process_engines
 from xrt_core.engine.boundary import preserved_state
 from xrt_core.engine.device_kinds import CPU
-from xrt_core.errors import CompileError, PassError
+from xrt_core.errors import CompileError, DeviceNotFoundError, PassError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node
@@ -29,7 +30,6 @@ from xrt_core.ir.symbols import Declared, SymbolicSignature
 from xrt_core.ir.types import ValueType
 from xrt_core.kernels import static_inputs
 from xrt_core.options import AUTO
-from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning import PartitionReport, insert_converters, is_converter
 from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.pass_base import typed
@@ -129,6 +129,11 @@ class Pipeline:
             )
         return planned
 
+    def with_sharding(self, rows: tuple[tuple[str, str], ...]) -> Pipeline:
+        """This pipeline with another option `sharding`."""
+        services = self.services
+        return type(self)(replace(services, options=replace(self.options, sharding=rows)))
+
     def mark_updates(self, graph: Graph) -> Graph:
         """Annotate the nodes that engines' kernels declare as model updates, without aliases. Called before gradients
         are built from the graph."""
@@ -176,9 +181,12 @@ class Pipeline:
             # inputs of a subgraph, such as a loop body, must not be donated
             mark_updates=partial(self._support.mark_updates, aliases=not captured.part) if engines else lambda g: g,
             symbolic=shapes,
+            part=captured.part,
+            why_no_mesh=self._why_no_mesh() if self.options.mesh is not None else "",
         )
         graph = self._run_passes("signature", captured.graph, context, self.services.passes["signature"])
-        return Optimised(graph, known, engines, captured.automatic, context.results.precision, shapes)
+        found = context.results
+        return Optimised(graph, known, engines, captured.automatic, found.precision, shapes, found.sharding)
 
     def partition(self, optimised: Optimised) -> Partitioned:
         """Partition into clusters, a Launch node each: run the passes of the stage "engines". Compiles nothing."""
@@ -194,6 +202,9 @@ class Pipeline:
             automatic=optimised.automatic,
             obey=optimised.engines or not (self.engines or services.host_only),
             absent=services.why_absent,
+            device_for=services.device_for if optimised.engines or self.options.engine == (HOST,) else None,
+            host_device=CPU.name if services.place.on_cpu else None,
+            give_up=self._give_up if self.options.placement and self.options.prefers_placement else None,
             host_on_device=not services.place.on_cpu,
             convert=lambda g: insert_converters(g, has_converter, (AUTO,) if services.auto else ()),
         )
@@ -203,8 +214,32 @@ class Pipeline:
         report = context.results.report
         assert report is not None
         # without the graph itself, whose tables of producers and consumers are no longer needed
-        explain = partial(_explanation, graph.nodes, report, outlined, optimised.known, optimised.precision, sizes)
+        explain = partial(_explanation, graph.nodes, report, outlined, optimised.known, optimised, sizes)
         return Partitioned(outlined, explain, optimised.automatic, sizes)
+
+    def _why_no_mesh(self) -> str:
+        """Why no engine runs on the mesh, or "" if one does.
+
+        Raises DeviceNotFoundError for a mesh larger than the devices of every engine that could, listing them.
+        """
+        mesh, here = self.options.mesh, []
+        assert mesh is not None
+        for engine, device in self.engines:
+            if engine.meshes:
+                kind = device.partition(":")[0]
+                here = [d for d in process_engines.devices(engine) if d.partition(":")[0] == kind]
+                if len(here) >= mesh.device_count:
+                    return ""
+        if here:
+            raise DeviceNotFoundError(
+                f"the mesh {mesh} ({self.options.source('mesh')}) has {mesh.device_count} devices, and there are "
+                f"{len(here)} here: {', '.join(here)}"
+            )
+        return f"no engine that takes part runs on several devices at once ({self.engine_names})"
+
+    def _give_up(self, node: str, device: str, reason: str) -> None:
+        """Emit the event of a placement that cannot be had."""
+        self.services.events.emit("placement.given_up", level=logging.WARNING, node=node, device=device, reason=reason)
 
     def _require_as_many(self, optimised: Optimised, partitioned: Partitioned) -> None:
         """Raise NotSymbolic if a node is on the host for its shapes alone: an engine takes it with those of the first
@@ -444,7 +479,7 @@ def _explanation(
     report: Callable[[], PartitionReport],
     outlined: Graph,
     known: Mapping[int, np.ndarray],
-    precision: PrecisionReport | None,
+    optimised: Optimised,
     sizes: Mapping[str, int],
 ) -> Explanation:
     """Explain how the nodes `before` were partitioned into `outlined`. sizes: of symbols, for the estimates."""
@@ -460,7 +495,8 @@ def _explanation(
         report(),
         sum(map(flops, before)),
         {f.name: sum(map(flops, f.body.nodes)) for f in functions},
-        precision=precision,
+        precision=optimised.precision,
+        sharding=optimised.sharding,
         partitioned=outlined,
     )
 

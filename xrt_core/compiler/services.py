@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,8 @@ from xrt_core.compiler.passes import load_plugin_passes, lowering, passes, rules
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function
 from xrt_core.engine.converters import converters
-from xrt_core.engine.device_kinds import CPU, is_host
-from xrt_core.errors import EngineError, OptionError
+from xrt_core.engine.device_kinds import CPU, is_host, kinds, same_device
+from xrt_core.errors import DeviceNotFoundError, EngineError, OptionError
 from xrt_core.events import EventLog
 from xrt_core.host.place import HostPlace
 from xrt_core.options import AUTO, Options
@@ -69,6 +70,23 @@ class Services:
             return f"{e}; or take the mark off, or run with marks=False"
         listed = [e.name for e, _ in self.engines]
         return f"engine {name!r} is installed, but not among {listed}: add it with engine={[*listed, name]}"
+
+    def device_for(self, wanted: str) -> str | None:
+        """The name of a device that a node is placed on; None for the own device of the first engine.
+
+        Raises DeviceNotFoundError, with those that are here, where no engine can use it, nor is it the host's.
+        """
+        own = self.engines[0][1] if self.engines else CPU.name
+        is_known = kinds.is_known(wanted.partition(":")[0])
+        if is_known and same_device(wanted, own):
+            return None
+        for engine, _ in self.engines:
+            with contextlib.suppress(EngineError):
+                return process_engines.device(engine, wanted)
+        if is_known and same_device(wanted, CPU.name):
+            return CPU.name
+        here = [CPU.name, *(d for e, _ in self.engines for d in process_engines.devices(e))]
+        raise DeviceNotFoundError(f"there is no device {wanted!r} here; there are {', '.join(dict.fromkeys(here))}")
 
 
 def build_services(

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from xrt_core.engine.contract import Engine
+from xrt_core.errors import EngineError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import ValueType
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.pass_manager import RegisteredPass
+from xrt_core.passes.sharding import ShardingReport
 from xrt_core.passes.symbolic_shapes import SymbolicShapes
+from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan import Plan
 from xrt_core.runtime.plan_cache import PlanCache
 
@@ -49,7 +52,7 @@ class Optimised:
 
     known: values of the inputs that determine shapes, by index. engines: whether it is compiled for engines. precision:
     the nodes lowered to a narrow float, None if mixed precision is off. automatic: as of `Captured`. symbolic: what is
-    known of its shapes, where the signature is symbolic.
+    known of its shapes, where the signature is symbolic. sharding: how its tensors lie on a mesh.
     """
 
     graph: Graph
@@ -58,6 +61,7 @@ class Optimised:
     automatic: bool = True
     precision: PrecisionReport | None = None
     symbolic: SymbolicShapes | None = None
+    sharding: ShardingReport | None = None
 
     def as_text(self) -> str:
         """The graph."""
@@ -123,6 +127,7 @@ class Planned(Plan):
             self.partitioned.explain(),
             errors={x.function.name: x.trouble for x in self.launches if x.trouble},
             lost=tuple(x.function.name for x in self.launches if x.executable is None),
+            ran_on={x.function.name: ", ".join(d) for x in self.launches if (d := _devices(x))},
             memory=str(self.memory),
             peak_bytes=self.memory.peak,
             side_by_side=self.side_by_side,
@@ -130,3 +135,14 @@ class Planned(Plan):
             symbols=() if self.symbolic is None else tuple(map(str, self.symbolic.symbols.values())),
             guards=tuple(f"{g} >= 0" for g in self.guards),
         )
+
+
+def _devices(launch: Launch) -> tuple[str, ...]:
+    """Where the executable of a launch runs, as it tells; empty where it does not, or there is none."""
+    made = launch.executable
+    if made is None:
+        return ()
+    try:
+        return made.devices()
+    except EngineError:
+        return ()

@@ -9,15 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from xrt_core.compiler.services import Services
+from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import Engine, ask_support
 from xrt_core.engine.op_kernels import mark_updates
-from xrt_core.errors import XRTError
-from xrt_core.ir.graph import Graph, Node, Support, Value, nodes_within
+from xrt_core.errors import EngineError, XRTError
+from xrt_core.ir.graph import Graph, Node, Support, Value, engine_at, is_placed, nodes_within
 from xrt_core.ir.inference import infer_types, trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
 from xrt_core.ir.types import STRING, TensorType
 from xrt_core.options import AUTO
-from xrt_core.passes.partitioning import Candidate
+from xrt_core.passes.partitioning import Candidate, devices_of
 from xrt_core.passes.shape_specialization import is_late
 from xrt_core.runtime.input_checks import has_symbolic_index
 
@@ -56,6 +57,8 @@ class EngineSupport:
         answers = {} if capabilities is None else capabilities.query(graph, nodes, self._phase)
         excluded = {} if capabilities is None else capabilities.excluded
         found = []
+        devices = devices_of(graph) if is_placed(graph) else ()
+        elsewhere = [(e, d) for d in devices for e, own in self._engines if d != own and drives(e, d)]
         for engine, device in self._engines:
             mine = partial(refusal, open_shapes=engine.open_shapes) if any_open else refusal
             if symbolic and engine.dynamic_dims == "none":
@@ -66,10 +69,15 @@ class EngineSupport:
                 found.append(self._answered(engine.name, nodes, answers[engine.name], mine))
             else:
                 found.append(self._asked(engine, device, mine))
+        placed = [
+            self._asked(e, d, partial(refusal, open_shapes=e.open_shapes), engine_at(e.name, d))
+            for e, d in elsewhere
+            if e.name not in excluded and not (symbolic and e.dynamic_dims == "none")
+        ]
         if not self._auto or not found:
-            return found
+            return [*found, *placed]
         pinned = {n.annotations.engine for n in graph.nodes}
-        return [_any_of(found), *(c for c in found if c.name in pinned)]
+        return [_any_of(found), *(c for c in found if c.name in pinned), *placed]
 
     def takes_natively(self, node: Node) -> bool:
         """Whether the first engine runs a plugin's node as it is, rather than what it is lowered to."""
@@ -118,7 +126,7 @@ class EngineSupport:
 
         return unproven_indices(graph)
 
-    def _asked(self, engine: Engine, device: str, refusal: Refusal) -> Candidate:
+    def _asked(self, engine: Engine, device: str, refusal: Refusal, name: str = "") -> Candidate:
         from xrt_core.guard.timeouts import check_cancelled
 
         level = logging.WARNING
@@ -138,7 +146,7 @@ class EngineSupport:
                 level = logging.DEBUG  # one warning for all nodes of a graph
             return found
 
-        return Candidate(engine.name, supports)
+        return Candidate(name or engine.name, supports)
 
     def _answered(self, name: str, nodes: Sequence[Node], answers: Answers, refusal: Refusal) -> Candidate:
         """Return the candidate of an engine that was queried in a worker process."""
@@ -153,6 +161,15 @@ class EngineSupport:
             return said[id(node)] if refused is None else refused
 
         return Candidate(name, supports)
+
+
+def drives(engine: Engine, device: str) -> bool:
+    """Whether an engine can use a device here."""
+    try:
+        process_engines.device(engine, device)
+    except EngineError:
+        return False
+    return True
 
 
 def _refusal(
@@ -247,6 +264,9 @@ def _marked_elsewhere(node: Node, engine: str) -> Support | None:
         other = n.annotations.engine
         if other is not None and other != engine:
             return Support.no(f"in its body {n.name or n.operator!r} is marked for {other}; the host runs the control")
+        if n.annotations.device is not None:
+            where = n.annotations.device
+            return Support.no(f"in its body {n.name or n.operator!r} is placed on {where}; the host runs the control")
     return None
 
 

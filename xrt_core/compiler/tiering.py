@@ -26,7 +26,7 @@ from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.options import AUTO, Options
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings, retry_time
-from xrt_core.passes.partitioning import is_converter, names_an_engine
+from xrt_core.passes.partitioning import is_converter, names_a_device, names_an_engine
 from xrt_core.runtime.arrays import Range, ranges_of, to_numpy
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.plan_cache import PlanCache
@@ -119,8 +119,9 @@ class TieredPipeline(Pipeline):
         if not engines:
             return super()._compile_for(cache, captured, types, known, engines, part)
         job = TierUpJob(self, captured, types, known, not part, cache, symbolic)
-        # a graph with marks is compiled synchronously: a mark that cannot be applied raises in the call
-        if in_background() or names_an_engine(captured.graph):
+        # with marks, placements or a mesh it is compiled synchronously: what cannot be applied raises in the call
+        said = self.options.mesh is not None or names_an_engine(captured.graph) or names_a_device(captured.graph)
+        if in_background() or said:
             return job.compile(self.accelerated)
         start = time.perf_counter()
         plan = self.compile(captured, types, known, engines=False, owned=not part, kind=BaselinePlan, symbolic=symbolic)

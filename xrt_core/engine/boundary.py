@@ -527,6 +527,11 @@ class ExecutableProxy(Executable):
         self.has_run = True
         return results
 
+    def devices(self) -> tuple[str, ...]:
+        """See `Executable.devices`."""
+        found = call_engine(f"engine {self._engine!r}: devices", EngineError, self.inner.devices)
+        return tuple(map(str, found)) if isinstance(found, tuple) else ()
+
     def serialize(self) -> bytes:
         """See `Executable.serialize`."""
         return _bytes(call_engine(f"engine {self._engine!r}: serialize", EngineError, self.inner.serialize))
@@ -656,6 +661,7 @@ _ATTRIBUTES: Final[Mapping[str, tuple[Callable[[Any], bool], str, Callable[[Any]
         "array_families": (_are_families, f"a tuple of some of {', '.join(ARRAY_FAMILIES)}", tuple),
         "asynchronous": (_is_bool, "a bool", None),
         "open_shapes": (_is_bool, "a bool", None),
+        "meshes": (_is_bool, "a bool", None),
         "tolerance": (_are_tolerances, "a mapping of dtypes to finite Tolerances", _frozen),
         "dynamic_dims": (lambda v: v in ("none", "any"), "'none' or 'any'", None),
         "native_operators": (lambda v: not v or _are_texts(v), "a tuple of strings", tuple),

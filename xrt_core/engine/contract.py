@@ -165,6 +165,11 @@ class Executable(ABC):
         """
         return self.serialize()
 
+    def devices(self) -> tuple[str, ...]:
+        """The devices it runs on, as XRT names them ("cuda:1"), read from the library; empty where it does not tell.
+        Optional; shown in reports, and held against where the user placed the nodes."""
+        return ()
+
     def as_text(self) -> str:
         """What was compiled, readable (HLO, a network listing, ...). Optional."""
         return f"<{type(self).__name__}>"
@@ -239,6 +244,9 @@ class Engine(ABC):
     open_shapes: optional; whether the engine is offered nodes whose results' shapes depend on data (NonZero,
         NonMaxSuppression). Their dimensions are None in the `dims` of `return_params` (`Parameter.is_open`), and no
         other node of the cluster reads them. Other engines never see such nodes.
+    meshes: optional; whether the engine runs a Function on several devices at once. Only then it sees nodes of
+        `xrt.Boxing`, whose attribute `target` says how their result lies on `mesh` (`ir.sharding`); entries and
+        weights that only such nodes read are given to it so.
     variables: optional; environment variables that the library reads, for `xrt doctor` to show.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
@@ -256,6 +264,7 @@ class Engine(ABC):
     dynamic_dims: ClassVar[Literal["none", "any"]] = "none"
     native_operators: ClassVar[tuple[str, ...]] = ()
     open_shapes: ClassVar[bool] = False
+    meshes: ClassVar[bool] = False
     variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 

@@ -207,7 +207,8 @@ class DeviceKinds:
         """Raises DeviceNotFoundError for a kind that is not known, or a number of which there is no device here."""
         kind = self.find(device)
         line = self._line(kind)
-        if not line.reason and number_of(device) >= len(line.devices):
+        # a library may divide the host's processor into several devices: which there are, its engine knows
+        if not line.reason and not kind.is_host and number_of(device) >= len(line.devices):
             raise DeviceNotFoundError(f"there is no device {device!r} here; there are {', '.join(line.devices)}")
 
     def listing(self) -> list[DeviceKindListing]:

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -16,10 +16,11 @@ from xrt_core.engine.boundary import EngineProxy, call_engine, inner_of, preserv
 from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
 from xrt_core.engine.converters import HOST, Convert, add_rows, converters, owner_of
 from xrt_core.engine.device_kinds import add_rows as add_device_kinds
-from xrt_core.engine.device_kinds import is_host, kinds
+from xrt_core.engine.device_kinds import is_host, kinds, same_device
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.engine.registry import Registry, miss
 from xrt_core.errors import (
+    DeviceNotFoundError,
     EngineError,
     EngineNotFoundError,
     EngineUnavailableError,
@@ -27,7 +28,7 @@ from xrt_core.errors import (
     PluginError,
     RegistrationError,
 )
-from xrt_core.events import process_events
+from xrt_core.events import EventLog, process_events
 from xrt_core.ir.graph import Phase
 from xrt_core.options import AUTO, TABLE, Options, declared
 from xrt_core.plugins import plugins as process_plugins
@@ -115,20 +116,24 @@ class EngineManager:
             raise EngineUnavailableError(f"engine {name!r} is installed but cannot be used here: {status.reason}{cure}")
         return self.get(name)
 
+    def devices(self, engine: Engine) -> tuple[str, ...]:
+        """The devices that an engine can use here, as it names them."""
+        known = self._engines.get(engine.name)  # another one compiles for a device elsewhere
+        own = known is None or inner_of(known) is inner_of(engine)
+        return tuple((self.status(engine.name) if own else engine.probe()).devices or engine.devices)
+
     def device(self, engine: Engine, wanted: str | None = None) -> str:
         """The device to compile for: `wanted`, or the engine's first usable one.
 
         Raises EngineUnavailableError where the engine cannot drive `wanted`.
         """
-        known = self._engines.get(engine.name)  # another one compiles for a device elsewhere
-        own = known is None or inner_of(known) is inner_of(engine)
-        devices = (self.status(engine.name) if own else engine.probe()).devices or engine.devices
+        devices = self.devices(engine)
         if wanted is None:
             return devices[0]
         kind, _, index = wanted.partition(":")
         for device in devices:
-            if device in (wanted, kind):
-                return wanted
+            if device == wanted or (device == kind and (not is_host(kind) or same_device(device, wanted))):
+                return wanted if not is_host(kind) else device
             if not index and device.partition(":")[0] == kind:
                 return device
         raise EngineUnavailableError(
@@ -185,6 +190,17 @@ class EngineManager:
     def choose(self, options: Options, without: Collection[str] = ()) -> list[tuple[Engine, str]]:
         """The engines of `select`, each with the device to compile for. Raises as `select` and `device`."""
         return [(e, self.device(e, options.device)) for e in self.select(options, without)]
+
+    def settled(self, options: Options, events: EventLog) -> Options:
+        """The options, without a `device` that cannot be had, where `placement` says "prefer"; then with an event."""
+        if options.device is None or not options.prefers_placement:
+            return options
+        try:
+            self.select(options)
+        except (DeviceNotFoundError, EngineUnavailableError) as e:
+            events.emit("placement.given_up", level=logging.WARNING, device=options.device, reason=str(e))
+            return replace(options, device=None)
+        return options
 
     def registered(self, name: str) -> type[Engine] | None:
         """The class that `register` added under a name; None for a plugin's engine, or none."""

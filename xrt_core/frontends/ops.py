@@ -16,6 +16,20 @@ from collections.abc import Callable
 from typing import Any
 
 
+def shard(x: Any, sharding: str) -> Any:
+    """Say how a traced tensor lies on the mesh of the module, such as `xrt.shard(x, "data:S(0)")`; without a mesh it is
+    the tensor itself.
+
+    sharding: for axes of the mesh S(axis) or B; other axes are B. Raises TraceError outside `Graph.build`.
+    """
+    from xrt_core.frontends.tensor import Tensor
+    from xrt_core.frontends.tracing import current_tracer
+
+    tracer = current_tracer("xrt.shard")
+    made = tracer.emit(tracer.schema("Boxing", "xrt"), (x._value,), {"target": str(sharding)}, 1)
+    return Tensor(made[0], tracer.scope)
+
+
 class OperatorNamespace:
     """The operators of one domain as attributes, and the domains below it."""
 

@@ -22,6 +22,9 @@ _tracer: contextvars.ContextVar[Tracer | None] = contextvars.ContextVar("xrt_tra
 _marks: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("xrt_marks", default=())
 """(engine, region) of the active `power_by_engine` blocks, the innermost last."""
 
+_devices: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("xrt_devices", default=())
+"""Devices of the active `device` blocks, the innermost last."""
+
 _LITERAL_SIZE = 64  # elements up to which equal literals share one constant
 _KNOWN_SIZE = 1024  # elements up to which shape arithmetic is evaluated while tracing
 
@@ -58,6 +61,31 @@ class power_by_engine(contextlib.ContextDecorator):
 
     def __exit__(self, *exception: object) -> None:
         _marks.set(_marks.get()[:-1])
+
+
+class device(contextlib.ContextDecorator):
+    """Place the nodes built inside the block, or the decorated function, on a device such as "cpu:1" or "cuda:0".
+
+    Of nested blocks the innermost takes precedence. Whether the device is there, and an engine on it takes the nodes,
+    is seen when the graph is compiled (docs/devices.md). Raises TraceError if `name` is not a name, and if no graph is
+    being traced.
+    """
+
+    def __init__(self, name: str) -> None:
+        if not (isinstance(name, str) and name):
+            raise trace_error(f"device({name!r}): it takes the name of a device, such as 'cpu:1' or 'cuda:0'")
+        self._name = name
+
+    def __enter__(self) -> None:
+        if _tracer.get() is None:
+            raise trace_error(
+                "device places nodes while a graph is traced, and none is: put it around the operators inside "
+                "Graph.build, or place by name with XRTModule(..., placement={...})"
+            )
+        _devices.set((*_devices.get(), self._name))
+
+    def __exit__(self, *exception: object) -> None:
+        _devices.set(_devices.get()[:-1])
 
 
 class Scope:
@@ -247,7 +275,11 @@ class Tracer:
             made = tuple(Value(self.fresh(f"{label}.{i}"), t) for i, t in enumerate(types))  # type: ignore[assignment]
         marks = _marks.get()
         engine, region = marks[-1] if marks else (None, "")
-        annotations = Annotations(engine=engine, region=region, source=where) if where or engine else NO_ANNOTATIONS
+        devices = _devices.get()
+        annotations = NO_ANNOTATIONS
+        if where or engine or devices:
+            placed = devices[-1] if devices else None
+            annotations = Annotations(engine=engine, region=region, device=placed, source=where)
         node = Node(op[0], inputs, made, attributes, domain=op[1], version=op[2], name=label, annotations=annotations)
         self.scope.nodes.append(node)
         traits = traits_of(node)
@@ -338,12 +370,13 @@ def current_tracer(what: str) -> Tracer:
 
 @contextlib.contextmanager
 def tracing(tracer: Tracer) -> Iterator[Tracer]:
-    """Activate `tracer` in this context; engine marks of an enclosing trace do not apply."""
-    token, marks = _tracer.set(tracer), _marks.set(())
+    """Activate `tracer` in this context; engine marks and devices of an enclosing trace do not apply."""
+    token, marks, devices = _tracer.set(tracer), _marks.set(()), _devices.set(())
     try:
         yield tracer
     finally:
         tracer.scope.closed = True
+        _devices.reset(devices)
         _marks.reset(marks)
         _tracer.reset(token)
 

@@ -38,6 +38,7 @@ from xrt_core.guard.verdict_cache import find_verdict, keep_verdict, verdict_key
 from xrt_core.guard.worker_pool import WorkerFailure, WorkerSlot
 from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
+from xrt_core.ir.graph import engine_and_device
 from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.runtime.transfers import Adapt
 from xrt_core.verify.evaluate import EvaluationSettings
@@ -202,8 +203,8 @@ class ClusterBuilder:
         function, disk = launch.function, self._exchange.disk_cache()
         if self._settings.isolated:
             return True
-        engines = self._capabilities.compilation.engines
-        if IS_SUPPORTED and any(is_inherited(engines[n][0]) for n in self._engines(self._candidates(launch))):
+        compilation = self._capabilities.compilation
+        if IS_SUPPORTED and any(is_inherited(compilation.on(n)[0]) for n in self._engines(self._candidates(launch))):
             return True
         # copies of what a step of training updates would cost more than the suspicion is worth
         if disk is None or disk.mode != "readwrite" or function.aliases or not IS_SUPPORTED:
@@ -241,16 +242,25 @@ class ClusterBuilder:
 
     def _candidates(self, launch: GuardedLaunch) -> tuple[str, ...]:
         builder = CompositeBuilder(self._capabilities.compilation)
-        names = builder.candidates(launch.function, None if self._auto else launch.engine)
+        any_engine = self._auto and not engine_and_device(launch.engine)[1]
+        names = builder.candidates(launch.function, None if any_engine else launch.engine)
         return names if self._settings.tune else names[:1]
+
+    def _examination(self, launch: GuardedLaunch) -> EvaluationSettings:
+        """How a cluster is examined: one that is placed on a device stays there, whatever is faster elsewhere."""
+        placed = engine_and_device(launch.engine)[1]
+        return dataclasses.replace(self._examine, tune=False) if placed else self._examine
 
     def _engines(self, names: Sequence[str]) -> list[str]:
         """The engines that candidates need: with "auto" one that supports part of a cluster shares it with others."""
-        return list(self._capabilities.compilation.engines) if self._auto else list(names)
+        placed = any(engine_and_device(n)[1] for n in names)
+        return list(self._capabilities.compilation.engines) if self._auto and not placed else list(names)
 
     def _verdict_key(self, launch: GuardedLaunch, names: Sequence[str]) -> CacheKey:
         compilation = self._compilation(launch)
-        return verdict_key([compilation.key(launch.function, n) for n in self._engines(names)], self._examine)
+        return verdict_key(
+            [compilation.key(launch.function, n) for n in self._engines(names)], self._examination(launch)
+        )
 
     # --- compilation and verification ------------------------------------------------------------------------------
 
@@ -268,7 +278,7 @@ class ClusterBuilder:
             launch.function,
             self._compilation(launch).through(self._exchange.store()),
             names,
-            self._examine,
+            self._examination(launch),
             inputs,
             lambda engine: None,
             lambda: _verifying(launch.record),
@@ -323,7 +333,7 @@ class ClusterBuilder:
         if answer.error is not None:
             raise WorkerFailure(answer.kind, answer.error)
         outcome = answer.outcome
-        known = {HOST, *(e["name"] for e in request["engines"])}
+        known = {HOST, *request.get("candidates", ()), *(e["name"] for e in request["engines"])}
         if (
             outcome is None
             or not outcome.covers(len(function.body.nodes))
@@ -348,14 +358,14 @@ class ClusterBuilder:
             "inputs": None if inputs is None else write_arrays(inputs, folder),
             "engines": [
                 {**describe_engine(e), "device": device}
-                for e, device in (compilation.engines[n] for n in self._engines(names))
+                for e, device in (compilation.on(n) for n in self._engines(names))
             ],
             "options": {
                 **{f.name: getattr(options, f.name) for f in dataclasses.fields(options)},
                 "extra": {engine: dict(own) for engine, own in options.extra.items()},
             },
             "cache": {"folder": str(disk.folder), "limit": disk.limit, "mode": disk.mode},
-            "settings": dataclasses.asdict(self._examine),
+            "settings": dataclasses.asdict(self._examination(launch)),
         }
 
 

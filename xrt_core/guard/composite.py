@@ -18,7 +18,7 @@ from xrt_core.errors import CompileError, XRTError
 from xrt_core.guard.stress import StressTest
 from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Node, Support
+from xrt_core.ir.graph import Graph, Node, Support, engine_and_device
 from xrt_core.ir.symbols import size_of
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, cluster, costs_for, mark, outline
@@ -80,6 +80,8 @@ class CompositeBuilder:
     def candidates(self, function: Function, first: str | None) -> tuple[str, ...]:
         """Engines to try a function on: `first`, then the others that support every node. Without a first, all that
         support any node. Nodes that are marked for an engine leave only that one."""
+        if first is not None and engine_and_device(first)[1]:
+            return (first,)  # placed on a device: no other engine may run it elsewhere
         marked = {n.annotations.engine for n in function.body.nodes} & self.compilation.engines.keys()
         if marked:
             return tuple(e for e in self.compilation.engines if e in marked)
@@ -124,7 +126,7 @@ class CompositeBuilder:
         names = [engine] if alone else [engine, *(e for e in self.compilation.engines if e != engine)]
         candidates = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
         with preserved_state(", ".join(names)):
-            marks = mark(body, candidates, device=self.compilation.engines[engine][1])
+            marks = mark(body, candidates, device=self.compilation.on(engine)[1])
         # alone it is the partition of a module with this engine, which uses the cost model
         return cluster(body, marks, costs=(lambda device: costs_for(is_host(device))) if alone else None)
 
@@ -133,7 +135,7 @@ class CompositeBuilder:
         if len(pieces) == 1 and pieces[0].engine != HOST:
             return self.executable(function, pieces[0].engine, pieces[0].fused)
         clusters = tuple(
-            Cluster(p.engine, p.nodes, self.compilation.engines[p.engine][1])
+            Cluster(p.engine, p.nodes, self.compilation.on(p.engine)[1])
             for p in sorted(pieces, key=lambda p: p.nodes)
             if p.engine != HOST
         )
@@ -171,7 +173,7 @@ class CompositeBuilder:
         return adapter(self.place.xp, takes, (AUTO,))(made, engine, AUTO)
 
     def _support(self, engine: str, node: Node) -> Support:
-        owner, device = self.compilation.engines[engine]
+        owner, device = self.compilation.on(engine)
         if not owner.open_shapes and any(v is not None and None in (v.shape or ()) for v in node.outputs):
             return Support.no("the shape of its result depends on data, which this engine does not take")
         return ask_support(owner, node, device, self.compilation.options.phase)[0]
@@ -246,7 +248,7 @@ def evaluate_candidates(
     if function.is_symbolic and found.verdict == "ready" and settings.verify:
         engine = found.pieces[0].engine
         name = engine if len(found.pieces) == 1 else f"{engine} alone"
-        tolerance = compilation.tolerance(engine) if engine in compilation.engines else {}
+        tolerance = compilation.tolerance(engine) if engine_and_device(engine)[0] in compilation.engines else {}
         why = _wrong_for_other_sizes(function, sizes, made_for.get(name), tolerance)
         if why:
             whole = Piece(HOST, tuple(range(len(function.body.nodes))))

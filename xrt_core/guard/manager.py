@@ -38,6 +38,7 @@ from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_p
 from xrt_core.host.blas_threads import fewer_blas_threads
 from xrt_core.host.place import HostPlace, synchronize
 from xrt_core.ir.function import Function, operators_of
+from xrt_core.ir.graph import engine_and_device
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.runtime.arrays import Range, ranges_of, to_numpy
 from xrt_core.runtime.launch import Launch
@@ -122,6 +123,7 @@ class GuardManager:
     def _synchronizer(self, engine: str) -> Callable[[], None] | None:
         """What waits for all work on the device of a launch; None for one on the CPU."""
         _, device = self.capabilities.compilation.engines.get(engine, (None, self._place.device))
+        device = engine_and_device(engine)[1] or device
         return None if device_kind(device).streams is None else partial(synchronize, device)
 
     def start(self) -> None:
@@ -306,7 +308,8 @@ class GuardManager:
     def _go_live(self, launch: GuardedLaunch, executable: Executable, start: float) -> None:
         record, outcome = launch.record, launch.record.outcome
         assert outcome is not None
-        engine = self.capabilities.compilation.engines.get(outcome.pieces[0].engine)
+        name, compilation = outcome.pieces[0].engine, self.capabilities.compilation
+        engine = compilation.on(name) if engine_and_device(name)[0] in compilation.engines else None
         alone = engine is not None and len(outcome.pieces) == 1
         declared = self.capabilities.compilation.tolerance(outcome.pieces[0].engine) if alone else {}
         launch.tolerance = {**declared, **(executable.tolerance or {})}
@@ -387,8 +390,9 @@ class GuardManager:
         if disk is None or disk.mode != "readwrite":
             return None
         compilation = self.capabilities.all_engines
-        name = record.engine if record.engine in compilation.engines else next(iter(compilation.engines))
-        engine, device = compilation.engines[name]
+        known = engine_and_device(record.engine)[0] in compilation.engines
+        name = record.engine if known else next(iter(compilation.engines))
+        engine, device = compilation.on(name)
         stage: Stage = "compile" if failure.stage == "compile" else "wrong"
         error = f"{failure.kind}: {failure.message}"
         try:

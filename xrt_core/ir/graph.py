@@ -26,6 +26,9 @@ MARK: Final = "xrt.mark"
 REGION: Final = "xrt.region"
 """Key beside MARK that tells regions of one engine apart; nodes of one label are one region."""
 
+DEVICE: Final = "xrt.device"
+"""Key of an ONNX node's `metadata_props` that names the device the node is placed on."""
+
 Phase = Literal["train", "inference"]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -75,6 +78,17 @@ class Annotations:
 
 
 NO_ANNOTATIONS = Annotations()
+
+
+def engine_at(engine: str, device: str) -> str:
+    """The name of an engine on a device other than its own: "engine@cpu:1"."""
+    return f"{engine}@{device}"
+
+
+def engine_and_device(name: str) -> tuple[str, str]:
+    """The engine and the device of a name that `engine_at` made; the device is "" for an engine on its own device."""
+    engine, _, device = name.partition("@")
+    return engine, device
 
 
 class Support(NamedTuple):
@@ -443,6 +457,11 @@ class Graph(_Frozen):
         from xrt_core.ir.text import graph_text
 
         return graph_text(self)
+
+
+def is_placed(graph: Graph) -> bool:
+    """Whether any node, those of subgraphs aside, is annotated with a device."""
+    return any(n.annotations is not NO_ANNOTATIONS and n.annotations.device is not None for n in graph.nodes)
 
 
 def every_node(graph: Graph) -> Iterator[Node]:

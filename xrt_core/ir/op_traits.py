@@ -315,7 +315,7 @@ _ML: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
 })  # fmt: skip
 
 _BOUNDARIES = frozenset({"EngineInputConvert", "EngineOutputConvert"})
-_PASSED_ON = _BOUNDARIES | {"Barrier", "StopGradient"}
+_PASSED_ON = _BOUNDARIES | {"Barrier", "Boxing", "StopGradient"}
 _DIALECT: Final[Mapping[str, frozenset[str]]] = MappingProxyType({
     "moves_elements": _PASSED_ON,
     "view": frozenset({"StopGradient"}),

@@ -357,6 +357,17 @@ for _name in ("EngineInputConvert", "EngineOutputConvert"):
     )  # fmt: skip
 
 
+_own(
+    "Boxing", (1, 1), (1, 1),
+    [
+        AttributeSchema("target", "string", True),
+        *(AttributeSchema(n, "string", False) for n in ("mesh", "source", "kind")),
+        AttributeSchema("bytes", "int", False),
+    ],
+    _same_types,
+)  # fmt: skip
+
+
 def _tensor(node: Node, index: int) -> TensorType:
     v = node.inputs[index]
     return v.type if v is not None and isinstance(v.type, TensorType) else TensorType(None)

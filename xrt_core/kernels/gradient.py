@@ -25,6 +25,12 @@ def assign(ctx: OpContext, variable: Any, value: Any) -> Any:
     return value
 
 
+@kernel("Boxing", domain="xrt")
+def boxing(ctx: OpContext, x: Any) -> Any:
+    """The tensor itself: how it lies on a mesh is no matter of numbers."""
+    return x
+
+
 @kernel("Barrier", domain="xrt")
 def barrier(ctx: OpContext, *values: Any) -> Any:
     """The first inputs, one per output, unchanged; ordered after the computation of all inputs."""

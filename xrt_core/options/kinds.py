@@ -292,6 +292,79 @@ MARKS = Kind(
 )
 
 
+OBEY, PREFER = "obey", "prefer"
+
+
+def _accept_placement(value: Any) -> tuple[tuple[str, str], ...]:
+    """Rows (pattern, device); one row (PREFER, "") where a placement that cannot be had is given up."""
+    if isinstance(value, str):
+        if value not in (OBEY, PREFER):
+            raise ValueError
+        return ((PREFER, ""),) if value == PREFER else ()
+    rows: Any = value.items() if isinstance(value, Mapping) else value
+    if isinstance(rows, tuple) and len(rows) == 2 and rows[0] in (OBEY, PREFER) and isinstance(rows[1], Mapping):
+        return (*_accept_placement(rows[0]), *_accept_placement(rows[1]))
+    made: dict[str, str] = {}
+    for key, device in rows:
+        kind, colon, pattern = str(key).partition(":")
+        if (str(key), device) == (PREFER, ""):
+            made[PREFER] = ""
+            continue
+        if kind not in ("op", "name") or not colon or not pattern:
+            raise Reason(f"{key!r} names no nodes: say 'name:PATTERN' or 'op:OPERATOR'")
+        made[str(key)] = _accept_device(device)
+    return tuple(made.items())
+
+
+def _parse_placement(text: str) -> tuple[tuple[str, str], ...]:
+    parts = [part.strip() for part in text.split(",")]
+    rows: list[tuple[str, str]] = [*_accept_placement(parts.pop(0))] if "=" not in parts[0] else []
+    return _accept_placement([*rows, *(part.rpartition("=")[::2] for part in parts)])
+
+
+PLACEMENT = Kind(
+    "a mapping from 'name:PATTERN' and 'op:OPERATOR' to a device, 'prefer', or ('prefer', mapping) (as text: "
+    "name:decoder/*=cuda:1, or prefer,name:decoder/*=cuda:1)",
+    _accept_placement,
+    _parse_placement,
+)
+
+
+def _accept_mesh(value: Any) -> Any:
+    from xrt_core.errors import OptionError
+    from xrt_core.ir.sharding import Mesh
+
+    if isinstance(value, Mesh):
+        return value
+    try:
+        return Mesh(value) if isinstance(value, Mapping) else Mesh.parse(value)
+    except OptionError as e:
+        raise Reason(str(e)) from None
+
+
+MESH = Kind("an xrt.Mesh, or axes with their sizes (as text: data=4,model=2)", _accept_mesh, _accept_mesh)
+
+
+def _accept_sharding(value: Any) -> tuple[tuple[str, str], ...]:
+    rows = value.items() if isinstance(value, Mapping) else value
+    made = tuple((str(pattern), str(sbp)) for pattern, sbp in rows)
+    if not all(pattern and sbp for pattern, sbp in made):
+        raise ValueError
+    return made
+
+
+def _parse_sharding(text: str) -> tuple[tuple[str, str], ...]:
+    return _accept_sharding([part.strip().partition("=")[::2] for part in text.split(";")])
+
+
+SHARDING = Kind(
+    "a mapping from patterns of names of inputs, weights or other values to how they lie on the mesh, such as "
+    "{'encoder.*.weight': 'model:S(1)'} (as text: x=data:S(0);w=model:S(1))",
+    _accept_sharding,
+    _parse_sharding,
+)
+
+
 def _accept_buckets(value: Any) -> str | tuple[tuple[str, tuple[int, ...]], ...]:
     if isinstance(value, str):
         if value not in ("off", "auto"):

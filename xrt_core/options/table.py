@@ -23,9 +23,13 @@ from xrt_core.options.kinds import (
     FOLDER,
     HUGE,
     MARKS,
+    MESH,
     PLACE,
+    PLACEMENT,
     PRECISION,
+    PREFER,
     SECONDS,
+    SHARDING,
     SOME_SECONDS,
     TARGET,
     TRACE,
@@ -37,6 +41,7 @@ from xrt_core.options.kinds import (
 
 if TYPE_CHECKING:  # it needs NumPy, and options are there before anything is computed
     from xrt_core.ir.graph import Phase
+    from xrt_core.ir.sharding import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,25 @@ class Options:
         MARKS,
         "Nodes marked for an engine, or for the host, by name or operator; names are patterns with * and ?. False: all "
         "marks are ignored, those of the model too (docs/partitioning.md).",
+    )
+    placement: tuple[tuple[str, str], ...] = _option(
+        (),
+        PLACEMENT,
+        "Nodes placed on a device, by name or operator; names are patterns with * and ?. A placement is obeyed or an "
+        "error; with 'prefer' one that cannot be had is given up, with an event (docs/devices.md).",
+        "XRT_PLACEMENT",
+    )
+    mesh: Mesh | None = _option(  # noqa: RUF009 - it makes a dataclasses.field
+        None,
+        MESH,
+        "Devices as a grid with named axes, over which engines that can share tensors and work (docs/devices.md).",
+        "XRT_MESH",
+    )
+    sharding: tuple[tuple[str, str], ...] | None = _option(
+        None,
+        SHARDING,
+        "How tensors lie on the mesh, by patterns of names; the rest follows. Not given: inputs are split along their "
+        "first axis over the mesh's axis 'data'.",
     )
     automatic: bool | None = _option(
         None,
@@ -339,6 +363,11 @@ class Options:
         if self.use_fp16 or self.precision == "float16":
             return "float16"
         return "bfloat16" if self.use_bf16 or self.precision == "bfloat16" else None
+
+    @property
+    def prefers_placement(self) -> bool:
+        """Whether a placement that cannot be had is given up, rather than an error."""
+        return any(pattern == PREFER for pattern, _ in self.placement)
 
     def without_lowering(self) -> Options:
         """The same options for a graph whose precision has been seen to."""

@@ -45,6 +45,7 @@ from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.recomputation import labels
+from xrt_core.training.sharding import step_sharding
 from xrt_core.training.step import (
     EXAMPLES,
     MICRO,
@@ -57,6 +58,7 @@ from xrt_core.training.step import (
     gradient_graph,
     initial_state,
     loss_scale_of,
+    slot_name,
     training_graph,
     update_graph,
 )
@@ -131,6 +133,9 @@ class TrainModule(GuardedModule):
         intermediate results of a step; regions are chosen to meet it.
     lazy_loss: with an engine that computes behind the caller's back, `step` returns a number that is read from the
         device when it is used, so that steps run ahead; what a step raises there may come with a later one.
+    mesh, sharding: options of `XRTModule`: each batch is split over the mesh's axis "data", variables are whole unless
+        `sharding` has a pattern of their names. zero: the optimizer's slots are split over "data" as well (ZeRO-1).
+        Losses are those of one device, within rounding; a checkpoint is the same for every mesh.
     options: those of `XRTModule`. Labels and indices among a step's inputs are checked at each step, those that the
         model computes with `check_indices=True`.
 
@@ -164,16 +169,19 @@ class TrainModule(GuardedModule):
         recompute: str | None = None,
         recompute_budget: int | None = None,
         lazy_loss: bool = False,
+        zero: bool = False,
         **options: Any,
     ) -> None:
         self._arguments = {
             "optimizer": optimizer, "loss": loss, "loss_options": loss_options, "output": output, "engine": engine,
             "trainable": trainable, "loss_scale": loss_scale, "batch_norm": batch_norm, "dropout": dropout,
             "check_finite": check_finite, "accumulate": accumulate, "donate": donate, "recompute": recompute,
-            "recompute_budget": recompute_budget, "lazy_loss": lazy_loss, **options,
+            "recompute_budget": recompute_budget, "lazy_loss": lazy_loss, "zero": zero, **options,
         }  # fmt: skip
-        resolved = resolve({"engine": engine, "phase": "train", **options})
         self.events = EventLog()
+        resolved = process_engines.settled(resolve({"engine": engine, "phase": "train", **options}), self.events)
+        if resolved.mesh is not None:  # one program for gradients and updates: what is split stays so between them
+            resolved = replace(resolved, merge_updates=True)
         if resolved.use_int8:
             source = resolved.source("use_int8")
             raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
@@ -202,6 +210,9 @@ class TrainModule(GuardedModule):
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
         self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
+        self._mesh, self._sharding, self._zero = resolved.mesh, dict(resolved.sharding or ()), bool(zero)
+        if self._zero and self._mesh is None:
+            raise OptionError("zero=True splits the optimizer's state over a mesh, and none is given: mesh={'data': 4}")
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
@@ -250,7 +261,7 @@ class TrainModule(GuardedModule):
                 return False
             found = self._applied
             if found is None:
-                found = self._planned(update_graph(self._types, self._recipe), [self._optimizer.rates_at(0)])
+                found = self._planned(update_graph(self._types, self._recipe), {}, rates=[self._optimizer.rates_at(0)])
             self._advance(found, [], self._applied is None)
             self._applied = found
         return True
@@ -343,7 +354,7 @@ class TrainModule(GuardedModule):
                 if own and kind == "predict":
                     whole = whole.replace(outputs=whole.outputs[1:])
                 made = evaluation_graph(whole, extra, self._recipe, kind == "evaluate" and not own)
-            found = self._planned(made, [to_numpy(a) for a in batch.values()], report)
+            found = self._planned(made, {n: to_numpy(a) for n, a in batch.items()}, report)
             self._steps.put(key, found)
         return found
 
@@ -444,8 +455,8 @@ class TrainModule(GuardedModule):
         assert self._recipe is not None
         examples = _examples(batch, self._source.input_names)
         made = training_graph(whole, extra, self._types, self._recipe, update, examples)
-        arrays = [to_numpy(batch[v.name]) for v in made.graph.inputs[: len(batch)]]
-        return self._planned(made, [*arrays, self._optimizer.rates_at(0)], report)
+        arrays = {v.name: to_numpy(batch[v.name]) for v in made.graph.inputs[: len(batch)]}
+        return self._planned(made, arrays, report, [self._optimizer.rates_at(0)])
 
     def _specialised(
         self, batch: Mapping[str, np.ndarray]
@@ -468,13 +479,28 @@ class TrainModule(GuardedModule):
             whole, report = self._lowering.apply(whole)
         return whole, {n: t for n, t in types.items() if n not in names}, report
 
-    def _planned(self, made: StepGraph, batch: Sequence[np.ndarray], report: PrecisionReport | None = None) -> _Step:
+    def _planned(
+        self,
+        made: StepGraph,
+        batch: Mapping[str, np.ndarray],
+        report: PrecisionReport | None = None,
+        rates: Sequence[np.ndarray] = (),
+    ) -> _Step:
         assert self._recipe is not None
-        names = self._recipe.names
-        plans = self._pipeline.plan_cache(self._pipeline.capture(made.graph))
+        names, pipeline = self._recipe.names, self._pipeline
+        if self._mesh is not None:
+            held = {v.name for v in made.graph.inputs}
+            slots = {
+                v.name: [n for s in self._optimizer.slots if (n := slot_name(s, v.name)) in held]
+                for v in self._recipe.variables
+                if v.trained
+            }
+            rows = step_sharding(self._mesh, self._sharding, batch, self._types, slots, self._zero)
+            pipeline = pipeline.with_sharding(tuple(rows.items()))
+        plans = pipeline.plan_cache(pipeline.capture(made.graph))
         reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))
         state = [to_numpy(self._state[i]) for i in reads]
-        plan = plans.plan_for([*batch, *state])
+        plan = plans.plan_for([*batch.values(), *rates, *state])
         assert isinstance(plan, Planned)
         if self._is_named:
             self._is_named = False

@@ -127,7 +127,7 @@ def _names(graph: Graph, clustering: Clustering) -> list[str]:
         while True:
             k = count.get(c.engine, 0)
             count[c.engine] = k + 1
-            if (name := f"{c.engine}_{k}") not in taken:
+            if (name := f"{c.engine.replace('@', '_').replace(':', '')}_{k}") not in taken:
                 break
         names.append(name)
     return names

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xrt_core.errors import GraphError, OptionError
-from xrt_core.ir.graph import MARK, NO_ANNOTATIONS, REGION, Annotations, Attribute, Graph, Node
+from xrt_core.ir.graph import DEVICE, MARK, NO_ANNOTATIONS, REGION, Annotations, Attribute, Graph, Node
 
 log = logging.getLogger("xrt")
 
 _KINDS = ("name", "op")
 # keys in nodes' metadata that XRT reads or writes
-_KEYS = frozenset((MARK, REGION, "xrt.function", "xrt.same", "xrt.recompute", "xrt.training.saved"))
-_MEANT = {MARK: MARK, REGION: REGION, "xrt.engine": MARK}
+_KEYS = frozenset((MARK, REGION, DEVICE, "xrt.function", "xrt.same", "xrt.recompute", "xrt.training.saved"))
+_MEANT = {MARK: MARK, REGION: REGION, DEVICE: DEVICE, "xrt.engine": MARK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,22 @@ class MarkRule:
 
     pattern: "name:PATTERN" for node names (a node without one goes by its first output's), "op:PATTERN" for operators
         (those of the ONNX domain without it, others as "domain.Operator"); shell patterns with `*`, `?` and `[...]`,
-        case-sensitive. engine: the name of an engine, or "host".
+        case-sensitive. engine: the name of an engine, or "host". option: the option that holds the entry; in
+        `placement` the rule names a device in the place of an engine.
 
     Raises OptionError for a pattern of another form.
     """
 
     pattern: str
     engine: str
+    option: str = "marks"
     kind: str = field(init=False)
     _match: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         kind, colon, glob = self.pattern.partition(":")
         if not colon or kind not in _KINDS or not glob:
-            raise OptionError(f"marks: {self.pattern!r} names no nodes; say 'name:encoder/*' or 'op:Softmax'")
+            raise OptionError(f"{self.option}: {self.pattern!r} names no nodes; say 'name:encoder/*' or 'op:Softmax'")
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "_match", re.compile(fnmatch.translate(glob)))
 
@@ -48,7 +50,7 @@ class MarkRule:
         return self._match.match(node.operator if self.kind == "op" else label(node)) is not None
 
     def __str__(self) -> str:
-        return f"marks={{{self.pattern!r}: {self.engine!r}}}"
+        return f"{self.option}={{{self.pattern!r}: {self.engine!r}}}"
 
 
 def label(node: Node) -> str:
@@ -75,7 +77,7 @@ def apply_marks(graph: Graph, rules: Sequence[MarkRule]) -> Graph:
     marked = marker.graph(graph, None)
     for rule in rules:
         if rule not in marker.used:
-            raise OptionError(_unmatched(rule, graph))
+            raise OptionError(unmatched(rule, graph))
     return marked
 
 
@@ -89,9 +91,29 @@ def names_an_engine(graph: Graph) -> bool:
     return False
 
 
+def names_a_device(graph: Graph) -> bool:
+    """Whether any node, subgraphs included, is placed on a device."""
+    for n in graph.nodes:
+        a = n.annotations
+        if a is not NO_ANNOTATIONS and (a.device is not None or (a.metadata and DEVICE in a.metadata)):
+            return True
+        if n.attributes and any(names_a_device(g) for g in n.subgraphs):
+            return True
+    return False
+
+
 def without_marks(graph: Graph) -> Graph:
     """The graph without marks, subgraphs included."""
     return _Marker((), erase=True).graph(graph, None)
+
+
+def unmatched(rule: MarkRule, graph: Graph) -> str:
+    """The message for a rule that matches nothing of a graph, with the closest names."""
+    known = sorted(set(_labels(graph, rule.kind)))
+    close = difflib.get_close_matches(rule.pattern.partition(":")[2], known[:5000], n=3, cutoff=0.4)
+    what = "operator" if rule.kind == "op" else "node name"
+    shown = f"the closest: {', '.join(close)}" if close else f"there are: {', '.join(known[:8]) or 'none'}"
+    return f"{rule} matches no {what} of graph {graph.name!r}; {shown}"
 
 
 _Found = tuple[str, str, str]  # engine, region, source of the mark for messages
@@ -185,14 +207,6 @@ def _warn_of_typos(keys: Mapping[str, str]) -> None:
     if typos:
         known = f"marks are {MARK!r}, the engine, and beside it {REGION!r}"
         log.warning("the model's metadata has keys that mark nothing: %s; %s", ", ".join(typos), known)
-
-
-def _unmatched(rule: MarkRule, graph: Graph) -> str:
-    known = sorted(set(_labels(graph, rule.kind)))
-    close = difflib.get_close_matches(rule.pattern.partition(":")[2], known[:5000], n=3, cutoff=0.4)
-    what = "operator" if rule.kind == "op" else "node name"
-    shown = f"the closest: {', '.join(close)}" if close else f"there are: {', '.join(known[:8]) or 'none'}"
-    return f"{rule} matches no {what} of graph {graph.name!r}; {shown}"
 
 
 def _labels(graph: Graph, kind: str) -> Iterable[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +71,8 @@ def mark(
     automatic: bool = True,
     obey: bool = True,
     absent: Callable[[str], str] = lambda name: "",
+    placed: Mapping[int, str] = MappingProxyType({}),
+    reserved: Collection[str] = (),
 ) -> Marks:
     """Query each engine for each node that it may run.
 
@@ -81,6 +84,8 @@ def mark(
 
     obey: False ignores pins to engines, for runs without engines.
     absent: engine -> why it does not take part and the remedy, "" if unknown.
+    placed: nodes that are pinned to a candidate for their devices (`devices.place`); their own marks do not count.
+    reserved: candidates that are asked of nodes pinned to them alone.
 
     Raises GraphError for a pinned node whose engine does not take part or does not support the node (names the node,
     its operator and the reason), and for two candidates of one name.
@@ -90,6 +95,7 @@ def mark(
         raise GraphError(f"candidate engines {names!r}: each name must stand once, and {HOST!r} is not an engine")
     nodes = graph.nodes
     pinned, apart = _set_apart(nodes, phase, obey)
+    pinned.update(placed)
     for i, p in pinned.items():
         if p != HOST and p not in names and not nodes[i].subgraphs:
             why = absent(p) or "add it with engine=[...] or take the mark off"
@@ -107,7 +113,9 @@ def mark(
     for c in engines:
         supports = c.supports
         found: list[Support | None]
-        if not automatic:
+        if c.name in reserved:
+            found = [None] * len(nodes)
+        elif not automatic:
             found = [unmarked] * len(nodes)
             for i, verdict in apart.items():
                 found[i] = verdict
@@ -130,6 +138,8 @@ def mark(
     for i, p in pinned.items():
         pins[i] = p
         regions[i] = nodes[i].annotations.region
+        if i in placed and p != HOST and not regions[i]:
+            regions[i] = f"placed on {nodes[i].annotations.device}"
     return Marks(names, verdicts, pins, regions, phase, device)
 
 

@@ -232,6 +232,12 @@ def reverse_sequence(ctx: Backward) -> Any:
     return ops.ReverseSequence(ctx.grad, ctx.inputs[1], **axes), None
 
 
+@gradient("Boxing", domain="xrt")
+def boxing(ctx: Backward) -> Any:
+    """The gradient lies as it comes."""
+    return ctx.grad
+
+
 @gradient("Barrier", domain="xrt")
 def barrier(ctx: Backward) -> Any:
     """Each output's gradient goes to its input; inputs without an output get none."""

@@ -41,6 +41,7 @@ class XlaEngine(Engine):
     variables = ("JAX_PLATFORMS", "XLA_FLAGS")
     array_families = ("jax",)
     asynchronous = True
+    meshes = True
 
     def probe(self) -> EngineStatus:
         """Version and devices of JAX, or why it cannot be used."""

@@ -23,6 +23,7 @@ from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.engine.forking import let_forks_end
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.errors import EngineUnavailableError
+from xrt_core.ir.sharding import Mesh, parse_sbp
 from xrt_xla.weights import aligned
 
 __all__ = ["jax", "jnp", "lax", "pinned", "x64"]
@@ -207,7 +208,7 @@ def devices() -> dict[str, Any]:
         except RuntimeError:  # that kind is not part of this installation
             continue
         if kind == "cpu":
-            found["cpu"] = local[0]
+            found.update({name_of(d): d for d in local})
         else:
             found.update({f"{kind}:{i}": d for i, d in enumerate(local)})
     return found
@@ -217,6 +218,13 @@ def _local_devices(kind: str) -> list[Any]:
     found = jax.local_devices(backend=kind)
     _clients[kind] = found[0].client
     return found
+
+
+def name_of(device: Any) -> str:
+    """XRT's name of a local JAX device: "cpu" for the first one of the CPU's, "cpu:1", "cuda:0", ..."""
+    kind = kind_of(device)
+    number = _local_devices(kind).index(device)
+    return kind if kind == "cpu" and number == 0 else f"{kind}:{number}"
 
 
 def device_named(name: str) -> Any:
@@ -244,6 +252,34 @@ def kind_of(device: Any) -> str:
 def sharding_on(device: Any) -> Any:
     """The sharding that puts a whole array on one device."""
     return jax.sharding.SingleDeviceSharding(device)
+
+
+@functools.cache
+def mesh_of(text: str, kind: str) -> Any:
+    """The mesh of a text such as "data=4" over the first devices of a kind.
+
+    Raises EngineUnavailableError where there are too few, listing those that are here.
+    """
+    mesh = Mesh.parse(text)
+    local = _local_devices(kind)
+    if mesh.device_count > len(local):
+        here = ", ".join(map(name_of, local))
+        raise EngineUnavailableError(
+            f"xla: the mesh {text} has {mesh.device_count} devices, and {len(local)} of kind {kind!r} are here: {here}"
+        )
+    shape = tuple(size for _, size in mesh.sizes)
+    return jax.sharding.Mesh(np.asarray(local[: mesh.device_count], dtype=object).reshape(shape), mesh.names)
+
+
+def sharding_of(mesh: str, sbp: str, kind: str) -> Any:
+    """The sharding that an SBP, such as "data:S(0)", stands for."""
+    known = Mesh.parse(mesh)
+    axes: dict[int, list[str]] = {}
+    for name, s in zip(known.names, parse_sbp(sbp, known), strict=True):
+        if s.axis is not None:
+            axes.setdefault(s.axis, []).append(name)
+    spec = [tuple(axes.get(i, ())) or None for i in range(max(axes, default=-1) + 1)]
+    return jax.sharding.NamedSharding(mesh_of(mesh, kind), jax.sharding.PartitionSpec(*spec))
 
 
 def library_version() -> str:
@@ -303,8 +339,9 @@ def abstract(shape: tuple[int, ...], dtype: np.dtype, sharding: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
-def put_all(arrays: Sequence[np.ndarray], device: Any) -> list[Any]:
-    """Arrays on `device`, which only reads them; on the CPU those that are aligned to 64 bytes stay where they are."""
+def put_all(arrays: Sequence[np.ndarray], device: Any, places: Sequence[Any] = ()) -> list[Any]:
+    """Arrays on `device`, or by their shardings, which only reads them; on the CPU those that are aligned to 64 bytes
+    stay where they are."""
     if kind_of(device) == "cpu":
         arrays = aligned(arrays)
-    return [jax.device_put(a, device) for a in arrays]
+    return [jax.device_put(a, p) for a, p in zip(arrays, places or [device] * len(arrays), strict=True)]

@@ -13,7 +13,7 @@ from xrt_core.errors import CompileError, OptionError, XRTError
 from xrt_xla import _toolkit
 from xrt_xla.blob import unpack
 from xrt_xla.executable import XlaExecutable
-from xrt_xla.program import FOLD_BYTES, Program, program_order
+from xrt_xla.program import FOLD_BYTES, Program, layouts, program_order
 from xrt_xla.tracing import Traced, first_lines
 
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
@@ -58,10 +58,13 @@ class XlaGraphCompiler(GraphCompiler):
         """One XLA program for `function`. Raises CompileError, naming the node where it is one node's fault."""
         with _toolkit.pinned(self._device):
             program = Program(function, self._kind, self._fold)
-            traced = Traced(function, program, return_params, program_order(len(return_params), aliases), self._kind)
-            sharding = _toolkit.sharding_on(self._device)
+            shardings = self._shardings(function, program)
+            # what is updated in place stays where it is
+            places = {a.output: shardings[a.input] for a in aliases} if _is_mesh(shardings) else {}
+            order = program_order(len(return_params), aliases)
+            traced = Traced(function, program, return_params, order, self._kind, places)
             shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
-            arguments = [_toolkit.abstract(s, d, sharding) for s, d in shapes]
+            arguments = [_toolkit.abstract(*shape, s) for shape, s in zip(shapes, shardings, strict=True)]
             donated = tuple(sorted(a.input for a in aliases))
             try:
                 found = _toolkit.jax.jit(traced.named(), donate_argnums=donated).trace(*arguments)
@@ -70,10 +73,19 @@ class XlaGraphCompiler(GraphCompiler):
                 raise
             except Exception as e:
                 raise CompileError(f"xla: function {function.name!r} does not compile: {first_lines(e)}") from e
-            weights = _toolkit.put_all(program.weights, self._device)
+            own = shardings[len(entry_params) :]
+            weights = _toolkit.put_all(program.weights, self._device, own)
             program.weights.clear()  # JAX may keep the traced callable
             linalg = _toolkit.has_linalg(found.jaxpr)
         return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device, linalg)
+
+    def _shardings(self, function: Function, program: Program) -> list[Any]:
+        """Where the program's arguments lie: on the device, or on the mesh of the Function."""
+        mesh, found = layouts(function, program.steps)
+        if not mesh:
+            return [_toolkit.sharding_on(self._device)] * (len(function.body.inputs) + len(program.weights))
+        arguments = [*function.body.inputs, *range(len(program.weights))]
+        return [_toolkit.sharding_of(mesh, found.get(a, "B"), self._kind) for a in arguments]
 
     def _options_for(self, jaxpr: Any) -> dict[str, Any]:
         """XLA options for one program."""
@@ -114,3 +126,7 @@ class XlaGraphCompiler(GraphCompiler):
             stored.linalg,
             stored.program,
         )
+
+
+def _is_mesh(shardings: Sequence[Any]) -> bool:
+    return any(len(s.device_set) > 1 for s in shardings)

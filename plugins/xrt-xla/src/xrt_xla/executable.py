@@ -47,6 +47,11 @@ class XlaExecutable(Executable):
         self._linalg = linalg
         self._payload = program  # of a loaded one: XLA serialises only what it compiled itself
 
+    def devices(self) -> tuple[str, ...]:
+        """Where XLA runs it, by the shardings of the compiled program."""
+        found = [s.device_set for s in _toolkit.jax.tree_util.tree_leaves(self._compiled.output_shardings)]
+        return tuple(_toolkit.name_of(d) for d in sorted(set().union(*found), key=lambda d: int(d.id)))
+
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True
     ) -> Sequence[Any]:
@@ -88,11 +93,12 @@ class XlaExecutable(Executable):
 
     def _here(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, with those arrays of JAX brought here that lie elsewhere: compiled calls refuse them."""
-        here = {self._device}
-        return [
-            jax.device_put(x, self._device) if isinstance(x, jax.Array) and x.sharding.device_set != here else x
-            for x in inputs
-        ]
+        places = self._compiled.input_shardings[0]
+        found = list(inputs)
+        for i, (x, place) in enumerate(zip(inputs, places, strict=False)):
+            if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(place, x.ndim):
+                found[i] = jax.device_put(x, place)
+        return found
 
     def _with_copies(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The inputs with copies for those that the program would write into (it never writes into NumPy arrays)."""
@@ -117,6 +123,8 @@ class XlaExecutable(Executable):
     def _serialized(self, weights: bool) -> bytes:
         program = self._payload
         if program is None:
+            if len(self.devices()) > 1:
+                raise UnsupportedError("this XLA program runs on several devices, and is compiled in each process")
             try:
                 program = _toolkit.serialize_compiled(self._compiled)
             except (NotImplementedError, ValueError) as e:

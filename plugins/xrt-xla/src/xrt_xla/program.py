@@ -103,7 +103,7 @@ class Program:
             layout = layout_of(node, i, self._kind)
             if layout is not None:
                 laid_out.add(i)
-            if data.nbytes <= self._fold:
+            if data.nbytes <= self._fold and not is_boxing(node):
                 sources.append(data if layout is None else layout.make(np, data))
             else:
                 sources.append(self._weight(data, layout))
@@ -119,6 +119,8 @@ class Program:
 
     def _derive(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
         """Compute a node of constants with NumPy, if it is one and its results are not much larger."""
+        if is_boxing(node):  # how a weight lies on a mesh
+            return False
         given = [x for x, v in zip(known, node.inputs, strict=True) if v is not None]
         portable = find_kernel(node.domain, node.op_type)
         if not given or portable is None or draws_random(node) or any(x is None for x in given):
@@ -138,6 +140,29 @@ class Program:
             if v is not None and r is not None:
                 self._derived[v] = np.asarray(r)
         return True
+
+
+def is_boxing(node: Node) -> bool:
+    """Whether a node says how its input lies on a mesh."""
+    return node.op_type == "Boxing" and node.domain == "xrt"
+
+
+def layouts(function: Function, steps: Sequence[Step]) -> tuple[str, dict[Any, str]]:
+    """The mesh of a Function, "" for none, and how its entries (Values) and weights (indices) are to lie there: as the
+    one that reads them says, where that is a Boxing, else whole."""
+    mesh, found, others = "", {}, set()
+    for step in steps:
+        overwritten = {i for _, i in step.node.annotations.aliases}  # it need not be read for that
+        for i, source in enumerate(step.sources):
+            if i in overwritten:
+                continue
+            if is_boxing(step.node):
+                mesh = str(step.node.attributes["mesh"])
+                found.setdefault(source, str(step.node.attributes["target"]))
+            elif isinstance(source, int | Value):
+                others.add(source)
+    others.update(function.body.outputs)
+    return mesh, {k: v for k, v in found.items() if k not in others}
 
 
 def describe(node: Node) -> str:

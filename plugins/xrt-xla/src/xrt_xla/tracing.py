@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,21 @@ from xrt_xla.program import Body, Program, Step, describe
 
 
 class Traced:
-    """The Function as a Python callable for JAX. order: in which its results are returned."""
+    """The Function as a Python callable for JAX. order: in which its results are returned. places: by number of the
+    result, the sharding it must have, where there is one."""
 
     def __init__(
-        self, function: Function, program: Program, returns: Sequence[Parameter], order: Sequence[int], kind: str
+        self,
+        function: Function,
+        program: Program,
+        returns: Sequence[Parameter],
+        order: Sequence[int],
+        kind: str,
+        places: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
         self._function = function
         self._program = program
-        self._returns = [(function.body.outputs[i], returns[i]) for i in order]
+        self._returns = [(function.body.outputs[i], returns[i], places.get(i)) for i in order]
         self._kind = kind
 
     def named(self) -> Callable[..., tuple[Any, ...]]:
@@ -44,7 +52,8 @@ class Traced:
         weights = arguments[count:]
         values: dict[Value, Any] = dict(zip(body.inputs, arguments, strict=False))
         self._trace(self._program.steps, values, weights)
-        return tuple(self._result(values, v, p) for v, p in self._returns)
+        found = [(self._result(values, v, p), place) for v, p, place in self._returns]
+        return tuple(r if place is None else lax.with_sharding_constraint(r, place) for r, place in found)
 
     def _trace(self, steps: Sequence[Step], values: dict[Value, Any], weights: Sequence[Any]) -> None:
         """Trace steps, whose results are added to `values`."""

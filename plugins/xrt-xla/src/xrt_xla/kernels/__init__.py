@@ -3,6 +3,7 @@
 from xrt_core.engine.op_kernels import register_portable_kernels
 from xrt_xla.kernels import (
     barrier,
+    boxing,
     control,
     convolution,
     gradient,
@@ -15,7 +16,8 @@ from xrt_xla.kernels import (
 from xrt_xla.kernels.context import DEVICES
 
 __all__ = [
-    "barrier", "control", "convolution", "gradient", "normalization", "quantized", "reduction", "softmax", "transposed",
+    "barrier", "boxing", "control", "convolution", "gradient", "normalization", "quantized", "reduction", "softmax",
+    "transposed",
 ]  # fmt: skip
 
 register_portable_kernels("xla", DEVICES)

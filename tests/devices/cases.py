@@ -1,0 +1,334 @@
+"""Cases for four devices; `test_on_four_devices.py` runs them in a process of its own."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import xrt_core as xrt
+from xrt_core import ops
+
+RNG = np.random.default_rng(0)
+W = RNG.standard_normal((16, 16)).astype(np.float32)
+X = RNG.standard_normal((8, 16)).astype(np.float32)
+
+
+class TwoBranches(xrt.Graph):
+    """Two branches on devices of their own, and what joins them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = W
+
+    def build(self, x: xrt.TensorType) -> object:
+        with xrt.device("cpu:1"):
+            a = ops.Tanh(x @ self.w)
+        with xrt.device("cpu:2"):
+            b = ops.Sigmoid(x @ self.w)
+        return a + b
+
+
+WANTED = np.tanh(X @ W) + 1 / (1 + np.exp(-(X @ W)))
+
+
+def two_branches_model(metadata: bool = False) -> bytes:
+    """The same as an ONNX model; metadata: one branch is placed by the model itself."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], name="left/product"),
+        helper.make_node("Tanh", ["p"], ["a"], name="left/tanh"),
+        helper.make_node("MatMul", ["x", "w"], ["q"], name="right/product"),
+        helper.make_node("Sigmoid", ["q"], ["b"], name="right/sigmoid"),
+        helper.make_node("Add", ["a", "b"], ["y"], name="sum"),
+    ]
+    for n in nodes[:2] if metadata else ():
+        n.metadata_props.add(key="xrt.device", value="cpu:1")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 16])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 16])
+    graph = helper.make_graph(nodes, "branches", [x], [y], [numpy_helper.from_array(W, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+
+def where(m: xrt.XRTModule) -> dict[str, str]:
+    """Cluster -> the device that its executable says it runs on."""
+    return dict(m.explain().ran_on)
+
+
+@pytest.mark.parametrize("options", [{"guard": False, "parallel": True}])
+def test_blocks(options: dict[str, bool]) -> None:
+    """Clusters of one engine run on the devices of their blocks, transfers are nodes, and results are the host's."""
+    m = xrt.XRTModule(TwoBranches(), engine="xla", **options)
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    assert {where(m)["xla_cpu1_0"], where(m)["xla_cpu2_0"]} == {"cpu:1", "cpu:2"}
+    targets = [n.attributes["target"] for n in m.partitioned().nodes if n.op_type == "EngineInputConvert"]
+    assert {"xla@cpu:1", "xla@cpu:2"} <= set(targets)
+    assert "run concurrently" in str(m.explain())
+    timeline = m.run_timed({"x": X})[1]
+    assert {"Tanh_on_host", "Sigmoid_on_host"} <= {span.label.rpartition(" ")[2] for span in timeline.spans}
+
+
+def test_rules_and_metadata() -> None:
+    """Rules by name and the model's metadata place nodes; a rule wins over metadata."""
+    m = xrt.XRTModule(two_branches_model(True), engine="xla", guard=False, placement={"name:right/*": "cpu:3"})
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    assert {where(m)["xla_cpu1_0"], where(m)["xla_cpu3_0"]} == {"cpu:1", "cpu:3"}
+    m = xrt.XRTModule(two_branches_model(True), engine="xla", guard=False, placement={"name:*/*": "cpu:2"})
+    assert {c.device for c in m.explain({"x": X}).report.clusters} == {"cpu", "cpu:2"}
+
+
+def test_whole_module_on_a_device() -> None:
+    """`device=` puts a module on a device, which its executable confirms, and its own name places nothing anew."""
+    m = xrt.XRTModule(two_branches_model(), engine="xla", guard=False, device="cpu:2", placement={"op:Tanh": "cpu:2"})
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    assert where(m) == {"xla_0": "cpu:2"}
+
+
+def test_refused() -> None:
+    """A device that is not there, and one where nothing takes the node, are errors that say what there is."""
+    model = two_branches_model()
+    with pytest.raises(xrt.EngineUnavailableError, match=r"'cpu:9' here; it can use cpu, cpu:1, cpu:2, cpu:3"):
+        xrt.XRTModule(model, engine="xla", device="cpu:9", guard=False)
+    m = xrt.XRTModule(model, engine="xla", guard=False, placement={"op:Tanh": "cpu:9"})
+    with pytest.raises(xrt.DeviceNotFoundError, match=r"node 'left/tanh'.*there are cpu, cpu:1, cpu:2, cpu:3"):
+        m(X)
+    m = xrt.XRTModule(model, engine="host", placement={"op:Tanh": "cpu:1"})
+    with pytest.raises(xrt.DeviceNotFoundError, match=r"there are cpu$"):
+        m(X)
+    m = xrt.XRTModule(
+        model,
+        engine=["xla", "onnxruntime"],
+        guard=False,
+        placement={"op:Tanh": "cpu:1"},
+        marks={"op:Tanh": "onnxruntime"},
+    )
+    with pytest.raises(xrt.GraphError, match=r"placed on 'cpu:1', where nothing takes it: it is marked for"):
+        m(X)
+
+
+def test_prefer() -> None:
+    """With "prefer" a placement that cannot be had is given up, with an event that says so."""
+    m = xrt.XRTModule(
+        two_branches_model(),
+        engine="xla",
+        guard=False,
+        device="cpu:9",
+        placement=("prefer", {"op:Tanh": "cuda:0", "op:Sigmoid": "cpu:1"}),
+    )
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    given_up = [dict(e.fields) for e in m.events.recent("placement.")]
+    assert [g["device"] for g in given_up] == ["cpu:9", "cuda:0"]
+    assert given_up[1]["node"] == "left/tanh"
+    assert where(m)["xla_cpu1_0"] == "cpu:1"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["xla", "auto"])
+def test_guarded(engine: str) -> None:
+    """Under guard a placed cluster is verified on its device, and stays there though the host may be faster."""
+    m = xrt.XRTModule(TwoBranches(), engine=engine, guard=True, guard_async=False, cache="off")
+    np.testing.assert_allclose(m(X), WANTED, rtol=1e-5, atol=1e-6)
+    assert m.wait(120)
+    m(X)
+    assert {where(m)["xla_cpu1_0"], where(m)["xla_cpu2_0"]} == {"cpu:1", "cpu:2"}
+
+
+# --- mesh and SBP ---
+
+UP, DOWN = (RNG.standard_normal(s).astype(np.float32) for s in ((64, 128), (128, 64)))
+PARTS = {"up": "model:S(1)", "down": "model:S(0)"}
+BIAS = RNG.standard_normal(64).astype(np.float32)
+ROWS = RNG.standard_normal((16, 64)).astype(np.float32)
+
+
+def mlp_model() -> bytes:
+    """Two products with a Relu between, a bias and a Softmax."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "up"], ["h"], name="first"),
+        helper.make_node("Relu", ["h"], ["r"], name="relu"),
+        helper.make_node("MatMul", ["r", "down"], ["z"], name="second"),
+        helper.make_node("Add", ["z", "b"], ["s"], name="bias"),
+        helper.make_node("Softmax", ["s"], ["y"], name="softmax"),
+    ]
+    weights = [numpy_helper.from_array(a, n) for a, n in ((UP, "up"), (DOWN, "down"), (BIAS, "b"))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 64])
+    graph = helper.make_graph(nodes, "mlp", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+
+
+def collectives_in(hlo: str) -> list[str]:
+    """The kinds of the collectives of a compiled program, in no order."""
+    names = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    return sorted(re.findall(rf"= .*? ({names})(?:-start)?\(", hlo))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sharding", "expected"),
+    [
+        ({"data": 4}, None, []),
+        pytest.param({"model": 4}, PARTS, ["all-reduce"], marks=pytest.mark.nightly),
+        ({"data": 2, "model": 2}, {"x": "data:S(0)", "up": "model:S(1)", "down": "model:S(0)"}, ["all-reduce"]),
+        pytest.param({"model": 4}, {"up": "model:S(1)"}, ["all-to-all"], marks=pytest.mark.nightly),
+        ({"data": 2, "model": 2}, {"x": "data:S(0)", "up": "model:S(1)"}, ["all-to-all"]),
+    ],
+)
+def test_collectives_are_those_announced(
+    mesh: dict[str, int], sharding: dict[str, str] | None, expected: list[str]
+) -> None:
+    """Results are one device's; the compiled program has the collectives that `explain().sharding` announces."""
+    want = xrt.XRTModule(mlp_model(), engine="host")(ROWS)
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh=xrt.Mesh(mesh), sharding=sharding)
+    np.testing.assert_allclose(m(ROWS), want, rtol=1e-4, atol=1e-5)
+    found = m.explain().sharding
+    assert found is not None
+    announced = sorted(c.kind for c in found.collectives if c.kind != "slice")
+    assert announced == expected, str(m.explain())
+    assert where(m)["xla_0"] == "cpu, cpu:1, cpu:2, cpu:3"
+    executable = m._source.caller.last.launches[0].executable
+    assert executable is not None
+    assert collectives_in(executable.as_text()) == announced, str(m.explain())
+
+
+def test_weights_lie_in_parts() -> None:
+    """A weight that is split takes its part of the memory of each device."""
+    sharding = {"up": "model:S(1)", "down": "model:S(0)"}
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"model": 4}, sharding=sharding)
+    m(ROWS)
+    executable = m._source.caller.last.launches[0].executable
+    parts = {w.addressable_shards[0].data.shape for w in executable.inner._weights}
+    assert {(64, 32), (32, 64)} <= parts
+
+
+class Annotated(xrt.Graph):
+    """A product whose result is split by a mark within the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = W
+
+    def build(self, x: xrt.TensorType) -> object:
+        return ops.Tanh(xrt.shard(x @ self.w, "model:S(1)"))
+
+
+def test_marks_within_a_graph() -> None:
+    """`xrt.shard` decides how a value lies, and what follows stays so; without a mesh it is nothing."""
+    m = xrt.XRTModule(Annotated(), engine="xla", guard=False, mesh={"model": 4}, sharding={})
+    np.testing.assert_allclose(m(X), np.tanh(X @ W), rtol=1e-5, atol=1e-6)
+    found = m.explain().sharding
+    assert found is not None
+    assert found.tensors["output"] == "model:S(1)"
+    plain = xrt.XRTModule(Annotated(), engine="xla", guard=False)
+    np.testing.assert_allclose(plain(X), np.tanh(X @ W), rtol=1e-5, atol=1e-6)
+    assert [n.op_type for n in plain.partitioned().nodes] == ["EngineInputConvert", "Launch"]
+
+
+def test_wrong_meshes() -> None:
+    """A mesh larger than the devices, an axis that is not there and a size that does not divide are errors."""
+    m = xrt.XRTModule(mlp_model(), engine="xla", mesh={"data": 8})
+    with pytest.raises(
+        xrt.DeviceNotFoundError, match=r"mesh data=8 .* has 8 devices, and there are 4 here: cpu, cpu:1"
+    ):
+        m(ROWS)
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 4}, sharding={"x": "batch:S(0)"})
+    with pytest.raises(xrt.OptionError, match=r"no axis 'batch'; it has data=4"):
+        m(ROWS)
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 4})
+    with pytest.raises(xrt.GraphError, match=r"axis 0 of 'x', of size 6, over 4 devices .*multiples of 4"):
+        m(ROWS[:6])
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 4}, sharding={"weights": "data:S(0)"})
+    with pytest.raises(xrt.OptionError, match=r"'weights' matches no value of the graph; there are x, up"):
+        m(ROWS)
+
+
+def test_an_engine_that_does_not_shard() -> None:
+    """It runs the whole graph on its device, and the report has the reason."""
+    pytest.importorskip("onnxruntime")
+    m = xrt.XRTModule(mlp_model(), engine="onnxruntime", guard=False, mesh={"data": 4})
+    np.testing.assert_allclose(m(ROWS), xrt.XRTModule(mlp_model(), engine="host")(ROWS), rtol=1e-4, atol=1e-5)
+    assert "no engine that takes part runs on several devices at once (onnxruntime)" in str(m.explain())
+
+
+# --- training ---
+
+BATCH = RNG.standard_normal((16, 64)).astype(np.float32)
+TARGET = RNG.standard_normal((16, 64)).astype(np.float32)
+
+
+class Regression(xrt.Graph):
+    """Two layers with a bias, by the mean square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.bias = 0.1 * UP, 0.1 * DOWN, BIAS.copy()
+
+    def build(self, x: xrt.TensorType) -> object:
+        return ops.Tanh(x @ self.up) @ self.down + self.bias
+
+
+def trainer(**options: object) -> xrt.training.TrainModule:
+    """A trainer of the same start."""
+    return xrt.training.TrainModule(
+        Regression(), loss="mse", optimizer=xrt.optim.Adam(1e-3), engine="xla", guard=False, **options
+    )
+
+
+def losses(t: xrt.training.TrainModule, steps: int) -> list[float]:
+    """Losses of some steps on one batch."""
+    return [float(t.step(x=BATCH, target=TARGET)) for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"mesh": {"data": 4}}, marks=pytest.mark.nightly),
+        pytest.param({"mesh": {"data": 4}, "zero": True}, marks=pytest.mark.nightly),
+        pytest.param({"mesh": {"data": 2, "model": 2}, "sharding": PARTS}, marks=pytest.mark.nightly),
+        {"mesh": {"data": 2, "model": 2}, "sharding": PARTS, "zero": True},
+    ],
+)
+def test_training(options: dict[str, object]) -> None:
+    """Losses over 100 steps are those of one device; the state lies as it was asked for, and is updated in place."""
+    t = trainer(**options)
+    np.testing.assert_allclose(losses(t, 100), losses(trainer(), 100), rtol=0, atol=1e-5)
+    report = t.explain()
+    assert report.sharding is not None
+    kinds = {c.kind for c in report.sharding.collectives}
+    assert "all-reduce" in kinds
+    by_name = dict(zip(t._recipe.names, t._state, strict=True))
+    moment = by_name[next(n for n in by_name if n.endswith("up") and n != "up")]
+    parts = {s.data.shape for s in moment.addressable_shards}
+    whole = (64, 128)
+    rows = whole[0] // (4 if options["mesh"] == {"data": 4} else 2) if options.get("zero") else whole[0]
+    assert parts == {(rows, whole[1] // (2 if "sharding" in options else 1))}
+
+
+def test_checkpoints_and_batches(tmp_path: pathlib.Path) -> None:
+    """A checkpoint loads on another mesh and on none; a batch that the mesh does not divide is an error with both."""
+    one = trainer(mesh={"data": 4}, zero=True)
+    losses(one, 3)
+    one.save(tmp_path / "state.safetensors")
+    want = losses(one, 3)
+    for options in ({}, {"mesh": {"data": 2, "model": 2}, "sharding": PARTS}):
+        other = trainer(**options)
+        losses(other, 1)
+        other.load(tmp_path / "state.safetensors")
+        np.testing.assert_allclose(losses(other, 3), want, rtol=0, atol=1e-5)
+    with pytest.raises(xrt.InputError, match=r"6 examples \(input 'x'\), which the 4 devices .* give multiples of 4"):
+        one.step(x=BATCH[:6], target=TARGET[:6])
+    np.testing.assert_allclose(losses(one, 1)[0], want[-1], atol=1e-1)  # the trainer goes on
+
+
+@pytest.mark.nightly
+def test_a_guarded_mesh() -> None:
+    """Under guard an executable for a mesh is compiled and verified in a worker, and answers on the mesh."""
+    m = xrt.XRTModule(
+        mlp_model(), engine="xla", guard_tune=False, guard_async=False, mesh={"model": 4}, sharding=PARTS, cache="off"
+    )
+    want = xrt.XRTModule(mlp_model(), engine="host")(ROWS)
+    for _ in range(2):
+        np.testing.assert_allclose(m(ROWS), want, rtol=1e-4, atol=1e-5)
+        assert m.wait(120)
+    assert where(m)["xla_0"] == "cpu, cpu:1, cpu:2, cpu:3"

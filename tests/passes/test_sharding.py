@@ -1,0 +1,163 @@
+"""Sharding rules: what they say of an operator is tried on two devices, with NumPy for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xrt_core.errors import GraphError, OptionError
+from xrt_core.host.executor import run_node
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.inference import infer_types
+from xrt_core.ir.schema import find_schema, latest_opset
+from xrt_core.ir.sharding import B, Mesh, P, S, Sbp, parse_sbp, sbp_text
+from xrt_core.passes.sharding import shard_graph, without_boxing
+from xrt_core.passes.sharding.rules import ways
+
+RNG = np.random.default_rng(0)
+
+
+def made(op_type: str, *arrays: np.ndarray, outputs: int = 1, **attributes: Any) -> Node:
+    """A node over constants, with the types of its results."""
+    schema = find_schema(op_type, "", latest_opset(""))
+    assert schema is not None
+    inputs = [Value.constant(a, f"in_{i}") for i, a in enumerate(arrays)]
+    results = [Value(f"out_{i}") for i in range(outputs)]
+    node = Node(op_type, inputs, results, attributes, version=schema.since_version, name=op_type)
+    types = infer_types(node)
+    return node.replace(outputs=[Value(v.name, t) for v, t in zip(results, types, strict=True)])
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+CASES = [
+    (made("Add", floats(4, 6), floats(6)), 1.0),
+    (made("Relu", floats(4, 6)), 1.0),
+    (made("Where", floats(4, 1) > 0, floats(4, 6), floats(4, 6)), 1.0),
+    (made("MatMul", floats(4, 6), floats(6, 8)), 1.0),
+    (made("MatMul", floats(2, 4, 6), floats(6, 8)), 1.0),
+    (made("MatMul", floats(2, 4, 6), floats(2, 6, 8)), 1.0),
+    (made("Gemm", floats(4, 6), floats(6, 8), floats(8)), 1.0),
+    (made("Gemm", floats(6, 4), floats(8, 6), transA=1, transB=1), 1.0),
+    (made("Conv", floats(2, 4, 6, 6), floats(8, 4, 3, 3), floats(8), kernel_shape=(3, 3)), 1.0),
+    (made("Conv", floats(2, 4, 6, 6), floats(8, 4, 3, 3), kernel_shape=(3, 3)), 1.0),
+    (made("ReduceSum", floats(4, 6), np.array([1]), keepdims=0), 1.0),
+    (made("ReduceMean", floats(4, 6, 2), np.array([0, 2])), 0.5),  # each device has the mean of its half
+    (made("ReduceMax", floats(4, 6), np.array([0])), 1.0),
+    (made("Softmax", floats(4, 6, 8), axis=-1), 1.0),
+    (made("LayerNormalization", floats(4, 2, 6), floats(6), floats(6), axis=-1), 1.0),
+    (made("Transpose", floats(2, 4, 6), perm=(2, 0, 1)), 1.0),
+    (made("Gather", floats(6, 4), np.arange(4).reshape(2, 2), axis=0), 1.0),
+    (made("Gather", floats(6, 4, 2), np.arange(4), axis=1), 1.0),
+    (made("Concat", floats(4, 2), floats(4, 6), axis=1), 1.0),
+    (made("MaxPool", floats(2, 4, 6, 6), kernel_shape=(2, 2)), 1.0),
+    (made("SoftmaxCrossEntropyLoss", floats(4, 6), np.arange(4), reduction="mean"), 0.5),
+    (made("SoftmaxCrossEntropyLoss", floats(4, 6), np.arange(4), reduction="none"), 1.0),
+]
+
+
+def parts(array: np.ndarray, sbp: Sbp) -> list[np.ndarray]:
+    """What each of two devices holds."""
+    return [array, array] if sbp.axis is None else np.split(array, 2, axis=sbp.axis)
+
+
+def whole(results: Sequence[np.ndarray], sbp: Sbp) -> np.ndarray:
+    """The tensor that two devices hold so."""
+    if sbp.axis is not None:
+        return np.concatenate(results, axis=sbp.axis)
+    combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+    return combine[sbp.reduce](*results) if sbp.reduce else results[0]
+
+
+@pytest.mark.parametrize(("node", "scale"), CASES, ids=lambda c: c.op_type if isinstance(c, Node) else "")
+def test_rules_hold_on_two_devices(node: Node, scale: float) -> None:
+    """In each way that a rule gives, devices with their parts compute what one computes with the whole."""
+    arrays = [v.data for v in node.inputs if v is not None and v.data is not None]
+    want = np.asarray(run_node(node, arrays)[0])
+    found, why = ways(node)
+    assert not why
+    tried = 0
+    for way in found[:-1]:
+        sizes = [a.shape[s.axis] for a, s in zip(arrays, way.inputs, strict=True) if s.axis is not None]
+        if any(n % 2 for n in sizes):
+            continue
+        held = zip(*(parts(a, s) for a, s in zip(arrays, way.inputs, strict=True)), strict=True)
+        results = [np.asarray(run_node(made(node.op_type, *a, **node.attributes), list(a))[0]) for a in held]
+        factor = scale if way.outputs[0].reduce == "sum" else 1.0
+        np.testing.assert_allclose(
+            whole(results, way.outputs[0]) * factor, want, rtol=1e-4, atol=1e-5, err_msg=str(way)
+        )
+        tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "pairs"),
+    [
+        ((4, 6), (24,), [(0, 0)]),
+        ((24,), (4, 6), [(0, 0)]),
+        ((2, 4, 6), (2, 24), [(0, 0), (1, 1)]),
+        ((8, 16), (8, 4, 4), [(0, 0), (1, 1)]),
+        ((4, 6), (6, 4), [(0, 0)]),
+    ],
+)
+def test_reshapes_keep_the_split(before: tuple[int, ...], after: tuple[int, ...], pairs: list[tuple[int, int]]) -> None:
+    """A split stays where the parts of the input are, reshaped, the parts of the result."""
+    node = made("Reshape", floats(*before), np.array(after))
+    found = [(w.inputs[0].axis, w.outputs[0].axis) for w in ways(node)[0][:-1]]
+    assert found == pairs
+    x = np.arange(np.prod(before)).reshape(before)
+    for i, j in pairs:
+        for a, b in zip(np.split(x, 2, i), np.split(x.reshape(after), 2, j), strict=True):
+            np.testing.assert_array_equal(np.ravel(a), np.ravel(b))
+
+
+def graph_of(op_type: str = "Relu") -> Graph:
+    x = Value("x", made("Relu", floats(8, 4)).outputs[0].type)  # type: ignore[union-attr]
+    y = Value("y", x.type)
+    return Graph([x], [y], [Node(op_type, [x], [y], version=14, name="only")], opsets={"": 20})
+
+
+def test_nothing_is_converted_where_nothing_is_asked() -> None:
+    """Without annotations the graph has no conversion; with one it has it, and taking it out gives the same nodes."""
+    graph, mesh = graph_of(), Mesh({"data": 4})
+    same, report = shard_graph(graph, mesh, {})
+    assert [n.op_type for n in same.nodes] == ["Relu"]
+    assert not report.collectives
+    split, report = shard_graph(graph, mesh, {"x": "data:S(0)"})
+    assert [n.op_type for n in split.nodes] == ["Boxing", "Relu"]
+    assert report.tensors == {"x": "data:S(0)", "y": "data:S(0)"}
+    assert [n.op_type for n in without_boxing(split).nodes] == ["Relu"]
+
+
+def test_an_operator_without_a_rule_is_whole_on_each_device() -> None:
+    """Its input is gathered, and the report has the reason."""
+    _, report = shard_graph(graph_of("Hardmax"), Mesh({"data": 4}), {"x": "data:S(0)"})
+    assert [c.kind for c in report.collectives] == ["slice", "all-gather"]
+    assert report.collectives[1].bytes == 8 * 4 * 4 * 3 // 4
+    assert report.replicated == {"only": "no rule splits Hardmax"}
+
+
+def test_texts() -> None:
+    """An SBP is read and written as text; what is none, or asks for partial results, is an error that says why."""
+    mesh = Mesh({"data": 4, "model": 2})
+    assert parse_sbp("model:S(1), data:S(0)", mesh) == (S(0), S(1))
+    assert parse_sbp("data:P(max)", mesh) == (P("max"), B)
+    assert sbp_text((B, B), mesh) == "B"
+    assert str(Mesh.parse("data=4,model=2")) == str(mesh)
+    for text, match in (
+        ("data:T(0)", "is none of"),
+        ("rows:S(0)", "no axis 'rows'"),
+        ("data:B,data:S(0)", "two things"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            parse_sbp(text, mesh)
+    with pytest.raises(OptionError, match="not what one asks for"):
+        shard_graph(graph_of(), mesh, {"x": "data:P"})
+    with pytest.raises(GraphError, match=r"splits axis 1 of 'x', of size 4, over 8 devices"):
+        shard_graph(graph_of(), mesh, {"x": "data:S(1),model:S(1)"})

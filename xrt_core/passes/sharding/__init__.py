@@ -1,0 +1,12 @@
+"""Sharding: how each tensor lies on a mesh, inferred from annotations, and the conversions between."""
+
+from xrt_core.passes.sharding.propagate import (
+    Collective,
+    ShardingReport,
+    by_batch,
+    exact_name,
+    shard_graph,
+    without_boxing,
+)
+
+__all__ = ["Collective", "ShardingReport", "by_batch", "exact_name", "shard_graph", "without_boxing"]
