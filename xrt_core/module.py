@@ -239,8 +239,8 @@ class XRTModule(GuardedModule):
             guard.start()
 
     def live(self, inputs: Mapping[str, Any]) -> LiveCall | None:
-        """Return the call by which engines answer inputs like these; None where the host would answer them, or they need
-        a compilation. Nothing is compiled or run. Raises InputError as a call does."""
+        """Return the call by which engines answer inputs like these; None where the host would, or where they need a
+        compilation. Nothing is compiled or run. Raises InputError as a call does."""
         caller, arrays = self._source.bind((), _mapping(inputs))
         return caller.live(arrays)
 

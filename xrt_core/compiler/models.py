@@ -29,8 +29,8 @@ from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, Tenso
 from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import from_numpy, is_array, plain_arguments, plain_arrays, to_numpy
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
-from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.into import put, wanted_of
+from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
 from xrt_core.runtime.scheduler import Timeline
 from xrt_core.runtime.varying import declared_shapes
@@ -322,14 +322,6 @@ class LiveCall:
     launches: tuple[Launch, ...]
     by_value: tuple[str, ...]
     plan: Planned
-
-    @property
-    def is_live(self) -> bool:
-        """Whether no cluster went back to the host since."""
-        for launch in self.launches:
-            if launch.executable is None:
-                return False
-        return True
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -502,7 +502,7 @@ def profile(ort: Any) -> Any:
         path = s.end_profiling()
         events = json.loads(pathlib.Path(path).read_text())
         keys = {"cat", "dur", "name", "ph", "pid", "tid", "ts"}
-        names = " ".join(e["name"] for e in events)
+        names = " ".join([str(e["name"]) + str(e.get("args", {}).get("nodes", "")) for e in events])
         return path.startswith(o.profile_file_prefix), all(keys <= set(e) for e in events), "MatMul" in names
 
 

@@ -1,9 +1,10 @@
 """Acceleration: finds, for one session of the library, the calls that engines answer rightly and faster.
 
-The session answers every call until then, and after that whenever an engine fails. A signature (names of results; types,
-shapes and dtypes of feeds) goes from the program's thread to one thread of the process, where an XRTModule of the model is
-compiled for it under XRT's guard. Then the session is the judge: both answer the same feeds, the results must agree, and
-the engines must be faster. In the program they are timed once more, against what the session took there.
+The session answers every call until then, and after that whenever an engine fails. A signature (names of results;
+types, shapes and dtypes of feeds) goes from the program's thread to one thread of the process, where an XRTModule of
+the model is compiled for it under XRT's guard. Then the session is the judge: both answer the same feeds, the results
+must agree, and the engines must be faster. In the program they are timed once more, against what the session took
+there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import atexit
 import contextlib
 import logging
 import os
+import pathlib
 import queue
 import statistics
 import threading
@@ -25,6 +27,7 @@ import numpy as np
 
 from xrt_core import events
 from xrt_core.errors import XRTError, describe, is_from_program
+from xrt_ort.report import SessionReport
 from xrt_ort.settings import settings
 
 _KINDS: Final = "fiub"
@@ -72,6 +75,15 @@ class Acceleration:
         self._refused = 0
         self._plans: dict[int, tuple[Any, int]] = {}
         _known.add(self)
+
+    def row(self) -> SessionReport:
+        """What the report has of the session."""
+        name = pathlib.PurePath(self.name).name
+        return SessionReport(name, self.calls, self.offloaded, self.engines, self.worst, self.state)
+
+    def __del__(self) -> None:
+        if self.calls:
+            ended.append(self.row())
 
     # --- in the program's threads ---------------------------------------------------------------------------------
 
@@ -402,7 +414,14 @@ class _Worker:
 
 
 _known: weakref.WeakSet[Acceleration] = weakref.WeakSet()
+ended: Final[deque[SessionReport]] = deque(maxlen=256)
+"""What became of sessions that the program dropped."""
 _worker = _Worker()
+
+
+def rows() -> list[SessionReport]:
+    """A row for each session, those that the program dropped first."""
+    return [*ended, *(a.row() for a in list(_known))]
 
 
 def wait(timeout: float | None = None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from dataclasses import dataclass
 
 
@@ -24,16 +23,13 @@ class SessionReport:
 
 
 def report() -> list[SessionReport]:
-    """Return a row for each session that is alive and that engines may answer."""
+    """Return a row for each session that engines may answer, in the order in which they were made or dropped."""
     from xrt_ort import genuine
 
     if genuine.library is None:
         from xrt_ort.own.session import known
 
         return known()
-    from xrt_ort.acceleration import _known
+    from xrt_ort.acceleration import rows
 
-    found = [
-        SessionReport(pathlib.PurePath(a.name).name, a.calls, a.offloaded, a.engines, a.worst, a.state) for a in _known
-    ]
-    return sorted(found, key=lambda r: r.model)
+    return rows()
