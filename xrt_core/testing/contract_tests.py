@@ -235,7 +235,9 @@ class ContractTests(SuiteBase):
         if temporary:
             engines.register(type(subject.engine))
         try:
-            module = XRTModule(graph, engine=subject.name, device=subject.device, cache="off", prune=False, guard=False)
+            module = XRTModule(
+                graph, engine=subject.name, device=subject.device, cache="off", prune=False, guard=False
+            )
             got = module(x)
             explanation = module.explain()
         finally:

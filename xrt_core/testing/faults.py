@@ -65,7 +65,9 @@ class _FaultyCompiler(GraphCompiler):
         return_params: Sequence[Parameter],
         aliases: Sequence[InputOutputAlias],
     ) -> Executable:
-        made: Any = self._engine.on_compile(lambda: self._inner.compile(function, entry_params, return_params, aliases))
+        made: Any = self._engine.on_compile(
+            lambda: self._inner.compile(function, entry_params, return_params, aliases)
+        )
         return made  # type: ignore[no-any-return]  # a fault may be here
 
     def load(self, blob: bytes) -> Executable:
@@ -310,3 +312,5 @@ FAULTS: Final = MappingProxyType(
     }
 )  # fmt: skip
 """Every engine here by name."""
+
+

@@ -204,3 +204,5 @@ def _array(rng: np.random.Generator, a: Argument, dtype: np.dtype, op_type: str,
     if dtype.kind == "u" or dtype in (ml_dtypes.uint4, ml_dtypes.uint2):
         low, high = max(low, 0.0), max(high, 2.0)
     return np.asarray(rng.integers(int(np.ceil(low)), int(np.floor(high)) + 1, a)).astype(dtype)
+
+

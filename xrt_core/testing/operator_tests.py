@@ -95,7 +95,9 @@ class OperatorTests(SuiteBase):
         refused = [
             f"{key} ({operator}) is refused, and not listed as unsupported: {reason}"
             for key, (operator, reason) in claims.refused.items()
-            if self.complete and key.startswith("onnx/") and lists.why_unsupported(key, f"operator/{operator}") is None
+            if self.complete
+            and key.startswith("onnx/")
+            and lists.why_unsupported(key, f"operator/{operator}") is None
         ]
         silent = [f"{key} ({o}) is refused without a reason" for key, (o, why) in claims.refused.items() if not why]
         tests = [name for name in dir(type(self)) if name.startswith("test_")]
