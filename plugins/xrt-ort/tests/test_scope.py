@@ -49,8 +49,8 @@ def run(*arguments: Any, cwd: pathlib.Path) -> Any:
 
 
 def test_a_program_runs_unmodified(tmp_path: pathlib.Path) -> None:
-    """`python -m xrt_ort program.py` gives the program XRT's sessions, and XRT's plugins and the library's own tools the
-    library; arguments reach the program, and the report tells of the session."""
+    """`python -m xrt_ort program.py` gives the program XRT's sessions, and XRT's plugins and the library's own tools
+    the library; arguments reach the program, and the report tells of the session."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "m.onnx").write_bytes(affine())
     found = run("-m", "xrt_ort", "--report", "program.py", "m.onnx", "--report", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Sessions over the genuine library: behaviours equal to it, engines that take over, and what happens when they fail."""
+"""Sessions over the genuine library: behaviours equal to it, engines that take over, and engines that fail."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_engines_take_over(at_once: None) -> None:
     """After a trial engines answer, with equal results that are the caller's own; the report tells."""
     s = live()
     before = s._acceleration.offloaded
-    y, z = s.run(None, {"x": X})
+    y, _ = s.run(None, {"x": X})
     assert s._acceleration.offloaded == before + 1
     want = onnxruntime.InferenceSession(affine()).run(None, {"x": X})
     np.testing.assert_allclose(y, want[0], rtol=1e-5)
@@ -205,7 +205,7 @@ def test_provider_has_options() -> None:
     assert s.get_providers() == ["XRTExecutionProvider", "CPUExecutionProvider"]
     assert s._acceleration._options["minimum_nodes"] == 2
     assert xrt_ort.get_available_providers()[0] == "XRTExecutionProvider"
-    assert list(s.get_provider_options())[0] == "XRTExecutionProvider"
+    assert next(iter(s.get_provider_options())) == "XRTExecutionProvider"
     with pytest.raises(ValueError, match="minimum_node"):
         xrt_ort.InferenceSession(affine(), providers=[("XRTExecutionProvider", {"minimum_node": "2"})])
 

@@ -30,8 +30,8 @@ __version__ = "1.32.0"  # of the API
 
 __all__ = [
     "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata",
-    "NodeArg", "OrtAllocatorType", "OrtDevice", "OrtDeviceVendorId", "OrtMemType", "OrtMemoryInfo", "OrtValue", "RunOptions",
-    "SessionOptions", "disable_telemetry_events", "enable_telemetry_events", "get_all_providers",
+    "NodeArg", "OrtAllocatorType", "OrtDevice", "OrtDeviceVendorId", "OrtMemType", "OrtMemoryInfo", "OrtValue",
+    "RunOptions", "SessionOptions", "disable_telemetry_events", "enable_telemetry_events", "get_all_providers",
     "get_available_providers", "get_build_info", "get_device", "get_version_string", "set_default_logger_severity",
     "set_default_logger_verbosity", "set_seed",
 ]  # fmt: skip

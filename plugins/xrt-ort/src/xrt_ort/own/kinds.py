@@ -1,11 +1,11 @@
-"""The library's plain classes, with the same fields: enumerations, exceptions, options, metadata, and its words for types."""
+"""The library's plain classes, with the same fields: enumerations, exceptions, options, metadata, words for types."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -160,7 +160,7 @@ class ModelMetadata:
 class _Checked:
     """Attributes of fixed types: another type is a TypeError, as with the library; another name is added freely."""
 
-    _types: Mapping[str, type] = {}
+    _types: ClassVar[Mapping[str, type]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         wanted = self._types.get(name)
@@ -170,10 +170,10 @@ class _Checked:
 
 
 class SessionOptions(_Checked):
-    """Options of a session. `intra_op_num_threads` and `enable_profiling` are obeyed; the others are accepted, and a line
-    of the log at level debug says so."""
+    """Options of a session. `intra_op_num_threads`, profiles, sizes of dimensions and weights are obeyed; the
+    others are accepted, and ignored."""
 
-    _types = {
+    _types: ClassVar[Mapping[str, type]] = {
         "enable_cpu_mem_arena": bool, "enable_mem_pattern": bool, "enable_mem_reuse": bool, "enable_profiling": bool,
         "execution_mode": ExecutionMode, "execution_order": ExecutionOrder, "inter_op_num_threads": int,
         "graph_optimization_level": GraphOptimizationLevel, "intra_op_num_threads": int, "log_severity_level": int,
@@ -231,7 +231,7 @@ class SessionOptions(_Checked):
 class RunOptions(_Checked):
     """Options of one run. `terminate` is obeyed before the run begins."""
 
-    _types = {
+    _types: ClassVar[Mapping[str, type]] = {
         "log_severity_level": int, "log_verbosity_level": int, "logid": str, "terminate": bool,
         "only_execute_path_to_fetches": bool,
     }  # fmt: skip

@@ -46,7 +46,8 @@ class InferenceSession:
             if not os.path.exists(self._model_path):
                 raise error(
                     kinds.NoSuchFile,
-                    f"Load model from {self._model_path} failed:Load model {self._model_path} failed. File doesn't exist",
+                    f"Load model from {self._model_path} failed:Load model {self._model_path} failed. "
+                    "File doesn't exist",
                 )
         elif isinstance(path_or_bytes, bytes):
             self._model_path = None
@@ -298,8 +299,8 @@ class InferenceSession:
             lines = "\n".join(wrong)
             raise error(
                 kinds.InvalidArgument,
-                f"Got invalid dimensions for input: {wanted.name} for the following indices\n{lines}\n Please fix either "
-                "the inputs/outputs or the model.",
+                f"Got invalid dimensions for input: {wanted.name} for the following indices\n{lines}\n Please "
+                "fix either the inputs/outputs or the model.",
             )
         return value
 
