@@ -16,7 +16,7 @@ from xrt_core.events import EventLog
 from xrt_core.options import Options, resolve
 
 if TYPE_CHECKING:
-    from xrt_core.compiler.models import CompiledGraph, ImportedModel, TracedModel
+    from xrt_core.compiler.models import CompiledGraph, ImportedModel, LiveCall, TracedModel
     from xrt_core.engine.contract import CompileOptions
     from xrt_core.explanation import Explanation
     from xrt_core.ir.graph import Graph
@@ -224,17 +224,31 @@ class XRTModule(GuardedModule):
         names = [v.name or f"output_{i}" for i, v in enumerate(caller.graph.outputs)]
         return dict(zip(names, results, strict=True)), timeline
 
-    def prepare(self, inputs: Mapping[str, Any]) -> None:
+    def prepare(self, inputs: Mapping[str, Any], *, background: bool = False) -> None:
         """Specialise and compile for the signature of these inputs, without running. With `guard_async`, compilation
-        starts in the background and `wait` blocks until it is done."""
+        starts in the background and `wait` blocks until it is done.
+
+        background: with `guard_async`, planning and queries of engines are in the background as well, as after a call.
+        Raises InputError as a call does.
+        """
         from xrt_core.compiler.pipeline import compilation_allowed
 
         caller, arrays = self._source.bind((), _mapping(inputs))
+        if background:
+            with compilation_allowed():
+                caller.begin(arrays)
+            return
         with compilation_allowed():
             caller.prepare(arrays, at_once=True)
         guard = self._pipeline.accelerated.services.guard
         if guard is not None:
             guard.start()
+
+    def live(self, inputs: Mapping[str, Any]) -> LiveCall | None:
+        """Return the call by which engines answer inputs like these; None where the host would, or where they need a
+        compilation. Nothing is compiled or run. Raises InputError as a call does."""
+        caller, arrays = self._source.bind((), _mapping(inputs))
+        return caller.live(arrays)
 
     def explain(self, inputs: Mapping[str, Any] | None = None) -> Explanation:
         """Return the partitioning and compilation decisions for the signature of `inputs`, by default for the last

@@ -36,7 +36,7 @@ def add_commands(app: typer.Typer, own: Collection[str]) -> list[str]:
         if isinstance(thing, typer.Typer):
             app.add_typer(thing, name=name, help=thing.info.help or f"Commands of {owner}.")
         else:
-            app.command(name)(command(thing))
+            app.command(name, context_settings=getattr(thing, "context_settings", None))(command(thing))
     return [
         f"{p.what} ({p.owner}): {p.reason}"
         for p in plugins.problems()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from xrt_core.quantization import calibration
 from xrt_core.runtime.arrays import from_numpy, is_array, plain_arguments, plain_arrays, to_numpy
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
 from xrt_core.runtime.into import put, wanted_of
+from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
 from xrt_core.runtime.scheduler import Timeline
 from xrt_core.runtime.varying import declared_shapes
@@ -207,6 +208,26 @@ class CompiledGraph:
         optimised = self.pipeline.optimise(self._captured, types, known, engines=False)
         return self.pipeline.plan(self.pipeline.partition(optimised)).run(arrays)
 
+    def begin(self, arrays: Sequence[Any]) -> None:
+        """Start compiling for the signature of these arguments in the background; nothing is run in this thread."""
+        checked = self.checked(arrays)
+        plan = self.plans.entry_for(checked).plan
+        if isinstance(plan, BaselinePlan):
+            plan.begin(checked)
+
+    def live(self, arrays: Sequence[Any]) -> LiveCall | None:
+        """Return what answers arguments like these on engines now; None where the host would, or a compilation is due.
+        Nothing is compiled or run. Raises InputError for unsuitable arguments."""
+        arrays, back = plain_arrays(arrays)
+        plan = self.plans.known_plan(self.checked(arrays))
+        if back is not None or not isinstance(plan, Planned) or isinstance(plan, BaselinePlan):
+            return None
+        launches = tuple(x for x in plan.launches if x.executable is not None)
+        if not launches:
+            return None
+        by_value = tuple(self.names[i] for i in self.plans.by_value)
+        return LiveCall(self.names, bind(plan, arrays, plan.engines, *plan.host), launches, by_value, plan)
+
     def finish(self) -> None:
         """Complete the tier-up of every signature that still runs its baseline plan."""
         for bucket in self._buckets.buckets if self._buckets is not None else ():
@@ -286,6 +307,26 @@ class CompiledGraph:
         """Return the explanation with what was decided about buckets. served: the bucket of the signature, if any."""
         assert self._buckets is not None
         return replace(explanation, padding=self._buckets.text(*(served or (None, None))))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCall:
+    """A call that engines answer, for arguments of one signature (types, shapes, dtypes, and values of some inputs).
+
+    names: of its inputs, in order. run: arrays -> results. launches: the clusters that are on engines. by_value: the
+    inputs whose values are a part of the signature. plan: what it runs; calls of several sizes may share one.
+    """
+
+    names: tuple[str, ...]
+    run: BoundCall
+    launches: tuple[Launch, ...]
+    by_value: tuple[str, ...]
+    plan: Planned
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines of the clusters, each once."""
+        return tuple(dict.fromkeys(getattr(getattr(x, "record", None), "chosen", x.engine) for x in self.launches))
 
 
 _CONTAINERS = (list, tuple, dict, type(None))

@@ -293,6 +293,11 @@ class BaselinePlan(Planned):
 
     def _answered(self, arrays: Sequence[Any]) -> None:
         self.calls += 1
+        self.begin(arrays)
+
+    def begin(self, arrays: Sequence[Any]) -> None:
+        """Start the tier-up job in the background, unless it is running, done, or not due again yet. arrays: of a call,
+        which need not have been run."""
         job = self._job
         if time.monotonic() >= self._due and job is not None and self._started.acquire(blocking=False):
             if not self._lock.acquire(blocking=False):  # another thread is compiling the plan, or hangs in it

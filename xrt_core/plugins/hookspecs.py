@@ -134,7 +134,8 @@ class Specification:
         Called once, when `xrt` is started with a command that the core does not have, or prints its help.
 
         app: a `typer.Typer`, which becomes `xrt NAME SUBCOMMAND ...`, or a function with typer's annotations, which
-        becomes `xrt NAME ...`. An exception, or a name that the core or another plugin has, leaves the command out,
+        becomes `xrt NAME ...`; its attribute `context_settings`, if any, is click's. An exception, or a name that the
+        core or another plugin has, leaves the command out,
         with a line on stderr when help is printed.
         """
 

@@ -1,0 +1,364 @@
+"""InferenceSession without the library: a model of XRT behind the library's methods."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt_core.errors import GraphError, InputError, ModelLoadError, XRTError, describe
+from xrt_ort.own import kinds
+from xrt_ort.own.kinds import ModelMetadata, NodeArg, RunOptions, SessionOptions, error
+from xrt_ort.own.values import IOBinding, OrtValue
+from xrt_ort.report import SessionReport
+from xrt_ort.settings import PROVIDER, module_options, split_providers
+
+_known: weakref.WeakSet[InferenceSession] = weakref.WeakSet()
+_PROVIDERS = ["CPUExecutionProvider"]
+
+
+class InferenceSession:
+    """A model that runs on XRT: its host answers first, engines when they are verified.
+
+    Arguments, methods and exceptions are those of onnxruntime.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: Any,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        from onnx import load, load_model_from_string
+
+        if isinstance(path_or_bytes, str | os.PathLike):
+            self._model_path: str | None = os.fspath(path_or_bytes)
+            if not os.path.exists(self._model_path):
+                raise error(
+                    kinds.NoSuchFile,
+                    f"Load model from {self._model_path} failed:Load model {self._model_path} failed. "
+                    "File doesn't exist",
+                )
+        elif isinstance(path_or_bytes, bytes):
+            self._model_path = None
+        else:
+            raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
+        _check_providers(providers, provider_options)
+        _, _, own = split_providers(providers, provider_options)
+        self._named = own is not None
+        self._sess_options = SessionOptions() if sess_options is None else sess_options
+        try:
+            if self._model_path is None:
+                proto = load_model_from_string(path_or_bytes)
+            else:
+                proto = load(self._model_path, load_external_data=False)
+        except Exception as e:
+            where = f"{self._model_path} failed:" if self._model_path else ""
+            raise error(
+                kinds.InvalidProtobuf, f"Failed to load model {where}because protobuf parsing failed: {describe(e)}"
+            ) from e
+        self._make(proto, path_or_bytes, own)
+        graph = proto.graph
+        weights = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+        self._inputs_meta = [kinds.node_arg(v) for v in graph.input if v.name not in weights]
+        self._overridable = [kinds.node_arg(v) for v in graph.input if v.name in weights]
+        self._outputs_meta = [kinds.node_arg(v) for v in graph.output]
+        self._types = {a.name: a for a in (*self._inputs_meta, *self._overridable)}
+        self._outputs = [a.name for a in self._outputs_meta]
+        self._model_meta = ModelMetadata(
+            proto.producer_name, graph.name, proto.domain, proto.doc_string, graph.doc_string, proto.model_version,
+            {p.key: p.value for p in proto.metadata_props},
+        )  # fmt: skip
+        self._profile: list[dict[str, Any]] | None = [] if self._sess_options.enable_profiling else None
+        self._started = time.monotonic_ns()
+        self._calls = 0
+        _known.add(self)
+
+    def _make(self, proto: Any, model: Any, own: Mapping[str, Any] | None) -> None:
+        from xrt_core import XRTModule
+
+        given = self._sess_options._initializers
+        sizes = self._sess_options._sizes
+        if given:
+            from onnx import numpy_helper
+            from onnx.external_data_helper import load_external_data_for_model
+
+            for tensor in proto.graph.initializer:
+                if tensor.name in given:
+                    tensor.CopyFrom(numpy_helper.from_array(given[tensor.name].numpy(), tensor.name))
+            if self._model_path:
+                load_external_data_for_model(proto, os.path.dirname(self._model_path))
+            model = proto
+        declared = {
+            v.name: [sizes.get(d.dim_param, d.dim_value or None) for d in v.type.tensor_type.shape.dim]
+            for v in proto.graph.input
+            if any(d.dim_param in sizes for d in v.type.tensor_type.shape.dim)
+        }
+        options = {"unknown_operators": "error", **module_options(self._sess_options, own)}
+        try:
+            self._module = XRTModule(model, shapes=declared or None, **options)
+        except ModelLoadError as e:
+            raise error(kinds.InvalidGraph, f"This is an invalid model. {e}") from e
+        except (GraphError, InputError) as e:
+            raise error(kinds.InvalidGraph, f"This is an invalid model. {e}") from e
+        except XRTError as e:
+            raise error(kinds.Fail, str(e)) from e
+
+    # --- what the session tells -----------------------------------------------------------------------------------
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs that have to be given."""
+        return list(self._inputs_meta)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The results."""
+        return list(self._outputs_meta)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """The inputs that have a default."""
+        return list(self._overridable)
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the model says about itself."""
+        return self._model_meta
+
+    def get_session_options(self) -> SessionOptions:
+        """The options that the session was made with."""
+        return self._sess_options
+
+    def get_providers(self) -> list[str]:
+        """The providers, XRT's own first where the program named it."""
+        return [PROVIDER, *_PROVIDERS] if self._named else list(_PROVIDERS)
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """The options of the providers."""
+        return {name: {} for name in self.get_providers()}
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """Check other providers; the CPU's is the only one there is."""
+        _check_providers(providers, provider_options)
+
+    def enable_fallback(self) -> None:
+        """Accepted: XRT's host answers wherever engines fail."""
+
+    def disable_fallback(self) -> None:
+        """Accepted: XRT's host answers wherever engines fail."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"cannot pickle {type(self).__name__!r} object")
+
+    # --- runs -----------------------------------------------------------------------------------------------------
+
+    def run(self, output_names: Any, input_feed: Any, run_options: RunOptions | None = None) -> list[Any]:
+        """Return the results of these names, all for None, as NumPy arrays, lists and maps.
+
+        Raises ValueError for a missing feed, and the library's exceptions for other faults of feeds and of the run.
+        """
+        given = list(input_feed.keys())
+        missing = [a.name for a in self._inputs_meta if a.name not in given and not a.type.startswith("optional")]
+        if missing:
+            raise ValueError(f"Required inputs ({missing}) are missing from input feed ({given}).")
+        select = [self._output_index(n) for n in output_names] if output_names else None
+        feeds = {}
+        for name, value in input_feed.items():
+            self._check_name(name)
+            feeds[name] = self._checked(self._types[name], value)
+        if run_options is not None and run_options.terminate:
+            raise error(kinds.Fail, "Exiting due to terminate flag being set to true.")
+        try:
+            if self._profile is None:
+                results = list(self._module.run(feeds).values())
+            else:
+                results = self._profiled(feeds)
+        except InputError as e:
+            raise error(kinds.InvalidArgument, str(e)) from e
+        except XRTError as e:
+            raise error(kinds.Fail, f"Non-zero status code returned while running: {e}") from e
+        self._calls += 1
+        plain = [self._own(r, feeds) for r in results]
+        return plain if select is None else [plain[i] for i in select]
+
+    def run_async(
+        self, output_names: Any, input_feed: Any, callback: Callable[..., Any], user_data: Any, run_options: Any = None
+    ) -> None:
+        """Run in a thread of its own, and call `callback(results, user_data, error)` there."""
+
+        def work() -> None:
+            try:
+                results, message = self.run(output_names, input_feed, run_options), ""
+            except Exception as e:
+                results, message = [], str(e)
+            callback(results, user_data, message)
+
+        threading.Thread(target=work, name="xrt-ort-async", daemon=True).start()
+
+    def run_with_ort_values(
+        self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None
+    ) -> list[OrtValue]:
+        """Return the results as OrtValues."""
+        feeds = {n: v.numpy() for n, v in input_dict_ort_values.items()}
+        return [OrtValue(r) for r in self.run(output_names, feeds, run_options)]
+
+    def io_binding(self) -> IOBinding:
+        """Return a binding of inputs and results for this session."""
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+        """Run on what is bound. Raises ValueError for a binding of another session."""
+        if iobinding._session is not self:
+            raise ValueError("IOBinding must be used with the session that created it.")
+        iobinding.run()
+
+    # --- profiles -------------------------------------------------------------------------------------------------
+
+    def _profiled(self, feeds: dict[str, Any]) -> list[Any]:
+        begin = (time.monotonic_ns() - self._started) / 1e3
+        results, timeline = self._module.run_timed(feeds)
+        functions = [n.attributes.get("function") for n in self._module.partitioned(feeds).nodes]
+        nodes = {f.name: [n.name or n.op_type for n in f.body.nodes] for f in functions if f is not None}
+        assert self._profile is not None
+        for row in timeline.to_json()["traceEvents"]:
+            if row["ph"] == "X":
+                inside = nodes.get(row["name"].partition(" on ")[0])
+                args = {**row["args"], **({} if inside is None else {"nodes": inside})}
+                self._profile.append({**row, "cat": "Node", "pid": os.getpid(), "ts": begin + row["ts"], "args": args})
+        return list(results.values())
+
+    def end_profiling(self) -> str:
+        """Write the profile, a Chrome trace with a row for each node or cluster of each run; return the file's path, ""
+        where the session is not profiled."""
+        if self._profile is None:
+            return ""
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        path = pathlib.Path(f"{self._sess_options.profile_file_prefix}_{stamp}.json")
+        path.write_text(json.dumps(self._profile), encoding="utf-8")
+        self._profile = None
+        return str(path)
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When the profile began, as `time.monotonic_ns` tells it."""
+        return self._started
+
+    # --- feeds and results ----------------------------------------------------------------------------------------
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._types:
+            raise error(kinds.InvalidArgument, f"Invalid input name: {name}")
+
+    def _output_index(self, name: str) -> int:
+        if name not in self._outputs:
+            raise error(kinds.InvalidArgument, f"Invalid output name:{name}")
+        return self._outputs.index(name)
+
+    def _checked(self, wanted: NodeArg, value: Any) -> Any:
+        """The value of a feed as XRT takes it. Raises the library's exceptions."""
+        if isinstance(value, OrtValue):
+            value = value._value
+        if not wanted.type.startswith(("tensor(", "optional(tensor(")):
+            return value
+        if value is None:
+            if wanted.type.startswith("optional("):
+                return None
+            raise error(kinds.Fail, f"input {wanted.name} is None")
+        kind = wanted.type.removeprefix("optional(").removeprefix("tensor(").rstrip(")")
+        if not isinstance(value, np.ndarray):
+            value = _array_of(value, kind)
+        if value.dtype.kind in "US":
+            value = value.astype(object)
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+        actual = kinds.NAMES.get(kinds.element_type(value.dtype), str(value.dtype))
+        if actual != kind:
+            raise error(
+                kinds.InvalidArgument,
+                f"Unexpected input data type. Actual: (tensor({actual})) , expected: (tensor({kind}))",
+            )
+        shape = wanted.shape
+        if shape and value.ndim != len(shape):
+            raise error(
+                kinds.InvalidArgument,
+                f"Invalid rank for input: {wanted.name} Got: {value.ndim} Expected: {len(shape)} Please fix either the "
+                "inputs/outputs or the model.",
+            )
+        wrong = [
+            f" index: {i} Got: {n} Expected: {d}"
+            for i, (n, d) in enumerate(zip(value.shape, shape, strict=False))
+            if isinstance(d, int) and n != d
+        ]
+        if wrong:
+            lines = "\n".join(wrong)
+            raise error(
+                kinds.InvalidArgument,
+                f"Got invalid dimensions for input: {wanted.name} for the following indices\n{lines}\n Please "
+                "fix either the inputs/outputs or the model.",
+            )
+        return value
+
+    @staticmethod
+    def _own(result: Any, feeds: Mapping[str, Any]) -> Any:
+        """A result that is the caller's own: no part of a feed, and writable."""
+        if not isinstance(result, np.ndarray):
+            return result
+        shared = any(isinstance(a, np.ndarray) and np.may_share_memory(a, result) for a in feeds.values())
+        return result.copy() if shared or not result.flags.writeable else result
+
+
+def _array_of(value: Any, kind: str) -> np.ndarray:
+    from onnx import helper
+
+    number = next((n for n, name in kinds.NAMES.items() if name == kind), 1)
+    try:
+        return np.array(value, object if kind == "string" else helper.tensor_dtype_to_np_dtype(number))
+    except (TypeError, ValueError) as e:
+        raise RuntimeError("Could not create tensor from given input list") from e
+
+
+def _check_providers(providers: Any, provider_options: Any) -> None:
+    if providers is None:
+        return
+    if not isinstance(providers, Sequence):
+        raise ValueError("'providers' should be a sequence.")
+    if provider_options is not None and len(providers) != len(provider_options):
+        raise ValueError("'providers' and 'provider_options' should be the same length if both are given.")
+    for provider in providers:
+        name = provider[0] if isinstance(provider, tuple) else provider
+        if not isinstance(name, str):
+            raise ValueError("'providers' values must be either strings or (string, dict) tuples.")
+        if name not in (PROVIDER, *_PROVIDERS):
+            there = ", ".join((PROVIDER, *_PROVIDERS))
+            warnings.warn(
+                f"Specified provider '{name}' is not in available provider names. Available providers: '{there}'",
+                stacklevel=3,
+            )
+
+
+def wait(timeout: float | None = None) -> bool:
+    """Block until every compilation that sessions began is decided. Returns False after `timeout` seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for session in list(_known):
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        if not session._module.wait(left):
+            return False
+    return True
+
+
+def known() -> list[SessionReport]:
+    """A row for each session that is alive."""
+    rows = []
+    for s in list(_known):
+        report = s._module.report()
+        engines = {c["chosen"]: None for c in report.clusters if c["state"] == "live"}
+        state = f"{', '.join(engines)} answer" if engines else "XRT's host answers"
+        name = pathlib.PurePath(s._model_path or "model").name
+        rows.append(SessionReport(name, s._calls, s._calls if engines else 0, tuple(engines), 0.0, state))
+    return sorted(rows, key=lambda r: r.model)

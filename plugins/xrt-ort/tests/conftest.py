@@ -1,0 +1,6 @@
+"""The table of behaviours is beside the tests."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
