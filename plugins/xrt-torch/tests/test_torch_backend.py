@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -262,3 +265,24 @@ def test_gradients_in_float64(name: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     for g in xrt_torch.graphs():
         assert g.reason is None, g.explain()
+
+
+def test_an_exported_program_runs_without_torch(tmp_path: Any) -> None:
+    """A module with example arguments and an ExportedProgram are models; a saved one needs no torch."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).eval()
+    x = torch.randn(2, 3, 4, 4)
+    for source, example in ((model, (x,)), (torch.export.export(model, (x,)), None)):
+        module = xrt.XRTModule(source, example=example, engine="host")
+        torch.testing.assert_close(module(x), model(x).detach())
+    module.save(tmp_path / "m.xrt")
+    y = tmp_path / "x.npy"
+    np.save(y, x.numpy())
+    script = (
+        "import sys; sys.modules['torch'] = None\nimport numpy as np, xrt_core as xrt\n"
+        f"print(float(xrt.XRTModule.load({str(tmp_path / 'm.xrt')!r})(np.load({str(y)!r})).sum()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) == pytest.approx(model(x).sum().item(), abs=1e-4)
+    with pytest.raises(xrt.ModelLoadError, match="give example="):
+        xrt.XRTModule(model)

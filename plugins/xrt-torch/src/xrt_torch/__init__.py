@@ -25,10 +25,11 @@ def __getattr__(name: str) -> Any:
 
 
 @hookimpl
-def xrt_import_model(model: object) -> Any:
-    """The graph of a `torch.export.ExportedProgram`, with its constants; None for other objects."""
+def xrt_import_model(model: object, example: object) -> Any:
+    """The graph of a `torch.export.ExportedProgram`, or of a module for example arguments, with its parameters as
+    constants; None for other objects."""
     if "torch" not in sys.modules:
         return None
     from xrt_torch.exported import graph_of
 
-    return graph_of(model)
+    return graph_of(model, example)

@@ -32,7 +32,7 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         raise OptionError(f"background={background!r}: it takes True or False")
     resolved = resolve(given)
     if background is None:
-        background = bool(resolved.guard) and bool(resolved.guard_async)
+        background = resolved.guard is not False and resolved.guard_async is not False
     try:
         devices = _devices(inputs)
         if devices - {"cpu"}:

@@ -49,6 +49,7 @@ def table() -> dict[Any, Callable[..., Any]]:
     made[aten.max_pool2d_with_indices_backward.default] = _max_pool2d_backward
     made[aten.avg_pool2d_backward.default] = _avg_pool2d_backward
     made[aten._adaptive_avg_pool2d_backward.default] = _adaptive_avg_pool2d_backward
+    made[aten.copy.default] = _copy
     made[aten.empty_permuted.default] = _empty_permuted
     return made
 
@@ -73,6 +74,10 @@ def _layer_norm(x: Tensor, *rest: Any) -> Any:
 def _squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
     gone = {d % x.dim() for d in dims} if x.dim() else set()
     return x.reshape([n for i, n in enumerate(x.shape) if i not in gone or n != 1])
+
+
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.to(x.dtype).expand(x.shape).clone()
 
 
 def _empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **given: Any) -> Tensor:

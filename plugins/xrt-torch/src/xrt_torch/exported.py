@@ -9,22 +9,22 @@ from typing import Any
 import torch
 
 import xrt_core as xrt
-from xrt_core.errors import ModelLoadError
+from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.ir.graph import Graph
 
 
-def graph_of(model: object) -> Graph | None:
-    """The graph of an exported program; None for an object that is none.
+def graph_of(model: object, example: object = None) -> Graph | None:
+    """The graph of an exported program, or of a module that is exported for `example`, its arguments (a tuple, or one
+    tensor); None for an object that is neither.
 
-    Raises ModelLoadError for a module that is not exported yet, and for a program that torchlib does not translate.
+    Raises ModelLoadError for a module without example, and for what torch does not export or torchlib not translate.
     """
     if isinstance(model, torch.nn.Module):
-        raise ModelLoadError(
-            f"{type(model).__qualname__} is a module of torch, which knows no shapes: give "
-            "torch.export.export(model, (x,)), or use torch.compile(model, backend='xrt')"
-        )
-    if not isinstance(model, torch.export.ExportedProgram):
+        model = _exported(model, example)
+    elif not isinstance(model, torch.export.ExportedProgram):
         return None
+    elif example is not None:
+        raise InputError("example is for modules of torch; an ExportedProgram says itself what it takes")
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -37,3 +37,17 @@ def graph_of(model: object) -> Graph | None:
     finally:
         logging.disable(disabled)
     return xrt.import_model(program.model)
+
+
+def _exported(module: torch.nn.Module, example: object) -> Any:
+    name = type(module).__qualname__
+    if example is None:
+        raise ModelLoadError(
+            f"{name} is a module of torch, which does not say what it takes: give example=(x, ...), its arguments; for "
+            "training, torch.compile(model, backend='xrt')"
+        )
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, example if isinstance(example, tuple) else (example,))
+    except Exception as e:
+        raise ModelLoadError(f"torch.export does not capture {name}: {str(e).strip()[:300]}") from e
