@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from tests.conformance import dev_models
 from tests.guard import engines as tested
@@ -41,7 +42,8 @@ from xrt_core.engine.contract import CompileOptions, Executable, GraphCompiler
 from xrt_core.errors import OptionError
 from xrt_core.frontends.onnx_export import save
 from xrt_core.guard.verdict_cache import forget_all
-from xrt_core.guard.worker_pool import process_pool
+from xrt_core.guard.worker_pool import WorkerSlot, process_pool
+from xrt_core.host import blas_threads
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.module import XRTModule
@@ -64,10 +66,11 @@ def _alone(own_cache: pathlib.Path) -> Iterator[None]:
 
 
 def product(size: int = 256) -> tuple[Graph, np.ndarray, np.ndarray]:
-    """A chain of products that takes the host a while, an input, and the host's result."""
+    """A chain of products that takes the host a while, an input, and the host's result, the same by any order of sums.
+    """
     rng = np.random.default_rng(0)
     x = functions.value("x", size, size)
-    w = Value.constant(rng.uniform(0.5, 1.5, (size, size)).astype(np.float32) / size, "w")
+    w = Value.constant(np.eye(size, dtype=np.float32)[rng.permutation(size)], "w")
     names = [x, *(functions.value(f"v{i}", size, size) for i in range(6))]
     nodes = [functions.node("MatMul", [a, w], [b]) for a, b in itertools.pairwise(names)]
     made = functions.function("product", [x], nodes, [names[-1]])
@@ -322,8 +325,9 @@ def test_a_saved_module_is_ready_when_it_is_loaded(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.parametrize("name", ["ppocr_cls", pytest.param("minilm_int8", marks=pytest.mark.slow)])
-def test_first_answers_are_the_hosts_bit_for_bit(name: str) -> None:
-    """Also of models, while a worker compiles."""
+def test_first_answers_are_the_hosts_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of models, while a worker compiles: by as many threads, which the order of sums depends on."""
+    monkeypatch.setattr(blas_threads, "_half", lambda: 1024)
     try:
         path = str(dev_models.path(name))
     except PackageNotFoundError as e:
@@ -717,3 +721,27 @@ def test_the_range_of_the_first_inputs_is_tried(asynchronous: bool) -> None:
             assert m.wait(60)
         assert m.report().clusters[0]["chosen"] == "wrong_above_50 + host"
         assert "rejected" not in states(m)
+
+
+def test_a_build_leaves_processors_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrix products use fewer threads while a background build lasts, and as many as before afterwards."""
+    blas = [x for x in ThreadpoolController().lib_controllers if x.user_api == "blas"]
+    if not blas:
+        pytest.skip("NumPy's BLAS is none that threadpoolctl knows")
+    monkeypatch.setattr(blas_threads, "_half", lambda: 2)
+    seen: list[int] = []
+    run = WorkerSlot.run
+
+    def observed(*given: Any, **more: Any) -> Any:
+        seen.append(max(x.num_threads for x in blas))
+        return run(*given, **more)
+
+    monkeypatch.setattr(WorkerSlot, "run", observed)
+    with threadpool_limits(4, "blas"):
+        before = max(x.num_threads for x in blas)
+        graph, x, _ = chain()
+        m = module(graph, "plain", guard_async=True)
+        m(x)
+        assert m.wait(60)
+        assert min(seen) == min(before, 2)
+        assert eventually(lambda: max(x.num_threads for x in blas) == before)

@@ -26,6 +26,7 @@ from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call, watchdog
 from xrt_core.guard.worker_pool import WorkerFailure
+from xrt_core.host.blas_threads import fewer_blas_threads
 from xrt_core.ir.symbols import Declared
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.passes.symbolic_shapes import function_at
@@ -536,7 +537,7 @@ class _ShadowThread:
         while True:
             work = self._work.get()
             try:
-                with native_call():
+                with native_call(), fewer_blas_threads():
                     work()
             except Cancelled:
                 return

@@ -35,6 +35,7 @@ from xrt_core.guard.launch import GuardedLaunch, HostRun
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.guard.timeouts import CallTimeout, Cancelled, call_with_timeout, in_background, is_shutting_down
 from xrt_core.guard.worker_pool import Job, WorkerFailure, WorkerSlot, process_pool
+from xrt_core.host.blas_threads import fewer_blas_threads
 from xrt_core.host.place import HostPlace, synchronize
 from xrt_core.ir.function import Function, operators_of
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
@@ -213,7 +214,9 @@ class GuardManager:
         def work(slot: WorkerSlot) -> None:
             found = reference()
             if found is not None:
-                self._run_build(found, inputs, slot)
+                # the caller of a synchronous guard waits; that of another one computes meanwhile
+                with fewer_blas_threads() if self.settings.asynchronous else contextlib.nullcontext():
+                    self._run_build(found, inputs, slot)
 
         job = Job(work, self)
         try:
@@ -362,7 +365,8 @@ class GuardManager:
         def work(slot: WorkerSlot) -> None:
             found = reference()
             if found is not None and not self.closed:
-                self._search(found, given, slot)
+                with fewer_blas_threads():
+                    self._search(found, given, slot)
 
         with contextlib.suppress(WorkerFailure):  # the pool is closed
             process_pool().submit(Job(work, self))

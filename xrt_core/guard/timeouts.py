@@ -116,10 +116,15 @@ class TimedCaller(Generic[T]):
                 break
             except queue.Empty:
                 if limit.left() <= 0:
+                    del thread
                     raise CallTimeout(f"it did not return within {self.seconds:g} s") from None
         self._idle.put(thread)
+        del thread  # a traceback keeps what its frames hold
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error
         return result  # type: ignore[no-any-return]
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ from xrt_core.guard.composite import CompositeBuilder, evaluate_candidates
 from xrt_core.guard.ipc import read_arrays, read_function
 from xrt_core.guard.isolation import serve
 from xrt_core.guard.stress import SerialExecutable, harm_of, watched
+from xrt_core.host.blas_threads import use_fewer_blas_threads
 from xrt_core.host.place import HostPlace
 from xrt_core.ir.function import Function
 from xrt_core.verify.evaluate import EvaluationSettings, difference
@@ -54,6 +55,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1])) if len(sys.argv) > 1 else None
     if control is None:
         _lower_priority()
+        use_fewer_blas_threads()
     _die_with_parent()
     state: dict[str, pathlib.Path] = {}
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -195,7 +197,8 @@ def _read(requests: IO[str], jobs: queue.SimpleQueue[str], state: dict[str, path
 def _lower_priority() -> None:
     """Yield the processor to other processes, and be the first that the system kills when memory runs out."""
     with contextlib.suppress(AttributeError, OSError):
-        os.nice(NICE)
+        for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ("0",):
+            os.setpriority(os.PRIO_PROCESS, int(thread), NICE)  # Linux has one for each thread
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")
 
