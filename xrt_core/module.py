@@ -37,7 +37,8 @@ class XRTModule(GuardedModule):
     model: an ONNX file's path, its bytes, a ModelProto, an onnx_ir.Model, an IR graph, or an `xrt.Graph` (or a
         function of traced tensors), which is traced once per signature and returns its results nested as `build`
         returns them. A fitted estimator of scikit-learn is converted by skl2onnx.
-    example: a few rows of an estimator's input (an array or a DataFrame), which tell its dtypes; for no other model.
+    example: a few rows of an estimator's input (an array or a DataFrame), which tell its dtypes; or the arguments of
+        a model that a plugin's frontend captures by running it, as a tuple (docs/pytorch.md).
     engine: a name, a list of names by descending priority, "host" for none, "auto" for the fastest one per cluster
         (docs/guard.md). Default: "auto", or the engines that switches of `xrt.config` enable; with `guard=False` every
         available engine by its priority.
@@ -83,7 +84,7 @@ class XRTModule(GuardedModule):
         if shapes is None and saved is not None:
             shapes = saved.shapes()
         if example is not None and (saved is not None or is_traced(model)):
-            raise InputError("example is for estimators of scikit-learn; this model says itself what it takes")
+            raise InputError("example is for models that do not say what they take; this one does")
         if saved is None and is_traced(model):
             self._source = TracedModel(model, self._pipeline)
         else:

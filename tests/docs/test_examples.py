@@ -15,6 +15,7 @@ import re
 import tempfile
 import tomllib
 import unittest
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,10 +119,27 @@ def generation_page(names: dict[str, Any]) -> Iterator[None]:
     assert names["m"].input_types
 
 
+@contextlib.contextmanager
+def pytorch_page(names: dict[str, Any]) -> Iterator[None]:
+    """Skip without torch; its own warnings are not the page's, and its numbers start as in a new process."""
+    torch: Any = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    import itertools
+
+    from xrt_torch import compiled
+
+    compiled._numbers = itertools.count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
 SETUP: dict[str, Callable[[dict[str, Any]], contextlib.AbstractContextManager[None]]] = {
     "converters.md": converters_page,
     "generation.md": generation_page,
     "operators.md": operators_page,
+    "pytorch.md": pytorch_page,
     "partitioning.md": partitioning_page,
     "shapes.md": shapes_page,
     "training.md": training_page,

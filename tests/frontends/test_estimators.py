@@ -322,9 +322,9 @@ def test_the_example_is_needed_where_nothing_else_tells() -> None:
         XRTModule(estimator)
 
 
-def test_the_example_is_for_estimators() -> None:
+def test_other_models_take_no_example() -> None:
     """Other models say what they take."""
-    with pytest.raises(InputError, match="example is for estimators"):
+    with pytest.raises(InputError, match="example is for models that do not say what they take"):
         XRTModule(b"", example=np.zeros(1))
 
 

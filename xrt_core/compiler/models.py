@@ -568,19 +568,20 @@ def is_traced(model: Any) -> bool:
 def read_model(model: Any, example: Any = None) -> Graph:
     """Return the graph of a model that is not traced. Raises ModelLoadError.
 
-    example: of an estimator's input. Raises InputError where it is given for another model.
+    example: of the input of an estimator, or of a model that a plugin's frontend imports. Raises InputError where it is
+    given for a model that says itself what it takes.
     """
     if is_estimator(model):
-        model = onnx_of(model, example)
-    elif example is not None:
-        raise InputError(f"example is for estimators of scikit-learn; a {type(model).__name__} says what it takes")
+        model, example = onnx_of(model, example), None
     if isinstance(model, Graph):
+        if example is not None:
+            raise InputError("example is for models that do not say what they take; a Graph does")
         return model
     from xrt_core.frontends.onnx_import import import_model
 
     if isinstance(model, str | os.PathLike) and is_model_file(pathlib.Path(model)):
         raise ModelLoadError(f"{os.fspath(model)!r} is a saved module: XRTModule.load({os.fspath(model)!r}) opens it")
-    return import_model(model)
+    return import_model(model, example=example)
 
 
 def check_operators(graph: Graph) -> None:

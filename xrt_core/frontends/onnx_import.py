@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Union
 
-from xrt_core.errors import GraphError, ModelLoadError
+from xrt_core.errors import GraphError, InputError, ModelLoadError
 from xrt_core.frontends.onnx_file import ExternalData, map_file, parse
 from xrt_core.frontends.plugin_models import import_object
 from xrt_core.ir.function import Function, InputOutputAlias, Parameter
@@ -35,21 +35,25 @@ def import_model(
     *,
     folder: str | os.PathLike[str] | None = None,
     mapped: Mapping[str, memoryview] | None = None,
+    example: Any = None,
 ) -> Graph:
     """Import an ONNX model as a graph, with model-local functions inlined and weights not copied.
 
     source: a path, bytes, a `ModelProto`, or an `onnx_ir.Model`; anything else is offered to the frontends of plugins.
     folder: the folder of external data; by default that of the path. mapped: location -> external data that is mapped
-    already; given together with bytes.
+    already; given together with bytes. example: arguments of the model, for the frontends of plugins that need them.
 
     Weights of a path or of bytes are read-only views over the mapped file or over the bytes; protobuf does not parse
     them. Their offset in the file is arbitrary: an array may be unaligned (`array.flags.aligned`).
 
-    Raises ModelLoadError, naming node and value, for anything that is not a valid model of opset 7 or newer. A model
-    of an older opset is accepted if each of its operators is unchanged at opset 7.
+    Raises InputError for an example of an ONNX model, and ModelLoadError, naming node and value, for anything that is
+    not a valid model of opset 7 or newer. A model of an older opset is accepted if each of its operators is unchanged
+    at opset 7.
     """
     if not _is_onnx(source):
-        return import_object(source)
+        return import_object(source, example)
+    if example is not None:
+        raise InputError(f"example is for models that do not say what they take; a {type(source).__name__} does")
     return _import(source, folder, mapped)[0]
 
 

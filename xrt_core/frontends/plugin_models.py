@@ -9,15 +9,17 @@ from xrt_core.ir.graph import Graph
 from xrt_core.plugins import plugins
 
 
-def import_object(model: Any) -> Graph:
+def import_object(model: Any, example: Any = None) -> Graph:
     """Import an object of unknown type as a graph, with the first frontend that accepts it.
+
+    example: arguments of the model, for frontends that need them.
 
     Raises ModelLoadError if none does, with the failures of frontends, and propagates an XRTError of a frontend that
     recognises the object but rejects it.
     """
     failed: list[str] = []
     asked: list[str] = []
-    for name, owner, ask in plugins.each("xrt_import_model", "xrt.frontends", model=model):
+    for name, owner, ask in plugins.each("xrt_import_model", "xrt.frontends", model=model, example=example):
         asked.append(name)
         try:
             graph = ask()

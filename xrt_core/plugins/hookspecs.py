@@ -113,11 +113,12 @@ class Specification:
         """
 
     @hookspec
-    def xrt_import_model(self, model: object) -> Any:
+    def xrt_import_model(self, model: object, example: object) -> Any:
         """A frontend: the graph of a model that XRT does not know by itself.
 
         :param model: what the user gave to `XRTModule`, `TrainModule` or `xrt.import_model`. It is no path, no bytes,
             no ONNX model, no graph, and no function or `xrt.Graph` to trace.
+        :param example: what the user gave as `example`, None for nothing: arguments that show what the model takes.
 
         Called for each such object, frontend after frontend in the order of their names, until one knows it.
 

@@ -1,0 +1,35 @@
+"""The PyTorch frontend: `torch.compile(model, backend="xrt")`, and exported programs as models of `XRTModule`.
+
+    model = torch.compile(model, backend="xrt")  # options={...}: every option of XRTModule
+    print(xrt_torch.explain())
+
+Importing this package imports neither torch nor onnxscript.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from xrt_core import hookimpl
+
+__all__ = ["explain", "graphs", "wait", "xrt_import_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("explain", "graphs", "wait"):
+        from xrt_torch import compiled
+
+        return getattr(compiled, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@hookimpl
+def xrt_import_model(model: object, example: object) -> Any:
+    """The graph of a `torch.export.ExportedProgram`, or of a module for example arguments, with its parameters as
+    constants; None for other objects."""
+    if "torch" not in sys.modules:
+        return None
+    from xrt_torch.exported import graph_of
+
+    return graph_of(model, example)

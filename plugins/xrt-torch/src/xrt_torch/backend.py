@@ -1,0 +1,70 @@
+"""The backend "xrt" of `torch.compile`: graphs of TorchDynamo become a forward and a backward graph of XRT."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from xrt_core.errors import OptionError
+from xrt_core.events import process_events
+from xrt_core.options import resolve
+from xrt_torch.compiled import CompiledGraph
+from xrt_torch.decompositions import table
+
+
+def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any) -> Any:
+    """Compile a graph of TorchDynamo: the function that `torch.compile(model, backend="xrt", options=...)` calls.
+
+    options: those of `XRTModule`, and `background`: whether calls run eager while XRT compiles (default: True where the
+    guard compiles in the background, as it does by default).
+
+    A graph that cannot be captured runs eager, with a FallbackEvent. Raises OptionError for an option that XRT does not
+    have, or a value that it does not take.
+    """
+    given = dict(options or {})
+    background = given.pop("background", None)
+    if background not in (None, True, False):
+        raise OptionError(f"background={background!r}: it takes True or False")
+    resolved = resolve(given)
+    if background is None:
+        background = resolved.guard is not False and resolved.guard_async is not False
+    try:
+        devices = _devices(inputs)
+        if devices - {"cpu"}:
+            raise OptionError(f"tensors on {', '.join(sorted(devices))}: only those of the CPU are compiled")
+        return _aot(module, inputs, given, background)
+    except Exception as e:
+        reason = f"{type(e).__name__}: {str(e).strip()[:600]}"
+        process_events.fallback(
+            cluster="torch", engine="xrt", stage="plan", kind="raised", error=reason, level=logging.WARNING
+        )
+        return module.forward
+
+
+def _devices(inputs: Sequence[Any]) -> set[str]:
+    return {x.device.type for x in inputs if isinstance(x, torch.Tensor)}
+
+
+def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool) -> Any:
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    parameters: set[int] = set()
+
+    def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
+        return make_boxed_func(CompiledGraph(graph, kind, options, background, parameters))
+
+    made = aot_autograd(
+        fw_compiler=functools.partial(compiler, "forward"),
+        bw_compiler=functools.partial(compiler, "backward"),
+        inference_compiler=functools.partial(compiler, "inference"),
+        decompositions=table(),
+    )
+    with sdpa_kernel(SDPBackend.MATH):  # attention as matrix products, whose derivative has operators of its own
+        return made(module, inputs)

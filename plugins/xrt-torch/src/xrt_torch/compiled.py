@@ -1,0 +1,305 @@
+"""Compiled graphs: what torch calls for a graph of AOTAutograd: XRT's stages once they are ready, torch eager until
+then, and for good where something fails."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+from torch.fx import GraphModule
+
+import xrt_core as xrt
+from xrt_core.events import process_events
+from xrt_torch.partition import Stage, reason_for_eager, stages_of
+from xrt_torch.translation import UntranslatableError, translatable, translate
+
+_known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+_numbers = itertools.count()
+_compiler: Final = ThreadPoolExecutor(1, "xrt-torch")
+_TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
+_ATTEMPTS: Final = 32  # translations of one graph; each that fails moves a node to eager
+
+Signature = tuple[tuple[int, ...], ...]
+
+
+class _Ran:
+    """A stage and what runs it."""
+
+    __slots__ = ("call", "module", "stage")
+
+    def __init__(self, stage: Stage, call: Callable[..., Any], module: Any) -> None:
+        self.stage, self.call, self.module = stage, call, module
+
+
+class CompiledGraph:
+    """A functional graph of ATen operators, called with its inputs and returning the list of its results.
+
+    kind: "inference", "forward" or "backward". parameters: where those that it is called with have their memory, a set
+    that forward and backward share. background: whether calls run eager while XRT compiles; otherwise the
+    first call waits.
+
+    Whatever fails makes the graph eager, with a FallbackEvent and `reason`; Ctrl-C passes through.
+    """
+
+    def __init__(
+        self, module: GraphModule, kind: str, options: Mapping[str, Any], background: bool, parameters: set[int]
+    ) -> None:
+        self.number = next(_numbers)
+        self.name = f"torch_{kind}_{self.number}"
+        self.kind = kind
+        self.eager_nodes: dict[str, str] = {}
+        self.reason: str | None = None
+        self.parameters = parameters
+        self._module, self._options, self._background = module, dict(options), background
+        self._stages: list[_Ran] | None = None
+        self._work: dict[Signature, Future[None]] = {}
+        self._proven: set[Signature] = set()
+        self._lock = threading.Lock()
+        self._inputs = [n.name for n in module.graph.nodes if n.op == "placeholder"]
+        results: Any = module.graph.output_node().args[0]
+        self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
+        self._constants = [None if isinstance(r, torch.fx.Node) else r for r in results]
+        self._layout = [_strides_wanted(r) for r in results]
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                node.meta["val"] = getattr(module, str(node.target), None)
+        self._is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
+        _known.add(self)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """The results. Raises what torch eager raises for these arguments."""
+        if self.reason is not None:
+            return list(self._module(*args))
+        signature = self._signature(args)
+        if signature in self._proven:
+            try:
+                return self._on_xrt(args)
+            except Exception as e:
+                self._fall_back("run", e)
+                return list(self._module(*args))
+        return self._first(signature, args)
+
+    def _signature(self, args: Sequence[Any]) -> Signature:
+        if not self._is_dynamic:
+            return ()
+        return tuple(tuple(a.shape) if isinstance(a, torch.Tensor) else (int(a),) for a in args)
+
+    def _first(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
+        """A call that no call of its shapes has proven: start compilation, or compare XRT's results with eager's."""
+        with self._lock:
+            work = self._work.get(signature)
+            if work is None:
+                given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+                self.parameters.update(_address(a) for a in args if isinstance(a, torch.nn.Parameter))
+                work = self._work[signature] = _compiler.submit(self._prepare, given)
+        if not self._background:
+            work.result()
+        if not work.done() or self.reason is not None:
+            return list(self._module(*args))
+        return self._prove(signature, args)
+
+    def _prepare(self, args: Sequence[Any]) -> None:
+        """Translate, and compile for these shapes. Never raises."""
+        try:
+            with torch.no_grad():
+                if self._stages is None:
+                    self._stages = self._build()
+                self._on_xrt(args, prepare=True)
+        except BaseException as e:
+            self._fall_back("compile", e)
+
+    def _build(self) -> list[_Ran]:
+        graph = self._module.graph
+        for node in graph.nodes:
+            if node.op in ("call_function", "get_attr", "call_module"):
+                reason = reason_for_eager(node, translatable)
+                if reason is not None:
+                    self.eager_nodes[node.name] = f"{node.target}: {reason}"
+        for _ in range(_ATTEMPTS):
+            try:
+                return [self._ran(i, s) for i, s in enumerate(stages_of(graph, self.eager_nodes))]
+            except UntranslatableError as e:
+                self.eager_nodes[e.node] = str(e)
+        raise xrt.UnsupportedError(
+            f"more than {_ATTEMPTS} operators are refused by torchlib, the last: {[*self.eager_nodes.values()][-1]}"
+        )
+
+    def _ran(self, i: int, stage: Stage) -> _Ran:
+        if not stage.on_xrt:
+            return _Ran(stage, GraphModule(self._module, stage.graph), None)
+        module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **self._options)
+        sizes = [isinstance(n.meta.get("val"), int | torch.SymInt) for n in stage.graph.output_node().all_input_nodes]
+        return _Ran(stage, _caller(module, sizes if any(sizes) else None), module)
+
+    def _on_xrt(self, args: Sequence[Any], prepare: bool = False) -> list[Any]:
+        assert self._stages is not None
+        values = dict(zip(self._inputs, args, strict=True))
+        for ran in self._stages:
+            given = [values[n] for n in ran.stage.inputs]
+            if not prepare:
+                results = ran.call(*given)
+            elif ran.module is None:
+                results = _WithoutChance(ran.call).run(*given)
+            else:
+                results = ran.call(*given)
+                ran.module.wait()
+            values.update(zip(ran.stage.outputs, results, strict=True))
+        made = [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
+        for i, strides in enumerate(self._layout):
+            if strides is not None and made[i].stride() != strides:
+                made[i] = torch.empty_strided(made[i].shape, strides, dtype=made[i].dtype).copy_(made[i])
+        return made
+
+    def _prove(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
+        """Run both, and return eager's results; XRT answers from now on if its own are as good."""
+        state = torch.get_rng_state()
+        given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+        try:
+            with torch.no_grad():
+                found = self._on_xrt(given)
+            torch.set_rng_state(state)
+        except Exception as e:
+            torch.set_rng_state(state)
+            self._fall_back("run", e)
+            return list(self._module(*args))
+        expected = list(self._module(*args))
+        least = max(map(_scale, expected), default=0.0) / 100  # below is the rounding error of what cancels out
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            wrong = _difference(a, b, least)
+            if wrong:
+                self._fall_back("examine", xrt.ExecutionError(f"result {i} ({self._results[i]}): {wrong}"))
+                return expected
+        self._proven.add(signature)
+        return expected
+
+    def _fall_back(self, stage: str, error: BaseException) -> None:
+        self.reason = f"{stage}: {type(error).__name__}: {str(error).strip()[:600]}"
+        self._stages = None
+        kind = "wrong numbers" if stage == "examine" else "memory" if isinstance(error, MemoryError) else "raised"
+        process_events.fallback(
+            cluster=self.name, engine="xrt", stage=stage, kind=kind, error=self.reason, level=logging.WARNING
+        )
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until what is being compiled is ready; False after `timeout` seconds."""
+        from concurrent.futures import wait as wait_for
+
+        return not wait_for(list(self._work.values()), timeout).not_done
+
+    def explain(self) -> str:
+        """What runs where, and why, as text."""
+        count = sum(n.op == "call_function" for n in self._module.graph.nodes)
+        lines = [f"{self.name}: {count} operators of torch"]
+        stages = self._stages
+        if self.reason is not None:
+            lines[0] += f", all in torch eager: {self.reason}"
+        elif stages is None:
+            lines[0] += ", in torch eager until XRT has compiled them"
+        else:
+            on_xrt = sum(r.stage.size for r in stages if r.module is not None)
+            lines[0] += f", {on_xrt} on XRT in {sum(r.module is not None for r in stages)} stages"
+        lines += [f"  in torch eager: {name}: {why}" for name, why in self.eager_nodes.items()]
+        for ran in stages or ():
+            if ran.module is not None:
+                lines.append(ran.module.explain().as_text("  "))
+        return "\n".join(lines)
+
+
+class _WithoutChance(torch.fx.Interpreter):
+    """Runs a graph with zeros for random numbers: compilation must not draw from torch's generator."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tags = getattr(target, "tags", ())
+        if torch.Tag.nondeterministic_seeded not in tags:
+            return super().call_function(target, args, kwargs)
+        like = next((a for a in args if isinstance(a, torch.Tensor)), None)
+        if target is torch.ops.aten.native_dropout.default and like is not None:
+            return torch.zeros_like(like), torch.zeros_like(like, dtype=torch.bool)
+        if target is torch.ops.aten.bernoulli.p and like is not None:
+            return torch.zeros_like(like)
+        with torch.random.fork_rng(devices=[]):
+            return super().call_function(target, args, kwargs)
+
+
+def _caller(module: Any, sizes: list[bool] | None) -> Callable[..., Any]:
+    """A module as a function of tensors and integers, whose results are a sequence of the same."""
+    import numpy as np
+
+    names = module.output_names
+
+    def call(*args: Any) -> Sequence[Any]:
+        given = [a.detach() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args]
+        made = module(*given)
+        results = made if len(names) != 1 else (made,)
+        results = [r if isinstance(r, torch.Tensor) else torch.from_numpy(np.array(r)) for r in results]
+        if sizes is not None:
+            return [int(r) if s else r for r, s in zip(results, sizes, strict=True)]
+        return results
+
+    return call
+
+
+_DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
+
+
+def _address(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _strides_wanted(result: Any) -> tuple[int, ...] | None:
+    """The strides that torch expects of a result, where they are known and not those of a contiguous tensor."""
+    value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+        return None
+    repeats = any(n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True))  # nothing writes there
+    return None if value.is_contiguous() or repeats else tuple(value.stride())
+
+
+def _scale(x: Any) -> float:
+    """The largest finite magnitude in a tensor of floats; 0 for others."""
+    if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point or not x.numel():
+        return 0.0
+    return float(x.detach().abs().nan_to_num(posinf=0, neginf=0).amax())
+
+
+def _difference(found: Any, expected: Any, least: float) -> str | None:
+    """How far a result is from eager's, as text; None where it is close enough, or equal if it is not a float.
+    least: the magnitude that the error is taken relative to, at least."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return None if found == expected or found is expected else f"{found!r} instead of {expected!r}"
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return f"{found.dtype}{list(found.shape)} instead of {expected.dtype}{list(expected.shape)}"
+    if not expected.dtype.is_floating_point:
+        wrong = int((found != expected).sum())
+        return f"{wrong} of {expected.numel()} elements differ" if wrong else None
+    limit = _TOLERANCE.get(expected.dtype, 1e-3)
+    scale = _scale(expected)
+    if torch.allclose(found, expected, rtol=limit, atol=limit * max(scale, least), equal_nan=True):
+        return None
+    return f"differs by up to {(found - expected).abs().max().item():.3g}, where the largest is {scale:.3g}"
+
+
+def graphs(model: torch.nn.Module | None = None) -> list[CompiledGraph]:
+    """The graphs that exist, in the order of their compilation; of a model: those that have been run with its
+    parameters."""
+    found = sorted(_known, key=lambda g: g.number)
+    if model is None:
+        return found
+    own = {_address(p) for p in model.parameters()}
+    return [g for g in found if own.intersection(g.parameters)]
+
+
+def explain(model: torch.nn.Module | None = None) -> str:
+    """What XRT and what torch eager run of the compiled graphs, with reasons; see `graphs`."""
+    return "\n".join(g.explain() for g in graphs(model)) or "no graph has been compiled"
+
+
+def wait(timeout: float | None = None) -> bool:
+    """Block until all compilation in the background is done; False after `timeout` seconds."""
+    return all(g.wait(timeout) for g in graphs())

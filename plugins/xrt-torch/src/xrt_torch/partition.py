@@ -1,0 +1,154 @@
+"""Partition: a functional FX graph as a sequence of stages, each run by XRT or, where it cannot be, by torch eager.
+
+A node's stage is the first one of its kind after those of its operands, so that stages are as few as the data flow
+allows. Views of inputs are free in torch: they are repeated in every stage that reads them, and never transferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+_VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.expand, aten.squeeze, aten.alias}
+_FACTORIES = {aten.empty, aten.full, aten.arange, aten.scalar_tensor, aten.zeros, aten.ones}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Part of a graph. graph: placeholders for `inputs`, results for `outputs`, both names in the whole graph."""
+
+    graph: Graph
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    on_xrt: bool
+
+    @property
+    def size(self) -> int:
+        """Number of operators."""
+        return sum(n.op == "call_function" for n in self.graph.nodes)
+
+
+def reason_for_eager(node: Node, translatable: Callable[[Any], bool]) -> str | None:
+    """Why torch has to run a node; None where XRT can."""
+    if node.op == "get_attr":
+        return None if type(node.meta.get("val")) is torch.Tensor else "it reads an attribute that is no tensor"
+    if node.op != "call_function":
+        return "it is no operator"
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return "it is an operator of higher order"
+    if isinstance(target, torch._ops.OpOverload):
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            return "it draws random numbers, which are torch's"
+        if target._schema.is_mutable:
+            return "it writes its operand"
+        if not translatable(target):
+            return "torchlib has no translation of it"
+    for value in _tensors(node):
+        if value.dtype.is_complex:
+            return "complex numbers"
+        if value.layout is not torch.strided:
+            return f"a tensor of layout {value.layout}"
+        if value.is_quantized:
+            return "a quantised tensor"
+        if value.device.type == "meta":
+            return "a tensor without memory"
+    return None
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    found = []
+    for n in (node, *node.all_input_nodes):
+        value = n.meta.get("val")
+        found += [v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)]
+    return found
+
+
+def stages_of(graph: Graph, eager: Collection[str]) -> list[Stage]:
+    """Cut a graph in stages. eager: names of the nodes that torch runs."""
+    views = _views_of_inputs(graph)
+    place = _places(graph, eager, views)
+    wanted = {n.name for n in graph.output_node().all_input_nodes}
+    stages = []
+    for number in sorted(set(place.values())):
+        nodes = [n for n in graph.nodes if place.get(n) == number]
+        stages.append(_cut(nodes, views, wanted, number % 2 == 1))
+    results = [n for n in graph.output_node().all_input_nodes if n in views]
+    if results:
+        stages.append(_extract([], results, views, on_xrt=False))
+    return stages
+
+
+def _views_of_inputs(graph: Graph) -> set[Node]:
+    found: set[Node] = set()
+    for n in graph.nodes:
+        packet = getattr(n.target, "overloadpacket", None)
+        if n.op == "call_function" and packet in _VIEWS and len(n.all_input_nodes) == 1:
+            source = n.all_input_nodes[0]
+            if source.op == "placeholder" or source in found:
+                found.add(n)
+    return found
+
+
+def _places(graph: Graph, eager: Collection[str], views: set[Node]) -> dict[Node, int]:
+    place: dict[Node, int] = {}
+    for n in graph.nodes:
+        if n.op in ("placeholder", "output") or n in views:
+            continue
+        odd = 0 if n.name in eager else 1
+        packet = getattr(n.target, "overloadpacket", None)
+        if packet in _FACTORIES and n.users and all(u.name in eager for u in n.users):
+            odd = 0
+        first = max((place.get(a, 0) for a in n.all_input_nodes), default=0)
+        taken = _getitem_source(n)
+        place[n] = place[taken] if taken is not None else first + (first + odd) % 2
+    return place
+
+
+def _getitem_source(n: Node) -> Node | None:
+    """The node of several results that a node takes one of: both stay together."""
+    named = getattr(n.target, "__name__", "") == "getitem" and isinstance(n.args[0], Node)
+    return n.args[0] if named and n.args[0].op == "call_function" else None  # type: ignore[return-value, union-attr]
+
+
+def _cut(nodes: list[Node], views: set[Node], wanted: set[str], on_xrt: bool) -> Stage:
+    here = set(nodes)
+    results = [n for n in nodes if n.name in wanted or any(u not in here and u.op != "output" for u in n.users)]
+    results = [n for n in results if not isinstance(n.meta.get("val"), tuple | list)]
+    return _extract(nodes, results, views, on_xrt=on_xrt)
+
+
+def _extract(nodes: list[Node], results: list[Node], views: set[Node], *, on_xrt: bool) -> Stage:
+    made, env, inputs = Graph(), dict[Node, Node](), []
+    here = set(nodes)
+    needed: dict[Node, None] = {}
+
+    def need(n: Node) -> None:
+        for a in n.all_input_nodes:
+            if a in views and a not in needed:
+                need(a)
+                needed[a] = None
+
+    for n in [*nodes, *(r for r in results if r in views)]:
+        need(n)
+    for r in results:
+        if r in views:
+            needed[r] = None
+    body = [*needed, *nodes]
+    inside = {*needed, *here}
+    for n in body:
+        for a in n.all_input_nodes:
+            if a not in inside and a not in env:
+                env[a] = made.placeholder(a.name)
+                env[a].meta = dict(a.meta)
+                inputs.append(a.name)
+    for n in body:
+        env[n] = made.node_copy(n, lambda a: env[a])
+        env[n].meta = dict(n.meta)
+    made.output(tuple(env[r] for r in results))
+    return Stage(made, tuple(inputs), tuple(r.name for r in results), on_xrt)

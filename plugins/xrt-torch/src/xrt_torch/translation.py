@@ -1,0 +1,155 @@
+"""Translation: a functional FX graph of ATen operators as a graph of XRT, by torchlib, onnxscript's registry."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.onnx._internal.exporter import _core, _fx_passes, _ir_passes, _registration
+
+import xrt_core as xrt
+from xrt_core.errors import ModelLoadError
+from xrt_core.ir.graph import Graph
+
+_lock = threading.RLock()  # type promotion and tracing of onnxscript functions have state of the process
+
+
+class UntranslatableError(ModelLoadError):
+    """A node that torchlib does not translate. node: its name in the FX graph."""
+
+    def __init__(self, node: torch.fx.Node, reason: str) -> None:
+        super().__init__(f"{node.target} ({node.name}): {reason}")
+        self.node = node.name
+
+
+@functools.cache
+def registry() -> Any:
+    """Torchlib's registry. The first call imports onnxscript, which takes two seconds."""
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _registration.ONNXRegistry.from_torchlib()
+
+
+def translate(graph: torch.fx.Graph, name: str) -> Graph:
+    """Return the XRT graph of an FX graph, whose placeholders and results become inputs and outputs in order.
+
+    Integers (SymInts) become int64 scalars. Every result must be a node; the graph is left as it is.
+
+    Raises UntranslatableError for an operator that torchlib lacks, or that it refuses for these types.
+    """
+    with _lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = _onnx_of(graph, name)
+    return xrt.import_model(model)
+
+
+def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
+    root = torch.nn.Module()
+    copied = _copy(graph)
+    for node in copied.nodes:
+        if node.op == "get_attr":
+            setattr(root, str(node.target), node.meta["val"])
+    module = torch.fx.GraphModule(root, copied)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the exporter's notes on what it promotes
+    try:
+        with _real_constants(copied):
+            _fx_passes.insert_type_promotion_nodes(module)
+        _keep_doubles(module.graph)
+        model = ir.Model(ir.Graph([], [], nodes=[], name=name), ir_version=10)
+        values = _translated(module.graph, model)
+        _ir_passes.add_opset_imports(model)
+    finally:
+        logging.disable(disabled)
+    _connect(module.graph, model.graph, values)
+    return model
+
+
+def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
+    made = torch.fx.Graph()
+    made.output(made.graph_copy(graph, {}))
+    for old, new in zip(graph.nodes, made.nodes, strict=True):
+        new.meta = dict(old.meta)
+    return made
+
+
+@contextlib.contextmanager
+def _real_constants(graph: torch.fx.Graph) -> Iterator[None]:
+    """Let the graph's fake tensors meet its constants, which are real ones, while it is interpreted."""
+    modes = {v.fake_mode for n in graph.nodes if isinstance(v := n.meta.get("val"), FakeTensor)}
+    before = [(m, m.allow_non_fake_inputs) for m in modes]
+    try:
+        for m in modes:
+            m.allow_non_fake_inputs = True
+        yield
+    finally:
+        for m, allowed in before:
+            m.allow_non_fake_inputs = allowed
+
+
+def _keep_doubles(graph: torch.fx.Graph) -> None:
+    """Make Python floats that meet float64 tensors into float64 constants: torchlib would round them to float32."""
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target is torch.ops.aten.scalar_tensor.default and isinstance(node.args[0], float):
+            with graph.inserting_before(node):
+                constant = graph.get_attr(f"double_{node.name}")
+            constant.meta["val"] = torch.tensor(node.args[0], dtype=torch.float64)
+            node.replace_all_uses_with(constant)
+            graph.erase_node(node)
+            continue
+        wanted = [a.type.kind() == "TensorType" for a in node.target._schema.arguments]
+        for i, (a, is_tensor) in enumerate(zip(node.args, wanted, strict=False)):
+            if is_tensor and isinstance(a, float):
+                with graph.inserting_before(node):
+                    constant = graph.get_attr(f"double_{node.name}_{i}")
+                constant.meta["val"] = torch.tensor(a, dtype=torch.float64)
+                node.update_arg(i, constant)
+
+
+def _translated(graph: torch.fx.Graph, model: ir.Model) -> dict[str, Any]:
+    for node in graph.nodes:
+        if node.op == "call_function" and not translatable(node.target):
+            raise UntranslatableError(node, "torchlib has no translation of it")
+    try:
+        return _core._translate_fx_graph(
+            graph, model, graph_like=model.graph, owned_graphs={}, lower="at_conversion", registry=registry()
+        )
+    except Exception as e:
+        reason = str(e.__cause__ or e).strip().partition("\n")[0][:300]
+        for node in graph.nodes:
+            if f"translating node {node.format_node()}." in str(e):
+                raise UntranslatableError(node, reason) from e
+        raise ModelLoadError(f"the graph is not translated: {reason}") from e
+
+
+def translatable(target: Any) -> bool:
+    """Whether torchlib has a translation of an operator, or Python computes it on sizes."""
+    return not isinstance(target, torch._ops.OpOverload) or bool(registry().is_registered(target))
+
+
+def _connect(graph: torch.fx.Graph, made: ir.Graph, values: dict[str, Any]) -> None:
+    """Make inputs of the placeholders and outputs of the results, each a value of its own."""
+    made.inputs.clear()
+    made.outputs.clear()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            made.inputs.append(values[node.name])
+    results: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
+    for i, node in enumerate(results):
+        value = values[node.name]
+        result = ir.Value(name=f"result_{i}", type=value.type, shape=value.shape)
+        made.append(ir.Node("", "Identity", [value], outputs=[result]))
+        made.outputs.append(result)

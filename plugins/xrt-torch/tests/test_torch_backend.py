@@ -1,0 +1,288 @@
+"""`torch.compile(model, backend="xrt")`: results, gradients and state are those of eager."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+import xrt_torch  # noqa: E402
+from xrt_torch import compiled  # noqa: E402
+from xrt_torch.backend import xrt as backend  # noqa: E402
+
+import xrt_core as xrt  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+HOST = {"engine": "host", "background": False}
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def on_xrt(model: Any, **options: Any) -> Any:
+    return torch.compile(model, backend=backend, options={**HOST, **options})
+
+
+def step(model: Any, x: Any, seed: int) -> tuple[Any, list[Any]]:
+    torch.manual_seed(seed)
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+def assert_trains_alike(model: Any, x: Any) -> None:
+    """Three steps of gradients: compilation and comparison in the first, XRT alone in the others; buffers as well."""
+    eager = copy.deepcopy(model)
+    made = on_xrt(model)
+    for seed in range(3):
+        loss, gradients = step(made, x, seed)
+        expected, wanted = step(eager, x, seed)
+        torch.testing.assert_close(loss, expected)
+        for a, b in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert {g.kind for g in xrt_torch.graphs(model)} == {"forward", "backward"}
+    assert all(g.reason is None for g in xrt_torch.graphs(model)), xrt_torch.explain(model)
+
+
+def test_training_with_dropout_draws_the_numbers_of_eager() -> None:
+    """A seed gives the same loss and gradients as in eager: random operators run in torch, and explain says so."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.5), nn.Linear(16, 3))
+    assert_trains_alike(model, torch.randn(4, 8))
+    assert "random numbers" in xrt_torch.explain(model)
+
+
+def test_masks_do_not_cut_a_graph() -> None:
+    """Random numbers that depend on no data are drawn first; the rest is one stage, however many dropouts there are."""
+    model = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(4, 4), nn.Dropout(0.3))])
+    assert_trains_alike(model, torch.randn(2, 4))
+    assert xrt_torch.explain(model).count("on XRT in 1 stages") == 2
+
+
+def test_a_convolutional_network_trains_and_its_statistics_are_updated() -> None:
+    """Convolution, pooling and BatchNorm: gradients, and the buffers that the forward pass mutates."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+    assert_trains_alike(model, torch.randn(2, 3, 8, 8))
+
+
+def test_updates_of_an_optimizer_are_seen() -> None:
+    """Weights are inputs, never constants: ten steps of Adam end where eager's end."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    other = copy.deepcopy(model)
+    x = torch.randn(6, 4)
+    for m, call in ((model, on_xrt(model)), (other, other)):
+        optimizer = torch.optim.Adam(m.parameters(), 1e-2)
+        for _ in range(10):
+            optimizer.zero_grad()
+            call(x).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_views_strides_and_aliases_are_those_of_eager() -> None:
+    """Non-contiguous inputs, results that are views of inputs, and inputs that are results."""
+
+    def f(x: Any, y: Any) -> Any:
+        return x, x.t()[1:], (x.t() @ y).transpose(0, 1), y.sum(0)
+
+    x, y = torch.randn(6, 4).t().contiguous().t(), torch.randn(12, 5)[::2]
+    call = on_xrt(f)
+    for _ in range(2):
+        for a, b in zip(call(x, y), f(x, y), strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.stride() == b.stride()
+    assert call(x, y)[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def test_an_input_that_is_written_is_written() -> None:
+    """In-place operators on inputs have their effect, once per call."""
+
+    def f(x: Any) -> Any:
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(3)
+    call = on_xrt(f)
+    assert [call(x)[0].item() for _ in range(3)] == [2, 4, 6]
+
+
+def test_sizes_as_inputs() -> None:
+    """dynamic=True: one graph for several sizes, each compared with eager before XRT answers."""
+    call = torch.compile(lambda x: (x.reshape(-1, 2) * x.shape[0]).sum(0), backend=backend, options=HOST, dynamic=True)
+    for n in (4, 6, 8, 4, 6, 8):
+        x = torch.randn(n, 2)
+        torch.testing.assert_close(call(x), x.sum(0) * n)
+    assert len(xrt_torch.graphs()) == 1
+
+
+def test_an_operator_without_translation_runs_in_torch() -> None:
+    """The rest of the graph is XRT's, and explain names the operator with the reason."""
+
+    def f(x: Any) -> Any:
+        return torch.linalg.qr(x @ x.t() + 1)[1].abs() * 2
+
+    x, call = torch.randn(3, 3), on_xrt(f)
+    for _ in range(2):
+        torch.testing.assert_close(call(x), f(x), rtol=1e-4, atol=1e-4)
+    (graph,) = xrt_torch.graphs()
+    assert graph.reason is None
+    assert any("linalg_qr" in why and "torchlib has no translation" in why for why in graph.eager_nodes.values())
+    assert "in 2 stages" in xrt_torch.explain()
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_what_fails_ends_in_eager(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure while XRT compiles or runs, in `loss.backward()` too: eager's gradients, one event, and the reason."""
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    run = compiled.CompiledGraph._on_xrt
+
+    def dies(self: Any, args: Any, prepare: bool = False) -> Any:
+        if self.kind == kind and not prepare:
+            raise MemoryError("none left")
+        return run(self, args, prepare)
+
+    monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", dies)
+    model = nn.Linear(4, 2)
+    try:
+        eager, x = copy.deepcopy(model), torch.randn(3, 4)
+        made = on_xrt(model)
+        for seed in range(2):
+            for a, b in zip(step(made, x, seed)[1], step(eager, x, seed)[1], strict=True):
+                torch.testing.assert_close(a, b)
+    finally:
+        undo()
+    (failed,) = [e for e in events if e.name == "fallback"]
+    assert (failed.kind, failed.stage) == ("memory", "run")
+    assert "none left" in xrt_torch.explain(model)
+
+
+def test_wrong_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first results are compared with eager's; a graph that differs stays eager."""
+    run = compiled.CompiledGraph._on_xrt
+    wrong = lambda self, args, prepare=False: [r + 0.1 for r in run(self, args, prepare)]  # noqa: E731
+    monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", wrong)
+    x, call = torch.randn(5), on_xrt(torch.sin)
+    for _ in range(2):
+        torch.testing.assert_close(call(x), x.sin())
+    assert "differs by up to 0.1" in xrt_torch.explain()
+
+
+def test_calls_run_eager_while_xrt_compiles() -> None:
+    """In the background: the first calls are eager's and right, and XRT answers once it is ready."""
+    call = torch.compile(torch.cos, backend=backend, options={"engine": "host", "background": True})
+    x = torch.randn(5)
+    torch.testing.assert_close(call(x), x.cos())
+    assert xrt_torch.wait(60)
+    torch.testing.assert_close(call(x), x.cos())
+    (graph,) = xrt_torch.graphs()
+    assert graph._proven
+    torch.testing.assert_close(call(x), x.cos())
+
+
+def test_an_unknown_option_names_the_known() -> None:
+    """Options are XRTModule's; a misspelt one is an error that names the right one."""
+    with pytest.raises(Exception, match="engine"):
+        torch.compile(torch.sin, backend=backend, options={"engin": "host"})(torch.ones(2))
+    with pytest.raises(Exception, match="it takes True or False"):
+        torch.compile(torch.sin, backend=backend, options={"background": 3})(torch.ones(2))
+
+
+def test_graphs_are_freed() -> None:
+    """`torch._dynamo.reset()` leaves no compiled graph behind."""
+    on_xrt(torch.sin)(torch.ones(2))
+    assert xrt_torch.graphs()
+    torch._dynamo.reset()
+    gc.collect()
+    assert not xrt_torch.graphs()
+
+
+CASES = {
+    "convolution": (
+        lambda x, w: nn.functional.conv2d(x, w, stride=2, padding=1, groups=2),
+        [(2, 4, 7, 6), (6, 2, 3, 3)],
+    ),
+    "dilated": (lambda x, w: nn.functional.conv1d(x, w, dilation=2, padding=2), [(2, 3, 9), (4, 3, 3)]),
+    "transposed": (
+        lambda x, w: nn.functional.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),
+        [(2, 4, 4, 5), (4, 3, 3, 3)],
+    ),
+    "max pool": (lambda x: nn.functional.max_pool2d(x, 3, 2, 1), [(2, 3, 7, 8)]),
+    "avg pool": (lambda x: nn.functional.avg_pool2d(x, 3, 2, 1), [(2, 3, 7, 8)]),
+    "adaptive pool": (lambda x: nn.functional.adaptive_avg_pool2d(x, (2, 4)), [(2, 3, 6, 8)]),
+    "layer norm": (lambda x, w, b: nn.functional.layer_norm(x, (5,), w, b), [(3, 5), (5,), (5,)]),
+    "group norm": (lambda x, w, b: nn.functional.group_norm(x, 2, w, b), [(2, 4, 3), (4,), (4,)]),
+    "embedding": (lambda w: nn.functional.embedding(torch.tensor([[1, 2, 1]]), w), [(4, 3)]),
+    "attention": (
+        lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+        [(1, 2, 4, 3)] * 3,
+    ),
+    "var": (lambda x: x.var(1, correction=0).sqrt() + x.var((0, 1)), [(3, 5)]),
+    "atan2": (torch.atan2, [(3, 4), (3, 4)]),
+    "squeeze": (lambda x: x.squeeze((0, 2)).exp(), [(1, 3, 1, 2)]),
+    "cross entropy": (lambda x: nn.functional.cross_entropy(x, torch.tensor([1, 0, 2])), [(3, 4)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_in_float64(name: str) -> None:
+    """Forward and backward of operators that torchlib lacks in part, against eager in double precision."""
+    function, shapes = CASES[name]
+    given = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    call = on_xrt(function)
+    for _ in range(2):
+        results = []
+        for f in (call, function):
+            y = f(*given)
+            weight = torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)
+            results.append([y.detach(), *torch.autograd.grad((y * weight).sum(), given)])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    for g in xrt_torch.graphs():
+        assert g.reason is None, g.explain()
+
+
+def test_an_exported_program_runs_without_torch(tmp_path: Any) -> None:
+    """A module with example arguments and an ExportedProgram are models; a saved one needs no torch."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).eval()
+    x = torch.randn(2, 3, 4, 4)
+    for source, example in ((model, (x,)), (torch.export.export(model, (x,)), None)):
+        module = xrt.XRTModule(source, example=example, engine="host")
+        torch.testing.assert_close(module(x), model(x).detach())
+    module.save(tmp_path / "m.xrt")
+    y = tmp_path / "x.npy"
+    np.save(y, x.numpy())
+    script = (
+        "import sys; sys.modules['torch'] = None\nimport numpy as np, xrt_core as xrt\n"
+        f"print(float(xrt.XRTModule.load({str(tmp_path / 'm.xrt')!r})(np.load({str(y)!r})).sum()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) == pytest.approx(model(x).sum().item(), abs=1e-4)
+    with pytest.raises(xrt.ModelLoadError, match="give example="):
+        xrt.XRTModule(model)
