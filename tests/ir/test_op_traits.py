@@ -33,7 +33,6 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any, Final
 
 import ml_dtypes
@@ -66,7 +65,7 @@ from xrt_core.ir.types import STRING, TensorType
 from xrt_core.testing.generated import retyped
 from xrt_core.testing.node_cases import Case, all_cases
 
-TRAITS: Final = tuple(f.name for f in fields(Traits))
+TRAITS: Final = Traits.__struct_fields__
 on_cases = pytest.mark.slow  # making the backend tests takes seconds
 NOT_IN_CASES: Final = {
     "moves_elements": {"Scatter"},  # of opset 9, and without tests of its own

@@ -24,11 +24,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core import errors
 from xrt_core.engine.contract import (
@@ -94,8 +94,7 @@ State = Mapping[str, Any]
 """The values of aspects, by name. None: not known on this platform, or in this thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Aspect:
+class Aspect(Struct, frozen=True):
     """One part of the state.
 
     name: for messages. read: its value, which compares by `==`. restore: sets a value that was read before. boundary:

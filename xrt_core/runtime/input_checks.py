@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
@@ -29,8 +30,7 @@ _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 
 """Moving operators whose results have elements of other inputs than the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """The range of an index, inclusive: of all elements, or of each column of the last axis. ignored: a value outside
     that is allowed."""
 
@@ -56,16 +56,14 @@ class Bounds:
         return bool((x >= np.array(self.low)).all() and (x <= np.array(self.high)).all())
 
 
-@dataclass(frozen=True, slots=True)
-class IndexCheck:
+class IndexCheck(Struct, frozen=True):
     """The elements of parameter number `parameter` are indices within `bounds`."""
 
     parameter: int
     bounds: Bounds
 
 
-@dataclass(frozen=True, slots=True)
-class InputChecks:
+class InputChecks(Struct, frozen=True):
     """What is checked at each call of a cluster.
 
     indices: of parameters. never: a constant index of the cluster is out of range, so that every call is for the host.
@@ -154,8 +152,7 @@ def _is_proven(node: Node, origins: Origins) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """The origin of the number of a Loop's turn. limit: what it stays below, infinite where that is not known."""
 
     limit: float
