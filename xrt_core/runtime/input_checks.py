@@ -5,7 +5,7 @@ The host raises an error. So each call whose indices leave their range is for th
 The same goes for NaN and infinity, where an engine is known to be right for finite inputs only.
 
 Bounds are those of the index inputs of the Function's nodes, carried back to its parameters through nodes that move
-elements or cast them. Where a way back mixes columns of different bounds, the narrowest holds: a call too many for the
+elements or cast them. Where a path mixes columns of different bounds, the narrowest holds: a call too many for the
 host is right, one too few is not. A node whose index is computed from other data is not offered to engines in
 inference, unless the range of what computes it lies within the bounds (`unproven_indices`).
 """
