@@ -13,7 +13,7 @@ inference, unless the range of what computes it lies within the bounds (`unprove
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
 from xrt_core.ir.op_traits import index_input, traits_of
+from xrt_core.ir.types import Dim
 from xrt_core.runtime.arrays import to_numpy, without_warnings
 
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
@@ -122,20 +123,21 @@ def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
     return tuple(found), never
 
 
-def unproven_indices(graph: Graph) -> frozenset[Node]:
+def unproven_indices(graph: Graph, within: Collection[tuple[Value, Dim]] = ()) -> frozenset[Node]:
     """The nodes of a graph whose index is computed from other data, and may leave its range for all that is known.
 
-    What comes from the graph's inputs and constants alone is not among them: `index_checks` has it.
+    What comes from the graph's inputs and constants alone is not among them: `index_checks` has it. within: indices
+    that are known to lie within a dimension.
     """
     origins = _origins(graph)
-    return frozenset(n for n in graph.nodes if any(not _is_proven(m, origins) for m in (n, *nodes_within(n))))
+    return frozenset(n for n in graph.nodes if any(not _is_proven(m, origins, within) for m in (n, *nodes_within(n))))
 
 
-def _is_proven(node: Node, origins: Origins) -> bool:
+def _is_proven(node: Node, origins: Origins, within: Collection[tuple[Value, Dim]]) -> bool:
     position = index_input(node)
     value = node.inputs[position] if position is not None and position < len(node.inputs) else None
     bounds = None if value is None else index_bounds(node)
-    if value is None or bounds is None:
+    if value is None or bounds is None or is_within(node, within):
         return True
     work, seen = [(value, bounds)], set()
     while work:
@@ -355,6 +357,14 @@ def _along_axis(node: Node) -> Bounds | None:
     if isinstance(size, str):  # of a symbolic dimension all that is known is that it is 1 at least
         size = 1
     return _within(size) if isinstance(size, int) else None
+
+
+def is_within(node: Node, within: Collection[tuple[Value, Dim]]) -> bool:
+    """Whether the node's index is among those that are known to lie within their dimension."""
+    if not within or node.domain or node.op_type not in ("Gather", "GatherElements"):
+        return False
+    x, index, axis = node.inputs[0], node.inputs[1], node.attributes.get("axis", 0)
+    return x is not None and index is not None and bool(x.shape) and (index, x.shape[axis]) in within  # type: ignore[index]
 
 
 def has_symbolic_index(node: Node) -> bool:
