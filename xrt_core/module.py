@@ -273,8 +273,11 @@ class XRTModule(GuardedModule):
         return caller.partition(arrays).graph
 
     def clusters(self, inputs: Mapping[str, Any] | None = None) -> Sequence[CompiledCluster]:
-        """Return the clusters of the graph for the signature of `inputs` (see `explain`): each shows by `as_text(stage)`
-        what its engine makes of it. Nothing is compiled before that. With "auto" a cluster is for any engine; name one."""
+        """Return the clusters of the graph for the signature of `inputs` (see `explain`).
+
+        Each shows by `as_text(stage)` what its engine makes of it; with "auto" the first that takes the cluster, whichever
+        runs it. Nothing is compiled before that.
+        """
         from xrt_core.compiler.inspection import compiled_clusters
 
         return compiled_clusters(self.partitioned(inputs), self._pipeline.accelerated.services.compilation)
