@@ -56,8 +56,27 @@ def test_groups(accumulate: int) -> None:
                       for d, g in ((0.0, {"*.w": {"weight_decay": 0.5}}), (0.5, None)))  # fmt: skip
     for name, array in plain.items():
         np.testing.assert_allclose(decayed[name], array, rtol=1e-6)
-    with pytest.raises(OptionError, match="groups: 'a' has the option 'lr'; it takes learning_rate and weight_decay"):
+    with pytest.raises(
+        OptionError, match="groups: 'a' has the option 'lr'; it takes learning_rate, weight_decay, clip"
+    ):
         SGD(0.1, groups={"a": {"lr": 1.0}})
+
+
+def test_clipping_by_group() -> None:
+    """A group with a limit has a norm of its own; others share the optimizer's; None leaves a group unclipped."""
+    groups = {"head.w": {"clip_norm": 0.01}, "head.bias": {"clip_norm": None}, "body.bias": {"clip_value": 1e-3}}
+    t = made(SGD(1.0, clip_norm=0.02, groups=groups))
+    before, g = t.parameters(), t.gradients(X, Y)
+    t.step(X, Y)
+    g["head.w"] = g["head.w"] * (0.01 / np.linalg.norm(g["head.w"]))
+    g["body.bias"] = np.clip(g["body.bias"], -1e-3, 1e-3)
+    norm = np.sqrt((g["body.w"] ** 2).sum() + (g["body.bias"] ** 2).sum())
+    assert norm > 0.02
+    g["body.w"], g["body.bias"] = g["body.w"] * (0.02 / norm), g["body.bias"] * (0.02 / norm)
+    for name, array in t.parameters().items():
+        np.testing.assert_allclose(before[name] - array, g[name], rtol=1e-3, atol=1e-6)
+    with pytest.raises(OptionError, match="clip_norm of 'a'=0: it takes a number above 0, or None"):
+        SGD(0.1, groups={"a": {"clip_norm": 0}})
 
 
 def test_schedules_compile_nothing_again() -> None:

@@ -37,7 +37,8 @@ class Optimizer(ABC):
     that their global norm is at most this (None: no clipping). decay: function of name and shape that selects the
     variables to which weight decay applies; default: those of rank 2 or more. clip_value: gradients are cut at this and
     its negative, before the norm. groups: pattern of variables' names (of `fnmatch`) -> options of its own,
-    `learning_rate` and `weight_decay` (which then applies to all ranks); the first that fits counts. ema: the decay of
+    `learning_rate`, `weight_decay` (which then applies to all ranks), `clip_value` and `clip_norm` (of the norm of the
+    group; None: no clipping); the first that fits counts. ema: the decay of
     a running mean of the variables, which `parameters(average=True)` and `export(average=True)` give.
 
     Learning rates are inputs of the step: a schedule compiles nothing again.
@@ -63,10 +64,8 @@ class Optimizer(ABC):
         if not callable(learning_rate):
             _within("learning_rate", learning_rate, 0.0)
         _within("weight_decay", weight_decay, 0.0)
-        if clip_norm is not None and not clip_norm > 0:
-            raise OptionError(f"clip_norm={clip_norm!r}: it takes a number above 0, or None")
-        if clip_value is not None and not clip_value > 0:
-            raise OptionError(f"clip_value={clip_value!r}: it takes a number above 0, or None")
+        _limit("clip_norm", clip_norm)
+        _limit("clip_value", clip_value)
         if ema is not None:
             _within("ema", ema, 0.0, 1.0)
         self.learning_rate = learning_rate
@@ -114,6 +113,25 @@ class Optimizer(ABC):
         applies = self._decay(name, shape) if self._decay is not None else len(shape) >= 2
         return self.weight_decay if applies else 0.0
 
+    def clipped(self, names: Sequence[str], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of the variables `names` as the limits of the optimizer and of its groups cut them."""
+        owners: dict[str | None, list[int]] = {}  # group with a norm of its own, None for all others -> indices
+        made = list(gradients)
+        for i, name in enumerate(names):
+            pattern = self._group_of(name)
+            own = self.groups[pattern] if pattern is not None else {}
+            owners.setdefault(pattern if "clip_norm" in own else None, []).append(i)
+            limit = own.get("clip_value", self.clip_value)
+            if limit is not None:
+                made[i] = ops.Clip(made[i], -limit, limit)
+        for owner, members in owners.items():
+            limit = self.clip_norm if owner is None else self.groups[owner]["clip_norm"]
+            if limit is not None:
+                chosen = [made[i] for i in members]
+                for i, g in zip(members, clipped(chosen, global_norm(chosen), limit), strict=True):
+                    made[i] = g
+        return made
+
     def initial(self, slot: str, value: np.ndarray) -> np.ndarray:
         """Return the value of a slot of a variable before the first step."""
         return np.zeros(value.shape, value.dtype)
@@ -135,11 +153,21 @@ def _rate(rate: float | Schedule, step: int) -> float:
 
 def _group(pattern: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
-        if name not in ("learning_rate", "weight_decay"):
-            raise OptionError(f"groups: {pattern!r} has the option {name!r}; it takes learning_rate and weight_decay")
-        if not callable(given[name]):
+        if name in ("clip_norm", "clip_value"):
+            _limit(f"{name} of {pattern!r}", given[name])
+        elif name not in ("learning_rate", "weight_decay"):
+            raise OptionError(
+                f"groups: {pattern!r} has the option {name!r}; it takes learning_rate, weight_decay, clip_norm and "
+                "clip_value"
+            )
+        elif not callable(given[name]):
             _within(f"{name} of {pattern!r}", given[name], 0.0)
     return dict(given)
+
+
+def _limit(name: str, value: Any) -> None:
+    if value is not None and not (_is_number(value) and float(value) > 0):
+        raise OptionError(f"{name}={value!r}: it takes a number above 0, or None")
 
 
 def _options(kind: type) -> list[str]:

@@ -24,7 +24,7 @@ from xrt_core.training.autodiff import found_backward
 from xrt_core.training.checks import IndexRange, index_ranges
 from xrt_core.training.gradient_context import dialect, emit, filled, where
 from xrt_core.training.losses import LossFunction, unknown_loss
-from xrt_core.training.optimizer import Moment, Optimizer, clipped, finite, global_norm
+from xrt_core.training.optimizer import Moment, Optimizer, finite
 from xrt_core.training.recomputation import keep_mark
 from xrt_core.training.transformation import Transformation, gradient_name
 from xrt_core.training.variables import Variable
@@ -320,10 +320,7 @@ def _new_state(
         gradients = [s / total.astype(s.dtype) for s in sums.values()]
     assert gradients is not None
     sound = finite(gradients) if recipe.scale is not None else None
-    if recipe.optimizer.clip_value is not None:
-        gradients = [ops.Clip(g, -recipe.optimizer.clip_value, recipe.optimizer.clip_value) for g in gradients]
-    if recipe.optimizer.clip_norm is not None:
-        gradients = clipped(gradients, global_norm(gradients), recipe.optimizer.clip_norm)
+    gradients = recipe.optimizer.clipped([v.name for v in trained], gradients)
     if not many:
         start = len(nodes)
     if isinstance(recipe.optimizer, Transformation):
