@@ -133,6 +133,14 @@ def test_running_means() -> None:
         t.step(X, Y)
         mean = 0.75 * mean + 0.25 * t.parameters()["head.w"]
     np.testing.assert_allclose(t.parameters(average=True)["head.w"], mean, rtol=1e-5)
+    by_means = made(SGD(0.1))
+    by_means.step(X, Y)
+    by_means.load_state_dict(by_means.state_dict() | t.parameters(average=True))
+    wanted, plain = by_means.evaluate([(X, Y)])["loss"], t.evaluate([(X, Y)])["loss"]
+    assert abs(wanted - plain) > 1e-3
+    np.testing.assert_allclose(t.evaluate([(X, Y)], average=True)["loss"], wanted, rtol=1e-5)
+    with pytest.raises(OptionError, match="keeps no running means"):
+        by_means.evaluate([(X, Y)], average=True)
     other = made(SGD(0.1, ema=0.75))
     other.load_state_dict(t.state_dict())
     other.step(X, Y)

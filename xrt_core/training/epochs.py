@@ -60,13 +60,15 @@ def run(
     return history
 
 
-def evaluated(trainer: Trainer, data: Any, batch_size: int | None, metrics: Any) -> dict[str, float]:
+def evaluated(
+    trainer: Trainer, data: Any, batch_size: int | None, metrics: Any, average: bool = False
+) -> dict[str, float]:
     """See `TrainModule.evaluate`."""
     made = metrics_of(metrics)
     total = count = 0.0
     for batch in _batches(data, batch_size, None):
         args, named = _parts(batch)
-        given, (loss, *outputs) = trainer.inferred(args, named, with_loss=True)
+        given, (loss, *outputs) = trainer.inferred(args, named, with_loss=True, average=average)
         size = _size(given)
         total, count = total + float(loss.mean()) * size, count + size
         for m in made:

@@ -306,15 +306,18 @@ class TrainModule(GuardedModule):
 
         return run(self, data, epochs, batch_size, validation, callbacks, metrics, progress)
 
-    def evaluate(self, data: Any, *, batch_size: int | None = None, metrics: Any = ()) -> dict[str, float]:
+    def evaluate(
+        self, data: Any, *, batch_size: int | None = None, metrics: Any = (), average: bool = False
+    ) -> dict[str, float]:
         """Return the mean loss over all examples of `data` (see `fit`) in inference mode, and `metrics`.
 
         metrics: names of `xrt_core.training.metrics` ("accuracy", "top_5", "f1", "mae", ...), or functions of the first
         output and the target, both as arrays, whose results are averaged over the examples.
+        average: with the running means of the variables; raises OptionError where there are none, see `parameters`.
         """
         from xrt_core.training.epochs import evaluated
 
-        return evaluated(self, data, batch_size, metrics)
+        return evaluated(self, data, batch_size, metrics, average)
 
     def predict(self, /, *args: Any, **inputs: Any) -> Any:
         """Return the model's output for a batch in inference mode with the variables of now: an array, or a tuple of
@@ -327,15 +330,21 @@ class TrainModule(GuardedModule):
         return self.predict(*args, **inputs)
 
     def inferred(
-        self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool
+        self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool, average: bool = False
     ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-        """The batch by name; the loss, if asked for, and the outputs."""
+        """The batch by name; the loss, if asked for, and the outputs. average: by the running means of variables."""
+        self._refuse_average(average)
         labels = self.loss_inputs(len(args), inputs) if with_loss else ()
         batch = self._source.bind(args, inputs, labels)
         with self._lock:
             self._refuse_lost()
             found = self._found(batch, "evaluate" if with_loss else "predict")
-            arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
+            reads = found.reads
+            if average:
+                assert self._recipe is not None
+                places = {n: i for i, n in enumerate(self._recipe.names)}
+                reads = tuple(places.get(ema_name(self._recipe.names[i]), i) for i in reads)
+            arrays = [*batch.values(), *(self._state[i] for i in reads)]
             refuse_out_of_range(found.ranges, arrays, self._check_indices)
             return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
 
@@ -633,10 +642,13 @@ class TrainModule(GuardedModule):
         and OptionError where there are no means."""
         return self._source.own(self._parameters(average))
 
-    def _parameters(self, average: bool = False) -> dict[str, np.ndarray]:
-        """The values of the variables, as far as they are known before the first step."""
+    def _refuse_average(self, average: bool) -> None:
         if average and self._optimizer.ema is None:
             raise OptionError("average=True: the optimizer keeps no running means; give it ema=0.999 or the like")
+
+    def _parameters(self, average: bool = False) -> dict[str, np.ndarray]:
+        """The values of the variables, as far as they are known before the first step."""
+        self._refuse_average(average)
         state = self.state_dict()
         found = {n: a for n, a in state.items() if not n.startswith(("training/", "optimizer/"))}
         return {n: state.get(ema_name(n), a) for n, a in found.items()} if average else found
