@@ -258,8 +258,8 @@ class _Propagation:
             return forms[v, want]
 
         for v in (*graph.inputs, *graph.constants):
-            if any(not s.is_broadcast for s in home[v]):
-                form(v, home[v], "its annotation", force=True)
+            if v in self.marks or any(not s.is_broadcast for s in home[v]):
+                form(v, home[v], "its annotation", force=True)  # whole ones too: they say that the mesh computes
         for i, n in enumerate(graph.nodes):
             wanted = self.marks.get(n.outputs[0]) if n.outputs and n.outputs[0] is not None else None
             if is_boxing(n):

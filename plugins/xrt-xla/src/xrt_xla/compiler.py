@@ -68,7 +68,10 @@ class XlaGraphCompiler(GraphCompiler):
             donated = tuple(sorted(a.input for a in aliases))
             try:
                 found = _toolkit.jax.jit(traced.named(), donate_argnums=donated).trace(*arguments)
-                compiled = found.lower().compile(compiler_options=self._options_for(found.jaxpr))
+                lowered = found.lower()
+                if any(map(_toolkit.is_spanning, shardings)):
+                    _refuse_other_programs(function, lowered.as_text())
+                compiled = lowered.compile(compiler_options=self._options_for(found.jaxpr))
             except XRTError:
                 raise
             except Exception as e:
@@ -125,6 +128,16 @@ class XlaGraphCompiler(GraphCompiler):
             self._device,
             stored.linalg,
             stored.program,
+        )
+
+
+def _refuse_other_programs(function: Function, text: str) -> None:
+    """Raise CompileError where the processes of a mesh do not all compile the same program."""
+    others = _toolkit.differing_ranks(text)
+    if others:
+        raise CompileError(
+            f"xla: function {function.name!r} is another program in process {', '.join(map(str, others))} than in "
+            "process 0; processes on one mesh run the same program on batches of the same shape"
         )
 
 

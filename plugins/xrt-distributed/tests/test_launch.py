@@ -1,0 +1,150 @@
+"""`xrt launch`: processes on one mesh, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+REGRESSION = pathlib.Path(__file__).with_name("regression.py")
+
+
+def launch(environment: dict[str, str], *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the launcher to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "xrt_distributed", *arguments],
+        env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return "Z" not in pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def numbers_of(environment: dict[str, str], folder: pathlib.Path) -> list[dict[str, object]]:
+    launch(environment, "-n", "2", "--devices", "2", "--logs", str(folder), str(REGRESSION), "numbers", str(folder))
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_process_that_dies(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """It ends the others within seconds; the message names it, and has its last lines; its log is a file."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, time\nprint(os.getpid(), 'of', sys.argv[1:], flush=True)\n"
+        "if os.environ['RANK'] == '1':\n    raise ValueError('no more')\ntime.sleep(120)\n"
+    )
+    start = time.monotonic()
+    done = launch(environment, "-n", "2", "--logs", str(tmp_path / "logs"), str(program), "a", "-x", code=1)
+    assert time.monotonic() - start < 60
+    assert re.search(r"rank 1 \(process \d+\) ended with exit code 1 after .* all are ended", done.stderr)
+    assert "ValueError: no more" in done.stderr
+    own = re.findall(r"^\[\d\] (\d+) of \['a', '-x'\]$", done.stdout, re.MULTILINE)
+    assert len(own) == 2
+    assert not any(is_running(int(p)) for p in own)
+    assert "ValueError: no more" in (tmp_path / "logs" / "rank1.log").read_text()
+
+
+def test_wrong_arguments(environment: dict[str, str]) -> None:
+    """A program that is not there is an error before anything is started."""
+    assert "there is no file absent.py" in launch(environment, "-n", "2", "absent.py", code=2).stderr
+
+
+@pytest.mark.nightly
+def test_training_in_two_processes(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """Two processes of two devices each have the numbers of one process, and write one checkpoint."""
+    sys.path.insert(0, str(REGRESSION.parent))
+    try:
+        from regression import numbers, trainer
+    finally:
+        sys.path.pop(0)
+    want = numbers(10)
+    for found in numbers_of(environment, tmp_path):
+        for name in ("losses", "uneven", "epochs", "evaluate", "predict"):
+            np.testing.assert_allclose(found[name], want[name], rtol=0, atol=1e-5)
+        for name in ("gradients", "variables"):
+            np.testing.assert_allclose(
+                list(found[name].values()),
+                list(want[name].values()),
+                rtol=1e-4,
+                err_msg=name,  # type: ignore[attr-defined]
+            )
+        assert found["ran_on"] == ["cpu, cpu:1, cpu:0@1, cpu:1@1"] or "@0" in str(found["ran_on"])
+        assert float(str(found["loaded"])) < 1e-6
+    alone = trainer()
+    alone.load(tmp_path / "state.safetensors")
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.nightly
+def test_restarts(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """After the death of a process all start again and go on from the last checkpoint: no step is lost or repeated."""
+    done = launch(environment, "-n", "2", "--restarts", "1", str(REGRESSION), "resuming", str(tmp_path))
+    assert "was ended by SIGKILL" in done.stderr
+    rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("[0] {")]
+    assert [r["step"] for r in rows] == [1, 2, 3, 4, 5, 6]
+    assert [r["loss"] for r in rows] == sorted((r["loss"] for r in rows), reverse=True)
+
+
+@pytest.mark.nightly
+def test_different_programs(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """Ranks with batches of different shapes end with an error that names both sides."""
+    done = subprocess.run(
+        [sys.executable, "-m", "xrt_distributed", "-n", "2", str(REGRESSION), "different", str(tmp_path)],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode
+    assert "is another program in process 1 than in process 0" in done.stdout
+
+
+@pytest.mark.nightly
+def test_a_process_that_hangs(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """A process that is stopped ends all, with a message that names it; nothing is left behind."""
+    program = tmp_path / "program.py"
+    program.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(120)\n")
+    handle = subprocess.Popen(
+        [sys.executable, "-m", "xrt_distributed", "-n", "2", "--hang", "3", str(program)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert handle.stdout is not None
+    own = dict(re.findall(r"\[(\d)\] (\d+)", handle.stdout.readline() + handle.stdout.readline()))
+    os.kill(int(own["1"]), signal.SIGSTOP)
+    _, said = handle.communicate(timeout=60)
+    assert handle.returncode == 75
+    assert "rank 1" in said
+    assert "hangs (no sign of life for 3 s)" in said
+    assert not any(is_running(int(p)) for p in own.values())
+
+
+@pytest.mark.nightly
+def test_a_launcher_that_dies(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """Its processes end too."""
+    program = tmp_path / "program.py"
+    program.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(120)\n")
+    handle = subprocess.Popen(
+        [sys.executable, "-m", "xrt_distributed", "-n", "2", str(program)],
+        env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert handle.stdout is not None
+    own = [int(handle.stdout.readline()[4:]) for _ in range(2)]
+    handle.kill()
+    handle.communicate()
+    deadline = time.monotonic() + 20
+    while any(map(is_running, own)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_running, own))
