@@ -348,6 +348,7 @@ class TrainModule(GuardedModule):
         found = self._steps.get(key)
         if found is None:
             _examples(batch, self._source.input_names)
+            self._tell_of_whole(batch, logging.DEBUG)
             whole, extra, report = self._specialised(batch)
             assert self._recipe is not None
             if kind == "gradients":
@@ -454,14 +455,18 @@ class TrainModule(GuardedModule):
         return tuple(to_numpy(batch[n]).tobytes() for n in self._source.by_value if n in batch)
 
     def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
-        if self._mesh is not None and (why := why_whole(self._mesh, self._sharding, batch)):
-            self.events.emit("training.whole_batch", level=logging.WARNING, reason=why)
+        self._tell_of_whole(batch, logging.WARNING)
         whole, extra, report = self._specialised(batch)
         assert self._recipe is not None
         examples = _examples(batch, self._source.input_names)
         made = training_graph(whole, extra, self._types, self._recipe, update, examples)
         arrays = {v.name: to_numpy(batch[v.name]) for v in made.graph.inputs[: len(batch)]}
         return self._planned(made, arrays, report, [self._optimizer.rates_at(0)], whole=update)
+
+    def _tell_of_whole(self, batch: Mapping[str, np.ndarray], level: int) -> None:
+        """Say so where a mesh does not share a batch."""
+        if self._mesh is not None and (why := why_whole(self._mesh, self._sharding, batch)):
+            self.events.emit("training.whole_batch", level=level, reason=why)
 
     def _specialised(
         self, batch: Mapping[str, np.ndarray]

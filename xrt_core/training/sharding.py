@@ -29,9 +29,10 @@ def step_sharding(
     """The sharding of a step's inputs, by pattern of their names.
 
     given: the user's patterns, for variables, inputs and values within the graph. batch: arrays of the step, split over
-    the axis "data" unless `given` says otherwise; what it does not divide is whole on each device. state: types of the entries of the state. slots: variable -> names of
-    its slots, which lie as the variable does; with `zero` they are split along their first axis over "data" as well,
-    where it divides that. inputs: names of the graph's inputs; without a batch they say that the mesh computes.
+    the axis "data" unless `given` says otherwise; what it does not divide is whole on each device. state: types of the
+    entries of the state. slots: variable -> names of its slots, which lie as the variable does; with `zero` they are
+    split along their first axis over "data" as well, where it divides that. inputs: names of the graph's inputs;
+    without a batch they say that the mesh computes.
 
     Raises OptionError for zero without an axis "data".
     """

@@ -42,6 +42,7 @@ def numbers_of(environment: dict[str, str], folder: pathlib.Path) -> list[dict[s
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
     """It ends the others within seconds; the message names it, and has its last lines; its log is a file."""
     program = tmp_path / "program.py"
