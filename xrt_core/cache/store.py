@@ -86,6 +86,8 @@ class ExecutableStore:
         self._obtained: weakref.WeakKeyDictionary[Executable, tuple[CacheKey, Function]] = weakref.WeakKeyDictionary()
         self._disk = disk
         self._events = events
+        found = () if disk is None else plugins.contributions("xrt_shared_caches", "xrt.caches")
+        self._shared = [c.value for c in found]
         self._digests = None if disk is None else FileDigests(disk.folder, disk.mode != "read")
 
     def obtain(
@@ -278,9 +280,9 @@ class ExecutableStore:
         if disk.mode == "read":
             return False
         name = f"{key.digest}{SUFFIX}"
-        for shared in plugins.contributions("xrt_shared_caches", "xrt.caches"):
+        for shared in self._shared:
             try:
-                content = shared.value.fetch(name)
+                content = shared.fetch(name)
                 reason = "" if content is None else disk.receive(key, bytes(content))
             except Exception as e:  # whatever a store raises, the executable can be compiled
                 content, reason = None, f"{type(e).__name__}: {e}"
@@ -294,9 +296,9 @@ class ExecutableStore:
     def _offer(self, disk: DiskCache, key: CacheKey) -> None:
         """Tell the caches that machines share of an entry that was stored."""
         path = disk.path_of(key)
-        for shared in plugins.contributions("xrt_shared_caches", "xrt.caches"):
+        for shared in self._shared:
             try:
-                shared.value.offer(path.name, path.read_bytes())
+                shared.offer(path.name, path.read_bytes())
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
                 self._events.emit("cache.shared_failed", level=self._once(reason), entry=path.name[:12], reason=reason)

@@ -20,7 +20,7 @@ entry points imports nothing.
     xrt.commands     any                          `xrt` is called with no command of the core  xrt_commands
     xrt.observers    any                          the first module is made                     xrt_event
     xrt.observers    any                          the first module is made                     xrt_write_checkpoint
-    xrt.caches       any                          an executable is not on the disk             xrt_shared_caches
+    xrt.caches       any                          the first module is made                     xrt_shared_caches
     any of these     the options' section         an option of the section is given            xrt_options
 
 Short forms: an entry point of `xrt.engines` may name a subclass of `Engine` itself, and one of `xrt.passes` a pass. An
@@ -159,7 +159,7 @@ class Specification:
     def xrt_shared_caches(self) -> Iterable[Any]:  # type: ignore[empty-body]
         """Caches behind that on the disk, which machines share.
 
-        Called once, when an executable is first not found on the disk.
+        Called once, when the first module with a cache on disk is made.
 
         The result is the caches, objects with two methods. `fetch(name)` returns the bytes of the entry of a name, or
         None; `offer(name, content)` is told of an entry that was just stored on the disk. Both are called in the thread
