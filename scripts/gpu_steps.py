@@ -163,7 +163,8 @@ def smoke(found: Found) -> int:
         with contextlib.suppress(ImportError):
             import torch
 
-            libraries["torch"] = lambda a: torch.from_numpy(a.copy()).cuda()
+            if torch.cuda.is_available():
+                libraries["torch"] = lambda a: torch.from_numpy(a.copy()).cuda()
         cases = {f"{e}, {n}": case(e, n, a) for e in DEVICES for n, a in libraries.items()}
         found.update(attempts(cases))
     return failures(found)

@@ -16,6 +16,7 @@ from xrt_core.events import EventLog
 from xrt_core.options import Options, resolve
 
 if TYPE_CHECKING:
+    from xrt_core.compiler.inspection import CompiledCluster
     from xrt_core.compiler.models import CompiledGraph, ImportedModel, LiveCall, TracedModel
     from xrt_core.engine.contract import CompileOptions
     from xrt_core.explanation import Explanation
@@ -270,6 +271,16 @@ class XRTModule(GuardedModule):
             return caller.partition(caller.example()).graph
         caller, arrays = self._source.bind((), _mapping(inputs))
         return caller.partition(arrays).graph
+
+    def clusters(self, inputs: Mapping[str, Any] | None = None) -> Sequence[CompiledCluster]:
+        """Return the clusters of the graph for the signature of `inputs` (see `explain`).
+
+        Each shows by `as_text(stage)` what its engine makes of it; with "auto" the first that takes the cluster, whichever
+        runs it. Nothing is compiled before that.
+        """
+        from xrt_core.compiler.inspection import compiled_clusters
+
+        return compiled_clusters(self.partitioned(inputs), self._pipeline.accelerated.services.compilation)
 
     def _record(self, recorder: calibration.Recorder, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         if self.options.use_int8:

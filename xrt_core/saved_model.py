@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import IO, Any, Final
 
 import numpy as np
+from msgspec import Struct, structs
 
 import xrt_core
 from xrt_core.cache.model_file import ModelFile, read_model_file, write_model_file
@@ -42,8 +43,7 @@ Whoever loads a file has not written it, so it decides nothing else: no folders,
 Inputs = dict[str, np.ndarray]
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
+class _Engine(Struct, frozen=True):
     name: str
     device: str
     fingerprint: str
@@ -52,16 +52,14 @@ class _Engine:
         return f"engine {self.name} on {self.device} ({self.fingerprint})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Symbol:
+class _Symbol(Struct, frozen=True):
     name: str
     min: Size = 1
     max: Size | None = None
     multiple: Size = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Symbolic:
+class _Symbolic(Struct, frozen=True):
     """A symbolic signature. inputs: dtype, dimensions, and the value of one that determines shapes. sizes: of the
     symbols in its first call."""
 
@@ -70,8 +68,7 @@ class _Symbolic:
     sizes: dict[str, Size]
 
 
-@dataclass(frozen=True, slots=True)
-class _Info:
+class _Info(Struct, frozen=True):
     options: dict[str, Any]
     engines: tuple[_Engine, ...]
     auto: bool
@@ -80,8 +77,7 @@ class _Info:
     shapes: dict[str, tuple[Size | str | _Symbol | None, ...]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SavedModel:
+class SavedModel(Struct, frozen=True):
     """An open model file. options: those of `SAVED_OPTIONS` that were given when the module was created.
 
     ignored: names of others that the file has.
@@ -184,7 +180,7 @@ def save_module(
     info = {
         "xrt-core": xrt_core.__version__,
         "options": _given(pipeline.options),
-        "engines": [asdict(e) for e in _described(pipeline.engines)],
+        "engines": [structs.asdict(e) for e in _described(pipeline.engines)],
         "auto": pipeline.options.auto,
         "signatures": list(_signatures(callers)),
         "symbolic": list(_symbolic(callers)),
@@ -220,7 +216,7 @@ def _example(dtype: str, shape: Sequence[int], value: str | None) -> np.ndarray:
 
 
 def _plain(d: Any) -> Any:
-    return asdict(d) if isinstance(d, Symbol) else d
+    return dataclasses.asdict(d) if isinstance(d, Symbol) else d
 
 
 def _symbolic(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
@@ -235,7 +231,7 @@ def _symbolic(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
                         for i, (name, t) in enumerate(zip(caller.names, types, strict=True))
                         if isinstance(t, TensorType) and t.dtype is not None
                     },
-                    "symbols": [asdict(s) for s in plan.symbolic.declared.symbols.values()],
+                    "symbols": [dataclasses.asdict(s) for s in plan.symbolic.declared.symbols.values()],
                     "sizes": dict(plan.symbolic.sizes),
                 }
 

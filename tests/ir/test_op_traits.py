@@ -33,7 +33,6 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Any, Final
 
 import ml_dtypes
@@ -66,7 +65,7 @@ from xrt_core.ir.types import STRING, TensorType
 from xrt_core.testing.generated import retyped
 from xrt_core.testing.node_cases import Case, all_cases
 
-TRAITS: Final = tuple(f.name for f in fields(Traits))
+TRAITS: Final = Traits.__struct_fields__
 on_cases = pytest.mark.slow  # making the backend tests takes seconds
 NOT_IN_CASES: Final = {
     "moves_elements": {"Scatter"},  # of opset 9, and without tests of its own
@@ -514,6 +513,8 @@ ELSEWHERE: Final = {
     "xrt_core/testing/operator_tests.py": "the kit's tolerances: sums that may cancel, and sums that cannot",
     "xrt_core/training/checks.py": "how operators read their second input",
     "xrt_core/training/variables.py": "the inputs in which operators read what models learn",
+    "xrt_core/training/residuals.py": "operators that are computed again in a backward pass rather than stored",
+    "xrt_core/training/rules/sequence.py": "operators on sequences that have gradients",
     "xrt_core/training/rules/constant.py": "operators that vary and that training takes as constant",
     "xrt_core/verify/checker.py": "the policy of tolerances: operators that libraries round at the scale of 1",
     "plugins/xrt-contrib/src/xrt_contrib/activation.py": "the activations that it lowers",

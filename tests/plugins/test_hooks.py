@@ -318,8 +318,10 @@ def test_a_frontend_that_fails_stops_no_other(installed: pathlib.Path, source: s
     assert message in said()
 
 
-def test_a_frontend_that_cannot_be_imported(installed: pathlib.Path) -> None:
+def test_a_frontend_that_cannot_be_imported(installed: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a problem with its reason; a module without frontends says that none is installed."""
+    monkeypatch.setenv("XRT_DISABLE_PLUGINS", "torch")
+    engines.refresh()
     with pytest.raises(ModelLoadError, match="no frontend for it is installed"):
         xrt.XRTModule(3, engine="host")
     add_package(installed, "xrt-torn", "import nothing_of_the_sort", engine="torn", group="xrt.frontends")

@@ -84,3 +84,17 @@ def tokens(b: int, n: int, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     mask = (np.arange(n) < rng.integers(1, n + 1, (b, 1))).astype(np.int64)
     return {"ids": rng.integers(0, 50, (b, n)), "mask": mask}
+
+
+def read_by_number() -> bytes:
+    """x [batch, n] times the first n columns of mask [batch, total], read by their numbers in the flat mask, as
+    exporters write it for decoders."""
+    b = Builder()
+    zero, one = b.constant(0), b.constant(1)
+    rows, columns = (b.op("Gather", b.op("Shape", "x"), b.constant(axis), axis=0) for axis in (0, 1))
+    total = b.op("Gather", b.op("Shape", "mask"), one, axis=0)
+    row = b.op("Unsqueeze", b.op("Range", zero, rows, one), b.constant([1]))
+    at = b.op("Add", b.op("Mul", row, total), b.op("Range", zero, columns, one))
+    flat = b.op("Reshape", "mask", b.constant([-1]))
+    y = b.op("Mul", b.op("Exp", "x"), b.op("Gather", flat, at))
+    return b.model([("x", TensorProto.FLOAT, ("batch", "n")), ("mask", TensorProto.FLOAT, ("batch", "total"))], [y])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import xrt_core as xrt
 from tests.profiles import examples
-from tests.shapes.models import attention, pixels, tokens
+from tests.shapes.models import attention, pixels, read_by_number, tokens
 from xrt_core.errors import CompileError, InputError
 from xrt_core.runtime.plan_cache import SymbolicEntry
 
@@ -95,6 +95,25 @@ def test_what_a_guard_excludes_is_planned_exactly() -> None:
     plan = symbolic(m)[0].plan
     assert run(m, tokens(3, 8)).shape == (3, 16)
     assert m._source.caller.plans.known_plan(list(tokens(3, 8).values())) is plan  # type: ignore[union-attr]
+
+
+def test_a_computed_index_is_proven_for_all_sizes(engine: str) -> None:
+    """Its range follows from the sizes, with a guard: the node is for the engine, and other calls for the host."""
+    rng = np.random.default_rng(0)
+    m = xrt.XRTModule(read_by_number(), engine=engine, **PLAIN)  # type: ignore[arg-type]
+
+    def inputs(batch: int, n: int, total: int) -> dict[str, np.ndarray]:
+        return {"x": rng.random((batch, n), np.float32), "mask": rng.random((batch, total), np.float32)}
+
+    for sizes in ((2, 5, 7), (3, 4, 9), (1, 2, 2), (4, 3, 8)):
+        given = inputs(*sizes)
+        np.testing.assert_allclose(run(m, given), np.exp(given["x"]) * given["mask"][:, : sizes[1]], rtol=1e-5)
+    (entry,) = symbolic(m)
+    assert len(entry.plan.launches) == 1
+    assert "-n + total >= 0" in entry.plan.explain().guards
+    assert "its index is computed" not in str(entry.plan.explain())
+    with pytest.raises(xrt.XRTError):
+        m.run(inputs(2, 9, 8))  # the last row's last number is beyond the mask
 
 
 def test_dimensions_that_differ_after_all_get_another_plan() -> None:

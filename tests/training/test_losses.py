@@ -53,7 +53,7 @@ def test_xla(name: str) -> None:
 @pytest.mark.tiny_clusters  # both engines are to have a part
 @pytest.mark.parametrize("name", EVERY)
 def test_xla_and_onnxruntime(name: str) -> None:
-    """The way forward by ONNX Runtime, the way back and the updates by XLA."""
+    """The forward pass by ONNX Runtime, the backward pass and the updates by XLA."""
     pytest.importorskip("jax")
     pytest.importorskip("onnxruntime")
     step, module = peers.by_xrt(model(name), ["onnxruntime", "xla"])

@@ -220,7 +220,7 @@ def test_loss_scale_of_float16() -> None:
 
 
 def test_constraints_in_training() -> None:
-    """A node that is kept in float32 is so on the way back as well."""
+    """A node that is kept in float32 is so in the backward pass as well."""
     t = made("perceptron", "host", precision={"op:MatMul": "float32"}, use_bf16=True)
     t.step(**points(0))
     assert dtypes_of(t, "MatMul") == {"float32"}

@@ -1,5 +1,5 @@
-"""Recurrent operators in a training step: Scans whose size does not depend on the length, and whose way back computes
-only what depends on gradients."""
+"""Recurrent operators in a training step: Scans whose size does not depend on the length, and whose backward pass
+computes only what depends on gradients."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_xla(kind: str) -> None:
 
 
 def back(graph: Graph) -> tuple[list[str], int]:
-    """The operators in the body of the way back, and how many states it has."""
+    """The operators in the body of the backward pass, and how many states it has."""
     (node,) = (n for n in graph.nodes if n.op_type == "Scan" and n.name.startswith("gradient"))
     (body,) = node.subgraphs
     return [n.op_type for n in body.nodes], len(node.inputs) - int(node.attributes["num_scan_inputs"])  # type: ignore[call-overload]

@@ -23,10 +23,10 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, Literal, TypedDict
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.cache.key import CacheKey
 from xrt_core.engine.serialization import Blob, Container, Kind, Writer, open_file
@@ -52,15 +52,13 @@ Info = TypedDict(
 """Facts about an entry, for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(Struct, frozen=True):
     key: tuple[tuple[str, str], ...]
     names: tuple[str, ...]
     info: Info
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """The manifest of an entry. size: of the file in bytes."""
 
     key: CacheKey
@@ -120,8 +118,7 @@ _MOST_TEXT: Final = 1 << 28  # bytes of a function's text that is shown
 _NEAR: Final = 256  # entries that are looked at to say which one is nearest to a miss
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
+class Miss(Struct, frozen=True):
     """Why there is nothing to use. stored: there is a file, which cannot be used. final: and it says that storing the
     executable is not worth while, so that trying is not either."""
 
@@ -130,16 +127,14 @@ class Miss:
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """A stored executable, every byte of which its manifest covers."""
 
     manifest: Manifest
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class EntryFile:
+class EntryFile(Struct, frozen=True):
     """An entry's file. used: when it was last read or written, seconds since the epoch."""
 
     path: pathlib.Path
@@ -468,8 +463,7 @@ _MOST_FILES: Final = 512
 _MOST_REMEMBERED: Final = 1 << 26  # bytes of a file of digests
 
 
-@dataclass(frozen=True, slots=True)
-class _Remembered:
+class _Remembered(Struct, frozen=True):
     seal: str
     path: str
     stamp: tuple[int, ...]

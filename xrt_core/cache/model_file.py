@@ -9,9 +9,10 @@ Digests show damage, not intent: who loads a model file runs what its maker put 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
+
+from msgspec import Struct
 
 from xrt_core.cache.key import CacheKey
 from xrt_core.engine.serialization import Container, Kind, Writer, open_bytes
@@ -23,8 +24,7 @@ T = TypeVar("T")
 KIND: Final = Kind(b"XRTMODEL", 2, "a model file of XRT, which XRTModule.save writes", CacheError)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredExecutable:
+class StoredExecutable(Struct, frozen=True):
     """One executable. whole: its blob is what `Executable.serialize` gave, else what `serialize_code` gave.
 
     cluster, nodes: what it runs, human-readable.
@@ -37,8 +37,7 @@ class StoredExecutable:
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     key: CacheKey
     whole: bool
     cluster: str
@@ -46,16 +45,14 @@ class _Place:
     blob: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Executable:
+class _Executable(Struct, frozen=True):
     key: tuple[tuple[str, str], ...]
     whole: bool
     cluster: str
     nodes: Size
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(Struct, frozen=True):
     info: dict[str, Any]
     executables: tuple[_Executable, ...]
 

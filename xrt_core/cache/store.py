@@ -459,6 +459,15 @@ class Compilation:
         options = self.options_for(engine, fused, shared)
         return self._store.load(function, owner, device, options, lambda: self._compiler(engine, fused, shared))
 
+    def stages(self, engine: str) -> Mapping[str, str]:
+        """The forms of a Function that an engine shows: name -> what it is. Raises what the engine raises."""
+        return dict(self._compiler(engine, self.options.fused).stages)
+
+    def as_text(self, function: Function, engine: str, stage: str) -> str:
+        """What an engine makes of a Function up to a stage; it is compiled for this. Raises as the compiler does."""
+        compiler = self._compiler(engine, self.options.fused)
+        return compiler.as_text(function, function.params, function.returns, function.aliases, stage)
+
     def key(self, function: Function, engine: str) -> CacheKey:
         """The key of `executable`."""
         owner, device = self.on(engine)

@@ -15,6 +15,7 @@ from xrt_core.cli.compile import compile
 from xrt_core.cli.display import say
 from xrt_core.cli.doctor import doctor
 from xrt_core.cli.engines import engines
+from xrt_core.cli.inspect import inspect
 from xrt_core.cli.partition import partition
 from xrt_core.cli.passes import passes
 from xrt_core.cli.plugin_commands import add_commands, wanted
@@ -52,7 +53,7 @@ def _common(
         logging.getLogger("xrt").setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
 
 
-for _command in (run, train, partition, compile, engines, doctor, passes, report, bisect, replay):
+for _command in (run, train, partition, inspect, compile, engines, doctor, passes, report, bisect, replay):
     app.command()(_command)
 app.add_typer(cache, name="cache")
 

@@ -196,7 +196,7 @@ class Pipeline:
         context = PassContext(
             self.options,
             engines=optimised.engines,
-            candidates=partial(self._support.of, symbolic=bool(sizes)) if optimised.engines else lambda graph: (),
+            candidates=partial(self._support.of, symbolic=symbolic) if optimised.engines else lambda graph: (),
             symbolic=symbolic,
             device=self.engines[0][1] if self.engines else CPU.name,
             automatic=optimised.automatic,
@@ -253,7 +253,7 @@ class Pipeline:
         if not left:
             return
         graph = optimised.graph
-        symbolic = self._support.of(graph, symbolic=True)
+        symbolic = self._support.of(graph, symbolic=optimised.symbolic)
         refused = {
             i for i, n in enumerate(graph.nodes) if n.outputs in left and not any(c.supports(n).ok for c in symbolic)
         }

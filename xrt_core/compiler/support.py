@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,14 +16,15 @@ from xrt_core.errors import EngineError, XRTError
 from xrt_core.ir.graph import Graph, Node, Support, Value, engine_at, is_placed, nodes_within
 from xrt_core.ir.inference import infer_types, trip_count
 from xrt_core.ir.op_traits import draws_random, index_input, traits_of
-from xrt_core.ir.types import STRING, TensorType
+from xrt_core.ir.types import STRING, Dim, TensorType
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import Candidate, devices_of
 from xrt_core.passes.shape_specialization import is_late
-from xrt_core.runtime.input_checks import has_symbolic_index
+from xrt_core.runtime.input_checks import has_symbolic_index, is_within
 
 if TYPE_CHECKING:
     from xrt_core.guard.capability import Answers
+    from xrt_core.passes.symbolic_shapes import SymbolicShapes
 
 
 Refusal = Callable[[Node], Support | None]
@@ -41,12 +42,12 @@ class EngineSupport:
         self._events = services.events
         self._lowered = services.precision is not None
 
-    def of(self, graph: Graph, symbolic: bool = False) -> list[Candidate]:
-        """Return the candidates for this graph, by descending priority. symbolic: dimensions of it are symbolic, so
-        that engines of static shapes take no node of it."""
+    def of(self, graph: Graph, symbolic: SymbolicShapes | None = None) -> list[Candidate]:
+        """Return the candidates for this graph, by descending priority. symbolic: what is known of its symbolic
+        dimensions, if it has any, so that engines of static shapes take no node of it."""
         refusal = partial(
             _refusal,
-            unproven=self._unproven(graph),
+            unproven=self._unproven(graph, () if symbolic is None else symbolic.within),
             lowered=self._lowered,
             tried=self._guard is not None,
             symbolic=symbolic,
@@ -117,14 +118,14 @@ class EngineSupport:
                     engine.prepare()
         return mark_updates(graph, [e.name for e, _ in self._engines], aliases=aliases)
 
-    def _unproven(self, graph: Graph) -> frozenset[Node]:
+    def _unproven(self, graph: Graph, within: Collection[tuple[Value, Dim]]) -> frozenset[Node]:
         """The nodes of a graph that no launch can check: their indices come into being within a cluster."""
         looked_at = (n for n in graph.nodes if index_input(n) is not None or (n.attributes and n.subgraphs))
         if self._phase != "inference" or not any(True for _ in looked_at):
             return frozenset()
         from xrt_core.runtime.input_checks import unproven_indices
 
-        return unproven_indices(graph)
+        return unproven_indices(graph, within)
 
     def _asked(self, engine: Engine, device: str, refusal: Refusal, name: str = "") -> Candidate:
         from xrt_core.guard.timeouts import check_cancelled
@@ -177,11 +178,11 @@ def _refusal(
     unproven: frozenset[Node],
     lowered: bool,
     tried: bool,
-    symbolic: bool = False,
+    symbolic: SymbolicShapes | None = None,
     open_shapes: bool = False,
 ) -> Support | None:
     if node.attributes and node.subgraphs:
-        if symbolic:
+        if symbolic is not None:
             return Support.no("the sizes in its bodies differ between calls, and the host runs the control")
         if lowered:
             return Support.no("its bodies are lowered in precision and planned by themselves")
@@ -191,9 +192,9 @@ def _refusal(
         if node.subgraphs:
             return Support.no("an index in its body is computed, and may be out of range: the host checks it")
         return Support.no("its index is computed, and may be out of range for all that is known: the host checks it")
-    if symbolic and has_symbolic_index(node):
+    if symbolic is not None and has_symbolic_index(node) and not is_within(node, symbolic.within):
         return Support.no("the limit of its indices differs between calls: the host checks them")
-    return why_on_host(node, symbolic, open_shapes)
+    return why_on_host(node, symbolic is not None, open_shapes)
 
 
 def why_on_host(node: Node, symbolic: bool = False, open_shapes: bool = False) -> Support | None:

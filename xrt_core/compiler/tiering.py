@@ -6,10 +6,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.cache.disk import DiskCache, open_cache
 from xrt_core.cache.model_file import ModelFile
@@ -311,8 +311,7 @@ class BaselinePlan(Planned):
             job.pipeline.background.begin(self, _copies(arrays) if self._rehearse else None)
 
 
-@dataclass(frozen=True, slots=True)
-class TierUpJob:
+class TierUpJob(Struct, frozen=True):
     """Compiles the plan with engines of one signature. cache: holds the baseline plan. owned: see `make_plan`.
     symbolic: see `Pipeline.compile`."""
 

@@ -24,11 +24,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core import errors
 from xrt_core.engine.contract import (
@@ -94,8 +94,7 @@ State = Mapping[str, Any]
 """The values of aspects, by name. None: not known on this platform, or in this thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Aspect:
+class Aspect(Struct, frozen=True):
     """One part of the state.
 
     name: for messages. read: its value, which compares by `==`. restore: sets a value that was read before. boundary:
@@ -465,6 +464,29 @@ class CompilerProxy(GraphCompiler):
             f"{function.name} ({operators_of(function)})",
             self.inner.compile, function, entry_params, return_params, aliases,
         )  # fmt: skip
+
+    @property
+    def stages(self) -> Mapping[str, str]:  # type: ignore[override]
+        """See `GraphCompiler.stages`. Raises CompileError for what is no mapping of texts; read when somebody asks."""
+        subject = f"engine {self._engine!r}: reading stages"
+        found = call_engine(subject, CompileError, lambda: dict(self.inner.stages))
+        if not all(_is_text(k) and _is_text(v) for k, v in found.items()):
+            raise CompileError(f"{subject}: {clipped(found)}; expected a mapping of names to descriptions")
+        return _frozen(found)
+
+    def as_text(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+        stage: str,
+    ) -> str:
+        """See `GraphCompiler.as_text`."""
+        subject = f"engine {self._engine!r}: {function.name}, stage {stage!r}"
+        with preserved_state(f"engine {self._engine!r}"):
+            given = function, entry_params, return_params, aliases, stage
+            return printable(str(call_engine(subject, CompileError, self.inner.as_text, *given)))
 
     def load(self, blob: bytes) -> Executable:
         """See `GraphCompiler.load`."""

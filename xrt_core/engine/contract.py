@@ -176,7 +176,13 @@ class Executable(ABC):
 
 
 class GraphCompiler(ABC):
-    """Compiles Functions for one device with one set of options. Safe to call from many threads at once."""
+    """Compiles Functions for one device with one set of options. Safe to call from many threads at once.
+
+    stages: optional; the forms of a Function that `as_text` shows, in the order of compilation: name -> what it is. The
+        last one is what `Executable.as_text` gives, unless `as_text` is overridden for it.
+    """
+
+    stages: Mapping[str, str] = MappingProxyType({"compiled": "what was compiled, as the executable shows it"})
 
     @abstractmethod
     def compile(
@@ -193,6 +199,22 @@ class GraphCompiler(ABC):
         aliases: outputs that share an input's storage (updated variables).
         Raises CompileError with the engine library's own message.
         """
+
+    def as_text(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+        stage: str,
+    ) -> str:
+        """What `function` is at one of the `stages`, for people to read. It is compiled for this alone. Optional.
+
+        The arguments are those of `compile`. Raises CompileError as `compile` does, UnsupportedError for another stage.
+        """
+        if stage != next(reversed(tuple(self.stages)), None):
+            raise UnsupportedError(f"{type(self).__name__} shows no stage {stage!r} of a compilation")
+        return self.compile(function, entry_params, return_params, aliases).as_text()
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `Executable.serialize` gave `blob` for. Optional.

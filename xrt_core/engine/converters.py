@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from xrt_core.errors import PluginError, RegistrationError
 
@@ -36,8 +37,7 @@ HOST: Final = "host"
 Convert = Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Converter:
+class Converter(Struct, frozen=True):
     """The way from `source` to `target`.
 
     function: takes an array of the source and returns one of the target, of the same dtype and shape; it must not write
@@ -54,8 +54,7 @@ class Converter:
         return f"converter {self.source} -> {self.target} of {self.owner}"
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayType:
+class ArrayType(Struct, frozen=True):
     """A class of arrays that a user brings. See `register_array_type`."""
 
     type: type

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.engine import cuda
 from xrt_core.engine.converters import FAMILIES
@@ -46,8 +47,7 @@ def _numpy() -> Any:
     return np
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceArrays:
+class DeviceArrays(Struct, frozen=True):
     """Arrays in the memory of a device, of a class that NumPy need not be able to read.
 
     type: the class; its objects have `dtype` (NumPy's), `shape` and `device`, the number of the device they lie on.
@@ -60,8 +60,7 @@ class DeviceArrays:
     from_host: Callable[[np.ndarray, int], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
+class Streams(Struct, frozen=True):
     """Queues of work on the devices of a kind, named by integer handles; engines get one as `RunOptions.stream`.
 
     current: (array of the caller's on the device or None, number of the device) -> stream on which the caller works,
@@ -76,8 +75,7 @@ class Streams:
     using: Callable[[int | None, int], AbstractContextManager[Any]] = _any_stream
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceKind:
+class DeviceKind(Struct, frozen=True):
     """One kind of device. Its functions are called at need, and may import a library only then.
 
     name: a lower-case identifier. status: whether its devices can be used here, or why not.

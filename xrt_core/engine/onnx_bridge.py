@@ -28,6 +28,7 @@ __all__ = [
     "NodeTrials",
     "OnnxModel",
     "aligned",
+    "as_onnx_text",
     "frozen",
     "is_large",
     "is_symbolic",
@@ -42,6 +43,8 @@ __all__ = [
 
 EXTERNAL_BYTES: Final = 4096
 """Constants from this size on stay out of the model by default."""
+
+_SHOWN: Final = 8  # elements of a constant that a text shows
 
 SUB_BYTE: Final = frozenset(("int4", "uint4", "int2", "uint2", "float4_e2m1fn"))
 """Names of the dtypes that ONNX packs into bytes, while an array has a byte for each element."""
@@ -85,6 +88,23 @@ def to_onnx(function: Function, *, tensor: Callable[[np.ndarray, str], TensorPro
     from xrt_core.frontends.onnx_export import export_function
 
     return export_function(function, tensor=tensor)
+
+
+def as_onnx_text(model: ModelProto | bytes) -> str:
+    """A model in ONNX's textual syntax, without the elements of large constants (https://onnx.ai/onnx/repo-docs/Syntax.html)."""
+    import onnx
+
+    shown = onnx.ModelProto()
+    if isinstance(model, bytes):
+        shown.ParseFromString(model)
+    else:
+        shown.CopyFrom(model)
+    for tensor in shown.graph.initializer:
+        if np.prod(tensor.dims, dtype=np.int64) > _SHOWN:
+            kept = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            kept.data_location = onnx.TensorProto.EXTERNAL
+            tensor.CopyFrom(kept)
+    return str(onnx.printer.to_text(shown))
 
 
 def onnx_model(

@@ -13,11 +13,11 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.engine.device_kinds import kinds
 from xrt_core.engine.registry import miss
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class OpKernel:
+class OpKernel(Struct, frozen=True):
     """A kernel of an engine.
 
     function: the kernel. devices: kinds of devices it runs on. train: usable in the training phase.

@@ -24,11 +24,11 @@ import os
 import platform
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.engine.contract import Parameter
 from xrt_core.errors import CompileError, XRTError
@@ -44,8 +44,7 @@ ParameterRow = tuple[str, DtypeName, tuple[Size | Annotated[str, msgspec.Meta(ma
 """Types for headers: the name of a dtype, and what `rows_of` makes of a Parameter."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayRow:
+class ArrayRow(Struct, frozen=True):
     """Dtype and shape of an array whose bytes lie elsewhere."""
 
     dtype: DtypeName
@@ -57,8 +56,7 @@ _ALIGN: Final = 64
 _MAX_MANIFEST: Final = 1 << 28
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """What a container holds. magic: 8 bytes. version: of what the owner writes; another one is refused.
 
     name: with its article, for messages ("a cache entry"). error: what readers raise.
@@ -70,8 +68,7 @@ class Kind:
     error: type[XRTError]
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(Struct, frozen=True):
     """Where a blob lies, and its digest."""
 
     offset: int

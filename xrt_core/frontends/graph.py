@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import InputError, TraceError
 from xrt_core.frontends.control_flow import as_output, is_tensor_like
@@ -301,8 +301,7 @@ def layout_of(count: int) -> Structure:
 # tracing
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
+class Traced(Struct, frozen=True):
     """A traced graph, and the nesting of its outputs in the return value of `build`.
 
     output_names: a unique name per output: 'output' for a single tensor, 'output_0', ... for a tuple, keys for a dict.

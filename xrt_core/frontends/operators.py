@@ -9,11 +9,11 @@ import difflib
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import GraphError
 from xrt_core.frontends.control_flow import trace_bodies
@@ -38,8 +38,7 @@ from xrt_core.ir.types import (
 _STRING = np.dtype(object)
 
 
-@dataclass(frozen=True, slots=True)
-class Formal:
+class Formal(Struct, frozen=True):
     """One formal input of an operator: its type variable, the allowed dtypes, and its arity."""
 
     name: str
@@ -50,8 +49,7 @@ class Formal:
     homogeneous: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """The callable form of one version of an operator."""
 
     schema: Schema

@@ -21,9 +21,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
+
+from msgspec import Struct
 
 from xrt_core.engine.forking import in_forked_process
 
@@ -44,8 +45,7 @@ class Cancelled(Exception):
     """The interpreter is shutting down, or the task was cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundTask:
+class BackgroundTask(Struct, frozen=True):
     """Work that no caller waits for. owner: of the worker jobs that it submits. is_wanted: False once it is
     cancelled."""
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from xrt_core.ir.graph import Attribute, Node, Value
 from xrt_core.ir.ml_limits import DOMAIN, ml_attribute_fault, ml_node_fault
 from xrt_core.ir.types import ONNX_TO_DTYPE
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """The values that an attribute may have. allowed: in words, for messages. allows: whether a value is of them."""
 
     allowed: str

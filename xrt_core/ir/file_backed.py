@@ -6,13 +6,12 @@ import mmap
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
+class FileState(Struct, frozen=True):
     """A file as it was when it was mapped. stamp: device, inode, size, times of its last change in nanoseconds."""
 
     path: str

@@ -17,10 +17,10 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import GraphError
 from xrt_core.ir.graph import NO_ANNOTATIONS, Annotations, Graph, Node, SparseTensor, Value, _Frozen, _set
@@ -39,8 +39,7 @@ from xrt_core.ir.types import (
 _MOST_SHOWN: Final = 5  # operators in a message
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Struct, frozen=True):
     """An entry or a return of a Function: a dense tensor of known dtype and rank.
 
     dims: its dimensions; in a symbolic Function some are texts of expressions (`ir.symbols`). A dimension of a return
@@ -85,8 +84,7 @@ class Parameter:
         return f"%{self.name}: {self.type}"
 
 
-@dataclass(frozen=True, slots=True)
-class InputOutputAlias:
+class InputOutputAlias(Struct, frozen=True):
     """Output number `output` shares the storage of input number `input` (an updated variable)."""
 
     output: int

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Union
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import GraphError
 from xrt_core.ir.types import Shape, SparseTensorType, TensorType, ValueType
@@ -33,8 +34,7 @@ Phase = Literal["train", "inference"]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLocation:
+class SourceLocation(Struct, frozen=True):
     """A line of the user's code that made a node."""
 
     filename: str

@@ -14,9 +14,10 @@ A plugin adds rows for its own domain with `register_traits`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from xrt_core.errors import GraphError, RegistrationError
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from xrt_core.ir.graph import Node, Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
+class Traits(Struct, frozen=True, kw_only=True):
     """What holds of an operator; every trait is False unless a row says otherwise.
 
     Where results come from:
@@ -92,7 +92,7 @@ class Traits:
 
 
 NO_TRAITS: Final = Traits()
-_NAMES: Final = tuple(f.name for f in fields(Traits))
+_NAMES: Final = Traits.__struct_fields__
 
 Key = tuple[str, str]
 """Domain ('' for ONNX's own) and operator."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from msgspec import Struct
+
 from xrt_core.errors import PluginError, RegistrationError, ShapeError, XRTError
 from xrt_core.ir.op_traits import Traits, register_traits, unregister_traits
 from xrt_core.plugins import plugins
@@ -38,8 +40,7 @@ class OperatorSchema(Protocol):
     def since_version(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """One operator of a plugin.
 
     schema: its name, inputs, outputs, attributes and type inference (`Schema.infer`; without it the types are those of
@@ -67,8 +68,7 @@ class Operator:
     engine_kernels: Sequence[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorSet:
+class OperatorSet(Struct, frozen=True):
     """The operators of a domain.
 
     version: the newest one of the domain. find: the operator of a name that is not listed, or None; for a library that

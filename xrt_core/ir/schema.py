@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import GraphError, RegistrationError, ShapeError
 from xrt_core.ir.graph import Node
@@ -62,8 +63,7 @@ ATTRIBUTE_KINDS: Final[Mapping[int, AttributeKind]] = MappingProxyType({
 """AttributeProto.AttributeType -> kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeSchema:
+class AttributeSchema(Struct, frozen=True):
     """One attribute of an operator: its kind, and whether a node must give it."""
 
     name: str

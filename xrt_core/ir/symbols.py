@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from msgspec import Struct
+
 from xrt_core.errors import InputError, ShapeError
 from xrt_core.ir.types import Dim
 
@@ -68,8 +70,7 @@ Monomial = tuple["str | Quotient", ...]
 """A product of symbols and quotients, sorted; () is 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quotient:
+class Quotient(Struct, frozen=True):
     """An expression divided by a positive integer, rounded down."""
 
     dividend: Expr
@@ -357,8 +358,7 @@ def shape_for(shape: Iterable[Dim], sizes: Mapping[str, int]) -> tuple[int | Non
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(Struct, frozen=True):
     """The declared shapes of inputs, and the symbols in them.
 
     names: of the inputs, for messages. shapes: one per input; a dimension is a size, a symbol's name, the text of an
@@ -442,8 +442,7 @@ def _solved(d: str, size: int, sizes: Mapping[str, int]) -> tuple[str, int] | No
     return None if remainder else (left[0], whole)
 
 
-@dataclass(frozen=True, slots=True)
-class SymbolicSignature:
+class SymbolicSignature(Struct, frozen=True):
     """Declared shapes of a graph's inputs, and the sizes of their symbols in the call that is planned for first."""
 
     declared: Declared

@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.ir.graph import Attribute
 
@@ -29,8 +29,7 @@ _MODES: Final = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_E
 _LEQ, _LT, _GTE, _GT, _EQ, _NEQ, _MEMBER, _LEAF = range(8)
 
 
-@dataclass(frozen=True, slots=True)
-class TreeTables:
+class TreeTables(Struct, frozen=True):
     """A tree ensemble. The nodes of all trees have one numbering; a leaf is its own child on both sides.
 
     feature [nodes] (intp), value [nodes]: what an inner node compares; yes, no [nodes] (intp): where it leads.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Final
 
 import ml_dtypes
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import GraphError
 
@@ -59,8 +59,7 @@ def dtype_from_name(name: str) -> np.dtype:
         raise GraphError(f"unknown dtype {name!r}; known: {', '.join(sorted(_NAME_TO_DTYPE))}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(Struct, frozen=True):
     """A dense tensor: element dtype (None: unknown) and shape (None: unknown rank)."""
 
     dtype: np.dtype | None
@@ -78,8 +77,7 @@ class TensorType:
         return f"{name}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
 
 
-@dataclass(frozen=True, slots=True)
-class SparseTensorType:
+class SparseTensorType(Struct, frozen=True):
     """A sparse tensor of ONNX; XRT carries it through and leaves it to the host."""
 
     dtype: np.dtype | None
@@ -89,8 +87,7 @@ class SparseTensorType:
         return f"sparse({TensorType(self.dtype, self.shape)})"
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceType:
+class SequenceType(Struct, frozen=True):
     """A sequence of values of one type."""
 
     element: ValueType | None
@@ -99,8 +96,7 @@ class SequenceType:
         return f"sequence({self.element or '?'})"
 
 
-@dataclass(frozen=True, slots=True)
-class OptionalType:
+class OptionalType(Struct, frozen=True):
     """A value that may be absent."""
 
     element: ValueType | None
@@ -109,8 +105,7 @@ class OptionalType:
         return f"optional({self.element or '?'})"
 
 
-@dataclass(frozen=True, slots=True)
-class MapType:
+class MapType(Struct, frozen=True):
     """A map of ai.onnx.ml, from integers or strings to values."""
 
     key: np.dtype

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from xrt_core.errors import ShapeError
 from xrt_core.kernels.namespace import narrow, scan, widen
@@ -74,8 +75,7 @@ def activations_of(ctx: OpContext, default: tuple[str, ...], directions: int) ->
     return [made[d * n : (d + 1) * n] for d in range(directions)]
 
 
-@dataclass(frozen=True, slots=True)
-class Direction:
+class Direction(Struct, frozen=True):
     """The weights that a step of one direction reads; projection [input, gates * hidden] and bias are applied before.
 
     recurrence: R of shape [gates * hidden, hidden]; recurrent_bias: Rb if a step needs it separately, else None;

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import RegistrationError
 from xrt_core.ir.graph import Node
@@ -85,8 +85,7 @@ FAMILIES = (
 """Modules of this package that register kernels."""
 
 
-@dataclass(frozen=True, slots=True)
-class PortableKernel:
+class PortableKernel(Struct, frozen=True):
     """A registered kernel.
 
     function: `f(ctx, *inputs) -> array | tuple`.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.types import float_like
@@ -18,8 +18,7 @@ _UNROLLED_TAPS = 8
 """Up to this number of taps are gathered and summed one by one; more use a single gather with an axis of taps."""
 
 
-@dataclass(frozen=True, slots=True)
-class AxisResize:
+class AxisResize(Struct, frozen=True):
     """How one axis is resampled: output length, exact scale, and the part of the input shown (tf_crop_and_resize)."""
 
     axis: int
@@ -30,8 +29,7 @@ class AxisResize:
     stop: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """The sampling attributes of Resize; the defaults are those of Upsample and Resize 10."""
 
     mode: str

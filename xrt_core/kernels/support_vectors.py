@@ -7,10 +7,10 @@ second method of Wu, Lin and Weng, "Probability estimates for multi-class classi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.ir.graph import Node
 from xrt_core.ir.ml_limits import class_count, svm_vectors
@@ -19,8 +19,7 @@ from xrt_core.kernels.namespace import has_float64, is_jax
 from xrt_core.kernels.registry import OpContext, kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """The tables of a machine with support vectors.
 
     vectors [vectors, features], less `center`, their mean. norms [vectors]: of what is left. coefficients: as given.

@@ -8,10 +8,10 @@ that fails clears the bits of the leaves it rules out, and the first bit left is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Node
@@ -30,8 +30,7 @@ _BITS: Final = 64
 """Leaves that a tree may have to be evaluated by bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ensemble:
+class Ensemble(Struct, frozen=True):
     """What a node's trees compute with.
 
     children [2 * nodes]: `no` and `yes` of each node. weights [leaves, targets]: sums of what each leaf gives; for
@@ -46,8 +45,7 @@ class Ensemble:
     bits: Bits | None
 
 
-@dataclass(frozen=True, slots=True)
-class Bits:
+class Bits(Struct, frozen=True):
     """Trees as bits. feature, value, nan_yes, mask [comparisons, trees]: `mask` has the leaves that stay where the
     comparison fails; where a tree has fewer comparisons, masks of ones. leaf [trees, leaves]: in order of the bits.
     strict: they compare `<`.

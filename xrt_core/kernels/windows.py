@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import ShapeError
 from xrt_core.kernels.namespace import is_jax
 from xrt_core.kernels.registry import OpContext
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
+class Windows(Struct, frozen=True):
     """Windows over the spatial axes: one entry an axis, everything known from attributes and static shapes.
 
     begin, end: padding of the attributes; out: number of windows. With `ceil_mode` a window may reach beyond

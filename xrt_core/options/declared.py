@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from xrt_core.errors import RegistrationError
 from xrt_core.options.kinds import Kind
@@ -24,8 +25,7 @@ PREFIX: Final = "use_"
 """What the names of switches begin with."""
 
 
-@dataclass(frozen=True, slots=True)
-class PluginOption:
+class PluginOption(Struct, frozen=True):
     """An option of a package. name: a lower-case identifier; kind: what it takes (`xrt_core.options.kinds`).
 
     default: the value if none is given. help: what it means, in a sentence.
@@ -37,8 +37,7 @@ class PluginOption:
     help: str
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """The options of one plugin, by name. owner: its package."""
 
     name: str
@@ -50,8 +49,7 @@ class Section:
         return prefix_of(self.name) + option.upper()
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(Struct, frozen=True):
     """A tri-state option of an engine. owner: the package that declares it."""
 
     name: str

@@ -9,9 +9,10 @@ import operator
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 AUTO: Final = "auto"
 """The engine's name that stands for every engine that is ready, the fastest of which the guard chooses."""
@@ -19,8 +20,7 @@ HUGE: Final = (1 << 63) - 1
 """The default of bounds that bound nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """What an option takes. takes: in words. accept: Python value -> clean value; parse: text -> clean value.
 
     Both raise ValueError or TypeError for a value that does not fit; the text of a `Reason` reaches the user.

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from msgspec import Struct
+
 from xrt_core.errors import OptionError
 from xrt_core.options.declared import CORE_VARIABLES, PREFIX, find_section, find_switch, why_undeclared
 from xrt_core.options.kinds import (
@@ -44,8 +46,7 @@ if TYPE_CHECKING:  # it needs NumPy, and options are there before anything is co
     from xrt_core.ir.sharding import Mesh
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One row of the table. env: the environment variable, "" if it has none."""
 
     name: str

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph, Node, Value, every_node
@@ -34,8 +35,7 @@ FLOAT32: Final = np.dtype(np.float32)
 _FIRST_BF16_CAST: Final = 13
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
+class Constraint(Struct, frozen=True):
     """A requirement that nodes matching `pattern` (with * and ?) compute in `dtype`. kind: "op" or "name"."""
 
     kind: str
@@ -56,8 +56,7 @@ class Constraint:
         return f"{self.kind}:{self.pattern}"
 
 
-@dataclass(frozen=True, slots=True)
-class KeptNode:
+class KeptNode(Struct, frozen=True):
     """A node with float32 inputs that was not lowered, and the reason."""
 
     name: str
@@ -397,8 +396,7 @@ class _GraphLowering:
         return free
 
 
-@dataclass(frozen=True, slots=True)
-class _Lowering:
+class _Lowering(Struct, frozen=True):
     """to: the dtype. version: of the operator. inputs, outputs: indices of those that become narrow."""
 
     to: np.dtype

@@ -11,11 +11,11 @@ which version supports a narrow float.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.ir.schema import find_schema, latest_opset
 from xrt_core.ir.types import dtype_name
@@ -73,8 +73,7 @@ TEXTS: Final = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)"}
 """The narrow floats, as schemas write them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Formal:
+class Formal(Struct, frozen=True):
     """A formal parameter of a schema: its type variable and its types."""
 
     variable: str
@@ -85,8 +84,7 @@ class Formal:
         return TEXTS[dtype_name(dtype)] in self.types
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Struct, frozen=True):
     """The formal parameters of one version of an operator; the last input and the last output may be variadic."""
 
     inputs: tuple[Formal, ...]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from xrt_core.errors import GraphError, RegistrationError
 from xrt_core.ir.dag import sort_indices
@@ -21,8 +23,7 @@ CLEANING: Final = "clean_unused"
 """Passes without a position run before this one, which removes the nodes that they leave without readers."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredPass:
+class RegisteredPass(Struct, frozen=True):
     """A pass with its position.
 
     run: (graph, context of the run) -> graph. stages: in which it runs. reason: for its position.

@@ -1,8 +1,9 @@
 """Symbolic shapes: what follows for the shapes of a graph where dimensions of its inputs are symbols.
 
 `SymbolicShapes` goes with the traversal of `shape_specialization`. It knows the elements of small integer tensors as
-expressions over the symbols, and from these the dimensions that type inference, which knows numbers alone, leaves open.
-What it does not know stays unknown.
+expressions over the symbols, and from these the dimensions that type inference, which knows numbers alone, leaves open;
+of larger integer tensors their range, and from that which computed indices stay within their dimension. What it does
+not know stays unknown.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _END: Final = (1 << 31) - 1
 
 Elements = np.ndarray
 """An array of objects: an Expr for each element, None where nothing is known."""
+Interval = tuple[Expr, Expr]
+"""The least and the greatest element."""
 
 
 class SymbolicShapes:
@@ -35,13 +38,16 @@ class SymbolicShapes:
 
     symbols: with their ranges, by name. sizes: of the symbols in the first call. guards: expressions that must not be
     negative for what was found to hold. Where a shape depends on which of two sizes is larger, as that of a Slice does,
-    it is taken as in the first call, and that is a guard.
+    it is taken as in the first call, and that is a guard. within: values, each with a dimension within which all its
+    elements are indices.
     """
 
     def __init__(self, symbols: Mapping[str, Symbol], sizes: Mapping[str, int] | None = None) -> None:
         self._symbols = symbols
         self.sizes: Mapping[str, int] = {} if sizes is None else sizes
         self._known: dict[Value, Elements] = {}
+        self._ranges: dict[Value, Interval] = {}
+        self.within: set[tuple[Value, Dim]] = set()
         self.guards: dict[Expr, None] = {}
 
     def types(self, node: Node, types: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:
@@ -71,6 +77,9 @@ class SymbolicShapes:
         if len(node.outputs) != 1 or node.outputs[0] is None or node.domain:
             return None
         t = types[0]
+        self._note_index(node)
+        if isinstance(t, TensorType) and t.dtype == np.int64 and (interval := _interval(self, node)) is not None:
+            self._ranges[node.outputs[0]] = interval
         rule = _ELEMENT_RULES.get(node.op_type)
         if rule is None or not isinstance(t, TensorType) or t.dtype is None or t.dtype.kind not in "iub":
             return None
@@ -124,6 +133,29 @@ class SymbolicShapes:
         made = np.empty(v.data.size, object)
         made[:] = [Expr.of(int(x)) for x in v.data.reshape(-1)]
         return made.reshape(v.data.shape)
+
+    def interval(self, v: Value | None) -> Interval | None:
+        """The least and the greatest element that an integer tensor may have; None where nothing is known of it."""
+        if v is None or v in self._ranges:
+            return None if v is None else self._ranges[v]
+        if v.data is not None and v.data.size and v.data.dtype.kind in "iu":
+            return Expr.of(int(v.data.min())), Expr.of(int(v.data.max()))
+        found = self._known.get(v)
+        single = None if found is None or found.size != 1 else found.item()
+        return None if single is None else (single, single)
+
+    def _note_index(self, node: Node) -> None:
+        """Note whether the computed index of a node stays within its dimension, as in the first call."""
+        if node.op_type not in ("Gather", "GatherElements") or node.inputs[0] is None or node.inputs[1] is None:
+            return
+        index, shape, axis = node.inputs[1], node.inputs[0].shape, node.attributes.get("axis", 0)
+        interval = None if index.data is not None else self.interval(index)
+        if interval is None or not shape or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+            return
+        low, high = interval
+        size = expression(shape[axis])
+        if size is not None and self.holds(size + low) and self.holds(size - high - 1):
+            self.within.add((index, shape[axis]))
 
     def least(self, e: Expr) -> int | None:
         """A number that the expression is never below."""
@@ -359,6 +391,29 @@ _ELEMENT_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Elements | N
         "ReduceProd": _prod,
     }
 )
+
+
+# --- ranges -----------------------------------------------------------------------------------------------------------
+
+
+def _interval(s: SymbolicShapes, node: Node) -> Interval | None:
+    """The range of a result of 64-bit integers, which does not wrap around: it is made of sizes of tensors."""
+    op = node.op_type
+    if op == "Range":
+        first, last, step = (s.interval(v) for v in node.inputs)
+        if first is None or last is None or step is None or step[0].constant != 1 or step[1].constant != 1:
+            return None
+        return first[0], last[1] - 1
+    if op in ("Add", "Sub", "Mul"):
+        a, b = (s.interval(v) for v in node.inputs)
+        if a is None or b is None:
+            return None
+        if op != "Mul":
+            return (a[0] + b[0], a[1] + b[1]) if op == "Add" else (a[0] - b[1], a[1] - b[0])
+        least = s.least(a[0]), s.least(b[0])
+        return (a[0] * b[0], a[1] * b[1]) if None not in least and min(least) >= 0 else None  # type: ignore[type-var, operator]
+    is_view = traits_of(node).view and op != "BitCast"  # so all elements are the first input's
+    return s.interval(node.inputs[0]) if is_view or op == "Cast" else None
 
 
 # --- dimensions -------------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from xrt_core.errors import MESSAGE_LIMIT, PluginError, describe, is_from_program
 from xrt_core.events import process_events
@@ -47,8 +48,7 @@ _COMPARE: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": 
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(Struct, frozen=True):
     """One entry point of an installed package.
 
     group, name: of the entry point; target: "module:attribute"; package, version: of the distribution.
@@ -74,8 +74,7 @@ class Plugin:
         return self.name in disabled or self.package in disabled
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(Struct, frozen=True):
     """What came of importing a plugin: the object, or the message and its cause."""
 
     value: Any = None

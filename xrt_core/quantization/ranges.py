@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from xrt_core.errors import QuantizationError
 from xrt_core.files import Size, decode, encode, reading, replace_file
 from xrt_core.ir.function import graph_fingerprint
@@ -107,8 +109,7 @@ def load_ranges(folder: str | os.PathLike[str], fingerprint: str, model: str) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(Struct, frozen=True):
     format: str
     model: str
     fingerprint: str

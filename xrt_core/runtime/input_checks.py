@@ -5,7 +5,7 @@ The host raises an error. So each call whose indices leave their range is for th
 The same goes for NaN and infinity, where an engine is known to be right for finite inputs only.
 
 Bounds are those of the index inputs of the Function's nodes, carried back to its parameters through nodes that move
-elements or cast them. Where a way back mixes columns of different bounds, the narrowest holds: a call too many for the
+elements or cast them. Where a path mixes columns of different bounds, the narrowest holds: a call too many for the
 host is right, one too few is not. A node whose index is computed from other data is not offered to engines in
 inference, unless the range of what computes it lies within the bounds (`unproven_indices`).
 """
@@ -13,24 +13,25 @@ inference, unless the range of what computes it lies within the bounds (`unprove
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from xrt_core.ir.attribute_limits import node_fault
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value, every_node, nodes_within
 from xrt_core.ir.op_traits import index_input, traits_of
+from xrt_core.ir.types import Dim
 from xrt_core.runtime.arrays import to_numpy, without_warnings
 
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
 """Moving operators whose results have elements of other inputs than the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """The range of an index, inclusive: of all elements, or of each column of the last axis. ignored: a value outside
     that is allowed."""
 
@@ -56,16 +57,14 @@ class Bounds:
         return bool((x >= np.array(self.low)).all() and (x <= np.array(self.high)).all())
 
 
-@dataclass(frozen=True, slots=True)
-class IndexCheck:
+class IndexCheck(Struct, frozen=True):
     """The elements of parameter number `parameter` are indices within `bounds`."""
 
     parameter: int
     bounds: Bounds
 
 
-@dataclass(frozen=True, slots=True)
-class InputChecks:
+class InputChecks(Struct, frozen=True):
     """What is checked at each call of a cluster.
 
     indices: of parameters. never: a constant index of the cluster is out of range, so that every call is for the host.
@@ -124,20 +123,21 @@ def index_checks(function: Function) -> tuple[tuple[IndexCheck, ...], bool]:
     return tuple(found), never
 
 
-def unproven_indices(graph: Graph) -> frozenset[Node]:
+def unproven_indices(graph: Graph, within: Collection[tuple[Value, Dim]] = ()) -> frozenset[Node]:
     """The nodes of a graph whose index is computed from other data, and may leave its range for all that is known.
 
-    What comes from the graph's inputs and constants alone is not among them: `index_checks` has it.
+    What comes from the graph's inputs and constants alone is not among them: `index_checks` has it. within: indices
+    that are known to lie within a dimension.
     """
     origins = _origins(graph)
-    return frozenset(n for n in graph.nodes if any(not _is_proven(m, origins) for m in (n, *nodes_within(n))))
+    return frozenset(n for n in graph.nodes if any(not _is_proven(m, origins, within) for m in (n, *nodes_within(n))))
 
 
-def _is_proven(node: Node, origins: Origins) -> bool:
+def _is_proven(node: Node, origins: Origins, within: Collection[tuple[Value, Dim]]) -> bool:
     position = index_input(node)
     value = node.inputs[position] if position is not None and position < len(node.inputs) else None
     bounds = None if value is None else index_bounds(node)
-    if value is None or bounds is None:
+    if value is None or bounds is None or is_within(node, within):
         return True
     work, seen = [(value, bounds)], set()
     while work:
@@ -154,8 +154,7 @@ def _is_proven(node: Node, origins: Origins) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """The origin of the number of a Loop's turn. limit: what it stays below, infinite where that is not known."""
 
     limit: float
@@ -358,6 +357,14 @@ def _along_axis(node: Node) -> Bounds | None:
     if isinstance(size, str):  # of a symbolic dimension all that is known is that it is 1 at least
         size = 1
     return _within(size) if isinstance(size, int) else None
+
+
+def is_within(node: Node, within: Collection[tuple[Value, Dim]]) -> bool:
+    """Whether the node's index is among those that are known to lie within their dimension."""
+    if not within or node.domain or node.op_type not in ("Gather", "GatherElements"):
+        return False
+    x, index, axis = node.inputs[0], node.inputs[1], node.attributes.get("axis", 0)
+    return x is not None and index is not None and bool(x.shape) and (index, x.shape[axis]) in within  # type: ignore[index]
 
 
 def has_symbolic_index(node: Node) -> bool:

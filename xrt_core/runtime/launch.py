@@ -16,10 +16,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.engine.boundary import clipped, direct, failure_of, round_to_nearest
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, RunOptions
@@ -44,8 +44,7 @@ launch_mode: Final[ContextVar[tuple[RunOptions, bool]]] = ContextVar(
 """Launch mode of this call, for launches on a GPU: (RunOptions, whether to block until each is done)."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailurePolicy:
+class FailurePolicy(Struct, frozen=True):
     """When a launch gives its executable up: at `limit` failed runs within `window` calls."""
 
     limit: int = 3

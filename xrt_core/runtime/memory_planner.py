@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+
+from msgspec import Struct
 
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import traits_of
@@ -19,8 +20,7 @@ def is_view(node: Node) -> bool:
     return traits_of(node).view
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """Memory of a run of a plan in bytes, estimated from the types of its values.
 
     inputs, constants: alive during the whole run. Weights inside engines are not included.

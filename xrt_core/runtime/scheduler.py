@@ -13,11 +13,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from xrt_core.engine.forking import in_forked_process
 from xrt_core.ir.graph import Graph, Node
@@ -50,8 +51,7 @@ class Span(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True):
     """The spans of the steps of one run, in the order of their ends."""
 
     spans: tuple[Span, ...]

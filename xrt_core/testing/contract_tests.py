@@ -184,11 +184,14 @@ class ContractTests(SuiteBase):
         assert not strays, "\n".join(strays)
 
     def test_compiles(self, subject: Subject) -> None:
-        """A compiler is a GraphCompiler and makes an Executable that tells what it is."""
+        """A compiler is a GraphCompiler and makes an Executable that tells what it is, as does each of its stages."""
         compiler: Any = subject.compiler()
         assert isinstance(compiler, GraphCompiler)
-        executable = subject.compile(functions.chain()[0])
+        function = functions.chain()[0]
+        executable = subject.compile(function)
         assert executable.as_text()
+        for stage in compiler.stages:
+            assert compiler.as_text(function, function.params, function.returns, (), stage), stage
 
     @pytest.mark.parametrize(
         "options",

@@ -1,7 +1,7 @@
-"""Residuals: the values of a differentiated loop body that the forward loop stores for the way back.
+"""Residuals: the values of a differentiated loop body that the forward loop stores for the backward pass.
 
-Then the way back computes only what depends on gradients. Sums of products over the iterations wait for one product
-after the loop.
+Then the backward pass computes only what depends on gradients. Sums of products over the iterations wait for one
+product after the loop.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """early: the nodes that depend on no gradient. stored: what they make and the way back reads. late: the nodes of
-    the way back, those among them that compute stored values again included."""
+    """early: the nodes that depend on no gradient. stored: what they make and the backward pass reads. late: the nodes
+    of the backward pass, those among them that compute stored values again included."""
 
     early: tuple[Node, ...]
     stored: tuple[Value, ...]
@@ -69,8 +69,8 @@ def split(
     """Split the nodes of a body and of its gradients.
 
     gradients: the inputs of the body that are gradients. given: its other inputs, and the values around it that the
-    forward body captures. results: what the way back gives. needed: values that must be stored if no gradient is in
-    them.
+    forward body captures. results: what the backward pass gives. needed: values that must be stored if no gradient is
+    in them.
     """
     late_values = set(gradients)
     own = {v for n in nodes for v in n.outputs if v is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xrt_toy
+from msgspec import structs
 from toy_cases import data, of_nodes, value
 from xrt_toy import ToyEngine, _toolkit
 
@@ -505,7 +505,7 @@ def test_a_kernel_that_declares_an_update_runs_in_a_cluster_of_updates(
 
     engine.prepare()
     if op_type == "Sub":  # an SGD-like kernel: w - g
-        declared = dataclasses.replace(
+        declared = structs.replace(
             op_kernels.find("toy", "", "Sub"),
             mutable_variables=(0,),
             model_update=True,  # type: ignore[type-var]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from msgspec import structs
 from xla_functions import compile_nodes
 from xrt_xla import XlaEngine, _toolkit
 from xrt_xla.blob import pack, unpack
@@ -451,7 +451,7 @@ def test_a_kernel_that_declares_an_update_is_given_the_state_itself(monkeypatch:
     engines.get("xla").prepare()
     plain = op_kernels.find("xla", "", "Sub")
     assert plain is not None
-    declared = dataclasses.replace(plain, mutable_variables=(0,), model_update=True)
+    declared = structs.replace(plain, mutable_variables=(0,), model_update=True)
     monkeypatch.setitem(op_kernels._kernels, ("xla", "", "Sub"), declared)
     w, g, new, seen = (_value(n, np.float32, 1024) for n in ("w", "g", "new", "seen"))
     nodes = [Node("Sub", [w, g], [new], version=14, name="update"), Node("Exp", [w], [seen], version=13, name="read")]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import XRTError
 from xrt_core.ir.graph import Graph, Value
@@ -22,8 +23,7 @@ class PaddingRefused(XRTError):
     """Padding is not proven harmless in a graph; the message names the node and the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Padded:
+class Padded(Struct, frozen=True):
     """What is known of one value in the padded graph.
 
     value: the value, at the bucket's sizes; None for contents that no node has computed yet. axes: of its valid shape.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import InternalError, OptionError
 from xrt_core.ir.graph import Graph
@@ -35,8 +35,7 @@ _SHOWN = 32  # parts of marked regions whose note names the path that cuts them 
 _Merged = tuple[Contraction, np.ndarray]  # as `Contraction.merge` returns it
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Struct, frozen=True):
     """Nodes that one engine compiles as a unit.
 
     engine, device: where it runs. nodes: indices into the graph, ascending.
@@ -54,8 +53,7 @@ class Cluster:
     estimate: Estimate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Clustering:
+class Clustering(Struct, frozen=True):
     """A partition of a graph's nodes: clusters, ordered by their first nodes, and host nodes, each with a reason."""
 
     clusters: tuple[Cluster, ...]
@@ -161,8 +159,7 @@ def cluster(
 # --- cluster growth ---
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """The options of `cluster` of these names."""
 
     minimum: int

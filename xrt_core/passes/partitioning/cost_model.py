@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import traits_of
@@ -87,8 +87,7 @@ def _product(shape: Shape) -> int:
 # --- constants and estimates ---
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Throughput of the host or of an engine.
 
     call: seconds of overhead per array operation. bandwidth: memory bandwidth in bytes per second. flops:
@@ -100,8 +99,7 @@ class Rates:
     flops: float
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(Struct, frozen=True):
     """The constants for one device.
 
     launch: seconds per launch of an executable. transfer: seconds per tensor at a boundary. copy: bytes per second
@@ -134,8 +132,7 @@ def costs_for(is_host: bool, host_on_device: bool = False) -> Costs:
     return CPU if is_host else ACCELERATOR_WITH_HOST if host_on_device else ACCELERATOR
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """Estimated seconds per call of a cluster.
 
     host: of its nodes on the host. engine: of the cluster on its engine. boundary: the part of `engine` that is launch

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, Value
@@ -13,8 +14,7 @@ from xrt_core.passes.partitioning.cluster import Clustering
 from xrt_core.passes.partitioning.cost_model import Estimate
 
 
-@dataclass(frozen=True, slots=True)
-class TensorReport:
+class TensorReport(Struct, frozen=True):
     """A value at a cluster's boundary, human-readable."""
 
     name: str
@@ -25,8 +25,7 @@ class TensorReport:
         return {"name": self.name, "type": self.type}
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterReport:
+class ClusterReport(Struct, frozen=True):
     """One cluster.
 
     operators: pairs of an operator and its count, most frequent first. region: label of its marked region, or "".
@@ -66,8 +65,7 @@ class ClusterReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class HostNodeReport:
+class HostNodeReport(Struct, frozen=True):
     """One node that the host runs, and why."""
 
     index: int
@@ -80,8 +78,7 @@ class HostNodeReport:
         return {"index": self.index, "name": self.name, "operator": self.operator, "reason": self.reason}
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionReport:
+class PartitionReport(Struct, frozen=True):
     """The partition of one graph."""
 
     clusters: tuple[ClusterReport, ...]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from xrt_core.errors import GraphError
 from xrt_core.ir.graph import NO_ANNOTATIONS, Graph, Node, Phase, Support
@@ -19,8 +19,7 @@ _AUTO = "auto"  # stands for several engines; nodes cannot be marked for it
 _LAUNCH = Support.no("it is a launch already")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """An engine that takes part in partitioning.
 
     supports: node -> Support.yes(), or Support.no(reason). It alone decides on types (unknown, dynamic, strings,
@@ -31,8 +30,7 @@ class Candidate:
     supports: Callable[[Node], Support]
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(Struct, frozen=True):
     """The support matrix and the marks of a graph.
 
     engines: names of the candidates, by descending priority.

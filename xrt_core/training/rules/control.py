@@ -242,7 +242,7 @@ def _with_residuals(
     tracer: Tracer, ctx: Backward, nodes: Sequence[Node], own: Sequence[Value], new: Mapping[Value, Value],
     stored: Sequence[Value],
 ) -> tuple[Node, list[Value]]:  # fmt: skip
-    """Return the forward Scan with the values that the way back reads as additional outputs, before the states."""
+    """Return the forward Scan with the values that the backward pass reads as additional outputs, before the states."""
     node, body = ctx.node, _body_of(ctx)
     n = len(node.inputs) - int(ctx.attr("num_scan_inputs"))
     end = len(body.outputs) - n

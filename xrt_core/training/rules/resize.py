@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from xrt_core.frontends.tensor import literal
 from xrt_core.kernels.registry import OpContext

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
+import tempfile
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from xrt_core.engine.contract import (
@@ -14,7 +17,7 @@ from xrt_core.engine.contract import (
     Parameter,
     Tolerance,
 )
-from xrt_core.engine.onnx_bridge import onnx_model
+from xrt_core.engine.onnx_bridge import as_onnx_text, onnx_model
 from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError
 from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.device import DeviceExecutable
@@ -48,6 +51,10 @@ class OnnxRuntimeCompiler(GraphCompiler):
     after a run threads that spin take the cores from whoever comes next. On a GPU: `provider`, "cuda" (default) or
     "tensorrt", `provider_options`, a mapping of the library's options for it, and `tf32` (default False).
     """
+
+    stages = MappingProxyType(
+        {"onnx": "the model that the library is given", "onnx-optimized": "the model after its graph optimisations"}
+    )
 
     def __init__(self, options: CompileOptions, index: int | None = None) -> None:
         extra = options.extra
@@ -127,6 +134,32 @@ class OnnxRuntimeCompiler(GraphCompiler):
             raise
         except Exception as e:
             raise CompileError(f"onnxruntime: a serialised executable does not load: {_toolkit.first_line(e)}") from e
+
+    def as_text(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+        stage: str,
+    ) -> str:
+        """The model that the library is given, or what its graph optimisations make of it."""
+        if stage not in self.stages:
+            return super().as_text(function, entry_params, return_params, aliases, stage)
+        exported = onnx_model(function, engine="onnxruntime", newest_opset=_toolkit.newest_opset())
+        if stage == "onnx":
+            return as_onnx_text(exported.model)
+        options = self.session_options()
+        with tempfile.TemporaryDirectory(prefix="xrt-onnxruntime-") as folder:
+            path = pathlib.Path(folder) / "optimised.onnx"
+            options.optimized_model_filepath = str(path)
+            given = () if self._providers is None else (self._providers,)
+            try:
+                _toolkit.make_session(exported.model.SerializeToString(), options, exported.weights, *given)
+                return as_onnx_text(path.read_bytes())
+            except Exception as e:
+                why = _toolkit.first_line(e)
+                raise CompileError(f"onnxruntime: function {function.name!r} does not compile: {why}") from e
 
     def session_options(self, optimised: bool = False) -> Any:
         """Fresh options for a session; `optimised`: of a model that has been optimised before."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
-from xrt_core.engine.onnx_bridge import onnx_model
+from xrt_core.engine.onnx_bridge import as_onnx_text, onnx_model
 from xrt_core.errors import CompileError, OptionError, XRTError
 from xrt_openvino import _toolkit
 from xrt_openvino.deviations import NEWEST
@@ -22,6 +23,10 @@ class OpenVinoCompiler(GraphCompiler):
     `streams`, how many calls may run side by side (default 1; more wait); `config`, a mapping of the library's
     properties such as {"ENABLE_CPU_PINNING": False}, which win over what this engine sets to keep float32 exact.
     """
+
+    stages = MappingProxyType(
+        {"onnx": "the model that the library is given", "execution": "its operations after fusions, with their kernels"}
+    )
 
     def __init__(self, options: CompileOptions) -> None:
         extra = options.extra
@@ -56,6 +61,20 @@ class OpenVinoCompiler(GraphCompiler):
         except Exception as e:
             why = _toolkit.first_line(e)
             raise CompileError(f"openvino: function {function.name!r} does not compile: {why}") from e
+
+    def as_text(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+        stage: str,
+    ) -> str:
+        """The model that the library is given; else what the executable shows."""
+        if stage == "onnx":
+            exported = onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
+            return as_onnx_text(exported.model)
+        return super().as_text(function, entry_params, return_params, aliases, stage)
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""

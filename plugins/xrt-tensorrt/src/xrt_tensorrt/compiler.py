@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -57,6 +58,8 @@ class TensorRTCompiler(GraphCompiler):
 
     Raises OptionError for a bad option, EngineUnavailableError where nothing can be built for the device or target.
     """
+
+    stages = MappingProxyType({"layers": "the layers of the engine, as TensorRT's inspector shows them on a GPU"})
 
     def __init__(self, toolkit: Toolkit, device: int, options: CompileOptions, target: str = "") -> None:
         self._toolkit = toolkit

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from xrt_core.engine.contract import Parameter
 from xrt_core.errors import ExecutionError

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +28,8 @@ _ALIGN: Final = 256  # bytes; what cudaMalloc aligns to, so that any vector load
 class ToyGraphCompiler(GraphCompiler):
     """Compiles Functions for one GPU, or for the simulator. It keeps no state between compilations."""
 
+    stages = MappingProxyType({"python": "the source of its kernels", "launches": "its buffers and kernel launches"})
+
     def __init__(self, device: str, options: CompileOptions) -> None:
         if options.extra:
             raise OptionError(f"toy: unknown option {sorted(options.extra)[0]!r}; it has none of its own")
@@ -40,6 +44,20 @@ class ToyGraphCompiler(GraphCompiler):
     ) -> ToyExecutable:
         """An executable for `function`. Raises CompileError, naming the node where it is one node's fault."""
         return ToyExecutable(make_program(function, entry_params, return_params, aliases), self._device)
+
+    def as_text(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+        stage: str,
+    ) -> str:
+        """The source of its kernels; else what the executable shows."""
+        if stage != "python":
+            return super().as_text(function, entry_params, return_params, aliases, stage)
+        kernels = dict.fromkeys(c.kernel for c in make_program(function, entry_params, return_params, aliases).codes)
+        return "\n".join(inspect.getsource(inspect.unwrap(k)) for k in kernels)
 
 
 def make_program(

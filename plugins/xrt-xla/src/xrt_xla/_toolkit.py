@@ -8,11 +8,13 @@ import hashlib
 import importlib.util
 import math
 import os
+import pathlib
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -300,6 +302,24 @@ def sharding_of(mesh: str, sbp: str, kind: str) -> Any:
             axes.setdefault(s.axis, []).append(name)
     spec = [tuple(axes.get(i, ())) or None for i in range(max(axes, default=-1) + 1)]
     return jax.sharding.NamedSharding(mesh_of(mesh, kind), jax.sharding.PartitionSpec(*spec))
+
+
+_DUMPED: Final = {
+    "hlo-optimized": "*after_optimizations.txt", "llvm": "*ir-no-opt.ll", "llvm-optimized": "*ir-with-opt.ll",
+    "ptx": "*.ptx",
+}  # fmt: skip
+"""Stage -> the names of XLA's dumps of it."""
+
+
+def text_of(lowered: Any, options: Mapping[str, Any], stage: str) -> str:
+    """The text of a lowered program at a stage, which is compiled for it; several files are put one after another."""
+    if stage == "hlo":
+        return str(lowered.compiler_ir("hlo").as_hlo_text())
+    with tempfile.TemporaryDirectory(prefix="xrt-xla-") as folder:
+        dumping = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        lowered.compile(compiler_options={**options, **dumping})
+        found = sorted(pathlib.Path(folder).glob(_DUMPED[stage]))
+        return "\n".join(p.read_text(encoding="utf-8", errors="replace") for p in found)
 
 
 def library_version() -> str:

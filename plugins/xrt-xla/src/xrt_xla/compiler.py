@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,13 @@ from xrt_xla.tracing import Traced, first_lines
 
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
 _DISABLE: Final = "xla_disable_hlo_passes"
+_STAGES: Final = {
+    "hlo": "the program that JAX hands to XLA",
+    "hlo-optimized": "the program after XLA's passes",
+    "llvm": "the LLVM IR of its kernels",
+    "llvm-optimized": "the same after LLVM's passes",
+}
+_GPU_STAGES: Final = {"ptx": "the PTX of its kernels"}
 
 
 class XlaGraphCompiler(GraphCompiler):
@@ -33,6 +41,7 @@ class XlaGraphCompiler(GraphCompiler):
             raise OptionError(f"xla: unknown option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
         self._device = _toolkit.device_named(device)
         self._kind = _toolkit.kind_of(self._device)
+        self.stages = {**_STAGES, **(_GPU_STAGES if self._kind == "cuda" else {})}
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
         self._asked: Mapping[str, Any] = options.extra.get("xla", {})
         # unfused: no fused loops, and dot products by XLA's own code instead of the library's
@@ -56,31 +65,55 @@ class XlaGraphCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
     ) -> Executable:
         """One XLA program for `function`. Raises CompileError, naming the node where it is one node's fault."""
-        with _toolkit.pinned(self._device):
+        with _toolkit.pinned(self._device), _named(function):
             program = Program(function, self._kind, self._fold)
             shardings = self._shardings(function, program)
-            # what is updated in place stays where it is
-            places = {a.output: shardings[a.input] for a in aliases} if _is_mesh(shardings) else {}
-            order = program_order(len(return_params), aliases)
-            traced = Traced(function, program, return_params, order, self._kind, places)
-            shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
-            arguments = [_toolkit.abstract(*shape, s) for shape, s in zip(shapes, shardings, strict=True)]
-            donated = tuple(sorted(a.input for a in aliases))
-            try:
-                found = _toolkit.jax.jit(traced.named(), donate_argnums=donated).trace(*arguments)
-                lowered = found.lower()
-                if any(map(_toolkit.is_spanning, shardings)):
-                    _refuse_other_programs(function, lowered.as_text())
-                compiled = lowered.compile(compiler_options=self._options_for(found.jaxpr))
-            except XRTError:
-                raise
-            except Exception as e:
-                raise CompileError(f"xla: function {function.name!r} does not compile: {first_lines(e)}") from e
+            found = self._traced(function, program, shardings, entry_params, return_params, aliases)
+            lowered = found.lower()
+            if any(map(_toolkit.is_spanning, shardings)):
+                _refuse_other_programs(function, lowered.as_text())
+            compiled = lowered.compile(compiler_options=self._options_for(found.jaxpr))
             own = shardings[len(entry_params) :]
             weights = _toolkit.put_all(program.weights, self._device, own)
             program.weights.clear()  # JAX may keep the traced callable
             linalg = _toolkit.has_linalg(found.jaxpr)
         return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device, linalg)
+
+    def as_text(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+        stage: str,
+    ) -> str:
+        """The text of one of the `stages`, by XLA's own dumps (https://openxla.org/xla/hlo_dumps)."""
+        if stage not in self.stages:
+            return super().as_text(function, entry_params, return_params, aliases, stage)
+        with _toolkit.pinned(self._device), _named(function):
+            program = Program(function, self._kind, self._fold)
+            shardings = self._shardings(function, program)
+            found = self._traced(function, program, shardings, entry_params, return_params, aliases)
+            return _toolkit.text_of(found.lower(), self._options_for(found.jaxpr), stage)
+
+    def _traced(
+        self,
+        function: Function,
+        program: Program,
+        shardings: Sequence[Any],
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+    ) -> Any:
+        """What JAX traced, to be lowered."""
+        # what is updated in place stays where it is
+        places = {a.output: shardings[a.input] for a in aliases} if _is_mesh(shardings) else {}
+        order = program_order(len(return_params), aliases)
+        traced = Traced(function, program, return_params, order, self._kind, places)
+        shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
+        arguments = [_toolkit.abstract(*shape, s) for shape, s in zip(shapes, shardings, strict=True)]
+        donated = tuple(sorted(a.input for a in aliases))
+        return _toolkit.jax.jit(traced.named(), donate_argnums=donated).trace(*arguments)
 
     def _shardings(self, function: Function, program: Program) -> list[Any]:
         """Where the program's arguments lie: on the device, or on the mesh of the Function."""
@@ -139,6 +172,17 @@ def _refuse_other_programs(function: Function, text: str) -> None:
             f"xla: function {function.name!r} is another program in process {', '.join(map(str, others))} than in "
             "process 0; processes on one mesh run the same program on batches of the same shape"
         )
+
+
+@contextlib.contextmanager
+def _named(function: Function) -> Iterator[None]:
+    """What JAX raises within becomes a CompileError with the function's name."""
+    try:
+        yield
+    except XRTError:
+        raise
+    except Exception as e:
+        raise CompileError(f"xla: function {function.name!r} does not compile: {first_lines(e)}") from e
 
 
 def _is_mesh(shardings: Sequence[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Pooling beyond TensorRT's own layer: dilations, indices, norms, and the way back through pooling."""
+"""Pooling beyond TensorRT's own layer: dilations, indices, norms, and the backward pass through pooling."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def lp_pool(ctx: NetworkContext, x: Tensor) -> Tensor:
     return over_windows(powers, windows, "SUM", 0).power(1 / p).astype(dtype)
 
 
-# --- the way back ---------------------------------------------------------------------------------------------------
+# --- the backward pass ------------------------------------------------------------------------------------------------
 
 
 def _back(total: Tensor, windows: Windows) -> Tensor:

@@ -1,0 +1,86 @@
+"""`xrt inspect`: the text of what an engine makes of a cluster, at each stage of its compilation."""
+
+from __future__ import annotations
+
+import difflib
+import pathlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xrt_core.cli import arguments
+from xrt_core.cli.display import command, say, working
+from xrt_core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xrt_core.compiler.inspection import CompiledCluster
+
+
+@command
+def inspect(
+    model: Annotated[pathlib.Path, typer.Argument(help="An ONNX file, or one that `xrt compile` wrote.")],
+    engine: arguments.Engine = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="The number or the name of a cluster; without it they are listed.")
+    ] = None,
+    stage: Annotated[
+        str | None, typer.Option("--stage", help="A stage that the list names; by default the last one.")
+    ] = None,
+    diff: Annotated[
+        list[str] | None,
+        typer.Option("--diff", help="NAME=VALUE: show what this option changes, as a diff. May be repeated."),
+    ] = None,
+    inputs: arguments.Inputs = None,
+    shape: arguments.Shape = None,
+    option: arguments.Option = None,
+) -> None:
+    """Show what an engine makes of a cluster: its nodes, HLO, LLVM IR, layers, ...
+
+    It is compiled for this, cached or not. Which stages there are depends on the engine.
+    """
+    found, text = _shown(model, engine, cluster, stage, inputs, shape, option)
+    if text is None:
+        if diff:
+            raise InputError("--diff compares the texts of one cluster; name it with --cluster")
+        if not found:
+            say("no cluster: every node runs on the host (xrt partition says why)")
+        for i, c in enumerate(found):
+            say(f"{i}  {c.name}: {len(c.function.body.nodes)} nodes on {c.engine}")
+            for name, what in c.stages().items():
+                say(f"     --stage {name:<16} {what}")
+        return
+    if not diff:
+        say(text)
+        return
+    _, other = _shown(model, engine, cluster, stage, inputs, shape, [*(option or ()), *diff])
+    lines = difflib.unified_diff(
+        text.splitlines(), (other or "").splitlines(), "as given", ", ".join(diff), lineterm="", n=3
+    )
+    changed = list(lines)
+    say("\n".join(changed) if changed else f"{', '.join(diff)} changes nothing here")
+
+
+def _shown(
+    model: pathlib.Path,
+    engine: Sequence[str] | None,
+    cluster: str | None,
+    stage: str | None,
+    inputs: pathlib.Path | None,
+    shape: Sequence[str] | None,
+    option: Sequence[str] | None,
+) -> tuple[Sequence[CompiledCluster], str | None]:
+    """The clusters, and the text of the one that is asked for."""
+    module: Any = arguments.load_module(model, engine, [*(option or ()), "guard=False"])
+    arrays = arguments.module_inputs(module, inputs, False, shape, 0)
+    with working("partitioning"):
+        found = module.clusters(arrays)
+    if cluster is None:
+        return found, None
+    named = {c.name: c for c in found} | {str(i): c for i, c in enumerate(found)}
+    if cluster not in named:
+        there = ", ".join(f"{i} ({c.name})" for i, c in enumerate(found)) or "none"
+        raise InputError(f"--cluster {cluster}: the model has no such cluster for these inputs; there is: {there}")
+    with working("compiling"):
+        return found, named[cluster].as_text(stage)
