@@ -30,9 +30,13 @@ class Regression(xrt.Graph):
         return ops.Tanh(x @ self.up) @ self.down + self.bias
 
 
-def trainer(**options: Any) -> xrt.training.TrainModule:
+def trainer(optax: bool = False, **options: Any) -> xrt.training.TrainModule:
     """A trainer of the same start."""
-    adam = xrt.optim.Adam(1e-3)
+    adam: Any = xrt.optim.Adam(1e-3)
+    if optax:
+        import optax as library
+
+        adam = library.chain(library.clip_by_global_norm(1.0), library.adamw(1e-3))
     return xrt.training.TrainModule(Regression(), loss="mse", optimizer=adam, engine="xla", guard=False, **options)
 
 
@@ -51,6 +55,8 @@ def numbers(steps: int, save: pathlib.Path | None = None, **options: Any) -> dic
         again = trainer(**options)
         again.load(save)
         found["loaded"] = abs(float(again.step(x=X, target=Y)) - float(t.step(x=X, target=Y)))
+    m = xrt.XRTModule(Regression(), engine="xla", guard=False, mesh=options.get("mesh"))
+    found["inference"] = np.asarray(m(X)).tolist()
     if options.get("mesh"):
         found["ran_on"] = sorted(set(t.explain().ran_on.values()))
     return found
@@ -78,7 +84,11 @@ def different() -> None:
 
 if __name__ == "__main__":
     what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    if what == "numbers":
+    if what == "optax":
+        (folder / f"rank{os.environ['RANK']}.json").write_text(
+            json.dumps(numbers(10, folder / "state.safetensors", mesh={"data": 4}, optax=True, accumulate=2))
+        )
+    elif what == "numbers":
         (folder / f"rank{os.environ['RANK']}.json").write_text(
             json.dumps(numbers(10, folder / "state.safetensors", mesh={"data": 2, "model": 2}, zero=True,
                                sharding={"up": "model:S(1)", "down": "model:S(0)"}))

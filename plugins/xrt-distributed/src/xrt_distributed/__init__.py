@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from xrt_core import hookimpl
+from xrt_core import hookimpl, subscribe
+from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.events import Event
 
 __all__ = ["initialize", "is_first", "process_count", "rank"]
@@ -37,26 +38,37 @@ def initialize() -> None:
     """
     from xrt_distributed import _toolkit
 
-    _toolkit.join()
+    if not _toolkit.is_joined():
+        _toolkit.join()
+        subscribe(_end_on_fallback)
+
+
+def _end_on_fallback(event: Event) -> None:
+    """End a process of several whose part of a mesh fell back to its host: the others would wait for it for ever."""
+    if event.name == "fallback" and "on a mesh of several processes" in str(event.fields["error"]):
+        print(f"xrt: rank {rank()} cannot go on with the others: {event}", file=sys.stderr, flush=True)
+        os._exit(70)
 
 
 @hookimpl
 def xrt_commands() -> list[tuple[str, Any]]:
-    """The command `xrt launch`."""
+    """The commands `xrt launch` and `xrt fleet`."""
     from xrt_distributed.command import launch
+    from xrt_distributed.fleet import app
 
-    return [("launch", launch)]
+    return [("launch", launch), ("fleet", app)]
 
 
-@hookimpl
-def xrt_event(event: Event) -> None:
-    """End a process of several whose part of a mesh fell back to its host: the others would wait for it for ever."""
-    if event.name == "fallback" and process_count() > 1:
-        from xrt_distributed import _toolkit
+if os.environ.get("XRT_DISTRIBUTED_REPORTS") and WORKER_VARIABLE not in os.environ:
+    from xrt_distributed.reports import reporter_from_environment
 
-        if _toolkit.is_joined():
-            print(f"xrt: rank {rank()} cannot go on with the others: {event}", file=sys.stderr, flush=True)
-            os._exit(70)
+    _reporter = reporter_from_environment()
+
+    @hookimpl
+    def xrt_event(event: Event) -> None:
+        """Count an event for the report of this process. There is no such hook where nobody asked for reports."""
+        if _reporter is not None:
+            _reporter.hear(event)
 
 
 @hookimpl

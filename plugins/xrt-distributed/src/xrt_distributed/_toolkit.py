@@ -12,8 +12,6 @@ def join() -> None:
     """Make this process one of several. See `xrt_distributed.initialize`."""
     import jax
 
-    if is_joined():
-        return
     given = {n: os.environ.get(n) for n in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     missing = [n for n, v in given.items() if not v]
     try:

@@ -391,6 +391,10 @@ def _put(array: np.ndarray, place: Any) -> Any:
     return spread(array, place) if is_spanning(place) else jax.device_put(array, place)
 
 
+TOGETHER: Final = "on a mesh of several processes"
+"""In the errors after which the other processes would wait for this one; xrt-distributed ends it then."""
+
+
 def is_spanning(place: Any) -> bool:
     """Whether a sharding, or a device, has devices of other processes."""
     return not getattr(place, "is_fully_addressable", True)

@@ -69,10 +69,11 @@ class XlaGraphCompiler(GraphCompiler):
             program = Program(function, self._kind, self._fold)
             shardings = self._shardings(function, program)
             found = self._traced(function, program, shardings, entry_params, return_params, aliases)
-            lowered = found.lower()
+            lowered, options = found.lower(), self._options_for(found.jaxpr)
             if any(map(_toolkit.is_spanning, shardings)):
-                _refuse_other_programs(function, lowered.as_text())
-            compiled = lowered.compile(compiler_options=self._options_for(found.jaxpr))
+                compiled = _compiled_together(function, lowered, options)
+            else:
+                compiled = lowered.compile(compiler_options=options)
             own = shardings[len(entry_params) :]
             weights = _toolkit.put_all(program.weights, self._device, own)
             program.weights.clear()  # JAX may keep the traced callable
@@ -164,14 +165,19 @@ class XlaGraphCompiler(GraphCompiler):
         )
 
 
-def _refuse_other_programs(function: Function, text: str) -> None:
-    """Raise CompileError where the processes of a mesh do not all compile the same program."""
-    others = _toolkit.differing_ranks(text)
-    if others:
-        raise CompileError(
-            f"xla: function {function.name!r} is another program in process {', '.join(map(str, others))} than in "
-            "process 0; processes on one mesh run the same program on batches of the same shape"
-        )
+def _compiled_together(function: Function, lowered: Any, options: Mapping[str, Any]) -> Any:
+    """The compiled program of a mesh that several processes share. Raises CompileError, also where theirs differ."""
+    where = f"xla: function {function.name!r}, {_toolkit.TOGETHER},"
+    try:
+        others = _toolkit.differing_ranks(lowered.as_text())
+        if not others:
+            return lowered.compile(compiler_options=options)
+    except Exception as e:
+        raise CompileError(f"{where} does not compile: {first_lines(e)}") from e
+    raise CompileError(
+        f"{where} is another program in process {', '.join(map(str, others))} than in process 0; they run the same "
+        "program on batches of the same shape"
+    )
 
 
 @contextlib.contextmanager

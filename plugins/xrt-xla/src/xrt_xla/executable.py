@@ -94,7 +94,8 @@ class XlaExecutable(Executable):
                 results: Sequence[Any] = _toolkit.wait_for(self._compiled(*arrays, *self._weights))
             return results if self._order is None else [results[i] for i in self._order]
         except Exception as e:
-            raise ExecutionError(f"xla: {_complaint(self._params, inputs) or f'{type(e).__name__}: {e}'}") from e
+            why = _complaint(self._params, inputs) or f"{type(e).__name__}: {e}"
+            raise ExecutionError(f"xla: {_toolkit.TOGETHER}: {why}") from e
 
     def _run_pinned(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run once under the engine's own configuration, and wait. Raises ExecutionError with the cause."""
