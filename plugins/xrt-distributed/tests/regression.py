@@ -62,17 +62,29 @@ def numbers(steps: int, save: pathlib.Path | None = None, **options: Any) -> dic
     return found
 
 
-def resuming(path: pathlib.Path, steps: int, mesh: dict[str, int]) -> None:
-    """Train with a checkpoint after each step; in the first attempt rank 1 kills itself before the fourth."""
-    t = trainer(mesh=mesh)
+def faulty(path: pathlib.Path, faults: int) -> None:
+    """Train with a checkpoint after each step. In each of the first attempts one rank kills or stops itself after some
+    steps, by chance."""
+    attempt = int(os.environ["XRT_LAUNCH_ATTEMPT"])
+    rng = np.random.default_rng((7, attempt))
+    victim, after = str(rng.integers(2)), int(rng.integers(1, 5))
+    how = signal.SIGSTOP if rng.random() < 0.5 else signal.SIGKILL
+    t = trainer(mesh={"data": 2, "model": 2})
     if path.exists():
         t.load(path)
-    while t.step_count < steps:
-        if t.step_count == 3 and os.environ["XRT_LAUNCH_ATTEMPT"] == "0" and os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
+    began = t.step_count
+    while t.step_count < steps_of(faults):
+        if attempt < faults and t.step_count - began >= after and os.environ["RANK"] == victim:
+            os.kill(os.getpid(), how)
         loss = float(t.step(x=X, target=Y))
-        print(json.dumps({"step": t.step_count, "loss": loss}))
+        if os.environ["RANK"] == "0":
+            print(json.dumps({"attempt": attempt, "began": began, "step": t.step_count, "loss": loss}))
         t.save(path)
+
+
+def steps_of(faults: int) -> int:
+    """Steps that no attempt with a fault reaches the end of."""
+    return 4 * faults + 1
 
 
 def different() -> None:
@@ -93,7 +105,7 @@ if __name__ == "__main__":
             json.dumps(numbers(10, folder / "state.safetensors", mesh={"data": 2, "model": 2}, zero=True,
                                sharding={"up": "model:S(1)", "down": "model:S(0)"}))
         )  # fmt: skip
-    elif what == "resuming":
-        resuming(folder / "state.safetensors", 6, {"data": 2})
+    elif what == "faulty":
+        faulty(folder / "state.safetensors", int(sys.argv[3]))
     else:
         different()
