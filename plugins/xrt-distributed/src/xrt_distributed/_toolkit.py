@@ -14,6 +14,8 @@ def join() -> None:
 
     given = {n: os.environ.get(n) for n in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     missing = [n for n, v in given.items() if not v]
+    if jax.config.jax_cpu_collectives_implementation in (None, "none"):
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         if not missing:
             jax.distributed.initialize(
