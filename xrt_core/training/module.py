@@ -29,7 +29,7 @@ from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
-from xrt_core.options import resolve
+from xrt_core.options import AUTO, resolve
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.passes.rematerialization import Recompute
@@ -45,7 +45,7 @@ from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.recomputation import labels
-from xrt_core.training.sharding import present, step_sharding, why_whole
+from xrt_core.training.sharding import chosen_sharding, present, step_sharding, why_whole
 from xrt_core.training.step import (
     EXAMPLES,
     MICRO,
@@ -211,7 +211,9 @@ class TrainModule(GuardedModule):
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
         self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
-        self._mesh, self._sharding, self._zero = resolved.mesh, dict(resolved.sharding or ()), bool(zero)
+        self._mesh, self._zero = resolved.mesh, bool(zero)
+        self._choose = resolved.sharding == AUTO and resolved.mesh is not None  # at the first graph
+        self._sharding: dict[str, str] = {} if isinstance(resolved.sharding, str) else dict(resolved.sharding or ())
         if self._zero and self._mesh is None:
             raise OptionError("zero=True splits the optimizer's state over a mesh, and none is given: mesh={'data': 4}")
         if self._zero and isinstance(self._optimizer, Transformation):
@@ -507,6 +509,9 @@ class TrainModule(GuardedModule):
                 for v in self._recipe.variables
                 if v.trained
             }
+            if self._choose and batch:
+                self._choose = False
+                self._sharding = chosen_sharding(made.graph, self._mesh, batch, slots)
             # what a user says of a whole step need not be in a part of it
             given = self._sharding if whole else present(self._sharding, made.graph)
             rows = step_sharding(self._mesh, given, batch, self._types, slots, held, self._zero)

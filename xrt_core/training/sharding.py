@@ -11,7 +11,7 @@ from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.sharding import Mesh, S, parse_sbp, sbp_text
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.sharding import exact_name
+from xrt_core.passes.sharding import automatic, exact_name
 
 DATA = "data"
 """The axis of a mesh over which batches are split."""
@@ -58,6 +58,19 @@ def step_sharding(
     if not batch:
         rows.update({exact_name(name): "B" for name in inputs if _matching(name, rows) is None})
     return rows
+
+
+def chosen_sharding(
+    graph: Graph, mesh: Mesh, batch: Mapping[str, np.ndarray], slots: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """How variables lie on a mesh by estimated time (`passes.sharding.automatic`), by pattern; the batch is split as
+    always."""
+    count = mesh.size(DATA) if DATA in mesh.names else 1
+    split = {n: f"{DATA}:S(0)" for n, a in batch.items() if count > 1 and a.ndim and not a.shape[0] % count}
+    chosen_here = {n for variable, own in slots.items() for n in (variable, *own)}
+    given = {v.name: split.get(v.name, "B") for v in graph.inputs if v.name not in chosen_here}
+    chosen = automatic(graph, mesh, slots, given)
+    return {pattern: sbp for pattern, sbp in chosen.items() if pattern in map(exact_name, slots)}
 
 
 def present(given: Mapping[str, str], graph: Graph) -> dict[str, str]:

@@ -71,7 +71,7 @@ def shard_graph(graph: Graph, mesh: Mesh, shardings: Mapping[str, str]) -> tuple
     Raises OptionError for a pattern without a match, an axis that the mesh does not have or a partial annotation, and
     GraphError for a size that an annotation does not divide, naming both.
     """
-    return _Propagation(graph, mesh, shardings).run()
+    return Propagation(graph, mesh, shardings).run()
 
 
 def by_batch(graph: Graph, mesh: Mesh, axis: str = "data") -> dict[str, str]:
@@ -85,7 +85,10 @@ def exact_name(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-class _Propagation:
+class Propagation:
+    """One run over a graph. sbp: value -> how it lies, and reads: (node, input) -> how it is read, axis by axis of the
+    mesh; known after `run`. Otherwise as `shard_graph`."""
+
     def __init__(self, graph: Graph, mesh: Mesh, shardings: Mapping[str, str]) -> None:
         self.graph, self.mesh = graph, mesh
         self.rules = [(pattern, parse_sbp(text, mesh)) for pattern, text in shardings.items()]
