@@ -369,6 +369,18 @@ def test_everything_on_a_mesh(mesh: dict[str, object], options: dict[str, object
         assert any("the 4 devices of the mesh's axis 'data' do not divide the 6 examples" in r for r in reasons)
 
 
+@pytest.mark.nightly
+def test_automatic_sharding() -> None:
+    """Results and losses are one device's, whatever is chosen; the choice holds for every method of a training."""
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 2, "model": 2}, sharding="auto")
+    want = xrt.XRTModule(mlp_model(), engine="host")
+    for rows in (ROWS, ROWS[:6], ROWS[:3]):
+        np.testing.assert_allclose(m(rows), want(rows), rtol=1e-4, atol=1e-5)
+    many, one = trainer(mesh={"data": 2, "model": 2}, sharding="auto"), trainer()
+    np.testing.assert_allclose(losses(many, 5), losses(one, 5), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(many.predict(BATCH[:3]), one.predict(BATCH[:3]), rtol=0, atol=1e-5)
+
+
 def test_zero_with_optax() -> None:
     """Its state stays whole, so that asking for its split is an error."""
     optax = pytest.importorskip("optax")

@@ -19,11 +19,12 @@ from xrt_core.events import EventLog
 def reported(folder: pathlib.Path, chosen: str = "xla") -> Reporter:
     """A job with a model, a cluster that runs on an engine, and a fallback."""
     made = Reporter(str(folder))
+    timings = {"compile": 9.0, "host": 0.3, "xla": 0.1 if chosen == "xla" else 0.9, "xla unfused": 0.4}
     log = EventLog()
     for event in (
         log.emit("specialised", model="bert", result="secret"),
         log.emit("engine.loaded", engine="xla", package="xrt-xla 0.1.0"),
-        log.emit("guard.live", cluster="c", chosen=chosen, reason="r", timings={"host": 0.3, "xla": 0.1}),
+        log.emit("guard.live", cluster="c", chosen=chosen, reason="r", timings=timings),
         log.fallback(cluster="c", engine="xla", stage="run", kind="raised", error="secret <b>"),
         log.emit("cache.hit"),
         log.emit("pass.left_out", name_of_pass="secret"),

@@ -111,10 +111,10 @@ def test_training_in_two_processes(
 @pytest.mark.nightly
 def test_faults(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
     """Ranks that are killed or stopped at random steps: all start again from the last checkpoint, no step before it is
-    made twice, none is lost, and in the end the loss is that of a run without faults. XRT_TEST_FAULTS: how many."""
+    made twice, none is lost, and in the end the loss is that of a run without faults. TEST_FAULTS: how many."""
     from regression import X, Y, steps_of, trainer
 
-    faults = int(os.environ.get("XRT_TEST_FAULTS", "4"))
+    faults = int(os.environ.get("TEST_FAULTS", "4"))
     done = launch(
         environment, "-n", "2", "--devices", "2", "--restarts", str(faults), "--hang", "4",
         str(REGRESSION), "faulty", str(tmp_path), str(faults),

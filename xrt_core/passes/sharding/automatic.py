@@ -1,9 +1,9 @@
 """Automatic sharding: how inputs and weights lie on a mesh, chosen by the estimated time of a run.
 
 A greedy search: inputs, and groups of weights of the same shape whose names differ in numbers alone (the layers of a
-model), are tried in turn, the largest first, in each way in which they may lie on each axis of the mesh; what the
-propagation makes of the whole graph decides. The estimate counts FLOPs, bytes of weights that are read, and bytes of
-collectives, at the rates below; they stand for no machine, and only their ratios matter.
+model), are tried in turn, the inputs first and then last, in each way in which they may lie on each axis of the mesh.
+What the propagation makes of the whole graph decides. The estimate counts FLOPs, bytes of weights that are read, and
+bytes of collectives, at the rates below; they stand for no machine, and only their ratios matter.
 """
 
 from __future__ import annotations
@@ -42,9 +42,25 @@ def automatic(
     """
     named = [v for v in (*graph.inputs, *graph.constants) if v.name]
     follow = {v.name: () for v in named if v.data is not None} if weights is None else weights
-    found = {name: parse_sbp(text, mesh) for name, text in given.items()}
+    start = {name: parse_sbp(text, mesh) for name, text in given.items()}
+    groups = list(_groups([v for v in named if v.name not in given], follow))
+    # what the inputs do decides what weights can save, and the other way round
+    tried = [_search(graph, mesh, start, order, follow) for order in (groups, groups[::-1])]
+    _, found = min(tried, key=lambda t: t[0])
+    rules = {exact_name(n): sbp_text(s, mesh) for n, s in found.items()}
+    return rules or {exact_name(v.name): "B" for v in named[:1]}
+
+
+def _search(
+    graph: Graph,
+    mesh: Mesh,
+    found: dict[str, NdSbp],
+    groups: Sequence[Sequence[Value]],
+    follow: Mapping[str, Sequence[str]],
+) -> tuple[float, dict[str, NdSbp]]:
+    """The estimated time, and the sharding, after trying each group in turn."""
     best = estimate(graph, mesh, found)
-    for group in _groups([v for v in named if v.name not in given], follow):
+    for group in groups:
         for axis in range(len(mesh.names)):
             for split in range(min(2 if group[0].name in follow else 1, len(group[0].shape or ()))):
                 tried = dict(found)
@@ -57,8 +73,7 @@ def automatic(
                     continue
                 if seconds < best:
                     best, found = seconds, tried
-    rules = {exact_name(n): sbp_text(s, mesh) for n, s in found.items()}
-    return rules or {exact_name(v.name): "B" for v in named[:1]}
+    return best, found
 
 
 def estimate(graph: Graph, mesh: Mesh, shardings: Mapping[str, NdSbp]) -> float:
