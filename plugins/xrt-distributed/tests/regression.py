@@ -87,9 +87,9 @@ def steps_of(faults: int) -> int:
     return 4 * faults + 1
 
 
-def different() -> None:
+def different(devices: int) -> None:
     """Each rank has a batch of a size of its own."""
-    t = trainer(mesh={"data": 2})
+    t = trainer(mesh={"data": devices})
     rows = 8 if os.environ["RANK"] == "0" else 4
     t.step(x=X[:rows], target=Y[:rows])
 
@@ -108,4 +108,4 @@ if __name__ == "__main__":
     elif what == "faulty":
         faulty(folder / "state.safetensors", int(sys.argv[3]))
     else:
-        different()
+        different(int(sys.argv[3]))

@@ -136,14 +136,21 @@ def test_faults(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.nightly
-def test_different_programs(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
-    """Ranks with batches of different shapes end with an error that names both sides."""
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ("2", "on a mesh of several processes, is another program in process 1 than in process 0"),
+        ("1", "the mesh data=1 has 1 devices; on a mesh of several processes lie all of their 2 devices"),
+    ],
+)
+def test_wrong_programs(environment: dict[str, str], tmp_path: pathlib.Path, devices: str, message: str) -> None:
+    """Ranks with batches of different shapes, and a mesh that leaves a rank out, end with an error that says so."""
     done = subprocess.run(
-        [sys.executable, "-m", "xrt_distributed", "-n", "2", str(REGRESSION), "different", str(tmp_path)],
+        [sys.executable, "-m", "xrt_distributed", "-n", "2", str(REGRESSION), "different", str(tmp_path), devices],
         env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode
-    assert "on a mesh of several processes, is another program in process 1 than in process 0" in done.stdout
+    assert message in done.stdout
 
 
 @pytest.mark.nightly

@@ -282,8 +282,8 @@ def mesh_of(text: str, kind: str) -> Any:
     local = _local_devices(kind) if process_count() == 1 else jax.devices(kind)
     if process_count() > 1 and mesh.device_count < len(local):
         raise EngineUnavailableError(
-            f"xla: the mesh {text} has {mesh.device_count} devices; {process_count()} processes are joined, and their "
-            f"mesh has all of their {len(local)} devices"
+            f"xla: the mesh {text} has {mesh.device_count} devices; {TOGETHER} lie all of their {len(local)} devices: "
+            f"{process_count()} processes are joined here"
         )
     if mesh.device_count > len(local):
         here = ", ".join(map(name_of, local))
