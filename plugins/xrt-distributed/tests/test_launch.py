@@ -25,7 +25,7 @@ def launch(environment: dict[str, str], *arguments: str, code: int = 0) -> subpr
     """Run the launcher to its end."""
     done = subprocess.run(
         [sys.executable, "-m", "xrt_distributed", *arguments],
-        env=environment, capture_output=True, text=True, timeout=240, check=False,
+        env=environment, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     return done
