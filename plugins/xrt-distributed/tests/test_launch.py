@@ -72,6 +72,7 @@ def test_a_process_that_dies(environment: dict[str, str], tmp_path: pathlib.Path
     assert "ValueError: no more" in (tmp_path / "logs" / "rank1.log").read_text()
 
 
+@pytest.mark.nightly
 def test_wrong_arguments(environment: dict[str, str]) -> None:
     """A program that is not there is an error before anything is started; `xrt launch` is found by its entry point."""
     done = subprocess.run(
