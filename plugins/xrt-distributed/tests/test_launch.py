@@ -169,7 +169,7 @@ def test_a_process_that_hangs(environment: dict[str, str], tmp_path: pathlib.Pat
     _, said = handle.communicate(timeout=60)
     assert handle.returncode == 75
     assert "rank 1" in said
-    assert "hangs (no sign of life for 3 s)" in said
+    assert "hangs (no heartbeat for 3 s)" in said
     assert not any(is_running(int(p)) for p in own.values())
 
 

@@ -111,12 +111,12 @@ def test_entries_in_memory() -> None:
 
 
 def test_a_slow_store(use: Any, tmp_path: pathlib.Path) -> None:
-    """It costs one time limit; then it rests, and nothing waits for it."""
+    """It costs one time limit; then it is in back-off, and nothing waits for it."""
     cache = SharedCache(f"file://{tmp_path / 'remote'}", KEY, seconds=0.2)
     cache._read = lambda name: time.sleep(3)  # type: ignore[method-assign,assignment,return-value,func-returns-value]
     use(cache)
     start = time.perf_counter()
-    with pytest.raises(CacheError, match=r"did not answer within 0.2 s; it rests for 60 s"):
+    with pytest.raises(CacheError, match=r"did not answer within 0.2 s; it is left alone for 60 s"):
         cache.fetch("ab.xrt")
     assert cache.fetch("ab.xrt") is None
     assert time.perf_counter() - start < 2
@@ -126,7 +126,7 @@ def test_a_slow_store(use: Any, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_store_that_cannot_be_written(tmp_path: pathlib.Path) -> None:
-    """It is told of in `failures`, and rests."""
+    """It is told of in `failures`, and there is a back-off."""
     (tmp_path / "remote").write_text("a file, not a folder")
     cache = SharedCache(f"file://{tmp_path / 'remote'}", KEY)
     cache.offer("ab.xrt", b"content")

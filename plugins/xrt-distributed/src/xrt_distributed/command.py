@@ -25,7 +25,7 @@ def run(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--logs", type=pathlib.Path, metavar="FOLDER", help="write rank0.log and so on there too")
     parser.add_argument("--restarts", type=_count, default=0, metavar="N", help="start all again, up to N times")
     parser.add_argument(
-        "--hang", type=float, default=20.0, metavar="SECONDS", help="without a sign of life, a process hangs (20)"
+        "--hang", type=float, default=20.0, metavar="SECONDS", help="without a heartbeat, a process hangs (20)"
     )
     parser.add_argument("--port", type=_positive, help="where the processes meet; default: any that is free")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a package")

@@ -1,6 +1,6 @@
 """The launcher: starts the processes of a program, passes their output on, and ends all when one of them fails.
 
-Each process sends signs of life through a pipe (`xrt_distributed.process`); JAX itself would wait for ever for one
+Each process sends heartbeats through a pipe (`xrt_distributed.process`); JAX itself would wait for ever for one
 that is stopped, and minutes for one that died.
 """
 
@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TextIO
 
-BEAT_VARIABLE: Final = "XRT_LAUNCH_BEAT"
-"""The variable with the number of the pipe into which a process writes its signs of life."""
-_START_SECONDS: Final = 120.0  # until the first sign of life
+HEARTBEAT_VARIABLE: Final = "XRT_LAUNCH_HEARTBEAT"
+"""The variable with the number of the pipe into which a process writes its heartbeats."""
+_START_SECONDS: Final = 120.0  # until the first heartbeat
 _GRACE_SECONDS: Final = 3.0  # between asking a process to end and ending it
 _LAST_LINES: Final = 10
 
@@ -30,7 +30,7 @@ _LAST_LINES: Final = 10
 @dataclass(frozen=True, slots=True)
 class Settings:
     """count: of processes. devices: of each process's CPU. logs: a folder, or None. restarts: how often all are started
-    again. hang: seconds without a sign of life. port: None for any."""
+    again. hang: seconds without a heartbeat. port: None for any."""
 
     count: int
     devices: int | None = None
@@ -42,14 +42,14 @@ class Settings:
 
 @dataclass(eq=False)
 class _Process:
-    """A process with the threads that read its output and its signs of life."""
+    """A process with the threads that read its output and its heartbeats."""
 
     rank: int
     handle: subprocess.Popen[bytes]
     seen: float
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
     threads: list[threading.Thread] = field(default_factory=list)
-    alive: bool = False  # whether there was a sign of life
+    alive: bool = False  # whether there was a heartbeat
 
 
 def launch_all(command: Sequence[str], settings: Settings) -> int:
@@ -91,7 +91,7 @@ def _start(command: Sequence[str], settings: Settings, rank: int, port: int, att
         **os.environ,
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(settings.count),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "XRT_LAUNCH_ATTEMPT": str(attempt), BEAT_VARIABLE: str(write), "PYTHONUNBUFFERED": "1",
+        "XRT_LAUNCH_ATTEMPT": str(attempt), HEARTBEAT_VARIABLE: str(write), "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     environment.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
     # under guard each process would take a program up at a time of its own, and the others would wait for it
@@ -140,7 +140,7 @@ def _pass_on(process: _Process, log: TextIO | None) -> None:
 
 
 def _hear(process: _Process, pipe: int) -> None:
-    """Note the signs of life of a process."""
+    """Note the heartbeats of a process."""
     try:
         while os.read(pipe, 64):
             process.seen, process.alive = time.monotonic(), True
@@ -168,7 +168,7 @@ def _watch(processes: Sequence[_Process], hang: float) -> tuple[_Process | None,
         for p, c in zip(processes, codes, strict=True):
             silent, limit = now - p.seen, hang if p.alive else max(hang, _START_SECONDS)
             if c is None and silent > limit:
-                return p, f"hangs (no sign of life for {silent:.0f} s)", 75
+                return p, f"hangs (no heartbeat for {silent:.0f} s)", 75
         time.sleep(0.05)
 
 

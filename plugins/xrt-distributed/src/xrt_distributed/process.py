@@ -1,4 +1,4 @@
-"""One process of several: joins the others, gives signs of life, and runs the program."""
+"""One process of several: joins the others, gives heartbeats, and runs the program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
-_BEAT_SECONDS: Final = 0.5
+_HEARTBEAT_SECONDS: Final = 0.5
 _DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG
 
 
@@ -43,10 +43,10 @@ def _leave(code: int) -> None:
 
 def _run(command: Sequence[str]) -> None:
     from xrt_distributed import initialize
-    from xrt_distributed.launcher import BEAT_VARIABLE
+    from xrt_distributed.launcher import HEARTBEAT_VARIABLE
 
     _die_with_launcher()
-    pipe = os.environ.pop(BEAT_VARIABLE, "")
+    pipe = os.environ.pop(HEARTBEAT_VARIABLE, "")
     if pipe:
         os.set_inheritable(int(pipe), False)
         threading.Thread(target=_beat, args=(int(pipe),), daemon=True, name="xrt-launch-beat").start()
@@ -68,7 +68,7 @@ def _beat(pipe: int) -> None:
             os.write(pipe, b".")
         except OSError:
             os._exit(70)
-        time.sleep(_BEAT_SECONDS)
+        time.sleep(_HEARTBEAT_SECONDS)
 
 
 def _die_with_launcher() -> None:

@@ -30,7 +30,7 @@ MODE: Final = "XRT_DISTRIBUTED_CACHE_MODE"
 SECONDS: Final = "XRT_DISTRIBUTED_CACHE_SECONDS"
 
 _MAGIC: Final = b"XRTSHARED1"
-_REST_SECONDS: Final = 60.0  # how long a store that failed is left alone
+_BACKOFF_SECONDS: Final = 60.0  # how long a store that failed is left alone
 _WAITING: Final = 64  # entries that wait to be written; more are dropped
 _LEAST_KEY: Final = 16
 
@@ -82,7 +82,7 @@ class SharedCache:
         self._url = url
         self._waiting: queue.Queue[tuple[str, bytes]] = queue.Queue(_WAITING)
         self._writer: tuple[int, threading.Thread] | None = None
-        self._tired_until = 0.0
+        self._retry_at = 0.0
         self.failures: list[str] = []
         try:
             import fsspec
@@ -93,16 +93,16 @@ class SharedCache:
         self._root = str(root).rstrip("/")
 
     def fetch(self, name: str) -> bytes | None:
-        """The content of an entry, None where there is none or the store rests.
+        """The content of an entry, None where there is none or the store is in back-off.
 
         Raises CacheError for a bad signature and a slow store, and what the store raises.
         """
-        if time.monotonic() < self._tired_until:
+        if time.monotonic() < self._retry_at:
             return None
         try:
             raw = self._within(lambda: self._read(name))
         except Exception:
-            self._tired_until = time.monotonic() + _REST_SECONDS
+            self._retry_at = time.monotonic() + _BACKOFF_SECONDS
             raise
         if raw is None:
             return None
@@ -113,8 +113,8 @@ class SharedCache:
         return content
 
     def offer(self, name: str, content: bytes) -> None:
-        """Have an entry written in the background; dropped where the store rests or too many wait."""
-        if not self._write or time.monotonic() < self._tired_until:
+        """Have an entry written in the background; dropped where the store is in back-off or too many wait."""
+        if not self._write or time.monotonic() < self._retry_at:
             return
         try:
             self._waiting.put_nowait((name, content))
@@ -137,10 +137,10 @@ class SharedCache:
         while True:
             name, content = self._waiting.get()
             try:
-                if time.monotonic() >= self._tired_until:
+                if time.monotonic() >= self._retry_at:
                     self._put(self._path(name), _MAGIC + self._signature(name, content) + content)
             except Exception as e:
-                self._tired_until = time.monotonic() + _REST_SECONDS
+                self._retry_at = time.monotonic() + _BACKOFF_SECONDS
                 self.failures = [*self.failures[-9:], f"{name}: {type(e).__name__}: {e}"]
             finally:
                 self._waiting.task_done()
@@ -182,7 +182,8 @@ class SharedCache:
 
         threading.Thread(target=run, daemon=True, name="xrt-shared-cache-read").start()
         if not done.wait(self._seconds):
-            raise CacheError(f"{self._url} did not answer within {self._seconds:g} s; it rests for {_REST_SECONDS:g} s")
+            limits = f"within {self._seconds:g} s; it is left alone for {_BACKOFF_SECONDS:g} s"
+            raise CacheError(f"{self._url} did not answer {limits}")
         if answer.error is not None:
             raise answer.error
         found: T = answer.value
