@@ -154,7 +154,7 @@ def test_slower_engines_are_left(at_once: None, monkeypatch: pytest.MonkeyPatch)
     s = live()
     call = next(iter(s._acceleration.live.values()))
     monkeypatch.setattr(acceleration, "_NO_SLOWER", 1.0)
-    call._usual, call._times = 1e-9, []
+    call._usual, call._times, call._doubt = 1e-9, [], True
     for _ in range(acceleration._SKIPPED + acceleration._TIMED):
         s.run(None, {"x": X})
     assert not s._acceleration.live
@@ -164,6 +164,28 @@ def test_slower_engines_are_left(at_once: None, monkeypatch: pytest.MonkeyPatch)
     assert xrt_ort.wait(60)
     assert not other._acceleration.live
     assert "time" in other._acceleration.state
+
+
+def test_engines_that_become_slower_are_left(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long after the first calls the library is timed again; engines that are slower twice in a row are left."""
+    s = live()
+    monkeypatch.setattr(acceleration, "_NO_SLOWER", 1.03)
+    call = next(iter(s._acceleration.live.values()))
+    call._times, call._doubt, call._left, run = None, False, 1, call._run
+
+    def slow(arrays: Any) -> Any:
+        threading.Event().wait(0.002)
+        return run(arrays)
+
+    call._run = slow
+    calls = acceleration._CHECK + acceleration._SKIPPED + acceleration._TIMED
+    for _ in range(1 + calls):
+        s.run(None, {"x": X})
+    assert s._acceleration.live  # once may be chance
+    for _ in range(calls):
+        s.run(None, {"x": X})
+    assert not s._acceleration.live
+    assert "time in the program" in s._acceleration.state
 
 
 def test_what_xrt_cannot_load_stays_with_the_library(at_once: None, tmp_path: Any) -> None:

@@ -3,8 +3,8 @@
 The session answers every call until then, and after that whenever an engine fails. A signature (names of results;
 types, shapes and dtypes of feeds) goes from the program's thread to one thread of the process, where an XRTModule of
 the model is compiled for it under XRT's guard. Then the session is the judge: both answer the same feeds, the results
-must agree, and the engines must be faster. In the program they are timed once more, against what the session took
-there.
+must agree, and the engines must be faster. In the program they are timed again, against what the session took there,
+and from time to time against what it takes now: other work on the machine may slow one and not the other.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _NO_SLOWER: Final = 1.03  # of the session's time, in the program
 _SECONDS: Final = 0.6  # that the timing of a trial may take
 _BLOCK: Final = 4  # calls of a trial in a row
 _SKIPPED, _TIMED = 4, 12  # calls in the program: those that warm up, those that are timed
+_AGAIN, _MOST_AGAIN = 32, 1024  # calls until the session is timed again: the first time, at most
+_CHECK: Final = 6  # calls of the session that are timed then
 _TRUSTED: Final = 2  # trials of different sizes after which a plan is taken for other sizes
 
 Feeds = Mapping[str, Any]
@@ -104,7 +106,7 @@ class Acceleration:
         times.append(seconds)
         if found.decided or self._pending or self.seconds < self._after:
             return
-        if self._plans and self._served_by_known_plan(key, names, feeds):
+        if self._plans and self._served_by_known_plan(found, key, names, feeds):
             found.decided = True
             return
         copies = _copies(feeds)
@@ -114,7 +116,9 @@ class Acceleration:
         self._pending = True
         _worker.submit(self, found, key, names, copies)
 
-    def _served_by_known_plan(self, key: Hashable, names: Sequence[str] | None, feeds: Feeds) -> bool:
+    def _served_by_known_plan(
+        self, signature: Signature, key: Hashable, names: Sequence[str] | None, feeds: Feeds
+    ) -> bool:
         """Whether a plan that was tried with other sizes answers these, and goes live."""
         module = self._module
         if (
@@ -131,7 +135,7 @@ class Acceleration:
             return False
         if len(self.live) >= _MOST_LIVE:
             self.live.clear()
-        self.live[key] = LiveSignature(self, key, call, self._selected(names), None)
+        self.live[key] = LiveSignature(self, key, call, self._selected(names), signature, None)
         return True
 
     def drop(self, key: Hashable, reason: str) -> None:
@@ -220,7 +224,7 @@ class Acceleration:
         self.engines = tuple(dict.fromkeys((*self.engines, *call.engines)))
         self.state = f"{', '.join(self.engines)} answer, in {ratio:.2f} of the library's time"
         usual = statistics.median(signature.times) if len(signature.times) >= _SKIPPED else None
-        self.live[key] = LiveSignature(self, key, call, self._selected(names), usual)
+        self.live[key] = LiveSignature(self, key, call, self._selected(names), signature, usual)
 
     def _refuse(self, reason: str) -> None:
         self._refused += 1
@@ -274,20 +278,35 @@ class Signature:
 
 
 class LiveSignature:
-    """A signature that engines answer. usual: seconds that the session took in the program; None: not to be timed."""
+    """A signature that engines answer. usual: seconds that the session took in the program; None: not known yet.
 
-    __slots__ = ("_call", "_key", "_names", "_owner", "_run", "_select", "_times", "_usual")
+    After `_AGAIN` calls, then after twice as many each time, the session answers `_CHECK` of them, and the engines are
+    timed against that. They are left when they are slower twice in a row.
+    """
+
+    __slots__ = (
+        "_call", "_doubt", "_key", "_left", "_library", "_names", "_owner", "_period", "_run", "_select", "_signature",
+        "_times", "_usual",
+    )  # fmt: skip
 
     def __init__(
-        self, owner: Acceleration, key: Hashable, call: Any, select: list[int] | None, usual: float | None
-    ) -> None:
+        self, owner: Acceleration, key: Hashable, call: Any, select: list[int] | None, signature: Signature,
+        usual: float | None,
+    ) -> None:  # fmt: skip
         self._owner, self._key, self._call, self._select, self._usual = owner, key, call, select, usual
+        self._signature = signature
         self._names: tuple[str, ...] = call.names
         self._run = call.run
         self._times: list[float] | None = [] if usual is not None else None
+        self._left = self._period = _AGAIN  # calls until the session is asked again
+        self._library = 0  # calls that it has yet to answer for that
+        self._doubt = usual is not None  # the next time that engines are slower they are left
 
     def __call__(self, feeds: Feeds) -> list[Any] | None:
         """Return the results; None where the session has to answer."""
+        if self._library > 0:
+            self._library -= 1
+            return None
         owner, times = self._owner, self._times
         for launch in self._call.launches:
             if launch.executable is None:
@@ -296,6 +315,9 @@ class LiveSignature:
         try:
             if times is None:
                 results = self._run([feeds[n] for n in self._names])
+                self._left -= 1
+                if self._left <= 0:
+                    self._time_again()
             else:
                 start = time.perf_counter()
                 results = self._run([feeds[n] for n in self._names])
@@ -311,11 +333,24 @@ class LiveSignature:
         select = self._select
         return results if select is None else [results[i] for i in select]
 
+    def _time_again(self) -> None:
+        self._signature.times.clear()
+        self._times, self._usual, self._library = [], None, _CHECK
+
     def _end_timing(self, times: list[float]) -> None:
         self._times = None
         took = statistics.median(times[_SKIPPED:])
-        if self._usual is not None and took > _NO_SLOWER * self._usual:
-            self._owner.drop(self._key, f"engines took {took / self._usual:.2f} of its time in the program")
+        usual = self._usual
+        if usual is None and len(self._signature.times) >= _CHECK:
+            usual = statistics.median(list(self._signature.times)[_CHECK // 3 :])
+        if usual is None or took <= _NO_SLOWER * usual:
+            self._period = min(2 * self._period, _MOST_AGAIN)
+            self._left, self._doubt = self._period, False
+        elif self._doubt:
+            self._owner.drop(self._key, f"engines took {took / usual:.2f} of its time in the program")
+        else:
+            self._doubt = True
+            self._time_again()
 
 
 def _copies(feeds: Feeds, *, copy: bool = True) -> dict[str, np.ndarray] | None:
