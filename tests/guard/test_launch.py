@@ -462,7 +462,7 @@ def test_nan_from_finite_numbers() -> None:
 def test_a_watch_goes_on_after_what_it_could_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison that fails, one for which there is no room, and inputs that the host rejects end no watch."""
 
-    def no_room(work: Any) -> bool:
+    def no_room(work: Any, is_short: bool = False) -> bool:
         return False
 
     def fails(*_: Any, **__: Any) -> Any:

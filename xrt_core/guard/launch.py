@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
@@ -67,6 +68,8 @@ _FATAL: Final[Mapping[str, str]] = MappingProxyType(
     {"hung": "it hung", "crashed": "its process ended", "memory": "its process ended", "closed": "its process is gone"}
 )
 """Kinds of failures at run time that end an executable at once."""
+_SHORT: Final = 0.01
+"""Seconds of a host run below which its products take all threads of NumPy's BLAS: limiting them takes 1 to 10 ms."""
 _MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
 
 
@@ -91,7 +94,7 @@ class GuardedLaunch(Launch):
     """
 
     __slots__ = (
-        "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
+        "_build", "_call", "_checker", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
         "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance",
     )  # fmt: skip
 
@@ -122,6 +125,7 @@ class GuardedLaunch(Launch):
         self._passed = 0
         self._schedule = _Schedule(settings.shadow)
         self._timed: TimedCaller[Any] | None = None
+        self._checker: ResultChecker | None = None
         self._call: HostRun = self._waiting
 
     def __call__(self, arrays: Arrays) -> Arrays:
@@ -380,7 +384,8 @@ class GuardedLaunch(Launch):
             if schedule.is_synchronous:
                 expected = self._compare(kept, copies, number, seconds, schedule)
                 return results if expected is None else expected
-            if not _shadow_thread.submit(lambda: self._compare(kept, copies, number, seconds, schedule)):
+            is_short = 0.0 < self._host_seconds() < _SHORT
+            if not _shadow_thread.submit(partial(self._compare, kept, copies, number, seconds, schedule), is_short):
                 schedule.postpone(number, 0.0, 0.0)
             schedule.taker = 0
             return results
@@ -397,9 +402,7 @@ class GuardedLaunch(Launch):
         start = time.perf_counter()
         try:
             expected = [to_numpy(r) for r in self.on_host(inputs)]
-            check = ResultChecker(self._function_for(inputs), inputs, results=expected).check_results(
-                results, self.tolerance
-            )
+            check = self._checker_for(inputs, expected).check_results(results, self.tolerance)
         except XRTError:  # the host rejects these inputs
             return None
         except Exception:  # a fault of the comparison must not reach the caller
@@ -416,6 +419,15 @@ class GuardedLaunch(Launch):
             self._failures.disproved(self, reason, inputs)
             self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
         return expected
+
+    def _checker_for(self, inputs: list[np.ndarray], expected: list[np.ndarray]) -> ResultChecker:
+        """The checker of results for these inputs. The analysis of a static function is made once: for short calls it
+        takes longer than all the rest of a comparison."""
+        if self.function.is_symbolic:
+            return ResultChecker(self._function_for(inputs), inputs, results=expected)
+        if self._checker is None:
+            self._checker = ResultChecker(self.function, (), results=())
+        return self._checker.for_inputs(inputs, expected)
 
     def _function_for(self, arrays: Arrays) -> Function:
         """The static function for inputs of these shapes."""
@@ -592,18 +604,19 @@ class _ShadowThread:
     """Compares results in the background, one after another; what comes meanwhile beyond a few is dropped."""
 
     def __init__(self) -> None:
-        self._work: queue.Queue[Callable[[], object]] = queue.Queue(_MOST_WAITING)
+        self._work: queue.Queue[tuple[Callable[[], object], bool]] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[], object]) -> bool:
-        """Queue a comparison. Returns False if there is no room, or no thread can be started."""
+    def submit(self, work: Callable[[], object], is_short: bool = False) -> bool:
+        """Queue a comparison. is_short: it leaves NumPy's BLAS its threads. Returns False if there is no room, or no
+        thread can be started."""
         try:
             with self._lock:
                 if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._serve, name="xrt-shadow", daemon=True)
                     self._thread.start()
-            self._work.put_nowait(work)
+            self._work.put_nowait((work, is_short))
         except (queue.Full, RuntimeError):
             return False
         return True
@@ -614,9 +627,9 @@ class _ShadowThread:
 
     def _serve(self) -> None:
         while True:
-            work = self._work.get()
+            work, is_short = self._work.get()
             try:
-                with native_call(), fewer_blas_threads():
+                with native_call(), contextlib.nullcontext() if is_short else fewer_blas_threads():
                     work()
             except Cancelled:
                 return
