@@ -264,6 +264,7 @@ def test_a_compressed_bomb_in_an_entry_is_a_miss(tmp_path: pathlib.Path) -> None
     assert "more than 4 bytes" in found.reason
 
 
+@pytest.mark.slow
 def test_archives(tmp_path: pathlib.Path) -> None:
     """An exported cache is a CacheError, or entries that are refused with a reason."""
     disk = DiskCache(tmp_path / "cache", 1 << 20)
@@ -346,6 +347,7 @@ def test_saved_modules(tmp_path: pathlib.Path) -> None:
     survives(load, (resealed(whole, t) for t in texts(manifest_of(whole), rng, 150)), CacheError, ModelLoadError)
 
 
+@pytest.mark.slow
 def test_bundles(tmp_path: pathlib.Path) -> None:
     """A bundle is a ModelLoadError."""
     function, _ = functions.chain()

@@ -275,8 +275,8 @@ class XRTModule(GuardedModule):
     def clusters(self, inputs: Mapping[str, Any] | None = None) -> Sequence[CompiledCluster]:
         """Return the clusters of the graph for the signature of `inputs` (see `explain`).
 
-        Each shows by `as_text(stage)` what its engine makes of it; with "auto" the first that takes the cluster, whichever
-        runs it. Nothing is compiled before that.
+        Each shows by `as_text(stage)` what its engine makes of it; with "auto" the first that takes the cluster,
+        whichever runs it. Nothing is compiled before that.
         """
         from xrt_core.compiler.inspection import compiled_clusters
 

@@ -207,6 +207,7 @@ def test_a_read_only_folder_is_used_without_writing(disk: DiskCache) -> None:
     assert not missing.folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_folder_of_root_serves_other_users() -> None:
     """What root laid out read-only is used by everybody; what a user laid out is refused by others, root included."""

@@ -23,12 +23,14 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+@pytest.mark.slow
 def test_every_operator_has_its_line() -> None:
     """With its versions, what the host does, and its gradient."""
     want = {(made := cells(row(*o, wanted=())))[0]: made[:_CELLS] for o in operators()}
     assert {name: found[:_CELLS] for name, found in listed().items()} == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index", [pytest.param(i, marks=[pytest.mark.nightly] if i % _SAMPLE else []) for i in range(len(operators()))]
 )

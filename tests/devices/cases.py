@@ -268,11 +268,10 @@ class Regression(xrt.Graph):
         return ops.Tanh(x @ self.up) @ self.down + self.bias
 
 
-def trainer(**options: object) -> xrt.training.TrainModule:
+def trainer(optimizer: object = None, **options: object) -> xrt.training.TrainModule:
     """A trainer of the same start."""
-    return xrt.training.TrainModule(
-        Regression(), loss="mse", optimizer=xrt.optim.Adam(1e-3), engine="xla", guard=False, **options
-    )
+    optimizer = optimizer or xrt.optim.Adam(1e-3)
+    return xrt.training.TrainModule(Regression(), loss="mse", optimizer=optimizer, engine="xla", guard=False, **options)
 
 
 def losses(t: xrt.training.TrainModule, steps: int) -> list[float]:
@@ -289,10 +288,11 @@ def losses(t: xrt.training.TrainModule, steps: int) -> list[float]:
         {"mesh": {"data": 2, "model": 2}, "sharding": PARTS, "zero": True},
     ],
 )
-def test_training(options: dict[str, object]) -> None:
-    """Losses over 100 steps are those of one device; the state lies as it was asked for, and is updated in place."""
-    t = trainer(**options)
-    np.testing.assert_allclose(losses(t, 100), losses(trainer(), 100), rtol=0, atol=1e-5)
+def test_training(options: dict[str, object], tmp_path: pathlib.Path) -> None:
+    """Losses over 100 steps are those of one device; the state lies as it was asked for, is updated in place, and loads
+    where there is no mesh; a batch that the mesh does not divide is right, with an event."""
+    t, one = trainer(**options), trainer()
+    np.testing.assert_allclose(losses(t, 100), losses(one, 100), rtol=0, atol=1e-5)
     report = t.explain()
     assert report.sharding is not None
     kinds = {c.kind for c in report.sharding.collectives}
@@ -303,10 +303,19 @@ def test_training(options: dict[str, object]) -> None:
     whole = (64, 128)
     rows = whole[0] // (4 if options["mesh"] == {"data": 4} else 2) if options.get("zero") else whole[0]
     assert parts == {(rows, whole[1] // (2 if "sharding" in options else 1))}
+    t.save(tmp_path / "state.safetensors")  # whole tensors, for any mesh or none
+    losses(one, 1)
+    one.load(tmp_path / "state.safetensors")
+    np.testing.assert_allclose(losses(t, 2), losses(one, 2), rtol=0, atol=1e-5)
+    few = {"x": BATCH[:7], "target": TARGET[:7]}
+    assert abs(t.evaluate([few])["loss"] - one.evaluate([few])["loss"]) < 1e-5
+    reason = t.events.recent("training.whole_batch")[-1].fields["reason"]
+    assert "devices of the mesh's axis 'data' do not divide the 7 examples" in str(reason)
 
 
-def test_checkpoints_and_batches(tmp_path: pathlib.Path) -> None:
-    """A checkpoint loads on another mesh and on none; a batch that the mesh does not divide is an error with both."""
+@pytest.mark.nightly
+def test_checkpoints(tmp_path: pathlib.Path) -> None:
+    """A checkpoint loads on another mesh and on none."""
     one = trainer(mesh={"data": 4}, zero=True)
     losses(one, 3)
     one.save(tmp_path / "state.safetensors")
@@ -316,9 +325,67 @@ def test_checkpoints_and_batches(tmp_path: pathlib.Path) -> None:
         losses(other, 1)
         other.load(tmp_path / "state.safetensors")
         np.testing.assert_allclose(losses(other, 3), want, rtol=0, atol=1e-5)
-    with pytest.raises(xrt.InputError, match=r"6 examples \(input 'x'\), which the 4 devices .* give multiples of 4"):
-        one.step(x=BATCH[:6], target=TARGET[:6])
-    np.testing.assert_allclose(losses(one, 1)[0], want[-1], atol=1e-1)  # the trainer goes on
+
+
+def used(t: xrt.training.TrainModule) -> list[object]:
+    """Numbers of everything that trains or answers, batches that four devices do not divide among them."""
+    found: list[object] = [float(t.step(x=BATCH, target=TARGET))]
+    data = {"x": BATCH[:14], "target": TARGET[:14]}
+    found += [list(e.values()) for e in t.fit(data, 1, batch_size=8, validation=data, metrics="mae")]
+    found += [t.predict(BATCH[:14]), t.evaluate(data, batch_size=8)["loss"], t.step_count]
+    found += t.gradients(x=BATCH[:8], target=TARGET[:8]).values()
+    found += [float(t.step(x=BATCH, target=TARGET)), *t.parameters().values()]
+    return found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ({"mesh": {"data": 2, "model": 2}, "sharding": PARTS, "zero": True}, {"accumulate": 2, "lazy_loss": True}),
+        ({"mesh": {"data": 2, "model": 2}, "sharding": {**PARTS, "target": "data:S(0)"}}, {"accumulate": 3}),
+        ({"mesh": {"data": 4}, "zero": True}, {"precision": "bf16"}),
+        ({"mesh": {"data": 4}}, {"donate": False, "recompute": "Tanh"}),
+        ({"mesh": {"data": 4}, "zero": True}, {"ema": 0.9}),
+        ({"mesh": {"data": 2, "model": 2}, "sharding": PARTS}, {"optax": True}),
+        ({"mesh": {"data": 4}}, {"optax": True, "accumulate": 2}),
+    ],
+)
+def test_everything_on_a_mesh(mesh: dict[str, object], options: dict[str, object]) -> None:
+    """Epochs, evaluation, prediction and gradients are those of one device, whatever the batch; an event says what was
+    not shared."""
+    optimizer: object = xrt.optim.Adam(1e-3, ema=options.get("ema"))
+    if options.get("optax"):
+        optax = pytest.importorskip("optax")
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    plain = {n: v for n, v in options.items() if n not in ("ema", "optax")}
+    one, many = trainer(optimizer, **plain), trainer(optimizer, **mesh, **plain)
+    atol = 2e-2 if "precision" in options else 1e-5
+    for got, want in zip(used(many), used(one), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+    reasons = {str(e.fields["reason"]) for e in many.events.recent("training.whole_batch")}
+    assert not [r for r in reasons if "do not divide the 8 examples" in r]
+    if mesh["mesh"] == {"data": 4}:
+        assert any("the 4 devices of the mesh's axis 'data' do not divide the 6 examples" in r for r in reasons)
+
+
+@pytest.mark.nightly
+def test_automatic_sharding() -> None:
+    """Results and losses are one device's, whatever is chosen; the choice holds for every method of a training."""
+    m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 2, "model": 2}, sharding="auto")
+    want = xrt.XRTModule(mlp_model(), engine="host")
+    for rows in (ROWS, ROWS[:6], ROWS[:3]):
+        np.testing.assert_allclose(m(rows), want(rows), rtol=1e-4, atol=1e-5)
+    many, one = trainer(mesh={"data": 2, "model": 2}, sharding="auto"), trainer()
+    np.testing.assert_allclose(losses(many, 5), losses(one, 5), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(many.predict(BATCH[:3]), one.predict(BATCH[:3]), rtol=0, atol=1e-5)
+
+
+def test_zero_with_optax() -> None:
+    """Its state stays whole, so that asking for its split is an error."""
+    optax = pytest.importorskip("optax")
+    with pytest.raises(xrt.OptionError, match=r"the state of optax's stays whole"):
+        trainer(optax.adam(1e-3), mesh={"data": 4}, zero=True)
 
 
 @pytest.mark.nightly

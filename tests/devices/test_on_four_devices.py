@@ -28,6 +28,7 @@ def run_cases(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_cases() -> None:
     """Every case that is not nightly passes on four devices, and the examples of the page do."""
     run_cases("tests/devices/cases.py", "tests/docs/test_examples.py", "-m", "not nightly")

@@ -33,6 +33,7 @@ _HAS_DEVICES = "host_platform_device_count=4" in os.environ.get("XLA_FLAGS", "")
 """Whether this process is one of `tests/devices`, which runs the page whose examples need several devices."""
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in p.read_text("utf-8")]
 PAGES = [p for p in PAGES if (p.name == "devices.md") is _HAS_DEVICES]
+LONG = ("training.md", "pytorch.md", "generation.md")
 _PATH = re.compile(r"`([\w./-]+/[\w./-]+)`\n\n$")
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 
@@ -186,7 +187,9 @@ PARSERS = (
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, marks=pytest.mark.slow if p.name in LONG else ()) for p in PAGES], ids=lambda p: p.name
+)
 def test_the_examples_of_a_page(page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block runs, prints what the page says, and is a piece of the file that is named above it."""
     pytest.importorskip("jax", reason="the examples use the XLA engine")

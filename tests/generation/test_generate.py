@@ -37,6 +37,7 @@ def test_unequal_prompts(caches: bool, capacity: int | None) -> None:
         assert (row[len(want) :] == 30).all()
 
 
+@pytest.mark.slow
 def test_an_engine_of_static_shapes_compiles_twice() -> None:
     """For the prompt, and for all steps: the capacity is chosen for it."""
     pytest.importorskip("jax")

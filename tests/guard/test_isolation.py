@@ -60,6 +60,7 @@ class Interrupting:
         raise KeyboardInterrupt if found else AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["send", "recv"])
 def test_an_interrupted_run(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it was interrupted, the next run is answered at once, by its own reply."""
@@ -107,6 +108,7 @@ def test_one_process_runs_all_clusters(engine: str) -> None:
     assert eventually(lambda: gc.collect() >= 0 and not is_running(pids[0]))
 
 
+@pytest.mark.slow
 def test_the_process_starts_again() -> None:
     """A process that was killed costs one call on the host, and after the time of a retry there is another one."""
     graph, x, want = chain()

@@ -311,6 +311,7 @@ def test_what_is_known_answers_the_first_call(host_seconds: float, monkeypatch: 
             assert m.wait(60)
 
 
+@pytest.mark.slow
 def test_settings_and_engines_are_part_of_the_verdict() -> None:
     """Other settings mean another verification."""
     graph, x, _ = chain()
@@ -427,6 +428,7 @@ def test_of_several_engines_the_fastest() -> None:
         assert m.report().clusters[0]["chosen"] == "memo", m.report().as_text()
 
 
+@pytest.mark.slow
 def test_losing_candidates_are_released() -> None:
     """Nothing refers to the executables of other candidates then, whose threads would go on."""
     made: list[tuple[str, weakref.ref[Executable]]] = []
@@ -767,6 +769,7 @@ def test_what_is_wrong_in_one_process_only_stays_rejected(monkeypatch: pytest.Mo
     assert states(m) == ["queued", "rejected"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_range_of_the_first_inputs_is_tried(asynchronous: bool) -> None:
     """What is wrong for large numbers only is found before it is live, where the first call has such numbers."""

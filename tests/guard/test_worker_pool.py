@@ -108,6 +108,7 @@ def test_a_kill_for_want_of_memory(worker: Worker, monkeypatch: pytest.MonkeyPat
     assert e.value.kind == "memory"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("says", "kind", "match"),
     [

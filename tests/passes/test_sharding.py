@@ -14,7 +14,8 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.schema import find_schema, latest_opset
 from xrt_core.ir.sharding import B, Mesh, P, S, Sbp, parse_sbp, sbp_text
-from xrt_core.passes.sharding import shard_graph, without_boxing
+from xrt_core.ir.types import TensorType
+from xrt_core.passes.sharding import automatic, shard_graph, without_boxing
 from xrt_core.passes.sharding.rules import ways
 
 RNG = np.random.default_rng(0)
@@ -161,3 +162,34 @@ def test_texts() -> None:
         shard_graph(graph_of(), mesh, {"x": "data:P"})
     with pytest.raises(GraphError, match=r"splits axis 1 of 'x', of size 4, over 8 devices"):
         shard_graph(graph_of(), mesh, {"x": "data:S(1),model:S(1)"})
+
+
+def two_layers(rows: int, wide: int) -> Graph:
+    """Two products with a Relu between; the weights have no numbers that matter."""
+    x, h, r, y = (Value(n, TensorType(np.dtype(np.float32), (rows, wide))) for n in "xhry")
+    zero = np.broadcast_to(np.float32(0), (wide, wide))
+    up, down = (Value.constant(zero, n) for n in ("layer0.up", "layer0.down"))
+    nodes = [
+        Node("MatMul", [x, up], [h], version=13, name="first"),
+        Node("Relu", [h], [r], version=14, name="relu"),
+        Node("MatMul", [r, down], [y], version=13, name="second"),
+    ]
+    return Graph([x], [y], nodes, opsets={"": latest_opset("")})
+
+
+@pytest.mark.parametrize(
+    ("rows", "wide", "mesh", "expected"),
+    [
+        (8, 2048, {"model": 4}, {"layer0.up": "model:S(1)", "layer0.down": "model:S(1)"}),  # weights are the most
+        (65536, 64, {"model": 4}, {"x": "model:S(0)"}),  # the batch is
+        (3, 16, {"model": 4}, {"x": "B"}),  # four devices do not divide it, and nothing is worth splitting
+        (4096, 2048, {"data": 2, "model": 2}, {"x": "data:S(0),model:S(0)"}),
+    ],
+)
+def test_automatic(rows: int, wide: int, mesh: dict[str, int], expected: dict[str, str]) -> None:
+    """Large weights are split, with one collective between, large batches by their rows."""
+    graph = two_layers(rows, wide)
+    found = automatic(graph, Mesh(mesh))
+    assert found == expected
+    _, report = shard_graph(graph, Mesh(mesh), found)
+    assert len([c for c in report.collectives if c.kind != "slice"]) == ("layer0.up" in expected)

@@ -162,6 +162,7 @@ def test_the_end_says_what_to_do_next(tmp_path: pathlib.Path) -> None:
     assert "'no_such_library.numpy' cannot be imported here" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_page_is_true(tmp_path: pathlib.Path) -> None:
     """docs/writing-an-engine.md names every question and choice; its code is that of a generated engine."""
     page = (ROOT / "docs" / "writing-an-engine.md").read_text(encoding="utf-8")

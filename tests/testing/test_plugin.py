@@ -40,6 +40,7 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return pytester.runpytest_inprocess(*KIT, *arguments)
 
 
+@pytest.mark.slow
 @takes_cases
 def test_an_engine_by_name(pytester: pytest.Pytester) -> None:
     """`--xrt-engine` with `--pyargs xrt_core.testing` runs the kit; the card is in the terminal and in the file."""

@@ -10,6 +10,7 @@ from tests.fake_cupy import installed
 from tests.training import peers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [peers.mlp(), peers.cnn(), peers.mobilenet(), peers.bert()], ids=lambda m: m.name)
 def test_a_step_moves_its_batch_alone(model: peers.Model) -> None:
     """After the first step the batch and the rate go up; the loss comes down."""

@@ -83,6 +83,7 @@ def test_fit_takes_steps_until_they_or_the_data_end() -> None:
     assert len(fit(t, itertools.islice(batches(points(), 16), 2), 30, progress=False)) == 2
 
 
+@pytest.mark.slow
 def test_losses_as_a_picture(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     save_curve([1 / (i + 1) for i in range(100)], tmp_path / "c.png", "title")

@@ -43,6 +43,7 @@ def agrees(name: str, step: Callable[[Any], Any]) -> None:
     assert found[-10:].mean() < 0.98 * found[:10].mean()  # it learns, so that the comparison says something
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_xla(name: str) -> None:
     """The whole step through XLA."""
@@ -102,6 +103,7 @@ def test_jax(name: str) -> None:
     agrees(name, peers.by_jax(model(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_torch(name: str) -> None:
     """Written by hand in PyTorch."""

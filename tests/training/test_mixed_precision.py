@@ -96,6 +96,7 @@ def dtypes_of(t: TrainModule, op_type: str) -> set[str]:
     return {str(v.dtype) for n in nodes for v in n.inputs if v is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("engine", LONG)
 def test_a_hundred_steps(model: str, engine: str) -> None:

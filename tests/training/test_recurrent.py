@@ -56,6 +56,7 @@ def test_the_length_is_not_in_the_graph(kind: str) -> None:
     assert [n.op_type for n in long.nodes].count("Scan") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LSTM", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("RNN", "GRU"))])
 def test_xla(kind: str) -> None:
     """XLA runs the Scans, in either direction, with the host's numbers."""

@@ -108,6 +108,7 @@ def test_an_empty_batch_is_no_step() -> None:
     assert t.step_count == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_updated_before_the_last_micro_batch() -> None:
     """Until then only sums grow; the sums are what the gradients are, and stay on the device, in place."""
     jax = pytest.importorskip("jax")
@@ -298,6 +299,7 @@ def updates(launch: Any) -> bool:
     return launch is not None and bool(launch.function.aliases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_failure_before_the_variables_are_taken_costs_nothing(
     monkeypatch: pytest.MonkeyPatch, accumulate: int
@@ -314,6 +316,7 @@ def test_a_failure_before_the_variables_are_taken_costs_nothing(
     np.testing.assert_allclose(found, [reference.step(*batch(8)) for _ in range(8)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_first_run_of_a_program_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of another signature that fails in its first step, however late, leaves the state to the host."""
     pytest.importorskip("jax")
@@ -374,6 +377,7 @@ def test_without_donation_nothing_is_ever_gone(monkeypatch: pytest.MonkeyPatch) 
     assert t.step(*batch(8)) == pytest.approx(reference.step(*batch(8)), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_updates_merged_into_the_step() -> None:
     """With merge_updates all is one launch, in place as well, to the same numbers, also with recomputation."""
     jax = pytest.importorskip("jax")

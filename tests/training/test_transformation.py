@@ -81,6 +81,7 @@ def test_loss_scaling_is_refused() -> None:
         made(momentum(0.1, 0.9), loss_scale="dynamic")
 
 
+@pytest.mark.slow
 def test_optax() -> None:
     """A chain with a schedule, against the same by hand."""
     optax = pytest.importorskip("optax")

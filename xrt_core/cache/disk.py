@@ -232,6 +232,21 @@ class DiskCache:
             self._bound(size)
         return ""
 
+    def receive(self, key: CacheKey, content: bytes) -> str:
+        """Store the entry of a key as a shared cache gave it, checked when it is read. Returns "", or why it is not."""
+        try:
+            if not self.prepare():
+                return "the folder cannot be written to"
+            if len(content) > self.limit:
+                return f"the entry has {len(content)} bytes, the whole cache may have {self.limit}"
+            with replace_file(self.path_of(key), mode=PRIVATE) as file:
+                file.write(content)
+        except (OSError, CacheError, MemoryError) as e:
+            return str(e) or type(e).__name__
+        with contextlib.suppress(OSError):
+            self._bound(len(content))
+        return ""
+
     def remove(self, path: pathlib.Path) -> bool:
         """Delete an entry's file. Returns whether it was there."""
         try:

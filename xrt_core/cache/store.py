@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from xrt_core.cache.disk import NOT_STORED, NOTHING, DiskCache, FileDigests, Hit, Miss
+from xrt_core.cache.disk import NOT_STORED, NOTHING, SUFFIX, DiskCache, FileDigests, Hit, Miss
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.engine.boundary import loads
@@ -25,6 +25,8 @@ from xrt_core.errors import CacheError, CompileError, EngineError, RegistrationE
 from xrt_core.events import EventLog, logger
 from xrt_core.ir.function import Function, function_lines, remembering
 from xrt_core.ir.graph import engine_and_device
+from xrt_core.ir.schema import DIALECT
+from xrt_core.plugins import plugins
 
 WAIT_SECONDS: Final = 120.0
 """How long to wait for another process that compiles the same thing, before compiling it here as well."""
@@ -35,6 +37,12 @@ holds the weights, in a form of its engine's own."""
 
 Differs = Callable[[Function, Executable, Executable], str]
 """(function, one executable, another) -> what is wrong with the first, "" for nothing: `verify.evaluate.difference`."""
+
+
+def is_on_mesh(function: Function) -> bool:
+    """Whether it runs on several devices. Such an executable belongs to its process, and may need that other processes
+    compile it at the same time: none of them can wait for a lock."""
+    return any(n.op_type == "Boxing" and n.domain == DIALECT for n in function.body.nodes)
 
 
 def _not_compared(function: Function, one: Executable, other: Executable) -> str:
@@ -78,6 +86,8 @@ class ExecutableStore:
         self._obtained: weakref.WeakKeyDictionary[Executable, tuple[CacheKey, Function]] = weakref.WeakKeyDictionary()
         self._disk = disk
         self._events = events
+        found = () if disk is None else plugins.contributions("xrt_shared_caches", "xrt.caches")
+        self._shared = [c.value for c in found]
         self._digests = None if disk is None else FileDigests(disk.folder, disk.mode != "read")
 
     def obtain(
@@ -98,7 +108,7 @@ class ExecutableStore:
         else:
             graph_compiler = compiler()
             made = None if self._saved is None else self._from_saved(self._saved, key, function, graph_compiler)
-            if made is None and (disk is None or not loads(graph_compiler)):
+            if made is None and (disk is None or not loads(graph_compiler) or is_on_mesh(function)):
                 made = compile(graph_compiler)
             elif made is None:
                 assert disk is not None
@@ -234,6 +244,8 @@ class ExecutableStore:
     ) -> Executable | Miss:
         start = time.perf_counter()
         found = disk.read(key, text)
+        if isinstance(found, Miss) and found.reason == NOTHING and self._fetched(disk, key):
+            found = disk.read(key, text)
         reason = found.reason if isinstance(found, Miss) else ""
         if isinstance(found, Hit):
             try:
@@ -262,6 +274,34 @@ class ExecutableStore:
             reason=reason,
         )
         return Miss(reason, stored, isinstance(found, Miss) and found.final)
+
+    def _fetched(self, disk: DiskCache, key: CacheKey) -> bool:
+        """Whether a cache that machines share has the entry, which then lies on the disk."""
+        if disk.mode == "read":
+            return False
+        name = f"{key.digest}{SUFFIX}"
+        for shared in self._shared:
+            try:
+                content = shared.fetch(name)
+                reason = "" if content is None else disk.receive(key, bytes(content))
+            except Exception as e:  # whatever a store raises, the executable can be compiled
+                content, reason = None, f"{type(e).__name__}: {e}"
+            if reason:
+                self._events.emit("cache.shared_failed", level=self._once(reason), entry=name[:12], reason=reason)
+            elif content is not None:
+                self._events.emit("cache.fetched", entry=name[:12], bytes=len(content))
+                return True
+        return False
+
+    def _offer(self, disk: DiskCache, key: CacheKey) -> None:
+        """Tell the caches that machines share of an entry that was stored."""
+        path = disk.path_of(key)
+        for shared in self._shared:
+            try:
+                shared.offer(path.name, path.read_bytes())
+            except Exception as e:
+                reason = f"{type(e).__name__}: {e}"
+                self._events.emit("cache.shared_failed", level=self._once(reason), entry=path.name[:12], reason=reason)
 
     @staticmethod
     def _nearest(disk: DiskCache, key: CacheKey) -> str:
@@ -303,6 +343,7 @@ class ExecutableStore:
         except Exception as e:  # what was compiled is good, whatever became of its copy
             reason = f"it does not serialise: {type(e).__name__}: {e}"
         if not reason:
+            self._offer(disk, key)
             seconds = time.perf_counter() - start
             self._events.emit(
                 "cache.stored", seconds=seconds, cluster=function.name, entry=key.digest[:12], bytes=len(blob)

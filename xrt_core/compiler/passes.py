@@ -41,7 +41,7 @@ from xrt_core.passes.partitioning import (
 from xrt_core.passes.pass_base import Pass
 from xrt_core.passes.pass_manager import PassRegistry, RegisteredPass, described
 from xrt_core.passes.shape_specialization import SplitLate, specialise
-from xrt_core.passes.sharding import ShardingReport, by_batch, shard_graph, without_boxing
+from xrt_core.passes.sharding import ShardingReport, automatic, by_batch, shard_graph, without_boxing
 from xrt_core.passes.simplify import CommonSubexpressions, ConstantFold, DeadNodes, IdentityNodes
 from xrt_core.passes.symbolic_shapes import SymbolicShapes, graph_at
 
@@ -180,7 +180,10 @@ def _shard(graph: Graph, context: PassContext) -> Graph:
         context.results.sharding = ShardingReport(str(mesh), replicated={graph.name or "graph": context.why_no_mesh})
         return without_boxing(graph)
     given = context.options.sharding
-    rules = by_batch(graph, mesh) if given is None else dict(given)
+    if given is None:
+        rules = by_batch(graph, mesh)
+    else:
+        rules = automatic(graph, mesh) if isinstance(given, str) else dict(given)
     graph, context.results.sharding = shard_graph(graph, mesh, rules)
     return graph
 

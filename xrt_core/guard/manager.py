@@ -364,6 +364,7 @@ class GuardManager:
             cluster=record.name,
             chosen=record.chosen,
             reason=record.reason,
+            timings=outcome.timings,
         )
 
     def _inputs(self, arrays: Sequence[Any] | None) -> list[np.ndarray] | None:

@@ -345,7 +345,11 @@ def _accept_mesh(value: Any) -> Any:
 MESH = Kind("an xrt.Mesh, or axes with their sizes (as text: data=4,model=2)", _accept_mesh, _accept_mesh)
 
 
-def _accept_sharding(value: Any) -> tuple[tuple[str, str], ...]:
+def _accept_sharding(value: Any) -> tuple[tuple[str, str], ...] | str:
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError
+        return value
     rows = value.items() if isinstance(value, Mapping) else value
     made = tuple((str(pattern), str(sbp)) for pattern, sbp in rows)
     if not all(pattern and sbp for pattern, sbp in made):
@@ -353,13 +357,15 @@ def _accept_sharding(value: Any) -> tuple[tuple[str, str], ...]:
     return made
 
 
-def _parse_sharding(text: str) -> tuple[tuple[str, str], ...]:
+def _parse_sharding(text: str) -> tuple[tuple[str, str], ...] | str:
+    if text.strip() == "auto":
+        return "auto"
     return _accept_sharding([part.strip().partition("=")[::2] for part in text.split(";")])
 
 
 SHARDING = Kind(
-    "a mapping from patterns of names of inputs, weights or other values to how they lie on the mesh, such as "
-    "{'encoder.*.weight': 'model:S(1)'} (as text: x=data:S(0);w=model:S(1))",
+    "'auto', or a mapping from patterns of names of inputs, weights or other values to how they lie on the mesh, such "
+    "as {'encoder.*.weight': 'model:S(1)'} (as text: x=data:S(0);w=model:S(1))",
     _accept_sharding,
     _parse_sharding,
 )

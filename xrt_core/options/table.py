@@ -145,11 +145,11 @@ class Options:
         "Devices as a grid with named axes, over which engines that can share tensors and work (docs/devices.md).",
         "XRT_MESH",
     )
-    sharding: tuple[tuple[str, str], ...] | None = _option(
+    sharding: tuple[tuple[str, str], ...] | str | None = _option(
         None,
         SHARDING,
         "How tensors lie on the mesh, by patterns of names; the rest follows. Not given: inputs are split along their "
-        "first axis over the mesh's axis 'data'.",
+        "first axis over the mesh's axis 'data'. 'auto': chosen by estimated FLOPs and bytes (docs/devices.md).",
     )
     automatic: bool | None = _option(
         None,

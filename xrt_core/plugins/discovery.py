@@ -35,6 +35,7 @@ GROUPS: Final = (
     "xrt.devices",
     "xrt.commands",
     "xrt.observers",
+    "xrt.caches",
 )
 """Entry-point groups. A group says when a package is imported; the hooks that it implements say what it brings."""
 DISABLE_VARIABLE: Final = "XRT_DISABLE_PLUGINS"

@@ -19,6 +19,8 @@ entry points imports nothing.
     xrt.converters   any                          the first converter is looked up             xrt_converters
     xrt.commands     any                          `xrt` is called with no command of the core  xrt_commands
     xrt.observers    any                          the first module is made                     xrt_event
+    xrt.observers    any                          the first module is made                     xrt_write_checkpoint
+    xrt.caches       any                          the first module is made                     xrt_shared_caches
     any of these     the options' section         an option of the section is given            xrt_options
 
 Short forms: an entry point of `xrt.engines` may name a subclass of `Engine` itself, and one of `xrt.passes` a pass. An
@@ -37,7 +39,7 @@ Before you add a hook: it needs a caller in the core, and every plugin may rely 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pluggy
@@ -151,6 +153,34 @@ class Specification:
         its kind does not take, is an OptionError that says where it came from. An engine reads them in
         `CompileOptions.extra`, everybody else by `Options.section("acme")`. An exception or a bad row leaves the row
         out. Sections of packages that declare nothing are the engine's own to check.
+        """
+
+    @hookspec
+    def xrt_shared_caches(self) -> Iterable[Any]:  # type: ignore[empty-body]
+        """Caches behind that on the disk, which machines share.
+
+        Called once, when the first module with a cache on disk is made.
+
+        The result is the caches, objects with two methods. `fetch(name)` returns the bytes of the entry of a name, or
+        None; `offer(name, content)` is told of an entry that was just stored on the disk. Both are called in the thread
+        that compiles, so they must bound their time. What `fetch` returns is checked like a file of the disk cache; its
+        entries are code, and the cache vouches for who wrote them. An exception is a miss, with the event
+        `cache.shared_failed`.
+        """
+
+    @hookspec
+    def xrt_write_checkpoint(self, path: str, write: Callable[[], None]) -> bool | None:
+        """Who writes a checkpoint, in a program of several processes.
+
+        :param path: of the file.
+        :param write: writes it; raises CheckpointError.
+
+        Called in every process by `TrainModule.save`, plugin after plugin in the order of their names, until one says
+        that it is done.
+
+        The result is True where the plugin saw to it, by a call of `write` in one of the processes; None or False
+        leaves it to the next one, and at last to the process itself. An XRTError goes to the user; any other
+        exception is the plugin's problem, and the process writes by itself.
         """
 
     @hookspec

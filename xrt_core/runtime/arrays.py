@@ -115,7 +115,12 @@ def _read(x: Any) -> np.ndarray | None:
             raise InputError("it has masked elements; fill them first (x.filled(value))")
         return np.asarray(x)
     if family == "jax":
-        return np.asarray(x)
+        try:
+            return np.asarray(x)
+        except RuntimeError:
+            if x.is_fully_addressable:
+                raise
+            return _gathered(x)
     if family == "torch":
         return _numpy_of_torch(x)
     if family == "cupy":
@@ -126,6 +131,13 @@ def _read(x: Any) -> np.ndarray | None:
         except (BufferError, RuntimeError, TypeError):
             pass  # a dtype or device that NumPy's DLPack does not take; __array__ may
     return np.asarray(x) if hasattr(x, "__array__") and is_array(x) else None
+
+
+def _gathered(x: Any) -> np.ndarray:
+    """The whole of an array that lies on devices of several processes, all of which read it together."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def _text(x: np.ndarray) -> np.ndarray:

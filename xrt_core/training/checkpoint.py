@@ -11,15 +11,17 @@ import os
 import pathlib
 import struct
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from xrt_core.errors import CheckpointError
+from xrt_core.errors import CheckpointError, PluginError
 from xrt_core.files import decode, reading, replace_file
 from xrt_core.ir.types import dtype_from_name, dtype_name
+from xrt_core.plugins import plugins
 
 _NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -33,11 +35,21 @@ _METADATA: Final = "__metadata__"
 
 
 def save(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
-    """Write arrays and metadata to `path`, atomically.
+    """Write arrays and metadata to `path`, atomically; in a program of several processes once (`xrt_write_checkpoint`).
 
     Raises CheckpointError for a dtype that the format lacks, and if the file cannot be written.
     """
-    target = pathlib.Path(path)
+    write = partial(_write, arrays, pathlib.Path(path), metadata)
+    for name, owner, call in plugins.each("xrt_write_checkpoint", path=str(path), write=write):
+        try:
+            if call():
+                return
+        except PluginError as e:
+            plugins.problem(f"plugin {name}", owner, str(e))
+    write()
+
+
+def _write(arrays: Mapping[str, np.ndarray], target: pathlib.Path, metadata: Mapping[str, str]) -> None:
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     parts: list[np.ndarray] = []
     at = 0

@@ -29,7 +29,7 @@ from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
-from xrt_core.options import resolve
+from xrt_core.options import AUTO, resolve
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.passes.rematerialization import Recompute
@@ -45,7 +45,7 @@ from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import Optimizer
 from xrt_core.training.recomputation import labels
-from xrt_core.training.sharding import step_sharding
+from xrt_core.training.sharding import chosen_sharding, present, step_sharding, why_whole
 from xrt_core.training.step import (
     EXAMPLES,
     MICRO,
@@ -135,7 +135,8 @@ class TrainModule(GuardedModule):
         device when it is used, so that steps run ahead; what a step raises there may come with a later one.
     mesh, sharding: options of `XRTModule`: each batch is split over the mesh's axis "data", variables are whole unless
         `sharding` has a pattern of their names. zero: the optimizer's slots are split over "data" as well (ZeRO-1).
-        Losses are those of one device, within rounding; a checkpoint is the same for every mesh.
+        Losses are those of one device, within rounding; a checkpoint is the same for every mesh. A batch that the axis
+        does not divide is computed whole by each device, with the event `training.whole_batch`.
     options: those of `XRTModule`. Labels and indices among a step's inputs are checked at each step, those that the
         model computes with `check_indices=True`.
 
@@ -210,9 +211,13 @@ class TrainModule(GuardedModule):
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
         self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
-        self._mesh, self._sharding, self._zero = resolved.mesh, dict(resolved.sharding or ()), bool(zero)
+        self._mesh, self._zero = resolved.mesh, bool(zero)
+        self._choose = resolved.sharding == AUTO and resolved.mesh is not None  # at the first graph
+        self._sharding: dict[str, str] = {} if isinstance(resolved.sharding, str) else dict(resolved.sharding or ())
         if self._zero and self._mesh is None:
             raise OptionError("zero=True splits the optimizer's state over a mesh, and none is given: mesh={'data': 4}")
+        if self._zero and isinstance(self._optimizer, Transformation):
+            raise OptionError("zero=True splits the slots of xrt.optim's optimizers; the state of optax's stays whole")
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
@@ -345,6 +350,7 @@ class TrainModule(GuardedModule):
         found = self._steps.get(key)
         if found is None:
             _examples(batch, self._source.input_names)
+            self._tell_of_whole(batch, logging.DEBUG)
             whole, extra, report = self._specialised(batch)
             assert self._recipe is not None
             if kind == "gradients":
@@ -451,12 +457,18 @@ class TrainModule(GuardedModule):
         return tuple(to_numpy(batch[n]).tobytes() for n in self._source.by_value if n in batch)
 
     def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
+        self._tell_of_whole(batch, logging.WARNING)
         whole, extra, report = self._specialised(batch)
         assert self._recipe is not None
         examples = _examples(batch, self._source.input_names)
         made = training_graph(whole, extra, self._types, self._recipe, update, examples)
         arrays = {v.name: to_numpy(batch[v.name]) for v in made.graph.inputs[: len(batch)]}
-        return self._planned(made, arrays, report, [self._optimizer.rates_at(0)])
+        return self._planned(made, arrays, report, [self._optimizer.rates_at(0)], whole=update)
+
+    def _tell_of_whole(self, batch: Mapping[str, np.ndarray], level: int) -> None:
+        """Say so where a mesh does not share a batch."""
+        if self._mesh is not None and (why := why_whole(self._mesh, self._sharding, batch)):
+            self.events.emit("training.whole_batch", level=level, reason=why)
 
     def _specialised(
         self, batch: Mapping[str, np.ndarray]
@@ -485,17 +497,24 @@ class TrainModule(GuardedModule):
         batch: Mapping[str, np.ndarray],
         report: PrecisionReport | None = None,
         rates: Sequence[np.ndarray] = (),
+        whole: bool = False,
     ) -> _Step:
+        """The plan of a graph. whole: it is a training step with its update."""
         assert self._recipe is not None
         names, pipeline = self._recipe.names, self._pipeline
         if self._mesh is not None:
-            held = {v.name for v in made.graph.inputs}
+            held = [v.name for v in made.graph.inputs]
             slots = {
                 v.name: [n for s in self._optimizer.slots if (n := slot_name(s, v.name)) in held]
                 for v in self._recipe.variables
                 if v.trained
             }
-            rows = step_sharding(self._mesh, self._sharding, batch, self._types, slots, self._zero)
+            if self._choose and batch:
+                self._choose = False
+                self._sharding = chosen_sharding(made.graph, self._mesh, batch, slots)
+            # what a user says of a whole step need not be in a part of it
+            given = self._sharding if whole else present(self._sharding, made.graph)
+            rows = step_sharding(self._mesh, given, batch, self._types, slots, held, self._zero)
             pipeline = pipeline.with_sharding(tuple(rows.items()))
         plans = pipeline.plan_cache(pipeline.capture(made.graph))
         reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))

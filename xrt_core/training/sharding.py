@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from xrt_core.errors import InputError, OptionError
+from xrt_core.errors import OptionError
+from xrt_core.ir.graph import Graph
 from xrt_core.ir.sharding import Mesh, S, parse_sbp, sbp_text
 from xrt_core.ir.types import TensorType
-from xrt_core.passes.sharding import exact_name
+from xrt_core.passes.sharding import automatic, exact_name
 
 DATA = "data"
 """The axis of a mesh over which batches are split."""
@@ -22,30 +23,27 @@ def step_sharding(
     batch: Mapping[str, np.ndarray],
     state: Mapping[str, TensorType],
     slots: Mapping[str, Sequence[str]],
+    inputs: Sequence[str],
     zero: bool,
 ) -> dict[str, str]:
     """The sharding of a step's inputs, by pattern of their names.
 
     given: the user's patterns, for variables, inputs and values within the graph. batch: arrays of the step, split over
-    the axis "data" unless `given` says otherwise. state: types of the entries of the state. slots: variable -> names of
-    its slots, which lie as the variable does; with `zero` they are split along their first axis over "data" as well,
-    where it divides that.
+    the axis "data" unless `given` says otherwise; what it does not divide is whole on each device. state: types of the
+    entries of the state. slots: variable -> names of its slots, which lie as the variable does; with `zero` they are
+    split along their first axis over "data" as well, where it divides that. inputs: names of the graph's inputs;
+    without a batch they say that the mesh computes.
 
-    Raises InputError for a batch whose size the mesh does not divide, naming both, and OptionError for zero without an
-    axis "data".
+    Raises OptionError for zero without an axis "data".
     """
     count = mesh.size(DATA) if DATA in mesh.names else 1
     if zero and DATA not in mesh.names:
         raise OptionError(f"zero=True splits the optimizer's state over the axis {DATA!r}; the mesh has {mesh}")
     rows: dict[str, str] = {}
     for name, array in batch.items():
-        if _matching(name, given) is None and array.ndim and count > 1:
-            if array.shape[0] % count:
-                raise InputError(
-                    f"the batch has {array.shape[0]} examples (input {name!r}), which the {count} devices of the axis "
-                    f"{DATA!r} do not divide; give multiples of {count}"
-                )
-            rows[exact_name(name)] = f"{DATA}:S(0)"
+        if _matching(name, given) is None:
+            is_shared = array.ndim and count > 1 and not array.shape[0] % count
+            rows[exact_name(name)] = f"{DATA}:S(0)" if is_shared else "B"
     for variable, own in slots.items():
         sbp = parse_sbp(_matching(variable, given) or "B", mesh)
         shape = state[variable].shape or ()
@@ -56,7 +54,42 @@ def step_sharding(
             sbp = (*sbp[:axis], S(0), *sbp[axis + 1 :])
         text = sbp_text(sbp, mesh)
         rows.update({exact_name(name): text for name in own if state[name].shape == shape and text != "B"})
-    return {**rows, **given}
+    rows = {**rows, **given}
+    if not batch:
+        rows.update({exact_name(name): "B" for name in inputs if _matching(name, rows) is None})
+    return rows
+
+
+def chosen_sharding(
+    graph: Graph, mesh: Mesh, batch: Mapping[str, np.ndarray], slots: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """How variables lie on a mesh by estimated time (`passes.sharding.automatic`), by pattern; the batch is split as
+    always."""
+    count = mesh.size(DATA) if DATA in mesh.names else 1
+    split = {n: f"{DATA}:S(0)" for n, a in batch.items() if count > 1 and a.ndim and not a.shape[0] % count}
+    chosen_here = {n for variable, own in slots.items() for n in (variable, *own)}
+    given = {v.name: split.get(v.name, "B") for v in graph.inputs if v.name not in chosen_here}
+    chosen = automatic(graph, mesh, slots, given)
+    return {pattern: sbp for pattern, sbp in chosen.items() if pattern in map(exact_name, slots)}
+
+
+def present(given: Mapping[str, str], graph: Graph) -> dict[str, str]:
+    """The patterns that match a value of a graph: prediction has no labels, an update alone has no inputs."""
+    values = (*graph.inputs, *graph.constants, *(v for n in graph.nodes for v in n.outputs if v is not None))
+    names = [v.name for v in values]
+    return {pattern: sbp for pattern, sbp in given.items() if fnmatch.filter(names, pattern)}
+
+
+def why_whole(mesh: Mesh, given: Mapping[str, str], batch: Mapping[str, np.ndarray]) -> str:
+    """Why a batch is not split over the axis "data", naming its size and the mesh's; "" where it is."""
+    count = mesh.size(DATA) if DATA in mesh.names else 1
+    for name, array in batch.items():
+        if _matching(name, given) is None and array.ndim and array.shape[0] % count:
+            return (
+                f"the {count} devices of the mesh's axis {DATA!r} do not divide the {array.shape[0]} examples of the "
+                f"batch (input {name!r}), so that each of them computes all of it; multiples of {count} are shared"
+            )
+    return ""
 
 
 def _matching(name: str, given: Mapping[str, str]) -> str | None:

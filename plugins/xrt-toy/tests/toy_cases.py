@@ -56,9 +56,7 @@ class Case:
             for i, x in enumerate(self.inputs)
         ]
         version = since_version(self.op_type, self.domain, self.opset)
-        return Node(
-            self.op_type, inputs, outputs, self.attributes, domain=self.domain, version=version, name="n"
-        )
+        return Node(self.op_type, inputs, outputs, self.attributes, domain=self.domain, version=version, name="n")
 
     def function(self) -> tuple[Function, list[np.ndarray]]:
         """The case as a Function, and the arrays to call it with."""

@@ -177,9 +177,7 @@ def waits(g: Graph, owner: list[int], host: list[bool]) -> list[set[int]]:
 
 @examples(150)
 @given(recipes(max_nodes=18, ops="AABBC"), engines_in_order())
-def test_engines_that_take_the_whole_graph_cross_no_more_than_without(
-    recipe: Recipe, engines: list[Candidate]
-) -> None:
+def test_engines_that_take_the_whole_graph_cross_no_more_than_without(recipe: Recipe, engines: list[Candidate]) -> None:
     """From end to end, beside the same engines without handing over; the host has nothing there or here."""
     g = recipe.build()
 

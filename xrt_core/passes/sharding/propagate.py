@@ -71,7 +71,7 @@ def shard_graph(graph: Graph, mesh: Mesh, shardings: Mapping[str, str]) -> tuple
     Raises OptionError for a pattern without a match, an axis that the mesh does not have or a partial annotation, and
     GraphError for a size that an annotation does not divide, naming both.
     """
-    return _Propagation(graph, mesh, shardings).run()
+    return Propagation(graph, mesh, shardings).run()
 
 
 def by_batch(graph: Graph, mesh: Mesh, axis: str = "data") -> dict[str, str]:
@@ -85,7 +85,10 @@ def exact_name(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-class _Propagation:
+class Propagation:
+    """One run over a graph. sbp: value -> how it lies, and reads: (node, input) -> how it is read, axis by axis of the
+    mesh; known after `run`. Otherwise as `shard_graph`."""
+
     def __init__(self, graph: Graph, mesh: Mesh, shardings: Mapping[str, str]) -> None:
         self.graph, self.mesh = graph, mesh
         self.rules = [(pattern, parse_sbp(text, mesh)) for pattern, text in shardings.items()]
@@ -258,8 +261,8 @@ class _Propagation:
             return forms[v, want]
 
         for v in (*graph.inputs, *graph.constants):
-            if any(not s.is_broadcast for s in home[v]):
-                form(v, home[v], "its annotation", force=True)
+            if v in self.marks or any(not s.is_broadcast for s in home[v]):
+                form(v, home[v], "its annotation", force=True)  # whole ones too: they say that the mesh computes
         for i, n in enumerate(graph.nodes):
             wanted = self.marks.get(n.outputs[0]) if n.outputs and n.outputs[0] is not None else None
             if is_boxing(n):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.util
 import math
 import os
 import pathlib
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -202,7 +204,8 @@ def checks_numbers() -> bool:
 
 
 def devices() -> dict[str, Any]:
-    """Usable devices by XRT's names, accelerators first: "cuda:0", "tpu:0", ..., "cpu"."""
+    """Usable devices by XRT's names, accelerators first: "cuda:0", "tpu:0", ..., "cpu"; last those of other processes
+    ("cpu:0@1"), which only a mesh uses."""
     found: dict[str, Any] = {}
     for kind in _KINDS:
         try:
@@ -213,7 +216,14 @@ def devices() -> dict[str, Any]:
             found.update({name_of(d): d for d in local})
         else:
             found.update({f"{kind}:{i}": d for i, d in enumerate(local)})
+    for kind in _clients if process_count() > 1 else ():
+        found.update({name_of(d): d for d in jax.devices(kind) if d.process_index != jax.process_index()})
     return found
+
+
+def process_count() -> int:
+    """How many processes `jax.distributed` has joined to one program; 1 without it."""
+    return int(jax.process_count())
 
 
 def _local_devices(kind: str) -> list[Any]:
@@ -223,8 +233,12 @@ def _local_devices(kind: str) -> list[Any]:
 
 
 def name_of(device: Any) -> str:
-    """XRT's name of a local JAX device: "cpu" for the first one of the CPU's, "cpu:1", "cuda:0", ..."""
+    """XRT's name of a JAX device: "cpu" for the first one of the CPU's, "cpu:1", "cuda:0", ...; "cuda:0@1" for one of
+    process 1."""
     kind = kind_of(device)
+    if device.process_index != jax.process_index():
+        there = [d for d in jax.devices(kind) if d.process_index == device.process_index]
+        return f"{kind}:{there.index(device)}@{device.process_index}"
     number = _local_devices(kind).index(device)
     return kind if kind == "cpu" and number == 0 else f"{kind}:{number}"
 
@@ -258,12 +272,19 @@ def sharding_on(device: Any) -> Any:
 
 @functools.cache
 def mesh_of(text: str, kind: str) -> Any:
-    """The mesh of a text such as "data=4" over the first devices of a kind.
+    """The mesh of a text such as "data=4" over the first devices of a kind; over those of all processes where
+    `jax.distributed` has joined several.
 
-    Raises EngineUnavailableError where there are too few, listing those that are here.
+    Raises EngineUnavailableError where there are too few, listing those that are here, and for a mesh that leaves
+    devices of joined processes out: each process must have a part in it.
     """
     mesh = Mesh.parse(text)
-    local = _local_devices(kind)
+    local = _local_devices(kind) if process_count() == 1 else jax.devices(kind)
+    if process_count() > 1 and mesh.device_count < len(local):
+        raise EngineUnavailableError(
+            f"xla: the mesh {text} has {mesh.device_count} devices; {TOGETHER} lie all of their {len(local)} devices: "
+            f"{process_count()} processes are joined here"
+        )
     if mesh.device_count > len(local):
         here = ", ".join(map(name_of, local))
         raise EngineUnavailableError(
@@ -364,4 +385,42 @@ def put_all(arrays: Sequence[np.ndarray], device: Any, places: Sequence[Any] = (
     stay where they are."""
     if kind_of(device) == "cpu":
         arrays = aligned(arrays)
-    return [jax.device_put(a, p) for a, p in zip(arrays, places or [device] * len(arrays), strict=True)]
+    return [_put(a, p) for a, p in zip(arrays, places or [device] * len(arrays), strict=True)]
+
+
+def _put(array: np.ndarray, place: Any) -> Any:
+    return spread(array, place) if is_spanning(place) else jax.device_put(array, place)
+
+
+TOGETHER: Final = "on a mesh of several processes"
+"""In the errors after which the other processes would wait for this one; xrt-distributed ends it then."""
+
+
+def is_spanning(place: Any) -> bool:
+    """Whether a sharding, or a device, has devices of other processes."""
+    return not getattr(place, "is_fully_addressable", True)
+
+
+def spread(array: Any, place: Any) -> Any:
+    """An array that every process holds whole, as one array over the devices of all of them: each takes its parts.
+
+    place: None for one that the program does not read."""
+    if place is None:
+        return array
+    if isinstance(array, jax.Array):
+        if array.sharding.is_equivalent_to(place, array.ndim):
+            return array
+        if not array.is_fully_addressable:
+            return jax.device_put(array, place)
+    whole = np.asarray(array)
+    return jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
+
+
+def differing_ranks(text: str) -> list[int]:
+    """The processes whose text is another than that of process 0. All processes must call it."""
+    from jax.experimental import multihost_utils
+
+    text = re.sub(r"xrt_program_[0-9a-f]{32}", "xrt_program", text)  # see program_name
+    own = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint8)
+    every = np.asarray(multihost_utils.process_allgather(own))
+    return [i for i, row in enumerate(every) if not np.array_equal(row, every[0])]

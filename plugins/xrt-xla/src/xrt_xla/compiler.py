@@ -69,7 +69,11 @@ class XlaGraphCompiler(GraphCompiler):
             program = Program(function, self._kind, self._fold)
             shardings = self._shardings(function, program)
             found = self._traced(function, program, shardings, entry_params, return_params, aliases)
-            compiled = found.lower().compile(compiler_options=self._options_for(found.jaxpr))
+            lowered, options = found.lower(), self._options_for(found.jaxpr)
+            if any(map(_toolkit.is_spanning, shardings)):
+                compiled = _compiled_together(function, lowered, options)
+            else:
+                compiled = lowered.compile(compiler_options=options)
             own = shardings[len(entry_params) :]
             weights = _toolkit.put_all(program.weights, self._device, own)
             program.weights.clear()  # JAX may keep the traced callable
@@ -159,6 +163,21 @@ class XlaGraphCompiler(GraphCompiler):
             stored.linalg,
             stored.program,
         )
+
+
+def _compiled_together(function: Function, lowered: Any, options: Mapping[str, Any]) -> Any:
+    """The compiled program of a mesh that several processes share. Raises CompileError, also where theirs differ."""
+    where = f"xla: function {function.name!r}, {_toolkit.TOGETHER},"
+    try:
+        others = _toolkit.differing_ranks(lowered.as_text())
+        if not others:
+            return lowered.compile(compiler_options=options)
+    except Exception as e:
+        raise CompileError(f"{where} does not compile: {first_lines(e)}") from e
+    raise CompileError(
+        f"{where} is another program in process {', '.join(map(str, others))} than in process 0; they run the same "
+        "program on batches of the same shape"
+    )
 
 
 @contextlib.contextmanager

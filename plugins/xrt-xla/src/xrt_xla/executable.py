@@ -45,6 +45,8 @@ class XlaExecutable(Executable):
         self._order = tuple(order.index(i) for i in range(outputs)) if self._aliases else None
         self._device = device
         self._linalg = linalg
+        places = tuple(compiled.input_shardings[0])
+        self._spanning = places if any(map(_toolkit.is_spanning, places)) else ()
         self._payload = program  # of a loaded one: XLA serialises only what it compiled itself
 
     def devices(self) -> tuple[str, ...]:
@@ -59,6 +61,8 @@ class XlaExecutable(Executable):
 
         With block_until_done=False a NumPy input must stay as it is until the results are there.
         """
+        if self._spanning:
+            return self._run_spanning(inputs)
         if self._donated:
             if not run_options.donate:
                 inputs = self._with_copies(inputs)
@@ -82,6 +86,17 @@ class XlaExecutable(Executable):
             return self._run_pinned(inputs)
         return results if self._order is None else [results[i] for i in self._order]
 
+    def _run_spanning(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run once, with all other processes of the mesh. A failure is not tried again: the others would not join."""
+        try:
+            with _toolkit.pinned():
+                arrays = [_toolkit.spread(x, p) for x, p in zip(inputs, self._spanning, strict=False)]
+                results: Sequence[Any] = _toolkit.wait_for(self._compiled(*arrays, *self._weights))
+            return results if self._order is None else [results[i] for i in self._order]
+        except Exception as e:
+            why = _complaint(self._params, inputs) or f"{type(e).__name__}: {e}"
+            raise ExecutionError(f"xla: {_toolkit.TOGETHER}: {why}") from e
+
     def _run_pinned(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run once under the engine's own configuration, and wait. Raises ExecutionError with the cause."""
         try:
@@ -96,6 +111,8 @@ class XlaExecutable(Executable):
         places = self._compiled.input_shardings[0]
         found = list(inputs)
         for i, (x, place) in enumerate(zip(inputs, places, strict=False)):
+            if place is None:  # the program does not read it
+                continue
             if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(place, x.ndim):
                 found[i] = jax.device_put(x, place)
         return found

@@ -124,6 +124,7 @@ def batch_normalization(
     ctx: ToyOpContext, x: Buffer, scale: Buffer, bias: Buffer, mean: Buffer, variance: Buffer
 ) -> Buffer:
     """Three elementwise launches: a factor for each channel in a temporary, then the product, then the sum."""
+
     def per_channel(b: Buffer) -> Buffer:
         return ctx.view(b, (b.size, *(1,) * (len(x.shape) - 2)))
 

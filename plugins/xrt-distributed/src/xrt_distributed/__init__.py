@@ -1,0 +1,92 @@
+"""XRT over several processes: the hooks of this package, and what programs ask it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from xrt_core import hookimpl, subscribe
+from xrt_core.engine.contract import WORKER_VARIABLE
+from xrt_core.events import Event
+
+__all__ = ["initialize", "is_first", "process_count", "rank"]
+__version__ = "0.1.0"
+
+
+def rank() -> int:
+    """The number of this process, from 0; 0 in a program of one process."""
+    return int(os.environ.get("RANK", "0")) if process_count() > 1 else 0
+
+
+def process_count() -> int:
+    """How many processes the program has, as `xrt launch` or torchrun said; 1 without them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes files and prints for all."""
+    return rank() == 0
+
+
+def initialize() -> None:
+    """Join the processes that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name, before JAX is used.
+
+    `xrt launch` has done so before the program begins. Where the variables are missing, JAX looks for those of Slurm,
+    MPI and Kubernetes. Raises EngineUnavailableError where that fails, or comes too late.
+    """
+    from xrt_distributed import _toolkit
+
+    if not _toolkit.is_joined():
+        _toolkit.join()
+        subscribe(_end_on_fallback)
+
+
+def _end_on_fallback(event: Event) -> None:
+    """End a process of several whose part of a mesh fell back to its host: the others would wait for it for ever."""
+    if event.name == "fallback" and "on a mesh of several processes" in str(event.fields["error"]):
+        print(f"xrt: rank {rank()} cannot go on with the others: {event}", file=sys.stderr, flush=True)
+        os._exit(70)
+
+
+@hookimpl
+def xrt_commands() -> list[tuple[str, Any]]:
+    """The commands `xrt launch` and `xrt fleet`."""
+    from xrt_distributed.command import launch
+    from xrt_distributed.fleet import app
+
+    return [("launch", launch), ("fleet", app)]
+
+
+if os.environ.get("XRT_DISTRIBUTED_REPORTS") and WORKER_VARIABLE not in os.environ:
+    from xrt_distributed.reports import reporter_from_environment
+
+    _reporter = reporter_from_environment()
+
+    @hookimpl
+    def xrt_event(event: Event) -> None:
+        """Count an event for the report of this process. There is no such hook where nobody asked for reports."""
+        if _reporter is not None:
+            _reporter.hear(event)
+
+
+@hookimpl
+def xrt_write_checkpoint(write: Callable[[], None]) -> bool:
+    """Have the first process write, and the others wait until the file is there."""
+    if process_count() == 1:
+        return False
+    from xrt_distributed import _toolkit
+
+    if not _toolkit.is_joined():
+        return False
+    _toolkit.write_once(write)
+    return True
+
+
+@hookimpl
+def xrt_shared_caches() -> list[Any]:
+    """The shared cache that XRT_DISTRIBUTED_CACHE names, if it does."""
+    from xrt_distributed.shared_cache import from_environment
+
+    return from_environment()

@@ -1,0 +1,191 @@
+"""`xrt fleet show`: what the reports of many jobs say, as text, as a page, and as metrics of Prometheus."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import json
+import pathlib
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import typer
+
+from xrt_core.errors import InputError
+from xrt_distributed.reports import FORM
+
+BOUNDS: Final = (0.5, 0.9, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
+"""Upper ends of the histogram of speed-ups; a last row is above all of them."""
+
+
+_STYLE: Final = (
+    "body{font:14px sans-serif;margin:2em}.n{text-align:right}td{padding:2px 8px}div{background:#47a;height:12px}"
+)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Sums over reports. speedups: the median over its clusters, of each job that has some. unreadable: lines that are
+    no reports."""
+
+    weeks: Counter[str] = field(default_factory=Counter)
+    models: Counter[str] = field(default_factory=Counter)
+    chosen: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    versions: Counter[str] = field(default_factory=Counter)
+    cache: Counter[str] = field(default_factory=Counter)
+    speedups: list[float] = field(default_factory=list)
+    unreadable: int = 0
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Count a report. Raises KeyError, TypeError or ValueError for what is none, and counts nothing then."""
+        if report["form"] != FORM:
+            raise ValueError(f"a report of form {report['form']!r}")
+        year, week, _ = datetime.datetime.fromtimestamp(float(report["began"]), datetime.UTC).isocalendar()
+        fallbacks = [
+            ((str(f["engine"]), str(f["stage"]), str(f["kind"])), int(f["count"])) for f in report["fallbacks"]
+        ]
+        counts = [{str(k): int(n) for k, n in report[name].items()} for name in ("chosen", "cache")]
+        versions = [f"{name} {number}" for name, number in report["versions"].items()]
+        models = [str(name) for name in report["models"]]
+        speedups = [float(s) for s in report["speedups"]]
+        self.weeks[f"{year}-W{week:02}"] += 1
+        self.models.update(models)
+        self.chosen.update(counts[0])
+        self.cache.update(counts[1])
+        self.versions.update(versions)
+        for key, n in fallbacks:
+            self.fallbacks[key] += n
+        if speedups:
+            self.speedups.append(statistics.median(speedups))
+
+    @property
+    def jobs(self) -> int:
+        """How many reports were counted."""
+        return sum(self.weeks.values())
+
+    def histogram(self) -> list[tuple[str, int]]:
+        """Jobs by the median speed-up of their clusters over the host."""
+        rows, below = [], 0.0
+        for bound in (*BOUNDS, float("inf")):
+            label = f"over {below:g}" if bound == float("inf") else f"{below:g} to {bound:g}"
+            rows.append((label, sum(below <= s < bound for s in self.speedups)))
+            below = bound
+        return rows
+
+    def tables(self) -> list[tuple[str, list[tuple[str, int]]]]:
+        """Title and rows of each table."""
+        fallbacks = [(f"{e}: {kind} at {stage}", n) for (e, stage, kind), n in self.fallbacks.most_common()]
+        return [
+            ("jobs a week", sorted(self.weeks.items())),
+            ("models (jobs)", self.models.most_common(20)),
+            ("clusters by what runs them", self.chosen.most_common()),
+            ("speed-up over the host (jobs)", self.histogram() if self.speedups else []),
+            ("fallbacks", fallbacks),
+            ("cache", self.cache.most_common()),
+            ("versions (jobs)", sorted(self.versions.items())),
+        ]
+
+    def as_text(self) -> str:
+        """For a terminal."""
+        lines = [f"{self.jobs} jobs" + (f"; {self.unreadable} unreadable reports" if self.unreadable else "")]
+        for title, rows in self.tables():
+            if rows:
+                wide, most = max(len(name) for name, _ in rows), max(n for _, n in rows) or 1
+                lines += ["", title]
+                lines += [f"  {name:<{wide}}  {n:>6}  {'#' * round(30 * n / most)}".rstrip() for name, n in rows]
+        return "\n".join(lines)
+
+    def as_html(self) -> str:
+        """A page without scripts or anything from elsewhere."""
+        parts = [f"<h1>XRT: {self.jobs} jobs</h1>"]
+        for title, rows in self.tables():
+            if rows:
+                most = max(n for _, n in rows) or 1
+                cells = "".join(
+                    f"<tr><td>{html.escape(name)}</td><td class=n>{n}</td>"
+                    f"<td><div style='width:{round(300 * n / most)}px'></div></td></tr>"
+                    for name, n in rows
+                )
+                parts.append(f"<h2>{html.escape(title)}</h2><table>{cells}</table>")
+        return f"<!doctype html><meta charset=utf-8><title>XRT fleet</title><style>{_STYLE}</style>{''.join(parts)}\n"
+
+    def as_prometheus(self) -> str:
+        """In the text format of Prometheus (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
+        lines = ["# TYPE xrt_fleet_jobs gauge"]
+        lines += [f"xrt_fleet_jobs{_labels(week=w)} {n}" for w, n in sorted(self.weeks.items())]
+        lines.append("# TYPE xrt_fleet_fallbacks gauge")
+        lines += [
+            f"xrt_fleet_fallbacks{_labels(engine=e, stage=s, kind=k)} {n}"
+            for (e, s, k), n in sorted(self.fallbacks.items())
+        ]
+        lines.append("# TYPE xrt_fleet_clusters gauge")
+        lines += [f"xrt_fleet_clusters{_labels(runs_on=name)} {n}" for name, n in sorted(self.chosen.items())]
+        lines.append("# TYPE xrt_fleet_speedup histogram")
+        for bound in BOUNDS:
+            lines.append(f"xrt_fleet_speedup_bucket{_labels(le=f'{bound:g}')} {sum(s <= bound for s in self.speedups)}")
+        lines.append(f"xrt_fleet_speedup_bucket{_labels(le='+Inf')} {len(self.speedups)}")
+        lines.append(f"xrt_fleet_speedup_sum {sum(self.speedups):g}")
+        lines.append(f"xrt_fleet_speedup_count {len(self.speedups)}")
+        return "\n".join(lines) + "\n"
+
+
+def read_fleet(folder: str) -> Fleet:
+    """The sums over all reports of a folder, or a store that fsspec reaches. Raises InputError where there is none."""
+    found = Fleet()
+    for line in _lines(folder):
+        try:
+            found.add(json.loads(line))
+        except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError):
+            found.unreadable += 1
+    return found
+
+
+def _lines(folder: str) -> Iterator[str]:
+    import fsspec
+
+    try:
+        fs, root = fsspec.core.url_to_fs(folder)
+        names: Sequence[str] = sorted(fs.glob(f"{root.rstrip('/')}/**/*.jsonl"))
+    except (ImportError, OSError, ValueError) as e:
+        raise InputError(f"{folder}: {e}") from None
+    if not names:
+        raise InputError(f"{folder} has no reports (*.jsonl)")
+    for name in names:
+        yield from (line for line in fs.cat_file(name).decode("utf-8", "replace").splitlines() if line.strip())
+
+
+def _labels(**labels: str) -> str:
+    def quoted(text: str) -> str:
+        return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+    return "{" + ",".join(f'{name}="{quoted(value)}"' for name, value in labels.items()) + "}"
+
+
+app = typer.Typer(help="What the jobs of a fleet report (docs/distributed.md).", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """A group even with one command."""
+
+
+@app.command()
+def show(
+    folder: Annotated[str, typer.Argument(help="what XRT_DISTRIBUTED_REPORTS named: a folder, s3://..., ...")],
+    page: Annotated[pathlib.Path | None, typer.Option("--html", help="write a page")] = None,
+    metrics: Annotated[pathlib.Path | None, typer.Option("--prometheus", help="write metrics")] = None,
+) -> None:
+    """Sum up the reports of jobs: jobs a week, models, speed-ups, fallbacks by engine and cause, versions."""
+    try:
+        fleet = read_fleet(folder)
+    except InputError as e:
+        typer.echo(str(e), err=True)
+        raise typer.Exit(1) from None
+    for path, text in ((page, fleet.as_html), (metrics, fleet.as_prometheus)):
+        if path is not None:
+            path.write_text(text(), encoding="utf-8")
+    typer.echo(fleet.as_text())
