@@ -35,6 +35,7 @@ from cpu_engines import DIRECT, REST, model_of
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from tests.conformance import dev_models
 from xrt_core.cli.inputs import parse_shapes, random_inputs
+from xrt_core.compiler.services import usable_processors
 from xrt_core.errors import XRTError
 from xrt_core.module import XRTModule
 
@@ -157,7 +158,8 @@ def machine() -> str:
                 flags = set(value.split())
     known = [f for f in ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile") if f in flags]
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{model}, {os.cpu_count()} cores ({' '.join(known)}){load}, Python {platform.python_version()}"
+    cores = f"{usable_processors()} of {os.cpu_count()} cores"
+    return f"{model}, {cores} ({' '.join(known)}){load}, Python {platform.python_version()}"
 
 
 def versions() -> str:
@@ -195,7 +197,7 @@ def main() -> None:
     parser.add_argument("--models", type=pathlib.Path, help="a folder of ONNX files")
     parser.add_argument("--shape", action="append", default=[], help="of an input, or the size of a dimension by name")
     parser.add_argument("--engines", nargs="*", default=["onnxruntime", "openvino", "xla"])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_processors())
     parser.add_argument("--seconds", type=float, default=10.0, help="of timing for each model")
     parser.add_argument("--json", type=pathlib.Path, help="a file for everything that was measured")
     args = parser.parse_args()

@@ -20,12 +20,13 @@ from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
 from xrt_core.engine.converters import converters
 from xrt_core.errors import InputError, InternalError
 from xrt_core.guard import launch as launch_module
-from xrt_core.guard.launch import GuardedLaunch, _Schedule
+from xrt_core.guard.launch import Expectation, GuardedLaunch, _Schedule
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
 from xrt_core.ir.function import Function
 from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.testing import functions
+from xrt_core.verify.verdict import Outcome
 
 SETTINGS = GuardSettings(
     asynchronous=True, sandbox=False, verify=False, tune=False, timeout=5, memory=1 << 30, failures=3, retry=0.05,
@@ -461,7 +462,7 @@ def test_nan_from_finite_numbers() -> None:
 def test_a_watch_goes_on_after_what_it_could_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison that fails, one for which there is no room, and inputs that the host rejects end no watch."""
 
-    def no_room(work: Any) -> bool:
+    def no_room(work: Any, is_short: bool = False) -> bool:
         return False
 
     def fails(*_: Any, **__: Any) -> Any:
@@ -611,3 +612,86 @@ class _Slow(GuardedLaunch):
         self.ending.set()
         self.go_on.wait(60)
         return super()._live(executable)
+
+
+class Quiet:
+    """Neighbours that are busy until they are not."""
+
+    def __init__(self) -> None:
+        self.busy = True
+
+    def seconds(self) -> float:
+        return 2.0
+
+    def are_busy(self) -> bool:
+        return self.busy
+
+
+def test_a_choice_is_revisited_when_its_time_drifts() -> None:
+    """Slower or faster than in the race by a quarter, by the median of eight calls; then its live time is expected.
+    There is a rest between two races, which lasts longer the longer they take."""
+    now = 0.0
+    expectation = Expectation(lambda: now)
+
+    def added(seconds: float) -> list[str]:
+        return [why for _ in range(8) if (why := expectation.add(seconds))]
+
+    expectation.begin(0.010, provisional=False)
+    assert not added(0.020)  # too early
+    now = 11.0
+    assert not added(0.012)
+    assert not [why for s in (*[0.5] * 3, *[0.010] * 5) if (why := expectation.add(s))]  # a few slow calls
+    assert added(0.014) == ["a call takes 0.014 s, expected were 0.01 s"]
+    assert not added(0.014)  # the race is on
+    expectation.raced(2.0, provisional=False)
+    expectation.begin(0.0, provisional=False)
+    now += 41.0
+    assert not added(0.014)
+    assert not added(0.015)
+    assert added(0.009)
+
+    expectation = Expectation(lambda: now)
+    expectation.begin(20e-6, provisional=False)
+    now += 11
+    assert not added(60e-6)  # what is around a short run takes time as well
+
+
+def test_a_provisional_choice_is_revisited_on_a_quiet_machine() -> None:
+    """Not before others leave the machine alone; a race that is provisional again has a longer rest."""
+    now, neighbours = 0.0, Quiet()
+    expectation = Expectation(lambda: now, neighbours)  # type: ignore[arg-type]
+
+    def added() -> list[str]:
+        return [why for _ in range(8) if (why := expectation.add(0.010))]
+
+    expectation.begin(0.010, provisional=True)
+    now = 100.0
+    assert not added()
+    neighbours.busy = False
+    assert added() == ["it was chosen while the machine was busy"]
+    expectation.raced(0.1, provisional=True)
+    expectation.begin(0.0, provisional=True)
+    added()  # what is expected
+    now += 19
+    assert not added()
+    now += 2
+    assert added()
+    expectation.raced(0.1, provisional=False)
+    expectation.begin(0.0, provisional=False)
+    now += 1000
+    assert not added()
+    assert not added()
+
+
+def test_a_live_launch_tells_of_a_drift() -> None:
+    """Its timed calls are what is compared with the race; nothing is told of a choice that was not timed."""
+    for timed, told in (("e", 1), ("", 0)):
+        launch = live(Does(right))
+        launch.record.outcome = Outcome("ready", (), "", {"e": 1.0}, timed=timed)
+        drifted: list[str] = []
+        launch._failures.drifted = lambda launch, why, to=drifted: to.append(why)  # type: ignore
+        launch.expectation = Expectation(itertools.count(0, 100).__next__)
+        launch.expectation.begin(1.0, provisional=False)
+        for _ in range(64 * 9):
+            launch([X, X])
+        assert len(drifted) == told

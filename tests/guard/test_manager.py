@@ -52,6 +52,7 @@ from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.testing import functions
 from xrt_core.testing.processes import run_python
 from xrt_core.testing.stage_faults import STAGE_FAULTS
+from xrt_core.verify import autotune, evaluate
 
 STATES = ["queued", "compiling", "verifying", "ready", "live"]
 
@@ -66,8 +67,7 @@ def _alone(own_cache: pathlib.Path) -> Iterator[None]:
 
 
 def product(size: int = 256) -> tuple[Graph, np.ndarray, np.ndarray]:
-    """A chain of products that takes the host a while, an input, and the host's result, the same by any order of sums.
-    """
+    """A chain of products that takes the host a while, an input, and the host's result, the same by any order of sums."""
     rng = np.random.default_rng(0)
     x = functions.value("x", size, size)
     w = Value.constant(np.eye(size, dtype=np.float32)[rng.permutation(size)], "w")
@@ -104,6 +104,65 @@ def test_the_states_of_a_cluster() -> None:
     assert report.accelerated_share == pytest.approx(20 / 21)
     assert [e.name for e in events] == ["guard.begin", "guard.live"]
     assert leftovers() == []
+
+
+def test_a_choice_that_drifts_is_revisited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race on a busy machine is provisional, in the report and in explain(). It is re-opened where calls take longer
+    than they took in it: another engine that wins answers then, and the callers notice nothing."""
+    graph, x, want = chain()
+    busy, winner = True, "plain"
+
+    def tune(runs: Any, *args: Any, **options: Any) -> autotune.Tuning:
+        return autotune.Tuning(winner, {n: 1.0 + (n != winner) for n in runs}, 1, busy)
+
+    monkeypatch.setattr(evaluate, "tune", tune)
+    with captured_events() as events, module(graph, ["plain", "memo"], guard_sandbox=False, guard_tune=True) as m:
+        m(x)
+        assert m.wait(60)
+        guard = m._pipeline.accelerated.services.guard
+        assert guard is not None
+        (launch,) = guard._all()
+        assert (launch.record.chosen, launch.record.outcome.provisional) == ("plain", True)
+        assert "provisional" in m.report().as_text()
+        assert "provisional" in str(m.explain())
+        busy, winner = False, "memo"
+        launch._failures.drifted(launch, "a call takes too long")
+        assert eventually(lambda: launch.record.chosen == "memo")
+        np.testing.assert_array_equal(m(x), want)
+        assert states(m) == [*STATES, "ready", "live"]
+        assert not launch.record.outcome.provisional
+        assert eventually(lambda: launch not in guard._building)
+        launch._failures.drifted(launch, "and again")
+        assert eventually(lambda: launch.record.races == 2)
+        assert states(m) == [*STATES, "ready", "live"]  # the same choice: nothing moves
+        assert m.report().clusters[0]["host_calls"] == 1
+    assert [e.name for e in events].count("guard.race") == 2
+
+
+def test_a_provisional_choice_of_the_host_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host won on a busy machine, and the cached verdict says so: after `guard_retry` there is another race."""
+    graph, x, want = product(64)
+    winner, races = ["host"], []
+
+    def tune(runs: Any, *args: Any, **options: Any) -> autotune.Tuning:
+        races.append(winner[0])
+        return autotune.Tuning(winner[0], dict.fromkeys(runs, 1.0), 1, winner[0] == "host")
+
+    monkeypatch.setattr(evaluate, "tune", tune)
+    with module(graph, "plain", guard_sandbox=False, guard_tune=True, guard_retry=0.001) as m:
+        m(x)
+        assert m.wait(60)
+        (cluster,) = m.report().clusters
+        assert (cluster["state"], cluster["outcome"]["provisional"]) == ("rejected", True)
+        winner[0] = "plain"
+        assert eventually(lambda: np.array_equal(m(x), want) and m.report().clusters[0]["state"] == "live")
+        np.testing.assert_array_equal(m(x), want)
+    assert races == ["host", "plain"]
+    with module(graph, "plain", guard_sandbox=False, guard_tune=True) as other:
+        other(x)
+        assert other.wait(60)
+        assert other.report().clusters[0]["state"] == "live"
+    assert races == ["host", "plain"]
 
 
 def test_synchronous() -> None:

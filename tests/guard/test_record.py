@@ -22,8 +22,8 @@ ALLOWED = {
     ("COMPILING", "VERIFYING"), ("COMPILING", "READY"), ("COMPILING", "FAILED"),
     ("VERIFYING", "READY"), ("VERIFYING", "REJECTED"), ("VERIFYING", "FAILED"),
     ("READY", "LIVE"), ("READY", "FAILED"),
-    ("LIVE", "FAILED"), ("LIVE", "REJECTED"),
-    ("FAILED", "QUEUED"), ("REJECTED", "READY"),
+    ("LIVE", "READY"), ("LIVE", "FAILED"), ("LIVE", "REJECTED"),
+    ("FAILED", "QUEUED"), ("REJECTED", "QUEUED"), ("REJECTED", "READY"),
 }  # fmt: skip
 """The design, written down apart from the table."""
 WAYS = {

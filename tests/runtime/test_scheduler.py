@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import pathlib
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests.guard.guarded import eventually
 from tests.host_run import assert_same
 from tests.profiles import examples
 from tests.random_graphs import F32, RandomGraph, graph_of, graphs, node
+from xrt_core.compiler.services import usable_processors
 from xrt_core.compiler.stages import Planned
 from xrt_core.errors import OptionError
 from xrt_core.host import executor
@@ -538,6 +540,7 @@ def test_engines_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -
             return m._pipeline.services.compilation.options.threads
 
         both = ["fake", "second"]
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         assert threads(engine=both, parallel=True) == 4
         assert threads(engine=both, parallel=True, threads=7) == 7
         assert threads(engine=both) is None
@@ -545,6 +548,36 @@ def test_engines_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -
         assert threads(engine="fake", parallel=True) is None
         monkeypatch.setattr("os.sched_getaffinity", lambda _: range(1), raising=False)
         assert threads(engine=both, parallel=True) == 1
+        monkeypatch.setattr("os.cpu_count", lambda: 8)
+        assert threads(engine="fake") == 1  # of 8
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)
+        monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+        assert threads(engine="fake") == 3
+        assert threads(engine="fake", threads=5) == 5
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "wanted"),
+    [
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 3),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/of/outside", {"cpu.max": "200000 100000"}, 2),
+        ("3:cpu,cpuacct:/x", {"cpu/x/cpu.cfs_quota_us": "400000", "cpu/x/cpu.cfs_period_us": "100000"}, 4),
+        ("3:cpu,cpuacct:/x", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, 9),
+        ("5:memory:/x", {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}, 9),
+        ("odd", {}, 9),
+    ],
+)
+def test_quotas_of_control_groups_count(
+    cgroup: str, files: dict[str, str], wanted: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of version 1 and 2, rounded up; the least of a group and those around it."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(9), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, text in {"proc/self/cgroup": cgroup, **{f"sys/fs/cgroup/{n}": t for n, t in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert usable_processors(tmp_path) == wanted
 
 
 def test_compilers_are_told_where_clusters_share_the_cores() -> None:

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from xrt_core.verify import autotune
-from xrt_core.verify.autotune import HOST_RUNS, MAX_ROUNDS, MIN_ROUNDS, MIN_SECONDS, Tuning, settle
+from xrt_core.verify.autotune import (
+    HOST_RUNS,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    MIN_SECONDS,
+    Neighbours,
+    Tuning,
+    interval,
+    settle,
+)
 from xrt_core.verify.autotune import tune as tune_for_real
 
 
@@ -143,11 +152,17 @@ def test_one_interrupted_run_prunes_nothing() -> None:
 
 
 def test_a_close_race_ends() -> None:
-    """Equals run all rounds where runs are short, each time twice; long ones are stopped by the time limit."""
+    """Equals run until their ratios show it; those that noise hides run all rounds, each time twice; long ones are
+    stopped by the time limit."""
     track = Track({"a": 1e-4, "b": 1e-4, "host": 1e-4})
     assert tune(track.candidates, "host", clock=track.clock).winner == "a"
-    assert track.runs["a"] == 2 * MAX_ROUNDS + 1
-    assert track.now <= 3 * 3e-4 + MIN_SECONDS
+    assert track.runs["a"] == 2 * 8 + 1  # eight rounds make an interval
+
+    noise = {n: itertools.cycle([1e-4, 1e-4, 1.4e-4, 1.4e-4, *[1.2e-4] * more]) for n, more in (("a", 1), ("b", 3))}
+    hidden = Track(noise)
+    tune(hidden.candidates, clock=hidden.clock)
+    assert hidden.runs["a"] == 2 * MAX_ROUNDS + 1
+    assert hidden.now <= MIN_SECONDS
 
     long = Track({"a": 1.0, "b": 1.0, "host": 1.0})
     tune(long.candidates, "host", clock=long.clock)
@@ -200,3 +215,41 @@ def test_what_a_run_raises_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="bus"):
         tune({"a": broken})
+
+
+def test_a_small_difference_is_found_behind_noise() -> None:
+    """Rounds go on until the interval of the ratio excludes 1: 4 % are found where runs vary by 10 %."""
+    rng = random.Random(1)
+
+    def noisy(base: float) -> Iterator[float]:
+        while True:
+            yield base * (1 + 0.1 * rng.random())
+
+    found = [
+        tune(track.candidates, clock=track.clock)
+        for track in (Track({"a": noisy(1.04e-3), "b": noisy(1e-3)}) for _ in range(20))
+    ]
+    assert sum(t.winner == "b" for t in found) >= 19
+    assert max(t.rounds for t in found) > MIN_ROUNDS
+
+
+def test_the_interval_of_a_median() -> None:
+    """It is that of the binomial distribution's tables, and says nothing of fewer than eight values."""
+    assert interval([1.0] * 7) == (0.0, float("inf"))
+    assert interval([float(k) for k in range(8)]) == (0.0, 7.0)
+    assert interval([float(k) for k in range(20)]) == (4.0, 15.0)
+
+
+def test_a_race_says_whether_the_machine_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others use of the processors during the race counts; not what they used before, nor this process itself."""
+    # seconds of the clock, of all work, of this process; and the processors
+    looks = iter([(0.0, 0.0, 0.0, 2.0), (1.0, 2.0, 0.0, 2.0), (2.0, 3.5, 1.0, 2.0), (2.01, 3.5, 1.0, 2.0)])
+    monkeypatch.setattr(autotune, "_times", lambda: next(looks))
+    track = Track({"a": 1.0})
+    neighbours = Neighbours()
+    assert tune(track.candidates, clock=track.clock, neighbours=neighbours).busy  # 0.5 of 2 processors
+    assert not neighbours.are_busy()  # 10 ms are too short to tell
+    looks = iter([(0.0, 0.0, 0.0, 64.0), (1.0, 64.0, 60.0, 64.0)])
+    assert not Neighbours().are_busy()  # 4 of 64
+    looks = iter([None, None])  # type: ignore[list-item]
+    assert not Neighbours().are_busy()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -165,9 +167,44 @@ def _difference(function: Function, one: Executable, other: Executable) -> str:
 
 
 def _threads(options: Options, engines: Chosen) -> int | None:
-    """Return the threads of each CPU executable: the option, or a share of the cores if engines run in parallel."""
-    sharing = sum(is_host(device) for _, device in engines)
-    if options.threads is not None or options.parallel is not True or sharing < 2:
+    """Return the threads of each CPU executable: the option, a share of the cores if engines run in parallel, or what
+    the process may use if the machine has more, as not all libraries see that."""
+    if options.threads is not None:
         return options.threads
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // sharing)
+    cores = usable_processors()
+    sharing = sum(is_host(device) for _, device in engines)
+    if options.parallel is True and sharing >= 2:
+        return max(1, cores // sharing)
+    return cores if cores < (os.cpu_count() or 1) else None
+
+
+def usable_processors(root: pathlib.Path = pathlib.Path("/")) -> int:
+    """Return how many processors this process may use: by its affinity, the quota of its control group and of those
+    around it, and OMP_NUM_THREADS. root: of the file system."""
+    found = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+            inner = base / path.lstrip("/")
+            for folder in (inner, *inner.parents):
+                if folder.is_relative_to(base):  # in a container the path may be one of outside
+                    found.append(_quota(folder))
+    with contextlib.suppress(ValueError):  # "4,2": by level of nesting
+        found.append(int(os.environ.get("OMP_NUM_THREADS", "").split(",")[0]))
+    return max(1, min(found))
+
+
+def _quota(folder: pathlib.Path) -> int:
+    """Return the processors that the quota of a control group is worth, rounded up; a large number if it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
+            period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
+        if quota != "max" and int(quota) > 0:
+            return -(-int(quota) // int(period))
+    return sys.maxsize

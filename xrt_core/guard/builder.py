@@ -48,6 +48,7 @@ _QUICKLY_HASHED: Final = 4 << 20  # bytes of constants, which take some ten mill
 _WORTH_WAITING: Final = 0.1  # seconds of a host call; loading an executable takes about as long
 _OF_AN_ATTEMPT: Final = 0.6  # part of the time that is left, while there are other candidates for another attempt
 _SHORTEST: Final = 0.5  # seconds that an attempt, or the loading of an executable, has at least
+_WORTH_A_CHANGE: Final = 1.05  # times as fast as what runs now
 _DEADLINE: Final = 0.8  # part of the time limit after which a verification concludes with what it has found
 
 
@@ -129,6 +130,8 @@ class ClusterBuilder:
             key = self._verdict_key(launch, names)
         disk = self._exchange.disk_cache()
         known = None if disk is not None and disk.mode == "verify" else find_verdict(key, function, disk)
+        if known is not None and known.provisional and record.outcome is not None:
+            known = None  # this race is to be repeated
         if known is not None:
             self._events.emit("guard.known", cluster=function.name, engine=launch.engine, verdict=known.verdict)
             return known, True
@@ -159,8 +162,27 @@ class ClusterBuilder:
         build = self._in_worker if self._settings.sandbox else self._in_process
         before = launch.record.outcome
         outcome = build(launch, names, inputs, slot, until)
-        if outcome.verdict != "ready" or (before is not None and _runs_alike(outcome, before)):
+        if outcome.verdict != "ready" or (before is not None and runs_alike(outcome, before)):
             return None
+        keep_verdict(self._verdict_key(launch, names), launch.function, self._exchange.disk_cache(), outcome)
+        return outcome
+
+    def race(self, launch: GuardedLaunch, slot: WorkerSlot, until: float) -> Outcome:
+        """The outcome of another race of the candidates of a live cluster. What runs now stays unless another is 5 %
+        faster, but for one that was wrong or failed this time.
+
+        Raises as `outcome`.
+        """
+        names, before = self._candidates(launch), launch.record.outcome
+        build = self._in_worker if self._settings.sandbox else self._in_process
+        outcome = build(launch, names, None, slot, until)
+        now, then = outcome.timings.get(outcome.timed), outcome.timings.get(before.timed) if before else None
+        if before is not None and now and then and outcome.timed != before.timed and then < _WORTH_A_CHANGE * now:
+            reason = f"{before.timed} stays, as {outcome.timed} is not {_WORTH_A_CHANGE:g}x as fast"
+            busy = "; provisional, as other processes kept the machine busy" if outcome.provisional else ""
+            outcome = dataclasses.replace(
+                before, timings=outcome.timings, reason=reason + busy, provisional=outcome.provisional
+            )
         keep_verdict(self._verdict_key(launch, names), launch.function, self._exchange.disk_cache(), outcome)
         return outcome
 
@@ -369,7 +391,8 @@ class ClusterBuilder:
         }
 
 
-def _runs_alike(one: Outcome, other: Outcome) -> bool:
+def runs_alike(one: Outcome, other: Outcome) -> bool:
+    """Whether two outcomes run a cluster in the same way."""
     return (one.pieces, one.serialised, one.finite_only) == (other.pieces, other.serialised, other.finite_only)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
+import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +35,7 @@ from xrt_core.passes.symbolic_shapes import function_at
 from xrt_core.runtime.arrays import Range, to_numpy
 from xrt_core.runtime.input_checks import input_checks
 from xrt_core.runtime.launch import FORKED, FailurePolicy, Launch, WrongResults, engine_failure
+from xrt_core.verify.autotune import Neighbours
 from xrt_core.verify.checker import ResultChecker
 
 HostRun = Callable[[Sequence[Any]], Sequence[Any]]
@@ -45,6 +48,16 @@ _TIMED_FIRST: Final = 4  # calls of a host on a device, which are all timed
 _SLOW: Final = 3.0
 _SLOW_CALLS: Final = 3
 """An executable is slow if this many timed calls in a row took this many times as long as the host takes."""
+_DRIFT: Final = 1.25
+_SAMPLES: Final = 8
+"""The race is re-opened if the median of so many timed calls is this many times what was expected, or less than its
+inverse."""
+_SLACK: Final = 50e-6  # seconds that a call may take more or less besides: what is around a run was not timed in a race
+_REST: Final = 10.0
+_RACES: Final = 20.0
+_LONGEST_REST: Final = 3600.0
+"""Seconds until the race may be re-opened again: the first, or this many times what the last race took; twice as long
+after each that was provisional again, up to the longest."""
 _SHARE: Final = 0.01
 """Part of the time of the calls that comparisons with the host may take."""
 _LIMIT: Final = 100.0
@@ -55,6 +68,8 @@ _FATAL: Final[Mapping[str, str]] = MappingProxyType(
     {"hung": "it hung", "crashed": "its process ended", "memory": "its process ended", "closed": "its process is gone"}
 )
 """Kinds of failures at run time that end an executable at once."""
+_SHORT: Final = 0.01
+"""Seconds of a host run below which its products take all threads of NumPy's BLAS: limiting them takes 1 to 10 ms."""
 _MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
 
 
@@ -68,7 +83,8 @@ class GuardedLaunch(Launch):
 
     A live executable is watched. The host runs some calls as well, on copies, and the results must agree: the first one
     before its results go out, the others in the background (`_Schedule`). Every 64th call is timed. An executable whose
-    results differ is rejected for good, one that has become slow is dropped until the next retry.
+    results differ is rejected for good, one that has become slow is dropped until the next retry, and if
+    its time is not what it was when it was chosen, the choice is revisited (`Expectation`).
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
@@ -78,8 +94,8 @@ class GuardedLaunch(Launch):
     """
 
     __slots__ = (
-        "_build", "_call", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
-        "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance",
+        "_build", "_call", "_checker", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
+        "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +112,7 @@ class GuardedLaunch(Launch):
         super().__init__(function, engine, None, host, policy=policy, reads=not converters.takes_from(engine))
         self.record = record
         self.shares_cores = False
+        self.expectation = Expectation()
         self.note: Note | None = None
         self.ranges: tuple[Range | None, ...] = ()
         self.sizes: Mapping[str, int] = {}
@@ -108,6 +125,7 @@ class GuardedLaunch(Launch):
         self._passed = 0
         self._schedule = _Schedule(settings.shadow)
         self._timed: TimedCaller[Any] | None = None
+        self._checker: ResultChecker | None = None
         self._call: HostRun = self._waiting
 
     def __call__(self, arrays: Arrays) -> Arrays:
@@ -121,6 +139,8 @@ class GuardedLaunch(Launch):
             return f"{record.state.value}, the host runs it: {record.reason}"
         if record.outcome is not None and record.outcome.serialised:
             return "its runs take turns, as they are wrong on two threads at once"
+        if record.outcome is not None and record.outcome.provisional:
+            return f"the choice of {record.chosen} is provisional, as other processes kept the machine busy"
         if record.faults:
             last = record.faults[-1]
             return f"failed at {last.stage} before: {last.message}"
@@ -195,7 +215,8 @@ class GuardedLaunch(Launch):
 
     def _waiting(self, arrays: Arrays) -> Arrays:
         record = self.record
-        due = record.state is State.QUEUED or (record.state is State.FAILED and time.monotonic() >= record.retry_at)
+        is_retried = record.state in (State.FAILED, State.REJECTED) and time.monotonic() >= record.retry_at
+        due = record.state is State.QUEUED or is_retried
         if due:
             self._build(self, arrays, True)
             if record.state is State.LIVE:
@@ -271,6 +292,9 @@ class GuardedLaunch(Launch):
             now = check.at(arrays)
             return now.results(execute.run(now.inputs(arrays)))
 
+        # where a call is long, each is worth more than what timing it costs
+        seconds = min(record.engine_seconds, default=0.0)
+        untimed = _TIMED_EVERY - 1 if seconds < _WORTH_LIMITING else _TIMED_EVERY // 8 - 1
         marks = memoryview(bytearray(Note.THREADS)) if self.note is None else self.note.flags
         if timed is None and (seconds := self._longest_run()):
             watchdog.watch(executable, marks, seconds, self._hangs)
@@ -282,7 +306,7 @@ class GuardedLaunch(Launch):
             if checks is not None and checks.violates(arrays):
                 return self._from_host(arrays)
             try:
-                if record.calls & _TIMED_EVERY - 1:
+                if record.calls & untimed:
                     return limited(arrays)
                 start = self._begin()
                 results = limited(arrays)
@@ -300,6 +324,8 @@ class GuardedLaunch(Launch):
         record.engine_seconds.append(seconds)
         if self.function.is_symbolic:  # times of calls of other sizes say nothing
             return
+        if self.record.outcome is not None and self.record.outcome.timed and (why := self.expectation.add(seconds)):
+            self._failures.drifted(self, why)
         host = self._host_seconds()
         last = list(record.engine_seconds)[-_SLOW_CALLS:]
         if host and len(last) == _SLOW_CALLS and min(last) > _SLOW * host:
@@ -358,7 +384,8 @@ class GuardedLaunch(Launch):
             if schedule.is_synchronous:
                 expected = self._compare(kept, copies, number, seconds, schedule)
                 return results if expected is None else expected
-            if not _shadow_thread.submit(lambda: self._compare(kept, copies, number, seconds, schedule)):
+            is_short = 0.0 < self._host_seconds() < _SHORT
+            if not _shadow_thread.submit(partial(self._compare, kept, copies, number, seconds, schedule), is_short):
                 schedule.postpone(number, 0.0, 0.0)
             schedule.taker = 0
             return results
@@ -375,9 +402,7 @@ class GuardedLaunch(Launch):
         start = time.perf_counter()
         try:
             expected = [to_numpy(r) for r in self.on_host(inputs)]
-            check = ResultChecker(self._function_for(inputs), inputs, results=expected).check_results(
-                results, self.tolerance
-            )
+            check = self._checker_for(inputs, expected).check_results(results, self.tolerance)
         except XRTError:  # the host rejects these inputs
             return None
         except Exception:  # a fault of the comparison must not reach the caller
@@ -394,6 +419,15 @@ class GuardedLaunch(Launch):
             self._failures.disproved(self, reason, inputs)
             self._record_failure("shadow", "wrong numbers", f"{reason}; {doubt}")
         return expected
+
+    def _checker_for(self, inputs: list[np.ndarray], expected: list[np.ndarray]) -> ResultChecker:
+        """The checker of results for these inputs. The analysis of a static function is made once: for short calls it
+        takes longer than all the rest of a comparison."""
+        if self.function.is_symbolic:
+            return ResultChecker(self._function_for(inputs), inputs, results=expected)
+        if self._checker is None:
+            self._checker = ResultChecker(self.function, (), results=())
+        return self._checker.for_inputs(inputs, expected)
 
     def _function_for(self, arrays: Arrays) -> Function:
         """The static function for inputs of these shapes."""
@@ -442,6 +476,63 @@ class GuardedLaunch(Launch):
 
     def _record_failure(self, stage: str, kind: Kind, message: str) -> None:
         self._failures.record_failure(self.record, self.function, FailureRecord(stage, kind, message))
+
+
+class Expectation:
+    """What the calls of a live executable are expected to take, and when its choice is revisited.
+
+    Expected is what it took in the race, then, if the race was re-opened and the choice stayed, what it takes live. A
+    provisional choice is revisited once other processes leave the machine alone. clock: in seconds.
+    """
+
+    __slots__ = ("_clock", "_expected", "_neighbours", "_next", "_provisional", "_rest", "_samples")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, neighbours: Neighbours | None = None) -> None:
+        self._clock = clock
+        self._expected = 0.0
+        self._provisional = False
+        self._samples: list[float] = []
+        self._neighbours = neighbours
+        self._rest = _REST
+        self._next = -math.inf
+
+    def begin(self, seconds: float, provisional: bool) -> None:
+        """A choice was made. seconds: what a run took in the race; 0.0: what the next calls take is expected."""
+        self._expected, self._provisional = seconds, provisional
+        self._samples = []
+        if self._next == -math.inf:
+            self._next = self._clock() + self._rest
+
+    def raced(self, seconds: float, provisional: bool) -> None:
+        """A race was re-opened, and took so long. provisional: its choice is."""
+        shortest = max(_REST, _RACES * seconds)
+        self._rest = min(max(2 * self._rest, shortest), _LONGEST_REST) if provisional else shortest
+        self._next = self._clock() + self._rest
+
+    def add(self, seconds: float) -> str:
+        """Note the time of a call. Returns why the race should be re-opened, "" if it should not."""
+        samples = self._samples  # other threads may begin new ones
+        samples.append(seconds)
+        if len(samples) < _SAMPLES:
+            return ""
+        self._samples = []
+        live = statistics.median(samples)
+        now = self._clock()
+        if not self._expected:
+            self._expected = live
+            return ""
+        if now < self._next:
+            return ""
+        if not self._expected / _DRIFT - _SLACK <= live <= self._expected * _DRIFT + _SLACK:
+            self._next = math.inf  # until `raced`
+            return f"a call takes {live:.3g} s, expected were {self._expected:.3g} s"
+        if self._provisional:
+            self._neighbours = self._neighbours or Neighbours()
+            looked = self._neighbours.seconds() >= 1.0
+            if looked and not self._neighbours.are_busy():
+                self._next = math.inf
+                return "it was chosen while the machine was busy"
+        return ""
 
 
 class _Schedule:
@@ -513,18 +604,19 @@ class _ShadowThread:
     """Compares results in the background, one after another; what comes meanwhile beyond a few is dropped."""
 
     def __init__(self) -> None:
-        self._work: queue.Queue[Callable[[], object]] = queue.Queue(_MOST_WAITING)
+        self._work: queue.Queue[tuple[Callable[[], object], bool]] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[], object]) -> bool:
-        """Queue a comparison. Returns False if there is no room, or no thread can be started."""
+    def submit(self, work: Callable[[], object], is_short: bool = False) -> bool:
+        """Queue a comparison. is_short: it leaves NumPy's BLAS its threads. Returns False if there is no room, or no
+        thread can be started."""
         try:
             with self._lock:
                 if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._serve, name="xrt-shadow", daemon=True)
                     self._thread.start()
-            self._work.put_nowait(work)
+            self._work.put_nowait((work, is_short))
         except (queue.Full, RuntimeError):
             return False
         return True
@@ -535,9 +627,9 @@ class _ShadowThread:
 
     def _serve(self) -> None:
         while True:
-            work = self._work.get()
+            work, is_short = self._work.get()
             try:
-                with native_call(), fewer_blas_threads():
+                with native_call(), contextlib.nullcontext() if is_short else fewer_blas_threads():
                     work()
             except Cancelled:
                 return

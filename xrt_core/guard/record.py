@@ -45,15 +45,16 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
         S.COMPILING: frozenset({S.VERIFYING, S.READY, S.FAILED}),
         S.VERIFYING: frozenset({S.READY, S.REJECTED, S.FAILED}),
         S.READY: frozenset({S.LIVE, S.FAILED}),
-        S.LIVE: frozenset({S.FAILED, S.REJECTED}),
+        S.LIVE: frozenset({S.READY, S.FAILED, S.REJECTED}),
         S.FAILED: frozenset({S.QUEUED}),
-        S.REJECTED: frozenset({S.READY}),
+        S.REJECTED: frozenset({S.QUEUED, S.READY}),
     }
 )
 """State -> its successors.
 
 QUEUED is followed by READY or REJECTED if a verdict is cached, COMPILING by READY if nothing is verified or timed,
-LIVE by REJECTED if a shadow run finds wrong numbers, and that by READY if the nodes at fault are found.
+LIVE by REJECTED if a shadow run finds wrong numbers, and that by READY if the nodes at fault are found. A race that is
+re-opened takes LIVE to READY if another engine wins it, and REJECTED to QUEUED where the host had won provisionally.
 """
 
 _HISTORY: Final = 64
@@ -86,7 +87,8 @@ class ClusterRecord:
 
     name, engine: of the Launch. number: of the record in its module. nodes: their number. operators: of them, for
     messages. state, reason: where it stands, and why. retry_at: `time.monotonic` seconds from which a failed cluster is
-    retried. outcome: of the last verification. calls, host_calls: all calls, and those that the host answered. Counters
+    retried, and one of which the host is the provisional choice. races: how often the choice was revisited. outcome: of
+    the last verification. calls, host_calls: all calls, and those that the host answered. Counters
     are updated without a lock; they are statistics and may lose increments.
     """
 
@@ -104,6 +106,7 @@ class ClusterRecord:
         self.host_calls = 0
         self.failures = 0
         self.shadow_runs = 0
+        self.races = 0
         self.host_seconds: deque[float] = deque(maxlen=16)
         self.engine_seconds: deque[float] = deque(maxlen=16)
         self.history: deque[Transition] = deque([Transition(time.time(), State.QUEUED, "")], maxlen=_HISTORY)
@@ -141,6 +144,11 @@ class ClusterRecord:
         """Append to the reason of the present state."""
         with self._lock:
             self.reason = f"{self.reason}; {text}"
+
+    def restate(self, reason: str) -> None:
+        """Replace the reason of the present state."""
+        with self._lock:
+            self.reason = reason
 
     def _enter(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason
@@ -183,6 +191,7 @@ class ClusterRecord:
             "host_calls": self.host_calls,
             "failures": self.failures,
             "shadow_runs": self.shadow_runs,
+            "races": self.races,
             "fault_counts": [
                 {"stage": stage, "kind": kind, "count": count}
                 for (stage, kind), count in tuple(self.fault_counts.items())
@@ -204,6 +213,10 @@ class FailureSink(Protocol):
 
     def record_failure(self, record: ClusterRecord, function: Function, failure: FailureRecord) -> None:
         """Add a failure to the cluster's record, emit a `FallbackEvent`, and write a repro bundle where that helps."""
+
+    def drifted(self, launch: Any, reason: str) -> None:
+        """Revisit the choice of a live `GuardedLaunch` in the background: it takes another time than when it was
+        chosen, or it was chosen provisionally."""
 
     def disproved(self, launch: Any, reason: str, inputs: Sequence[np.ndarray]) -> None:
         """Replace the cached verdict of a `GuardedLaunch` whose results for `inputs` were found wrong while it was
@@ -270,7 +283,8 @@ class GuardReport:
             lines.append(f"{c['name']}: {c['state']}, runs on {c['chosen']}: {c['reason'] or 'no reason to give'}")
             lines.append(f"  {c['nodes']} nodes: {c['operators']}")
             shadow = f"; {c['shadow_runs']} compared with the host" if c["shadow_runs"] else ""
-            lines.append(f"  calls: {c['calls']}, of them {c['host_calls']} on the host{shadow}")
+            races = f"; the choice was revisited {c['races']} times" if c["races"] else ""
+            lines.append(f"  calls: {c['calls']}, of them {c['host_calls']} on the host{shadow}{races}")
             outcome = c["outcome"]
             if outcome is not None:
                 times = ", ".join(f"{k} {_duration(v)}" for k, v in outcome["timings"].items())

@@ -177,8 +177,9 @@ class Options:
     threads: int | None = _option(
         None,
         integer(1),
-        "Threads inside one operator of an executable on a CPU. Not given: the engine's default, with `parallel=True` "
-        "the cores divided by the number of engines. Some libraries use all cores whatever is said here.",
+        "Threads inside one operator of an executable on a CPU. Not given: the engine's default, or what the process "
+        "may use (affinity, quota of its control group, OMP_NUM_THREADS) if the machine has more; with "
+        "`parallel=True` that divided by the number of engines. Some libraries use all cores whatever is said here.",
     )
     # Off by default: two engines on one CPU share its cores, and were measured within 4 to 7 % of one after another.
     parallel: bool = _option(

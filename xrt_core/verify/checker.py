@@ -138,12 +138,14 @@ class ResultChecker:
         self._products = _products(function.body)
         self._operands = _elementwise_operands(function.body)
 
-    def for_inputs(self, inputs: Sequence[np.ndarray]) -> ResultChecker:
-        """A checker for other inputs of the same function; the analysis of the function is shared."""
+    def for_inputs(self, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray] | None = None) -> ResultChecker:
+        """A checker for other inputs of the same function, and the host's results for them where they are known; the
+        analysis of the function is shared."""
         other = copy.copy(self)
         other.inputs = tuple(_read_only(x) for x in inputs)
         other.host_runs = 0
-        other._own = other._wide = other._off = other._off_on_cpu = other._moved = None
+        other._own = None if results is None else [np.asarray(r) for r in results]
+        other._wide = other._off = other._off_on_cpu = other._moved = None
         return other
 
     def expected(self) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Value
 from xrt_core.ir.op_traits import traits_of
 from xrt_core.runtime.arrays import Range
-from xrt_core.verify.autotune import Stopwatch, tune
+from xrt_core.verify.autotune import Stopwatch, Tuning, tune
 from xrt_core.verify.checker import Check, ResultChecker
 from xrt_core.verify.inputs import EDGES, NONFINITE, SEQUENCE, Kind, are_beyond, synthesize_inputs
 from xrt_core.verify.isolate import Budget, Candidate, Correction, FaultIsolator, OutOfBudget
@@ -338,12 +338,13 @@ class _Evaluation:
         self.timings.update(tuning.seconds)
         if tuning.winner == HOST:
             times = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in tuning.seconds.items())
-            return self._on_host("slower", f"the host is faster: {times}")
+            return _timed_as(self._on_host("slower", f"the host is faster: {times}"), tuning)
         chosen = next(c for c in accepted if c.label == tuning.winner)
         ratio = tuning.seconds[HOST] / max(tuning.seconds[tuning.winner], 1e-9)
         others = [name for name in tuning.seconds if name not in (HOST, tuning.winner)]
         over = f", faster than {', '.join(others)}" if others else ""
-        return self._ready(chosen, f"{chosen.label}: {chosen.note}, {ratio:.3g}x as fast as the host{over}")
+        reason = f"{chosen.label}: {chosen.note}, {ratio:.3g}x as fast as the host{over}"
+        return _timed_as(self._ready(chosen, reason), tuning)
 
     # --- parts of steps --------------------------------------------------------------------------------------------
 
@@ -403,6 +404,12 @@ class _Evaluation:
             yield
         finally:
             self.timings[what] = self.timings.get(what, 0.0) + self.clock() - start
+
+
+def _timed_as(outcome: Outcome, tuning: Tuning) -> Outcome:
+    """The outcome of a race, provisional if the machine was busy."""
+    busy = "; provisional, as other processes kept the machine busy" if tuning.busy else ""
+    return replace(outcome, reason=outcome.reason + busy, timed=tuning.winner, provisional=tuning.busy)
 
 
 class _Pieces(Executable):

@@ -37,7 +37,8 @@ class Outcome:
     seconds, by "compile", "verify", "host", an engine's name, "<engine> unfused", ... errors: why candidates were
     rejected. finite_only: the engines' results are the host's for finite inputs, and not for NaN and infinities.
     serialised: they are right in one thread at a time, and wrong in two at once. notes: what the engines change in the
-    process, beside their results.
+    process, beside their results. timed: which of `timings` is that of the choice, "" where nothing was timed.
+    provisional: the machine was busy while candidates were timed, so that another may be the fastest.
     """
 
     verdict: Verdict
@@ -48,6 +49,8 @@ class Outcome:
     finite_only: bool = False
     serialised: bool = False
     notes: tuple[str, ...] = ()
+    timed: str = ""
+    provisional: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, of which `decoding` makes an Outcome again."""
@@ -60,6 +63,8 @@ class Outcome:
             "finite_only": self.finite_only,
             "serialised": self.serialised,
             "notes": list(self.notes),
+            "timed": self.timed,
+            "provisional": self.provisional,
         }
 
     def covers(self, nodes: int) -> bool:
