@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import library_tests  # noqa: F401 (which adds its rows)
 import numpy as np
 import pytest
 from behaviours import BEHAVIOURS, F, X, affine, info, model, outcome, overridable, session, strings
@@ -219,6 +220,17 @@ def test_what_only_the_library_can_do(at_once: None) -> None:
     assert session(xrt_ort, sess_options=o)._acceleration._options["threads"] == 1
     assert live(overridable(), {"x": X[0]}).run(None, {"x": X[0], "s": np.array([3], F)})[0].tolist() == [0, 3, 6]
     assert session(xrt_ort, strings()).run(None, {"x": np.array(["a"])})[0].tolist() == ["a"]
+
+
+def test_options_that_the_model_brings(at_once: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A model that turns profiling on has a session of the library's alone; its number of threads reaches engines."""
+    monkeypatch.chdir(tmp_path)  # where the library writes the profile
+    monkeypatch.setenv("ORT_LOAD_CONFIG_FROM_MODEL", "1")
+    node, x, y = helper.make_node("Neg", ["x"], ["y"]), info("x", 1, [2]), info("y", 1, [2])
+    profiled = model([node], [x], [y], ort_config='{"session_options": {"enable_profiling": 1}}')
+    assert session(xrt_ort, profiled)._acceleration is None
+    threads = model([node], [x], [y], ort_config='{"session_options": {"intra_op_num_threads": 3}}')
+    assert session(xrt_ort, threads)._acceleration._options["threads"] == 3
 
 
 def test_provider_has_options() -> None:

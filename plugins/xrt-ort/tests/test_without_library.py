@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from behaviours import BEHAVIOURS, outcome
+from library_tests import COVERED, counts
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -28,11 +29,14 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import xrt_ort
 from behaviours import BEHAVIOURS, outcome
+from library_tests import global_threads
 found = {name: outcome(function, xrt_ort) for name, (function, _) in BEHAVIOURS.items()}
 del sys.meta_path[0]
 with xrt_ort.patched():
     import onnxruntime as ort
+    import onnxruntime.backend
     from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+    assert onnxruntime.backend.prepare(__import__("behaviours").affine())
     assert ort.InferenceSession is xrt_ort.InferenceSession and ort.capi.onnxruntime_pybind11_state
     try:
         ort.InferenceSession(__import__("behaviours").affine()).run(["nothing"], {"x": 1})
@@ -40,6 +44,7 @@ with xrt_ort.patched():
         pass
 assert "onnxruntime" not in sys.modules
 assert [str(r) for r in xrt_ort.report()] == [str(r) for r in xrt_ort.report()] and xrt_ort.wait(60)
+assert global_threads(xrt_ort) == ([[4.5, -1.0], [4.5, 8.0]], "RuntimeError")
 print(json.dumps(found))
 """
 
@@ -60,3 +65,22 @@ def test_behaves_as_the_library_without_it() -> None:
         if (got == expected and all(f in message for f in facts)) is (name in DIFFERENT):
             wrong.append((name, expected, got, message))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["onnxruntime", "xrt_ort"])
+def test_global_threads_of_the_library(name: str) -> None:
+    """Sessions that share the threads of the process, with the library, as without it."""
+    here = pathlib.Path(__file__).parent
+    code = f"import {name}; from library_tests import global_threads; print(global_threads({name}))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
+    child = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    assert child.stdout.splitlines()[-1] == "([[4.5, -1.0], [4.5, 8.0]], 'RuntimeError')", child.stderr[-3000:]
+
+
+def test_counts_of_the_docs() -> None:
+    """docs/onnxruntime.md says how many tests of the library rows stand for, and each row is there."""
+    assert set(COVERED) - set(BEHAVIOURS) == {"global_threads"}
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "onnxruntime.md").read_text()
+    passed, left_out = counts()
+    assert f"{passed} of {passed + left_out}" in " ".join(page.split())

@@ -74,7 +74,8 @@ class InferenceSession(library.InferenceSession):  # type: ignore[misc,name-defi
 
     def _accelerate(self, sess_options: Any, own: Mapping[str, Any] | None) -> None:
         self._xrt_named = own is not None
-        why = why_library_only(sess_options)
+        actual = self._sess_options  # which a model may bring: ORT_LOAD_CONFIG_FROM_MODEL
+        why = why_library_only(sess_options) or why_library_only(actual)
         if not why and own is None and self._providers[:1] != [_CPU]:
             why = f"the program chose {self._providers[0]}"
         model = self._model_path or self._model_bytes
@@ -83,7 +84,7 @@ class InferenceSession(library.InferenceSession):  # type: ignore[misc,name-defi
             if own is not None:
                 _told(str(self._model_path or "model"), why)
             return
-        self._acceleration = Acceleration(self, _answer, model, module_options(sess_options, own))
+        self._acceleration = Acceleration(self, _answer, model, module_options(actual, own))
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> list[Any]:
         """Return the results, by engines or by the library. Arguments, results and exceptions are the library's."""

@@ -51,6 +51,22 @@ class OrtAllocatorType(_Enum):
     ORT_ARENA_ALLOCATOR = 1
 
 
+class OrtDeviceMemoryType(_Enum):
+    """Kinds of memory of a device."""
+
+    DEFAULT = 0
+    HOST_ACCESSIBLE = 5
+
+
+class OrtMemoryInfoDeviceType(_Enum):
+    """Kinds of devices."""
+
+    CPU = 0
+    GPU = 1
+    NPU = 2
+    FPGA = 3
+
+
 class OrtMemType(_Enum):
     """Kinds of memory."""
 
@@ -67,6 +83,59 @@ class OrtMemoryInfo:
     allocator_type: OrtAllocatorType = OrtAllocatorType.INVALID
     device_id: int = 0
     mem_type: OrtMemType = OrtMemType.DEFAULT
+    device_mem_type: OrtDeviceMemoryType = OrtDeviceMemoryType.DEFAULT
+    device_vendor_id: int = 0
+
+    @staticmethod
+    def create_v2(
+        name: str, device_type: OrtMemoryInfoDeviceType, vendor_id: int, device_id: int,
+        device_mem_type: OrtDeviceMemoryType, alignment: int, allocator_type: OrtAllocatorType,
+    ) -> OrtMemoryInfo:  # fmt: skip
+        """Where memory of a device is."""
+        return OrtMemoryInfo(name, allocator_type, device_id, OrtMemType.DEFAULT, device_mem_type, vendor_id)
+
+
+class OrtArenaCfg:
+    """Settings of an arena, -1 for those that are not given: four numbers, or names with numbers. XRT obeys none."""
+
+    _NAMES: ClassVar[tuple[str, ...]] = (
+        "max_mem", "arena_extend_strategy", "initial_chunk_size_bytes", "max_dead_bytes_per_chunk",
+        "initial_growth_chunk_size_bytes", "max_power_of_two_extend_bytes",
+    )  # fmt: skip
+
+    def __init__(self, *given: Any) -> None:
+        if len(given) == 1 and isinstance(given[0], Mapping):
+            values = dict(given[0])
+        elif len(given) == 4:
+            values = dict(zip(self._NAMES[:4], given, strict=True))
+        else:
+            raise TypeError("OrtArenaCfg takes four numbers, or a dict of names and numbers")
+        unknown = [name for name in values if name not in self._NAMES]
+        if unknown:
+            raise RuntimeError(f"Invalid OrtArenaCfg option: {unknown[0]}")
+        for name in self._NAMES:
+            setattr(self, name, int(values.get(name, -1)))
+
+
+@dataclass(frozen=True)
+class OrtEpAssignedNode:
+    """A node of a model."""
+
+    name: str
+    domain: str
+    op_type: str
+
+
+@dataclass(frozen=True)
+class OrtEpAssignedSubgraph:
+    """Nodes that a provider has."""
+
+    ep_name: str
+    nodes: tuple[OrtEpAssignedNode, ...]
+
+    def get_nodes(self) -> list[OrtEpAssignedNode]:
+        """The nodes."""
+        return list(self.nodes)
 
 
 # Exceptions, each derived from Exception alone as the library's are; code and name stand in every message.
@@ -170,8 +239,8 @@ class _Checked:
 
 
 class SessionOptions(_Checked):
-    """Options of a session. `intra_op_num_threads`, profiles, sizes of dimensions and weights are obeyed; the
-    others are accepted, and ignored."""
+    """Options of a session. `intra_op_num_threads`, profiles, `optimized_model_filepath`, sizes of dimensions and
+    weights are obeyed; the others are accepted, and ignored."""
 
     _types: ClassVar[Mapping[str, type]] = {
         "enable_cpu_mem_arena": bool, "enable_mem_pattern": bool, "enable_mem_reuse": bool, "enable_profiling": bool,
@@ -193,11 +262,12 @@ class SessionOptions(_Checked):
         self.optimized_model_filepath, self.profile_file_prefix = "", "onnxruntime_profile_"
         self._entries: dict[str, str] = {}
         self._initializers: dict[str, Any] = {}
-        self._sizes: dict[str, int] = {}
+        self._files: dict[str, bytes] = {}
+        self._sizes: dict[tuple[str, str], int] = {}
         self._custom_operators = ""
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keep an entry; XRT obeys none."""
+        """Keep an entry; XRT obeys those about files of the optimised model, and about the assignment of nodes."""
         self._entries[str(key)] = str(value)
         log.debug("session entry %s=%s is accepted and ignored", key, value)
 
@@ -208,8 +278,12 @@ class SessionOptions(_Checked):
         return self._entries[key]
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
-        """Hold every call to a size of a dimension."""
-        self._sizes[name] = int(size)
+        """Hold every call to a size of the dimensions of a name."""
+        self._sizes["dim_param", name] = int(size)
+
+    def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
+        """Hold every call to a size of the dimensions of a denotation, such as "DATA_BATCH"."""
+        self._sizes["denotation", denotation] = int(size)
 
     def add_initializer(self, name: str, value: Any) -> None:
         """Give a weight of the model."""
@@ -218,6 +292,11 @@ class SessionOptions(_Checked):
     def add_external_initializers(self, names: Any, values: Any) -> None:
         """Give weights of the model that it says lie in files."""
         self._initializers.update(zip(names, values, strict=True))
+
+    def add_external_initializers_from_files_in_memory(self, names: Any, contents: Any, lengths: Any) -> None:
+        """Give the contents of files in which the model says that weights lie."""
+        for name, content, length in zip(names, contents, lengths, strict=True):
+            self._files[str(name)] = bytes(content)[: int(length)]
 
     def register_custom_ops_library(self, path: str) -> None:
         """Raises Fail: a library of custom operators needs onnxruntime itself."""

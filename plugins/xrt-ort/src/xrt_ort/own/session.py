@@ -7,7 +7,6 @@ import os
 import pathlib
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,14 +14,32 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import GraphError, InputError, ModelLoadError, XRTError, describe
-from xrt_ort.own import kinds
-from xrt_ort.own.kinds import ModelMetadata, NodeArg, RunOptions, SessionOptions, error
+from xrt_ort.own import arguments, kinds
+from xrt_ort.own.kinds import (
+    ModelMetadata,
+    NodeArg,
+    OrtAllocatorType,
+    OrtMemoryInfo,
+    RunOptions,
+    SessionOptions,
+    error,
+)
 from xrt_ort.own.values import IOBinding, OrtValue
 from xrt_ort.report import SessionReport
-from xrt_ort.settings import PROVIDER, module_options, split_providers
+from xrt_ort.settings import PROVIDER, log, module_options, split_providers
 
 _known: weakref.WeakSet[InferenceSession] = weakref.WeakSet()
 _PROVIDERS = ["CPUExecutionProvider"]
+_MEMORY = OrtMemoryInfo("Cpu", OrtAllocatorType.ORT_ARENA_ALLOCATOR)
+
+
+class _GlobalThreads:
+    """Whether sessions share threads of the process."""
+
+    shared = False
+
+
+global_threads = _GlobalThreads()
 
 
 class InferenceSession:
@@ -41,6 +58,7 @@ class InferenceSession:
     ) -> None:
         from onnx import load, load_model_from_string
 
+        self._identity = object()  # of which values and bindings are
         if isinstance(path_or_bytes, str | os.PathLike):
             self._model_path: str | None = os.fspath(path_or_bytes)
             if not os.path.exists(self._model_path):
@@ -53,10 +71,12 @@ class InferenceSession:
             self._model_path = None
         else:
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
-        _check_providers(providers, provider_options)
-        _, _, own = split_providers(providers, provider_options)
-        self._named = own is not None
+        self._choose_providers(providers, provider_options)
         self._sess_options = SessionOptions() if sess_options is None else sess_options
+        if global_threads.shared and self._sess_options.use_per_session_threads:
+            raise RuntimeError(
+                "the process has global threads (set_global_thread_pool_sizes): set use_per_session_threads to False"
+            )
         try:
             if self._model_path is None:
                 proto = load_model_from_string(path_or_bytes)
@@ -67,7 +87,9 @@ class InferenceSession:
             raise error(
                 kinds.InvalidProtobuf, f"Failed to load model {where}because protobuf parsing failed: {describe(e)}"
             ) from e
-        self._make(proto, path_or_bytes, own)
+        self._sess_options = arguments.options_of_model(proto) or self._sess_options
+        arguments.with_sizes(proto, self._sess_options._sizes)
+        self._make(proto, path_or_bytes)
         graph = proto.graph
         weights = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
         self._inputs_meta = [kinds.node_arg(v) for v in graph.input if v.name not in weights]
@@ -80,39 +102,60 @@ class InferenceSession:
             {p.key: p.value for p in proto.metadata_props},
         )  # fmt: skip
         self._profile: list[dict[str, Any]] | None = [] if self._sess_options.enable_profiling else None
+        self._nodes = [kinds.OrtEpAssignedNode(n.name, n.domain, n.op_type) for n in graph.node]
         self._started = time.monotonic_ns()
         self._calls = 0
+        if self._sess_options.optimized_model_filepath:
+            self._write_optimised(proto)
+        log.debug("%s: XRT answers", self._model_path or graph.name)
         _known.add(self)
 
-    def _make(self, proto: Any, model: Any, own: Mapping[str, Any] | None) -> None:
+    def _make(self, proto: Any, model: Any) -> None:
         from xrt_core import XRTModule
 
-        given = self._sess_options._initializers
-        sizes = self._sess_options._sizes
-        if given:
+        options = self._sess_options
+        given, files = options._initializers, options._files
+        if given or files or options._sizes:
             from onnx import numpy_helper
             from onnx.external_data_helper import load_external_data_for_model
 
             for tensor in proto.graph.initializer:
                 if tensor.name in given:
                     tensor.CopyFrom(numpy_helper.from_array(given[tensor.name].numpy(), tensor.name))
+                elif tensor.data_location == tensor.EXTERNAL:
+                    arguments.read_from(files, tensor)
             if self._model_path:
                 load_external_data_for_model(proto, os.path.dirname(self._model_path))
             model = proto
-        declared = {
-            v.name: [sizes.get(d.dim_param, d.dim_value or None) for d in v.type.tensor_type.shape.dim]
-            for v in proto.graph.input
-            if any(d.dim_param in sizes for d in v.type.tensor_type.shape.dim)
-        }
-        options = {"unknown_operators": "error", **module_options(self._sess_options, own)}
+        made = {"unknown_operators": "error", **module_options(options, self._own_options)}
         try:
-            self._module = XRTModule(model, shapes=declared or None, **options)
+            self._module = XRTModule(model, **made)
         except ModelLoadError as e:
             raise error(kinds.InvalidGraph, f"This is an invalid model. {e}") from e
         except (GraphError, InputError) as e:
             raise error(kinds.InvalidGraph, f"This is an invalid model. {e}") from e
         except XRTError as e:
             raise error(kinds.Fail, str(e)) from e
+
+    def _write_optimised(self, proto: Any) -> None:
+        """Write the model with the passes that hold for all sizes, as `optimized_model_filepath` says."""
+        import onnx
+
+        from xrt_core.frontends.onnx_export import export_model
+
+        options, graph = self._sess_options, self._module.graph
+        path, name = options.optimized_model_filepath, "session.optimized_model_external_initializers"
+        beside = options._entries.get(f"{name}_file_name")
+        made = export_model(graph)
+        for field in ("producer_name", "domain", "doc_string", "model_version"):
+            setattr(made, field, getattr(proto, field))
+        made.metadata_props.extend(p for p in proto.metadata_props if p not in made.metadata_props)
+        if beside is None:
+            onnx.save(made, path)
+            return
+        pathlib.Path(path).with_name(beside).unlink(missing_ok=True)  # onnx would append to it
+        least = int(options._entries.get(f"{name}_min_size_in_bytes", 1024))
+        onnx.save(made, path, save_as_external_data=True, location=beside, size_threshold=least)
 
     # --- what the session tells -----------------------------------------------------------------------------------
 
@@ -145,8 +188,67 @@ class InferenceSession:
         return {name: {} for name in self.get_providers()}
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """Check other providers; the CPU's is the only one there is."""
-        _check_providers(providers, provider_options)
+        """Take other providers; the CPU's is the only one there is beside XRT's. Values of the session end.
+
+        Raises RuntimeError for a provider that is not there.
+        """
+        self._choose_providers(providers, provider_options)
+        unknown = [n for n in self._chosen if n not in (PROVIDER, *_PROVIDERS)]
+        if unknown:
+            raise RuntimeError(f"Unknown Provider Type: {unknown[0]}")
+        self._identity = object()
+
+    def _choose_providers(self, providers: Any, provider_options: Any) -> None:
+        there = [PROVIDER, *_PROVIDERS]
+        self._chosen, _ = arguments.check_and_normalize_provider_args(providers, provider_options, there)
+        _, _, self._own_options = split_providers(providers, provider_options)
+        self._named = self._own_options is not None
+
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Where each input is to be."""
+        return [_MEMORY] * len(self._inputs_meta)
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """Where each result is."""
+        return [_MEMORY] * len(self._outputs_meta)
+
+    def get_input_epdevices(self) -> list[None]:
+        """The provider's device of each input: none that has a description."""
+        return [None] * len(self._inputs_meta)
+
+    def get_provider_graph_assignment_info(self) -> list[kinds.OrtEpAssignedSubgraph]:
+        """The nodes of the model, each assigned to the CPU's provider.
+
+        Raises Fail unless the options have session.record_ep_graph_assignment_info.
+        """
+        entry = "session.record_ep_graph_assignment_info"
+        if self._sess_options._entries.get(entry) != "1":
+            raise error(
+                kinds.Fail,
+                f"Session configuration entry '{entry}' must be set to \"1\" to retrieve EP graph assignment "
+                "information.",
+            )
+        return [kinds.OrtEpAssignedSubgraph(_PROVIDERS[0], (n,)) for n in self._nodes]
+
+    def get_tuning_results(self) -> list[dict[str, Any]]:
+        """What providers tuned: nothing, XRT's own cache has what it measured."""
+        return []
+
+    def set_tuning_results(self, results: Sequence[Mapping[str, Any]], *, error_on_invalid: bool = False) -> None:
+        """Refuse results: no provider takes any. Raises RuntimeError for them with error_on_invalid."""
+        for result in results:
+            message = f"Cannot find execution provider {result['ep']}"
+            if error_on_invalid:
+                raise RuntimeError(message)
+            log.warning("%s", message)
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """Return a value of zeros for this session alone, until its providers are changed."""
+        made = OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
+        made._session = self._identity
+        return made  # type: ignore[no-any-return]
 
     def enable_fallback(self) -> None:
         """Accepted: XRT's host answers wherever engines fail."""
@@ -206,7 +308,9 @@ class InferenceSession:
         self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None
     ) -> list[OrtValue]:
         """Return the results as OrtValues."""
-        feeds = {n: v.numpy() for n, v in input_dict_ort_values.items()}
+        for value in input_dict_ort_values.values():
+            value.check_session(self._identity, "used with")
+        feeds = {n: v._value for n, v in input_dict_ort_values.items()}
         return [OrtValue(r) for r in self.run(output_names, feeds, run_options)]
 
     def io_binding(self) -> IOBinding:
@@ -215,7 +319,7 @@ class InferenceSession:
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
         """Run on what is bound. Raises ValueError for a binding of another session."""
-        if iobinding._session is not self:
+        if iobinding._made_for is not self._identity:
             raise ValueError("IOBinding must be used with the session that created it.")
         iobinding.run()
 
@@ -241,7 +345,8 @@ class InferenceSession:
             return ""
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         path = pathlib.Path(f"{self._sess_options.profile_file_prefix}_{stamp}.json")
-        path.write_text(json.dumps(self._profile), encoding="utf-8")
+        rows = ",\n".join(json.dumps(row) for row in self._profile)  # which programs read line by line
+        path.write_text(f"[\n{rows}\n]\n", encoding="utf-8")
         self._profile = None
         return str(path)
 
@@ -263,7 +368,10 @@ class InferenceSession:
     def _checked(self, wanted: NodeArg, value: Any) -> Any:
         """The value of a feed as XRT takes it. Raises the library's exceptions."""
         if isinstance(value, OrtValue):
+            value.check_session(self._identity, "used with")
             value = value._value
+        if wanted.type.startswith("map(") and isinstance(value, Mapping):
+            return _map_of(wanted.type, value)
         if not wanted.type.startswith(("tensor(", "optional(tensor(")):
             return value
         if value is None:
@@ -273,8 +381,8 @@ class InferenceSession:
         kind = wanted.type.removeprefix("optional(").removeprefix("tensor(").rstrip(")")
         if not isinstance(value, np.ndarray):
             value = _array_of(value, kind)
-        if value.dtype.kind in "US":
-            value = value.astype(object)
+        if value.dtype.kind in "USV":
+            value = _texts(value)
         if not value.dtype.isnative:
             value = value.astype(value.dtype.newbyteorder("="))
         actual = kinds.NAMES.get(kinds.element_type(value.dtype), str(value.dtype))
@@ -323,23 +431,22 @@ def _array_of(value: Any, kind: str) -> np.ndarray:
         raise RuntimeError("Could not create tensor from given input list") from e
 
 
-def _check_providers(providers: Any, provider_options: Any) -> None:
-    if providers is None:
-        return
-    if not isinstance(providers, Sequence):
-        raise ValueError("'providers' should be a sequence.")
-    if provider_options is not None and len(providers) != len(provider_options):
-        raise ValueError("'providers' and 'provider_options' should be the same length if both are given.")
-    for provider in providers:
-        name = provider[0] if isinstance(provider, tuple) else provider
-        if not isinstance(name, str):
-            raise ValueError("'providers' values must be either strings or (string, dict) tuples.")
-        if name not in (PROVIDER, *_PROVIDERS):
-            there = ", ".join((PROVIDER, *_PROVIDERS))
-            warnings.warn(
-                f"Specified provider '{name}' is not in available provider names. Available providers: '{there}'",
-                stacklevel=3,
-            )
+def _texts(array: np.ndarray) -> np.ndarray:
+    """Text of any kind as objects: bytes are UTF-8, and those of np.void keep their zeros."""
+    if array.dtype.kind == "U":
+        return array.astype(object)
+    made = np.empty(array.shape, object)
+    made.flat = [bytes(x).decode("utf-8", "replace") for x in array.flat]
+    return made
+
+
+def _map_of(kind: str, value: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A map whose keys are of the kind. Raises RuntimeError for others."""
+    wanted: Any = str if kind.startswith("map(string") else (int, np.integer)
+    for key in value:
+        if not isinstance(key, wanted):
+            raise RuntimeError(f"Unexpected key type  {type(key)}, it cannot be linked to the keys of {kind}")
+    return dict(value)
 
 
 def wait(timeout: float | None = None) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,23 +15,37 @@ from xrt_ort.own.kinds import NAMES, element_type
 class OrtDeviceVendorId(enum.IntEnum):
     """Vendors of devices."""
 
-    NONE = 0
+    NONE = 0x0000
+    AMD = 0x1002
+    NVIDIA = 0x10DE
+    ARM = 0x13B5
+    MICROSOFT = 0x1414
+    HUAWEI = 0x19E5
+    QUALCOMM = 0x5143
+    INTEL = 0x8086
+
+
+_V: Final = OrtDeviceVendorId
+_DEVICES: Final[Mapping[str, tuple[int, int]]] = {
+    "cpu": (0, _V.NONE), "cuda": (1, _V.NVIDIA), "gpu": (1, _V.NONE), "npu": (3, _V.NONE), "dml": (1, _V.MICROSOFT),
+    "cann": (3, _V.HUAWEI), "webgpu": (1, _V.NONE),
+}  # fmt: skip
+"""Names of devices -> the library's numbers of their kind and vendor."""
 
 
 class OrtDevice:
-    """A device by its kind and number."""
+    """A device by its kind, number and vendor. Only that of the CPU has memory here."""
 
-    def __init__(self, kind: str, number: int) -> None:
-        self._kind, self._number = kind, number
+    def __init__(self, kind: int, number: int, vendor: int) -> None:
+        self._kind, self._number, self._vendor = kind, number, vendor
 
     @staticmethod
     def make(ort_device_name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
-        """Return a device. Raises RuntimeError for any but the CPU."""
-        if ort_device_name.lower() != "cpu":
-            raise RuntimeError(
-                f"Unsupported device type: {ort_device_name}; without onnxruntime there is the CPU alone"
-            )
-        return OrtDevice("cpu", device_id)
+        """Return a device. Raises Exception for a name that is none of the library's."""
+        if ort_device_name not in _DEVICES:
+            raise Exception(f"Unsupported device type: {ort_device_name}")
+        kind, vendor = _DEVICES[ort_device_name]
+        return OrtDevice(kind, device_id, vendor if vendor_id == -1 else vendor_id)
 
     def device_id(self) -> int:
         """The number."""
@@ -39,29 +53,64 @@ class OrtDevice:
 
     def device_type(self) -> int:
         """The kind, 0 for the CPU."""
+        return self._kind
+
+    def device_vendor_id(self) -> int:
+        """The vendor."""
+        return self._vendor
+
+    def device_mem_type(self) -> int:
+        """The kind of memory, 0 for the device's own."""
         return 0
 
 
-class OrtValue:
-    """A value on the CPU: an array, a list of them, or a map."""
+def _require_cpu(device_type: str, device_id: int) -> None:
+    """Raises RuntimeError for a device without memory here."""
+    if OrtDevice.make(device_type.lower(), device_id).device_type():
+        raise RuntimeError(
+            f"Can't allocate memory on the device {device_type}: without onnxruntime there is the CPU alone"
+        )
 
-    def __init__(self, value: Any) -> None:
+
+class OrtValue:
+    """A value on the CPU: an array, a list of them, or a map. session: to which it belongs, if to any."""
+
+    def __init__(self, value: Any, session: object | None = None) -> None:
         self._value = value
+        self._session = session
+
+    def check_session(self, session: object, action: str) -> None:
+        """Raises ValueError if the value belongs to another session."""
+        if self._session not in (None, session):
+            raise ValueError(f"Session-scoped OrtValue must be {action} the session that created it.")
 
     @classmethod
     def ortvalue_from_numpy(
         cls, numpy_obj: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> Any:
         """Return a value over the memory of an array; a copy where that is not contiguous."""
-        OrtDevice.make(device_type, device_id)
+        _require_cpu(device_type, device_id)
         return cls(np.ascontiguousarray(numpy_obj))
+
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(cls, data: np.ndarray, onnx_element_type: int) -> Any:
+        """Return a value over the memory of an array, whose elements are read as another type of the same size.
+
+        Raises RuntimeError for a type of another size, and for one that NumPy lacks.
+        """
+        from onnx import helper
+
+        wanted = np.dtype(helper.tensor_dtype_to_np_dtype(onnx_element_type))
+        if wanted.itemsize != data.dtype.itemsize:
+            raise RuntimeError(f"elements of {data.dtype} are no elements of {wanted}: their sizes differ")
+        return cls(np.ascontiguousarray(data).view(wanted))
 
     @classmethod
     def ortvalue_from_shape_and_type(
         cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> Any:
         """Return a value of zeros."""
-        OrtDevice.make(device_type, device_id)
+        _require_cpu(device_type, device_id)
         if isinstance(element_type, int):
             from onnx import helper
 
@@ -70,8 +119,8 @@ class OrtValue:
 
     @classmethod
     def from_dlpack(cls, data: Any, is_bool_tensor: bool = False) -> Any:
-        """Return a value over the memory of an array of any library."""
-        made = np.from_dlpack(data)
+        """Return a value over the memory of an array of any library, or of a capsule of the CPU's memory."""
+        made = np.from_dlpack(data if hasattr(data, "__dlpack__") else _Capsule(data))
         return cls(made.view(np.bool_) if is_bool_tensor else made)
 
     def __dlpack__(self, *args: Any, **named: Any) -> Any:
@@ -89,8 +138,18 @@ class OrtValue:
             raise RuntimeError("Only OrtValues that are Tensors are convertible to Numpy objects")
         return self._value
 
-    def update_inplace(self, np_arr: np.ndarray) -> None:
-        """Copy an array into the value. Raises RuntimeError for another size."""
+    def update_inplace(self, data: Any) -> None:
+        """Copy an array, or the array of a value, into the value.
+
+        Raises ValueError for a value of another session, TypeError for another kind, RuntimeError for another size.
+        """
+        if isinstance(data, OrtValue):
+            if data._session not in (None, self._session):
+                raise ValueError("Session-scoped OrtValues must originate from the same session.")
+            data = data.numpy()
+        if not isinstance(data, np.ndarray):
+            raise TypeError("data must be a numpy.ndarray or an OrtValue.")
+        np_arr = data
         if np_arr.size != self.numpy().size:
             raise RuntimeError("The input size of the array does not match the size of the OrtValue")
         self.numpy()[...] = np_arr.reshape(self.numpy().shape)
@@ -136,11 +195,24 @@ class OrtValue:
         return False
 
 
+class _Capsule:
+    """A capsule as an object that gives it once."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
 class IOBinding:
     """Inputs and results of a session that are bound to memory of the caller's."""
 
     def __init__(self, session: Any) -> None:
-        self._session = session
+        self._session, self._made_for = session, session._identity
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, Any] = {}
         self._results: list[OrtValue] = []
@@ -154,11 +226,12 @@ class IOBinding:
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Any, buffer_ptr: int
     ) -> None:
         """Bind an input to memory at an address."""
-        OrtDevice.make(device_type, device_id)
+        _require_cpu(device_type, device_id)
         self.bind_cpu_input(name, _at(buffer_ptr, element_type, shape))
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an input to a value."""
+        """Bind an input to a value. Raises ValueError for a value of another session."""
+        ortvalue.check_session(self._made_for, "bound to")
         self.bind_cpu_input(name, ortvalue.numpy())
 
     def bind_output(
@@ -169,14 +242,15 @@ class IOBinding:
 
         Raises ValueError for an address without a type and a shape.
         """
-        OrtDevice.make(device_type, device_id)
+        _require_cpu(device_type, device_id)
         if buffer_ptr is not None and (element_type is None or shape is None):
             raise ValueError("`element_type` and `shape` are to be provided if pre-allocated memory is provided")
         self._session._output_index(name)
         self._outputs[name] = None if buffer_ptr is None else _at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind a result to a value."""
+        """Bind a result to a value. Raises ValueError for a value of another session."""
+        ortvalue.check_session(self._made_for, "bound to")
         self._session._output_index(name)
         self._outputs[name] = ortvalue.numpy()
 
