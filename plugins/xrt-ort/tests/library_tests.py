@@ -1,13 +1,15 @@
 """What onnxruntime's own Python API tests check, as further behaviours: each row names the tests that it stands for.
 
 The tests are those of onnxruntime/test/python/onnxruntime_test_python.py and of its siblings _iobinding, _mlops,
-_nested_control_flow_op, _global_threadpool and _backend; rows and models are written anew. LEFT_OUT has the others, with
-the reason.
+_nested_control_flow_op, _global_threadpool and _backend; rows and models are written anew. LEFT_OUT has the others,
+with the reason.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+import onnx
 from behaviours import F, X, affine, behaviour, info, model, session
 from onnx import TensorProto, helper, numpy_helper
 
@@ -49,8 +52,8 @@ LEFT_OUT: Final[dict[str, str]] = {
     "webgpu_graph_capture_across_set_providers, webgpu_raw_output_vector_keeps_session_alive": "a WebGPU provider",
     "is_webgpu_buffer_is_read_only, ortvalue_ownership_allows_matching_webgpu_context, "
     "foreign_webgpu_context_predicate, webgpu_context_id_reports_default_for_cpu_session, "
-    "graph_annotation_id_run_option, reset_session_releases_captured_graphs, "
-    "run_with_ortvaluevector_is_gated_only_on_capture": "private names of the library",
+    "graph_annotation_id_run_option, reset_session_releases_captured_graphs": "private names of the library",
+    "run_with_ortvaluevector_is_gated_only_on_capture": "vectors of values: the library's alone",
     "register_custom_ops_library": "a compiled library of operators; with the library its session has them",
     "sparse_tensor_coo_format, sparse_tensor_csr_format": "sparse tensors: the library's alone",
     "adater_export_read, adapter_read_modify_export, adapter_parameters_keep_alive, "
@@ -219,8 +222,6 @@ def optimised_model(ort: Any) -> Any:
 
 def _with_weights_beside(folder: str) -> tuple[str, Any]:
     """A model whose weights are in a file beside it; its path, and a feed."""
-    import onnx
-
     path = str(pathlib.Path(folder, "given.onnx"))
     weight = numpy_helper.from_array(np.arange(400, dtype=F).reshape(20, 20), "w")
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
@@ -612,6 +613,25 @@ def bindings_of_all_types(ort: Any) -> Any:
     return rows
 
 
+@stands_for("bind_onnx_types_supported_by_numpy", "bind_onnx_types_not_supported_by_numpy")
+def bindings_by_number_of_type(ort: Any) -> Any:
+    rows = []
+    for number in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16, 17, 19):
+        made = onnx.load_from_string(one("Identity", {"x": tensor(number, [None])}, tensor(number, [None])))
+        made.ir_version, made.opset_import[0].version = 10, 19  # which know all of these types
+        s = session(ort, made.SerializeToString())
+        size = np.dtype(helper.tensor_dtype_to_np_dtype(number)).itemsize
+        x = (np.arange(8 * size, dtype=np.uint8) % 2).copy()  # bits of any type
+        y = ort.OrtValue.ortvalue_from_shape_and_type([8], number)
+        b = s.io_binding()
+        b.bind_input("x", "cpu", 0, number, [8], x.ctypes.data)
+        b.bind_output("y", "cpu", 0, number, [8], y.data_ptr())
+        s.run_with_iobinding(b)
+        got = np.ctypeslib.as_array((ctypes.c_uint8 * x.size).from_address(y.data_ptr()))
+        rows.append([y.data_type(), y.element_type(), got.tolist() == x.tolist(), s.get_inputs()[0].type])
+    return rows
+
+
 @stands_for("bind_input_only", "bind_input_and_non_preallocated_output")
 def bindings_by_address(ort: Any) -> Any:
     s, x = session(ort), X.copy()
@@ -648,14 +668,14 @@ def global_threads(ort: Any) -> Any:
 # --- the backend of ONNX ----------------------------------------------------------------------------------------------
 
 
-@stands_for("testRunModel")
+@stands_for("testRunModel", "testRunModelProto", "testRunModelProtoApi", "testRunModelNonTensor")
 def backend(ort: Any) -> Any:
-    import importlib
-
-    import onnx
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the library imports what onnx deprecates
         found = getattr(ort, "backend", None) or importlib.import_module("onnxruntime.backend")
     prepared = found.prepare(onnx.load_from_string(affine()), "CPU")
-    return prepared.run(X), prepared.run([X]), found.supports_device("CPU"), found.supports_device("NoSuchDevice")
+    kind = helper.make_map_type_proto(7, tensor(1))
+    maps = one("DictVectorizer", {"x": kind}, tensor(1, [1, 2]), "ai.onnx.ml", int64_vocabulary=[0, 2])
+    rows = [prepared.run(X), prepared.run([X]), found.run(affine(), X), found.prepare(maps).run({0: 1.5, 2: 2.5})]
+    bad = raised(lambda: found.prepare(affine(), optimized_model_filepath="never.onnx"))
+    return rows, bad, found.supports_device("CPU"), found.supports_device("NoSuchDevice")

@@ -381,7 +381,7 @@ class InferenceSession:
         kind = wanted.type.removeprefix("optional(").removeprefix("tensor(").rstrip(")")
         if not isinstance(value, np.ndarray):
             value = _array_of(value, kind)
-        if value.dtype.kind in "USV":
+        if value.dtype.kind in "US" or value.dtype.type is np.void:  # the kind of bfloat16 is V as well
             value = _texts(value)
         if not value.dtype.isnative:
             value = value.astype(value.dtype.newbyteorder("="))

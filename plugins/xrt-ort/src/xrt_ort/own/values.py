@@ -298,4 +298,4 @@ def _at(address: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
         dtype = helper.tensor_dtype_to_np_dtype(dtype)
     size = int(np.prod(tuple(shape), dtype=np.int64)) * np.dtype(dtype).itemsize
     memory = (ctypes.c_char * size).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(tuple(shape))
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(tuple(shape))
