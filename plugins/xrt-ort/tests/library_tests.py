@@ -597,6 +597,16 @@ def values_of_a_session(ort: Any) -> Any:
     return wrong, mine.shape(), mine.numpy(), scalar.shape(), s.run(["y"], {"x": free})
 
 
+@behaviour()
+def values_that_are_sequences(ort: Any) -> Any:
+    s = session(ort, one("SequenceInsert", {"s": sequence(7), "t": tensor(7, [2])}, sequence(7)))
+    empty = session(ort, one("SequenceEmpty", {}, sequence(7), dtype=7)).run_with_ort_values(None, {})[0]
+    two = ort.OrtValue.ortvalue_from_numpy(np.array([1, 2]))
+    made = s.run_with_ort_values(["y"], {"s": empty, "t": two})[0]
+    facts = [[v.is_tensor(), v.is_tensor_sequence(), v.data_type(), v.has_value()] for v in (empty, made)]
+    return facts, raised(made.numpy), s.run(None, {"s": made, "t": two})
+
+
 @stands_for("bind_input_types")
 def bindings_of_all_types(ort: Any) -> Any:
     rows = []

@@ -98,6 +98,9 @@ def test_live_sessions_behave_as_the_library(at_once: None) -> None:
         assert xrt_ort.wait(60)
     v = s.run_with_ort_values(["z"], {"x": onnxruntime.OrtValue.ortvalue_from_numpy(X)})
     assert isinstance(v[0], onnxruntime.OrtValue)
+    foreign = plain.create_ortvalue_from_shape_and_type([2, 3], F, "cpu")
+    with pytest.raises(ValueError, match="session that created it"):
+        s.run_with_ort_values(["z"], {"x": foreign})
 
 
 def test_engine_that_fails_gives_the_library_the_call(at_once: None) -> None:

@@ -116,7 +116,11 @@ class InferenceSession(library.InferenceSession):  # type: ignore[misc,name-defi
         if acceleration is None or run_options is not None or not acceleration.live:
             return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
         try:
-            feeds = {n: v.numpy() for n, v in input_dict_ort_values.items() if v.device_name() == "cpu"}
+            feeds = {
+                n: v.numpy()
+                for n, v in input_dict_ort_values.items()
+                if v.device_name() == "cpu" and getattr(v, "_session", None) in (None, self._sess)
+            }
             key: Any = tuple([(n, np.ndarray, a.shape, a.dtype) for n, a in feeds.items()])
             call = acceleration.live.get((tuple(output_names), key) if output_names else key)
             results = call(feeds) if call is not None and len(feeds) == len(input_dict_ort_values) else None

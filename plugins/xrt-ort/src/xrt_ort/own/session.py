@@ -311,7 +311,10 @@ class InferenceSession:
         for value in input_dict_ort_values.values():
             value.check_session(self._identity, "used with")
         feeds = {n: v._value for n, v in input_dict_ort_values.items()}
-        return [OrtValue(r) for r in self.run(output_names, feeds, run_options)]
+        names = list(output_names or self._outputs)
+        kinds_of = {a.name: a.type for a in self._outputs_meta}
+        results = self.run(names, feeds, run_options)
+        return [OrtValue(r, kind=kinds_of[n]) for n, r in zip(names, results, strict=True)]
 
     def io_binding(self) -> IOBinding:
         """Return a binding of inputs and results for this session."""

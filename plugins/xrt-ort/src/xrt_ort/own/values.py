@@ -73,11 +73,15 @@ def _require_cpu(device_type: str, device_id: int) -> None:
 
 
 class OrtValue:
-    """A value on the CPU: an array, a list of them, or a map. session: to which it belongs, if to any."""
+    """A value on the CPU: an array, a list of them, or a map.
 
-    def __init__(self, value: Any, session: object | None = None) -> None:
+    session: to which it belongs, if to any. kind: its type in the library's words, where it is no array.
+    """
+
+    def __init__(self, value: Any, session: object | None = None, kind: str = "") -> None:
         self._value = value
         self._session = session
+        self._kind = kind
 
     def check_session(self, session: object, action: str) -> None:
         """Raises ValueError if the value belongs to another session."""
@@ -160,7 +164,7 @@ class OrtValue:
 
     def data_type(self) -> str:
         """The type in the library's words."""
-        return f"tensor({NAMES[self.element_type()]})" if self.is_tensor() else "seq(tensor(float))"
+        return f"tensor({NAMES[self.element_type()]})" if self.is_tensor() else self._kind
 
     def element_type(self) -> int:
         """The number that ONNX has for the elements."""
