@@ -200,6 +200,15 @@ def providers_that_nobody_knows(ort: Any) -> Any:
         session(ort).set_providers(["InvalidProvider"])
 
 
+@behaviour()
+def providers_in_the_options(ort: Any) -> Any:
+    o = ort.SessionOptions()
+    before = o.has_providers(), raised(lambda: o.add_provider("NoSuchProvider", {}))
+    o.add_provider("CPUExecutionProvider", {})
+    s = ort.InferenceSession(affine(), o)
+    return before, o.has_providers(), s.get_providers(), s.run(["y"], {"x": X})
+
+
 @stands_for("get_and_set_tuning_results")
 def tuning_results(ort: Any) -> Any:
     s = session(ort)

@@ -250,6 +250,14 @@ def test_provider_has_options() -> None:
     assert s._acceleration._options["minimum_nodes"] == 2
     assert xrt_ort.get_available_providers()[0] == "XRTExecutionProvider"
     assert next(iter(s.get_provider_options())) == "XRTExecutionProvider"
+    o = xrt_ort.SessionOptions()
+    o.add_provider("XRTExecutionProvider", {"minimum_nodes": "3"})
+    added = xrt_ort.InferenceSession(affine(), o)
+    assert o.has_providers()
+    assert added.get_providers() == s.get_providers()
+    assert added._acceleration._options["minimum_nodes"] == 3
+    with pytest.raises(ValueError, match="minimum_node"):
+        o.add_provider("XRTExecutionProvider", {"minimum_node": "3"})
     with pytest.raises(ValueError, match="minimum_node"):
         xrt_ort.InferenceSession(affine(), providers=[("XRTExecutionProvider", {"minimum_node": "2"})])
 

@@ -11,20 +11,32 @@ import numpy as np
 from xrt_core import events
 from xrt_ort.acceleration import Acceleration
 from xrt_ort.genuine import library
-from xrt_ort.settings import PROVIDER, log, module_options, split_providers, why_library_only
+from xrt_ort.settings import PROVIDER, log, module_options, own_options, split_providers, why_library_only
 
 _CPU = "CPUExecutionProvider"
 
 
 class SessionOptions(library.SessionOptions):  # type: ignore[misc,name-defined]
-    """The library's session options, which remember what only the library can do.
+    """The library's session options, which remember what only the library can do, and XRT's provider.
 
     replaces_weights: weights of the model are given beside it. has_custom_operators: a library of operators is
-    registered.
+    registered. own: options of XRT's provider, if that was added.
     """
 
     replaces_weights = False
     has_custom_operators = False
+    own: Mapping[str, Any] | None = None
+
+    def add_provider(self, provider: str, provider_options: Mapping[str, str]) -> None:
+        """See onnxruntime. XRT's provider takes options of XRT; raises ValueError for bad ones."""
+        if provider == PROVIDER:
+            self.own = own_options(provider_options)
+        else:
+            super().add_provider(provider, provider_options)
+
+    def has_providers(self) -> bool:
+        """See onnxruntime."""
+        return self.own is not None or super().has_providers()
 
     def add_initializer(self, name: str, value: Any) -> None:
         """See onnxruntime."""
@@ -54,6 +66,9 @@ class InferenceSession(library.InferenceSession):  # type: ignore[misc,name-defi
     otherwise. The provider XRTExecutionProvider takes options of XRT (docs/options.md); it need not be named.
     """
 
+    _acceleration: Acceleration | None = None  # of the class, as the library makes sessions without __init__ as well
+    _xrt_named = False
+
     def __init__(
         self,
         path_or_bytes: Any,
@@ -62,9 +77,9 @@ class InferenceSession(library.InferenceSession):  # type: ignore[misc,name-defi
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._acceleration: Acceleration | None = None
-        self._xrt_named = False
         providers, provider_options, own = split_providers(providers, provider_options)
+        if not providers:
+            own = getattr(sess_options, "own", None)
         super().__init__(path_or_bytes, sess_options, providers, provider_options, **kwargs)
         self._accelerate(sess_options, own)
 

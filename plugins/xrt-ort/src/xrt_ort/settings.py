@@ -76,7 +76,7 @@ def split_providers(
             continue
         if given is None and isinstance(provider_options, list | tuple) and i < len(provider_options):
             given = provider_options[i]
-        found = _own_options(given or {})
+        found = own_options(given or {})
     if found is None:
         return providers, provider_options, None
     if not rest:
@@ -84,7 +84,8 @@ def split_providers(
     return rest, rest_options if provider_options is not None else None, found
 
 
-def _own_options(given: Mapping[Any, Any]) -> dict[str, Any]:
+def own_options(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return options of XRT's provider, read from text where they are text. Raises ValueError for bad ones."""
     made: dict[str, Any] = {}
     try:
         for name, value in given.items():

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from xrt_ort.settings import log
+from xrt_ort.settings import PROVIDER, log
 
 
 class _Enum(enum.IntEnum):
@@ -264,7 +264,7 @@ class SessionOptions(_Checked):
         self._initializers: dict[str, Any] = {}
         self._files: dict[str, bytes] = {}
         self._sizes: dict[tuple[str, str], int] = {}
-        self._custom_operators = ""
+        self._providers: list[tuple[str, dict[str, str]]] = []
 
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Keep an entry; XRT obeys those about files of the optimised model, and about the assignment of nodes."""
@@ -302,9 +302,15 @@ class SessionOptions(_Checked):
         """Raises Fail: a library of custom operators needs onnxruntime itself."""
         raise error(Fail, f"{path}: custom operators need onnxruntime, which is not installed")
 
+    def add_provider(self, provider: str, provider_options: Mapping[str, str]) -> None:
+        """Let sessions have a provider, XRT's or the CPU's. Raises RuntimeError for another."""
+        if provider not in (PROVIDER, "CPUExecutionProvider"):
+            raise RuntimeError(f"Unknown Provider Type: {provider}")
+        self._providers.append((provider, dict(provider_options)))
+
     def has_providers(self) -> bool:
-        """Whether providers were added to the options: never."""
-        return False
+        """Whether providers were added to the options."""
+        return bool(self._providers)
 
 
 class RunOptions(_Checked):

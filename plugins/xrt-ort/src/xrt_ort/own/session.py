@@ -71,8 +71,8 @@ class InferenceSession:
             self._model_path = None
         else:
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
-        self._choose_providers(providers, provider_options)
         self._sess_options = SessionOptions() if sess_options is None else sess_options
+        self._choose_providers(providers or self._sess_options._providers or None, provider_options)
         if global_threads.shared and self._sess_options.use_per_session_threads:
             raise RuntimeError(
                 "the process has global threads (set_global_thread_pool_sizes): set use_per_session_threads to False"
