@@ -256,7 +256,8 @@ def names_of_the_module(ort: Any) -> Any:
         "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "InferenceSession", "ModelMetadata",
         "NodeArg", "OrtAllocatorType", "OrtDevice", "OrtMemType", "OrtMemoryInfo", "OrtValue", "RunOptions",
         "SessionOptions", "SparseTensor", "disable_telemetry_events", "enable_telemetry_events", "get_all_providers",
-        "get_available_providers", "get_build_info", "get_device", "get_version_string", "preload_dlls", "set_default_logger_severity",
+        "get_available_providers", "get_build_info", "get_device", "get_version_string", "preload_dlls",
+        "set_default_logger_severity",
         "set_default_logger_verbosity", "set_seed", "__version__",
     ]  # fmt: skip
     state = [n for n in STATE if hasattr(ort.capi.onnxruntime_pybind11_state, n)]

@@ -38,7 +38,8 @@ __all__ = [
     "NodeArg", "OrtAllocatorType", "OrtArenaCfg", "OrtDevice", "OrtDeviceMemoryType", "OrtDeviceVendorId",
     "OrtMemType", "OrtMemoryInfo", "OrtMemoryInfoDeviceType", "OrtValue", "RunOptions", "SessionOptions", "backend",
     "create_and_register_allocator", "disable_telemetry_events", "enable_telemetry_events", "get_all_providers",
-    "get_available_providers", "get_build_info", "get_device", "get_version_string", "preload_dlls", "set_default_logger_callback",
+    "get_available_providers", "get_build_info", "get_device", "get_version_string", "preload_dlls",
+    "set_default_logger_callback",
     "set_default_logger_severity", "set_default_logger_verbosity", "set_global_thread_pool_sizes", "set_seed",
 ]  # fmt: skip
 
