@@ -508,6 +508,18 @@ def map_feeds(ort: Any) -> Any:
     return [(a.type, a.shape) for a in s.get_inputs()], [s.run(None, {"x": x}) for x in given], wrong
 
 
+@behaviour()
+def bad_collections(ort: Any) -> Any:
+    x = np.array([1, 2])
+    seq = session(ort, one("SequenceInsert", {"s": sequence(7), "t": tensor(7, [2])}, sequence(7)))
+    lists = [[X], None, x, [x, X], (x, x), [[1, 2]], [None], [x.astype(np.int32)], "ab", {}]
+    kind = helper.make_map_type_proto(7, tensor(1))
+    vector = session(ort, one("DictVectorizer", {"x": kind}, tensor(1, [1, 2]), "ai.onnx.ml", int64_vocabulary=[0, 2]))
+    maps = [{0: "a"}, {0: None}, {}, None, [{0: 1.0}], x, {0.5: 1.0}, {True: 1.0}]
+    wrong = [raised(lambda v=v: seq.run(None, {"s": v, "t": x})) for v in lists]
+    return wrong, [raised(lambda v=v: vector.run(None, {"x": v})) for v in maps]
+
+
 @stands_for("testLabelEncoder", "run_model_mlnet")
 def labels(ort: Any) -> Any:
     wanted: dict[str, Any] = {"keys_strings": ["4", "A\0A\0"], "values_int64s": [3, 1], "default_int64": -1}

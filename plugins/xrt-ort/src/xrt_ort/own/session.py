@@ -373,10 +373,8 @@ class InferenceSession:
         if isinstance(value, OrtValue):
             value.check_session(self._identity, "used with")
             value = value._value
-        if wanted.type.startswith("map(") and isinstance(value, Mapping):
-            return _map_of(wanted.type, value)
         if not wanted.type.startswith(("tensor(", "optional(tensor(")):
-            return value
+            return _collection_of(wanted.type.removeprefix("optional("), wanted, value)
         if value is None:
             if wanted.type.startswith("optional("):
                 return None
@@ -443,13 +441,36 @@ def _texts(array: np.ndarray) -> np.ndarray:
     return made
 
 
-def _map_of(kind: str, value: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A map whose keys are of the kind. Raises RuntimeError for others."""
-    wanted: Any = str if kind.startswith("map(string") else (int, np.integer)
-    for key in value:
-        if not isinstance(key, wanted):
-            raise RuntimeError(f"Unexpected key type  {type(key)}, it cannot be linked to the keys of {kind}")
-    return dict(value)
+def _collection_of(kind: str, wanted: NodeArg, value: Any) -> Any:
+    """The value of a feed that is to be a list of arrays, or a map. kind: which. Raises the library's exceptions."""
+    if value is None:
+        if wanted.type.startswith("optional("):
+            return None
+        raise error(kinds.Fail, f"input {wanted.name} is None, a {kind} is expected")
+    if isinstance(value, np.ndarray):
+        raise error(kinds.InvalidArgument, f"input with name: '{wanted.name}': a {kind} is expected, not a tensor")
+    if kind.startswith("seq(tensor("):
+        if not isinstance(value, list):
+            raise RuntimeError(f"input {wanted.name!r} takes a list of arrays, not a {type(value).__name__}")
+        for i, item in enumerate(value):
+            if not isinstance(item, np.ndarray):
+                raise RuntimeError(f"input {wanted.name!r}: Input is not a tensor, but a {type(item).__name__} at {i}")
+            found = kinds.NAMES.get(kinds.element_type(item.dtype))
+            if not kind.startswith(f"seq(tensor({found})"):
+                raise RuntimeError(f"input {wanted.name!r}: a tensor({found}) at {i} in a {kind}")
+    elif kind.startswith("map("):
+        if not isinstance(value, Mapping):
+            raise RuntimeError(f"input {wanted.name!r} takes a dict, not a {type(value).__name__}")
+        if not value:
+            raise RuntimeError(f"Size of dictionary is empty, unable to run the prediction: input {wanted.name!r}.")
+        of_key: Any = str if kind.startswith("map(string") else (int, np.integer)
+        of_value: Any = str if kind.endswith("tensor(string))") else (int, float, np.number)
+        for key, item in value.items():
+            if not isinstance(key, of_key):
+                raise RuntimeError(f"Unexpected key type  {type(key)} of input {wanted.name!r}, a {kind}")
+            if not isinstance(item, of_value):
+                raise RuntimeError(f"Unexpected value type  {type(item)} of input {wanted.name!r}, a {kind}")
+    return value
 
 
 def wait(timeout: float | None = None) -> bool:
