@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from behaviours import F, X, affine, behaviour, info, model, session
+from behaviours import F, X, affine, behaviour, info, model, session, strings
 from onnx import TensorProto, helper, numpy_helper
 
 COVERED: Final[dict[str, tuple[str, ...]]] = {
@@ -520,6 +520,34 @@ def bad_collections(ort: Any) -> Any:
     return wrong, [raised(lambda v=v: vector.run(None, {"x": v})) for v in maps]
 
 
+@behaviour()
+def feeds_of_other_kinds(ort: Any) -> Any:
+    s, text = session(ort), session(ort, strings())
+    bad = [
+        np.zeros((2, 3), "M8[s]"), np.zeros((2, 3), np.complex64), np.zeros((2, 3), [("a", "f4")]),
+        np.zeros((2, 3), object), np.zeros((2, 3), "U1"), np.float32(3), 5, "a", memoryview(X), (1.0, 2.0), range(3),
+    ]  # fmt: skip
+    bad_texts = [np.zeros(2, F), "abc", np.str_("a"), ("a", "b"), [["a"]], np.array([b"\xff"], "S2")]
+    good_texts = [np.array([1.5, None, b"a", "b"], object), ["a", 1, None, b"b"]]
+    return (
+        [raised(lambda x=x: s.run(None, {"x": x})) for x in bad],
+        [raised(lambda x=x: text.run(None, {"x": x})) for x in bad_texts],
+        [text.run(None, {"x": x}) for x in good_texts],
+    )
+
+
+@behaviour()
+def calls_of_other_kinds(ort: Any) -> Any:
+    s = session(ort)
+    calls: list[Callable[[], Any]] = [
+        lambda: s.run("y", {"x": X}), lambda: s.run([1], {"x": X}), lambda: s.run(None, {"x": X}, "options"),
+        lambda: s.run(None, None), lambda: s.run([""], {"x": X}), lambda: s.run(["y", "y"], {"x": X}),
+        lambda: ort.InferenceSession(affine(), "options"), lambda: ort.InferenceSession(b""),
+        lambda: ort.SessionOptions(1), lambda: ort.set_default_logger_severity("a"),
+    ]  # fmt: skip
+    return [raised(call) for call in calls]
+
+
 @stands_for("testLabelEncoder", "run_model_mlnet")
 def labels(ort: Any) -> Any:
     wanted: dict[str, Any] = {"keys_strings": ["4", "A\0A\0"], "values_int64s": [3, 1], "default_int64": -1}
@@ -642,6 +670,52 @@ def bindings_of_all_types(ort: Any) -> Any:
         s.run_with_iobinding(b)
         rows.append([b.get_outputs()[0].data_type(), b.get_outputs()[0].numpy()])
     return rows
+
+
+@behaviour()
+def bad_values(ort: Any) -> Any:
+    make, value = ort.OrtValue, ort.OrtValue.ortvalue_from_numpy(X.copy())
+    s = session(ort)
+    calls: list[Callable[[], Any]] = [
+        lambda: make.ortvalue_from_numpy([1.0]), lambda: make.ortvalue_from_numpy(np.array(["a"])),
+        lambda: make.ortvalue_from_numpy(np.zeros(2, np.complex64)), lambda: make.ortvalue_from_numpy(X, "cuda"),
+        lambda: make.ortvalue_from_shape_and_type([2], object), lambda: make.ortvalue_from_shape_and_type([-1], F),
+        lambda: make.ortvalue_from_shape_and_type([2], 99), lambda: value.update_inplace(np.zeros(4, F)),
+        lambda: value.update_inplace([1.0]), lambda: s.run_with_ort_values(["y"], {"q": value}),
+        lambda: s.run_with_ort_values(["q"], {"x": value}), lambda: s.run_with_ort_values("y", {"x": value}),
+    ]  # fmt: skip
+    scalar, columns = make.ortvalue_from_numpy(np.array(3.0)), make.ortvalue_from_numpy(np.asfortranarray(X))
+    return [raised(call) for call in calls], scalar.shape(), columns.numpy()
+
+
+@behaviour()
+def bad_bindings(ort: Any) -> Any:
+    s, value = session(ort), ort.OrtValue.ortvalue_from_numpy(X.copy())
+
+    def out(shape: Any, dtype: Any = np.float32) -> Any:
+        return lambda b: b.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype))
+
+    steps: dict[str, Callable[[Any], Any]] = {
+        "x": lambda b: b.bind_cpu_input("x", X), "y": lambda b: b.bind_output("y"), "q": lambda b: b.bind_output("q"),
+        "name": lambda b: b.bind_cpu_input("q", X), "value's name": lambda b: b.bind_ortvalue_input("q", value),
+        "dtype": lambda b: b.bind_cpu_input("x", X.astype(np.float64)), "rank": lambda b: b.bind_cpu_input("x", X[0]),
+        "size": lambda b: b.bind_cpu_input("x", np.zeros((2, 4), F)), "list": lambda b: b.bind_cpu_input("x", [1.0]),
+        "shape": out([3, 2]), "larger": out([2, 3]), "integers": out([2, 2], np.int64), "fits": out([2, 2]),
+        "no inputs": lambda b: b.clear_binding_inputs(), "no results": lambda b: b.clear_binding_outputs(),
+        "no shape": lambda b: b.bind_output("y", "cpu", 0, None, None, 1),
+    }  # fmt: skip
+    orders = [
+        "y", "x", "x,q", "x,name,y", "x,value's name,y", "dtype,y", "rank,y", "size,y", "list,y", "x,shape", "x,larger",
+        "x,integers", "x,fits", "x,y,no inputs", "x,y,no results", "x,no shape", "x,y,y", "x,x,y",
+    ]  # fmt: skip
+
+    def run(order: str) -> Any:
+        b = s.io_binding()
+        for step in order.split(","):
+            steps[step](b)
+        s.run_with_iobinding(b)
+
+    return {order: raised(lambda order=order: run(order)) for order in orders}
 
 
 @stands_for("bind_onnx_types_supported_by_numpy", "bind_onnx_types_not_supported_by_numpy")

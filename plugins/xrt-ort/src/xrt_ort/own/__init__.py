@@ -71,8 +71,13 @@ _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Set the level of the logger "xrt": 0 verbose, 1 info, 2 warning, 3 error, 4 fatal."""
-    logging.getLogger("xrt").setLevel(_LEVELS[min(max(int(severity), 0), 4)])
+    """Set the level of the logger "xrt": 0 verbose, 1 info, 2 warning, 3 error, 4 fatal.
+
+    Raises TypeError for what is no number.
+    """
+    if not isinstance(severity, int):
+        raise TypeError(f"severity={severity!r}: it is 0 to 4")
+    logging.getLogger("xrt").setLevel(_LEVELS[min(max(severity, 0), 4)])
 
 
 class _Caller(logging.Handler):

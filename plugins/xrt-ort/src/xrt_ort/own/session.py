@@ -69,9 +69,13 @@ class InferenceSession:
                 )
         elif isinstance(path_or_bytes, bytes):
             self._model_path = None
+            if not path_or_bytes:
+                raise error(kinds.InvalidArgument, "No graph was found in the protobuf.")
         else:
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
-        self._sess_options = SessionOptions() if sess_options is None else sess_options
+        if not isinstance(sess_options, SessionOptions | None):
+            raise TypeError(f"sess_options takes SessionOptions, not {type(sess_options).__name__}")
+        self._sess_options = sess_options or SessionOptions()
         self._choose_providers(providers or self._sess_options._providers or None, provider_options)
         if global_threads.shared and self._sess_options.use_per_session_threads:
             raise RuntimeError(
@@ -270,6 +274,8 @@ class InferenceSession:
         missing = [a.name for a in self._inputs_meta if a.name not in given and not a.type.startswith("optional")]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({given}).")
+        if isinstance(output_names, str) or not isinstance(run_options, RunOptions | None):
+            raise TypeError("run() takes a list of names of results, a dict of feeds, and RunOptions")
         select = [self._output_index(n) for n in output_names] if output_names else None
         feeds = {}
         for name, value in input_feed.items():
@@ -308,12 +314,14 @@ class InferenceSession:
         self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None
     ) -> list[OrtValue]:
         """Return the results as OrtValues."""
+        if isinstance(output_names, str):
+            raise TypeError("run_with_ort_values() takes a list of names of results")
         for value in input_dict_ort_values.values():
             value.check_session(self._identity, "used with")
         feeds = {n: v._value for n, v in input_dict_ort_values.items()}
         names = list(output_names or self._outputs)
-        kinds_of = {a.name: a.type for a in self._outputs_meta}
         results = self.run(names, feeds, run_options)
+        kinds_of = {a.name: a.type for a in self._outputs_meta}
         return [OrtValue(r, kind=kinds_of[n]) for n, r in zip(names, results, strict=True)]
 
     def io_binding(self) -> IOBinding:
@@ -324,7 +332,7 @@ class InferenceSession:
         """Run on what is bound. Raises ValueError for a binding of another session."""
         if iobinding._made_for is not self._identity:
             raise ValueError("IOBinding must be used with the session that created it.")
-        iobinding.run()
+        iobinding.run(run_options)
 
     # --- profiles -------------------------------------------------------------------------------------------------
 
@@ -364,6 +372,8 @@ class InferenceSession:
             raise error(kinds.InvalidArgument, f"Invalid input name: {name}")
 
     def _output_index(self, name: str) -> int:
+        if not isinstance(name, str):
+            raise TypeError(f"run() takes a list of names of results; {name!r} is no text")
         if name not in self._outputs:
             raise error(kinds.InvalidArgument, f"Invalid output name:{name}")
         return self._outputs.index(name)
@@ -381,8 +391,12 @@ class InferenceSession:
             raise error(kinds.Fail, f"input {wanted.name} is None")
         kind = wanted.type.removeprefix("optional(").removeprefix("tensor(").rstrip(")")
         if not isinstance(value, np.ndarray):
+            if not isinstance(value, list):
+                raise RuntimeError(f"Unable to handle object of type {type(value)} for input {wanted.name!r}")
             value = _array_of(value, kind)
-        if value.dtype.kind in "US" or value.dtype.type is np.void:  # the kind of bfloat16 is V as well
+        if value.dtype.kind in "cMm":
+            raise RuntimeError(f"input {wanted.name!r}: {value.dtype} can't be converted to a type of ONNX Runtime")
+        if value.dtype.kind in "OUS" or value.dtype.type is np.void:  # the kind of bfloat16 is V as well
             value = _texts(value)
         if not value.dtype.isnative:
             value = value.astype(value.dtype.newbyteorder("="))
@@ -433,11 +447,14 @@ def _array_of(value: Any, kind: str) -> np.ndarray:
 
 
 def _texts(array: np.ndarray) -> np.ndarray:
-    """Text of any kind as objects: bytes are UTF-8, and those of np.void keep their zeros."""
+    """Text of any kind as objects: bytes are UTF-8, those of np.void keep their zeros, and objects give their text.
+
+    Raises UnicodeDecodeError for other bytes.
+    """
     if array.dtype.kind == "U":
         return array.astype(object)
     made = np.empty(array.shape, object)
-    made.flat = [bytes(x).decode("utf-8", "replace") for x in array.flat]
+    made.flat = [str(x) if array.dtype.kind == "O" else bytes(x).decode() for x in array.flat]
     return made
 
 

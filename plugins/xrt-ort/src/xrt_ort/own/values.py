@@ -92,9 +92,15 @@ class OrtValue:
     def ortvalue_from_numpy(
         cls, numpy_obj: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> Any:
-        """Return a value over the memory of an array; a copy where that is not contiguous."""
+        """Return a value over the memory of an array; a copy where that is not contiguous.
+
+        Raises RuntimeError for what is no array, and for text.
+        """
+        if not isinstance(numpy_obj, np.ndarray) or numpy_obj.dtype.kind in "OUS":
+            raise RuntimeError("Creation of OrtValues is currently only supported from non-string numpy arrays")
         _require_cpu(device_type, device_id)
-        return cls(np.ascontiguousarray(numpy_obj))
+        _known_type(numpy_obj.dtype)
+        return cls(np.asarray(numpy_obj, order="C"))
 
     @classmethod
     def ortvalue_from_numpy_with_onnx_type(cls, data: np.ndarray, onnx_element_type: int) -> Any:
@@ -107,19 +113,17 @@ class OrtValue:
         wanted = np.dtype(helper.tensor_dtype_to_np_dtype(onnx_element_type))
         if wanted.itemsize != data.dtype.itemsize:
             raise RuntimeError(f"elements of {data.dtype} are no elements of {wanted}: their sizes differ")
-        return cls(np.ascontiguousarray(data).view(wanted))
+        return cls(np.asarray(data, order="C").view(wanted))
 
     @classmethod
     def ortvalue_from_shape_and_type(
         cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> Any:
-        """Return a value of zeros."""
+        """Return a value of zeros. Raises RuntimeError for other types than ONNX has numbers of, and sizes below 0."""
         _require_cpu(device_type, device_id)
-        if isinstance(element_type, int):
-            from onnx import helper
-
-            element_type = helper.tensor_dtype_to_np_dtype(element_type)
-        return cls(np.zeros(tuple(shape), element_type))
+        if any(n < 0 for n in shape):
+            raise RuntimeError(f"shape must not have sizes below 0: {list(shape)}")
+        return cls(np.zeros(tuple(shape), _dtype(element_type)))
 
     @classmethod
     def from_dlpack(cls, data: Any, is_bool_tensor: bool = False) -> Any:
@@ -222,8 +226,11 @@ class IOBinding:
         self._results: list[OrtValue] = []
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
-        """Bind an input to an array."""
-        self._session._check_name(name)
+        """Bind an input to an array. Raises RuntimeError for an unknown name, and for what is no array."""
+        if name not in self._session._types:
+            raise RuntimeError(f"Failed to find NodeArg with name: {name} in the def list")
+        if not isinstance(arr_on_cpu, np.ndarray):
+            raise RuntimeError(f"Unable to create OrtValue from a {type(arr_on_cpu).__name__} for input {name!r}")
         self._inputs[name] = arr_on_cpu
 
     def bind_input(
@@ -242,34 +249,47 @@ class IOBinding:
         self, name: str, device_type: str = "cpu", device_id: int = 0, element_type: Any = None, shape: Any = None,
         buffer_ptr: int | None = None,
     ) -> None:  # fmt: skip
-        """Bind a result to memory at an address, or, without one, to memory that the run makes.
+        """Bind a result to memory at an address, or, without one, to memory that the run makes, on the CPU.
 
-        Raises ValueError for an address without a type and a shape.
+        Raises ValueError for an address without a type and a shape, RuntimeError for one that is not on the CPU.
         """
+        OrtDevice.make(device_type.lower(), device_id)
+        if buffer_ptr is None:
+            self._outputs[name] = None
+            return
         _require_cpu(device_type, device_id)
-        if buffer_ptr is not None and (element_type is None or shape is None):
+        if element_type is None or shape is None:
             raise ValueError("`element_type` and `shape` are to be provided if pre-allocated memory is provided")
-        self._session._output_index(name)
-        self._outputs[name] = None if buffer_ptr is None else _at(buffer_ptr, element_type, shape)
+        self._outputs[name] = _at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
         """Bind a result to a value. Raises ValueError for a value of another session."""
         ortvalue.check_session(self._made_for, "bound to")
-        self._session._output_index(name)
         self._outputs[name] = ortvalue.numpy()
 
-    def run(self) -> None:
-        """Run the session on what is bound."""
-        names = list(self._outputs)
-        found = self._session.run(names, self._inputs) if names else []
-        self._results = []
-        for name, made in zip(names, found, strict=True):
+    def run(self, options: Any = None) -> None:
+        """Run the session on what is bound. Raises RuntimeError for whatever does not fit or fails."""
+        try:
+            self._results = self._made(list(self._outputs), options)
+        except Exception as e:
+            raise RuntimeError(f"Error in execution: {e}") from e
+
+    def _made(self, names: list[str], options: Any) -> list[OrtValue]:
+        if not names:
+            raise ValueError("At least one output should be requested.")
+        values = self._session.run_with_ort_values(names, {n: OrtValue(a) for n, a in self._inputs.items()}, options)
+        for name, value in zip(names, values, strict=True):
             into = self._outputs[name]
-            if into is not None:
-                if into.shape != made.shape:
-                    raise ValueError(f"result {name!r} has the shape {made.shape}; it is bound to one of {into.shape}")
-                into[...] = made
-            self._results.append(OrtValue(made if into is None else into))
+            if into is None:
+                continue
+            made = value.numpy()
+            if into.dtype != made.dtype or into.shape != made.shape:
+                raise ValueError(
+                    f"result {name!r} is {made.dtype}{list(made.shape)}; it is bound to {into.dtype}{list(into.shape)}"
+                )
+            into[...] = made
+            value._value = into
+        return list(values)
 
     def get_outputs(self) -> list[OrtValue]:
         """The results of the last run, in the order in which they were bound."""
@@ -295,11 +315,29 @@ class IOBinding:
         self._results = []
 
 
-def _at(address: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
-    if isinstance(dtype, int):
+def _known_type(dtype: np.dtype[Any]) -> None:
+    """Raises RuntimeError for a type that is none of a tensor of numbers."""
+    if dtype.kind in "cMmOUS" or dtype.type is np.void:
+        raise RuntimeError(f"{dtype} can't be converted to a type of tensors of numbers")
+
+
+def _dtype(element_type: Any) -> np.dtype[Any]:
+    """The type of a NumPy type, or of the number that ONNX has for it. Raises RuntimeError for others."""
+    if not isinstance(element_type, int):
+        made = np.dtype(element_type)
+    else:
         from onnx import helper
 
-        dtype = helper.tensor_dtype_to_np_dtype(dtype)
-    size = int(np.prod(tuple(shape), dtype=np.int64)) * np.dtype(dtype).itemsize
+        try:
+            made = np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
+        except KeyError:
+            raise RuntimeError(f"tensor type {element_type} is not supported") from None
+    _known_type(made)
+    return made
+
+
+def _at(address: int, element_type: Any, shape: Sequence[int]) -> np.ndarray:
+    dtype = _dtype(element_type)
+    size = int(np.prod(tuple(shape), dtype=np.int64)) * dtype.itemsize
     memory = (ctypes.c_char * size).from_address(address)
     return np.frombuffer(memory, np.uint8).view(dtype).reshape(tuple(shape))
