@@ -643,7 +643,7 @@ def test_a_choice_is_revisited_when_its_time_drifts() -> None:
     assert not [why for s in (*[0.5] * 3, *[0.010] * 5) if (why := expectation.add(s))]  # a few slow calls
     assert added(0.014) == ["a call takes 0.014 s, expected were 0.01 s"]
     assert not added(0.014)  # the race is on
-    expectation.raced(2.0, provisional=False)
+    expectation.raced(0.2, provisional=False)
     expectation.begin(0.0, provisional=False)
     now += 41.0
     assert not added(0.014)

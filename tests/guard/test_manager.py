@@ -67,7 +67,7 @@ def _alone(own_cache: pathlib.Path) -> Iterator[None]:
 
 
 def product(size: int = 256) -> tuple[Graph, np.ndarray, np.ndarray]:
-    """A chain of products that takes the host a while, an input, and the host's result, the same by any order of sums."""
+    """A chain of products that takes the host a while, an input, and the host's result, alike by any order of sums."""
     rng = np.random.default_rng(0)
     x = functions.value("x", size, size)
     w = Value.constant(np.eye(size, dtype=np.float32)[rng.permutation(size)], "w")

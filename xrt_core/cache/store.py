@@ -70,6 +70,7 @@ class ExecutableStore:
     Nothing that goes wrong with the disk reaches the caller: it is a miss, with its reason in an event.
     saved: the file that the model was loaded from, if it was. While `sealed` is set nothing is compiled that this file
     should hold: `obtain` raises CacheError with the reason, which is kept in `missed` too.
+    shares: whether misses are looked for in the shared caches of plugins, and what is stored is offered to them.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ExecutableStore:
         events: EventLog,
         saved: ModelFile | None = None,
         differs: Differs = _not_compared,
+        shares: bool = True,
     ) -> None:
         self._differs = differs
         self.sealed = False
@@ -86,7 +88,7 @@ class ExecutableStore:
         self._obtained: weakref.WeakKeyDictionary[Executable, tuple[CacheKey, Function]] = weakref.WeakKeyDictionary()
         self._disk = disk
         self._events = events
-        found = () if disk is None else plugins.contributions("xrt_shared_caches", "xrt.caches")
+        found = () if disk is None or not shares else plugins.contributions("xrt_shared_caches", "xrt.caches")
         self._shared = [c.value for c in found]
         self._digests = None if disk is None else FileDigests(disk.folder, disk.mode != "read")
 

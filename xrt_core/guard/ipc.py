@@ -181,7 +181,7 @@ class ArtifactExchange:
         with self._lock:
             if self._store is None:
                 reading = DiskCache(disk.folder, disk.limit) if disk.mode == "verify" else disk
-                self._store = ExecutableStore(reading, self._events)
+                self._store = ExecutableStore(reading, self._events, shares=False)
             return self._store
 
     def stored(self) -> list[StoredExecutable]:

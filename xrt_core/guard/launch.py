@@ -54,7 +54,7 @@ _SAMPLES: Final = 8
 inverse."""
 _SLACK: Final = 50e-6  # seconds that a call may take more or less besides: what is around a run was not timed in a race
 _REST: Final = 10.0
-_RACES: Final = 20.0
+_RACES: Final = 200.0  # so that races take 0.5 % of the time at most
 _LONGEST_REST: Final = 3600.0
 """Seconds until the race may be re-opened again: the first, or this many times what the last race took; twice as long
 after each that was provisional again, up to the longest."""
