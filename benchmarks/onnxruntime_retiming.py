@@ -1,9 +1,10 @@
 """What it costs in processor time to time the library again from time to time, in sessions whose calls engines answer.
 
-    python benchmarks/onnxruntime_retiming.py [--engine openvino] [--rounds 15]
+    python benchmarks/onnxruntime_retiming.py [small] [large] [--engine openvino] [--rounds 10]
 
-Blocks of calls with and without that alternate in one process; the median of the processor time of each is told, with
-its quartiles, for models whose calls take some tens and some hundreds of microseconds.
+Blocks of calls with (A) and without (B) follow in the order A B B A in one process, so that drift cancels. Told are
+medians of the processor time per call, with the quartiles of their ratio, for a small and a larger model, and the
+library's share of the calls times its own processor time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import xrt_ort
 from onnx import TensorProto, helper, numpy_helper
 from xrt_ort import acceleration
 
-CALLS = 3072  # of a block: three periods
+CALLS = 1030  # of a block: a period, with the calls that the library answers
 WIDTHS = {"small": 16, "large": 512}
 
 
@@ -62,25 +63,40 @@ def block(session: Any, feeds: dict[str, np.ndarray], signature: Any, timed: boo
     return (time.process_time() - start) / CALLS
 
 
+def alone(session: Any, feeds: dict[str, np.ndarray]) -> float:
+    """Processor seconds per call of the library."""
+    start = time.process_time()
+    for _ in range(CALLS // 8):
+        session._acceleration._answer(session, None, feeds)
+    return (time.process_time() - start) / (CALLS // 8)
+
+
 def main() -> None:
     """Print a row for each model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=list(WIDTHS))
     parser.add_argument("--engine", default="openvino")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
     acceleration._FASTER = acceleration._NO_SLOWER = 1e9  # engines stay, whoever is faster here
     xrt_ort.configure(after=0.0)
-    for name, width in WIDTHS.items():
-        session, feeds, signature = live(width, arguments.engine)
+    for name in arguments.models:
+        session, feeds, signature = live(WIDTHS[name], arguments.engine)
         rows: dict[bool, list[float]] = {True: [], False: []}
-        for i in range(2 * arguments.rounds):
-            rows[i % 2 == 0].append(1e6 * block(session, feeds, signature, timed=i % 2 == 0))
+        for _ in range(arguments.rounds):
+            found: dict[bool, float] = {True: 0.0, False: 0.0}
+            for timed in (True, False, False, True):
+                found[timed] += 0.5e6 * block(session, feeds, signature, timed=timed)
+            for timed in found:
+                rows[timed].append(found[timed])
         ratios = [a / b for a, b in zip(rows[True], rows[False], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         with_it, without = statistics.median(rows[True]), statistics.median(rows[False])
+        library = 1e6 * alone(session, feeds)
+        share = acceleration._CHECK / acceleration._MOST_AGAIN * library
         print(
-            f"{name}: {without:.1f} us of processor time per call without, {with_it:.1f} with; "
-            f"ratio {middle:.3f} ({low:.3f} to {high:.3f})"
+            f"{name}: {without:.1f} us of processor time per call without, {with_it:.1f} with; ratio {middle:.3f} "
+            f"({low:.3f} to {high:.3f}); the library takes {library:.1f}, its share of the calls {share:.2f} per call"
         )
 
 
