@@ -19,7 +19,7 @@ QUICK: Final = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive
 """For XLA: the gradients are tested, not its optimiser. At level 0 it computes RoiAlign-max wrong."""
 TAKEN: Final = [c for c in CASES if c.jax]
 LONG: Final = ("GRU-", "Resize-", "STFT", "Conv-same", "ConvTranspose-plain", "Upsample")
-"""Batches with cases that begin so take JAX 10 to 25 s to compile; finite differences (test_rules.py) hold these rules as well."""
+"""Batches with cases that begin so take JAX 10 to 25 s to compile; finite differences (test_rules.py) hold the same."""
 
 
 def _batches() -> list[Any]:
