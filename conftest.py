@@ -24,6 +24,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", metavar="SEED", type=int, help="run files, and tests within a file, in random order")
 
 
+_BY_NIGHT = frozenset(
+    [
+        "tests/conformance/test_dev_models.py::test_agrees_with_onnxruntime[light_densenet121-0-xla]",
+        "tests/conformance/test_dev_models.py::test_agrees_with_onnxruntime[light_inception_v2-0-xla]",
+        "tests/conformance/test_dev_models.py::test_agrees_with_onnxruntime[ppocr_det-0-xla]",
+        "tests/conformance/test_guard.py::test_a_model_is_right[ppocr_cls]",
+        "tests/conformance/test_guard.py::test_a_model_goes_the_whole_way[silero_vad_sequence]",
+        "tests/conformance/test_mixed_engines.py::test_in_every_order[light_vgg19-xla-onnxruntime-openvino]",
+        "tests/examples/test_examples.py::test_digits_are_read[cnn-0.97]",
+        "tests/guard/test_builder.py::test_another_engine_takes_the_cluster[HangsOnSinh-hung]",
+        "tests/passes/test_mixed_precision.py::test_trained_models[minilm_int8]",
+        "tests/safety/test_processes.py::test_forks[onnxruntime-isolated]",
+        "tests/training/test_losses.py::test_recomputed_and_accumulated[transformer]",
+        "tests/training/test_losses.py::test_xla_and_onnxruntime[transformer]",
+        "tests/training/test_losses.py::test_xla_and_the_host[transformer]",
+        "tests/training/test_mixed_precision.py::test_a_hundred_steps[xla-block]",
+        "tests/training/test_mixed_precision.py::test_convolutions[xla]",
+        "tests/verify/test_faults.py::test_verdicts_on_integer_products[xla]",
+    ]
+)
+"""Long cases of tests whose other cases are in the default run."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """`--fast` chooses tests of the core, and how many examples random ones try (tests/profiles.py)."""
@@ -47,8 +70,12 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8") or None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves marked tests out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle files, then the tests of each file: fixtures of a module are still made once."""
+    """Mark what runs by night. Shuffle files, then the tests of each file: fixtures of a module are still made once."""
+    for item in items:
+        if item.nodeid in _BY_NIGHT:
+            item.add_marker(pytest.mark.nightly)
     seed = config.getoption("--shuffle")
     if seed is None:
         return

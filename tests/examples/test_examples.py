@@ -68,6 +68,7 @@ def test_a_gpt_learns_characters() -> None:
     assert gpt.write(model, corpus, "The ", 20).startswith("The ")
 
 
+@pytest.mark.nightly
 def test_a_gpt_begins_to_learn() -> None:
     gpt = example("char_gpt")
     losses, held, _, _ = gpt.run(60, "xla", length=32, size=8)

@@ -417,7 +417,7 @@ def test_a_faster_engine_stays_and_a_slower_one_goes() -> None:
             assert {"compile", "verify", "host", engine} <= set(cluster["outcome"]["timings"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_several_engines_the_fastest() -> None:
     """Whatever their order."""
     graph, x, want = product()

@@ -441,7 +441,7 @@ def test_a_file_keeps_its_names(ranges: pathlib.Path, tmp_path: pathlib.Path) ->
     assert m.output_names == ("y",)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_trained_model(tmp_path: pathlib.Path) -> None:
     """A trained MobileNetV3 on int8: the same through the host, XLA and ONNX Runtime, and near float32."""
     pytest.importorskip("jax")

@@ -103,7 +103,7 @@ def test_expected_failures_are_strict(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*XPASS(strict)*a lie*"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @takes_cases
 def test_unsupported_must_be_refused(pytester: pytest.Pytester) -> None:
     """An operator that is listed and taken, and a line about nothing, fail."""

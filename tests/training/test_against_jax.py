@@ -18,8 +18,8 @@ BATCH: Final = 16
 QUICK: Final = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
 """For XLA: the gradients are tested, not its optimiser. At level 0 it computes RoiAlign-max wrong."""
 TAKEN: Final = [c for c in CASES if c.jax]
-LONG: Final = ("GRU-", "Resize-", "STFT", "Conv-same")
-"""Batches that begin so take JAX 10 to 25 s to compile; finite differences (test_rules.py) hold these rules as well."""
+LONG: Final = ("GRU-", "Resize-", "STFT", "Conv-same", "ConvTranspose-plain", "Upsample")
+"""Batches with cases that begin so take JAX 10 to 25 s to compile; finite differences (test_rules.py) hold the same."""
 
 
 def _batches() -> list[Any]:
@@ -27,7 +27,7 @@ def _batches() -> list[Any]:
 
     def marks(i: int) -> list[pytest.MarkDecorator]:
         slow = [pytest.mark.slow] if i else []
-        return [*slow, pytest.mark.nightly] if TAKEN[i].name.startswith(LONG) else slow
+        return [*slow, pytest.mark.nightly] if any(c.name.startswith(LONG) for c in TAKEN[i : i + BATCH]) else slow
 
     return [
         pytest.param(TAKEN[i : i + BATCH], id=f"{TAKEN[i].name} to {i + BATCH}", marks=marks(i))

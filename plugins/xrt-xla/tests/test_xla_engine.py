@@ -38,7 +38,7 @@ def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where JAX has both, XRT compiles for the GPU unless the CPU is asked for."""
     from xrt_xla import _toolkit
 
-    gpu, cpu = SimpleNamespace(platform="gpu"), SimpleNamespace(platform="cpu")
+    gpu, cpu = (SimpleNamespace(platform=p, process_index=0) for p in ("gpu", "cpu"))
     there = {"cuda": [gpu, gpu], "cpu": [cpu]}
 
     def local_devices(kind: str) -> list[object]:
@@ -47,6 +47,7 @@ def test_a_gpu_comes_before_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return there[kind]
 
     monkeypatch.setattr(_toolkit, "_local_devices", local_devices)
+    monkeypatch.setattr(_toolkit.jax, "process_index", lambda: 0)
     assert list(_toolkit.devices()) == ["cuda:0", "cuda:1", "cpu"]
     xrt_xla._probe.cache_clear()
     try:
