@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from xrt_core.frontends import ops
     from xrt_core.frontends.custom_op import custom_op
     from xrt_core.frontends.graph import Graph, trace
+    from xrt_core.frontends.onnx_export import export_model
     from xrt_core.frontends.onnx_import import import_model
     from xrt_core.frontends.ops import shard
     from xrt_core.frontends.tracing import device, power_by_engine
@@ -101,6 +102,7 @@ __all__ = [
     "custom_op",
     "device",
     "errors",
+    "export_model",
     "generate",
     "hookimpl",
     "import_model",
@@ -133,6 +135,7 @@ _HOME: Final = {
     "assert_offloaded": "reports",
     "custom_op": "frontends.custom_op",
     "device": "frontends.tracing",
+    "export_model": "frontends.onnx_export",
     "generate": "generation.generate",
     "hookimpl": "plugins",
     "import_model": "frontends.onnx_import",

@@ -145,7 +145,7 @@ class InferenceSession:
         """Write the model with the passes that hold for all sizes, as `optimized_model_filepath` says."""
         import onnx
 
-        from xrt_core.frontends.onnx_export import export_model
+        from xrt_core import export_model
 
         options, graph = self._sess_options, self._module.graph
         path, name = options.optimized_model_filepath, "session.optimized_model_external_initializers"
