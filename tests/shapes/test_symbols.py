@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.profiles import examples
 from xrt_core.errors import InputError, ShapeError
+from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.symbols import Declared, Expr, Symbol, expression, shape_for
+from xrt_core.ir.types import TensorType
+from xrt_core.passes.symbolic_shapes import SymbolicShapes
 
 _B, _N = Expr.of("b"), Expr.of("n")
 
@@ -91,3 +95,21 @@ def test_symbols_without_a_size_are_refused() -> None:
     for kwargs in ({"name": "2n"}, {"name": "n", "min": 5, "max": 7, "multiple": 8}, {"name": "n", "min": -1}):
         with pytest.raises(ShapeError, match="symbol"):
             Symbol(**kwargs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "guards"), [(4, []), (9, ["-k + n", "k + n - 9"])])
+def test_an_index_that_is_not_proven_leaves_no_guard(rows: int, guards: list[str]) -> None:
+    """0 to 8 less k is within n = 9 rows by two guards; within 4 it is not, and the lower end's guard is not kept."""
+    int64 = np.dtype(np.int64)
+    x, y = (Value(n, TensorType(np.dtype(np.float32), shape)) for n, shape in (("x", ("n", 3)), ("y", ("k",))))
+    k, span, index = (Value(n, TensorType(int64, (size,))) for n, size in (("size", 1), ("span", 9), ("index", 9)))
+    found = Value("found", TensorType(np.dtype(np.float32), (9, 3)))
+    ends = [Value.constant(np.array(i, np.int64), f"c{i}") for i in (0, 9, 1)]
+    symbolic = SymbolicShapes({n: Symbol(n) for n in "nk"}, {"n": rows, "k": 3})
+    for node in (
+        Node("Shape", [y], [k], version=21), Node("Range", ends, [span], version=11),
+        Node("Sub", [span, k], [index], version=14), Node("Gather", [x, index], [found], {"axis": 0}, version=13),
+    ):  # fmt: skip
+        symbolic.follow(node, [v.type for v in node.outputs if v is not None])
+    assert sorted(map(str, symbolic.guards)) == guards
+    assert bool(symbolic.within) is bool(guards)

@@ -154,7 +154,10 @@ class SymbolicShapes:
             return
         low, high = interval
         size = expression(shape[axis])
-        if size is not None and self.holds(size + low) and self.holds(size - high - 1):
+        if size is not None and self._may_hold(size + low) and self._may_hold(size - high - 1):
+            # both or neither: a guard that proves nothing would only exclude calls
+            self.holds(size + low)
+            self.holds(size - high - 1)
             self.within.add((index, shape[axis]))
 
     def least(self, e: Expr) -> int | None:
@@ -168,13 +171,19 @@ class SymbolicShapes:
 
     def holds(self, e: Expr) -> bool:
         """Whether an expression is not negative: always, or in the first call, which makes it a guard."""
+        if not self._may_hold(e):
+            return False
+        low = self.least(e)
+        if low is None or low < 0:
+            self.guards[e] = None
+        return True
+
+    def _may_hold(self, e: Expr) -> bool:
+        """What `holds` says, without a new guard."""
         low, high = e.bounds(self._symbols)
         if (low is not None and low >= 0) or e in self.guards:
             return True
-        if (high is not None and high < 0) or not self.sizes or e.evaluate(self.sizes) < 0:
-            return False
-        self.guards[e] = None
-        return True
+        return bool((high is None or high >= 0) and self.sizes and e.evaluate(self.sizes) >= 0)
 
     def _own(self, t: ValueType | None) -> ValueType | None:
         """A type without the dimensions that are no expressions over the symbols."""
