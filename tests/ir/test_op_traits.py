@@ -172,7 +172,10 @@ def _dtype_of(schema: Any, index: int) -> type:
 
 @on_cases
 def test_elementwise_numbers_stay_in_place() -> None:
-    """Elements in reverse order give the results in reverse order; shown wherever the inputs have one shape."""
+    """Elements in reverse order give the results in reverse order; shown wherever the inputs have one shape.
+
+    NumPy computes the tail of an array by other instructions than its vectors (AVX-512): 4 units in the last place.
+    """
     shown = set()
     for c in cases("elementwise"):
         given = [x for x in c.inputs if x is not None]
@@ -181,7 +184,11 @@ def test_elementwise_numbers_stay_in_place() -> None:
         turned = [None if x is None else x.reshape(-1)[::-1].reshape(x.shape) for x in c.inputs]
         for a, b in zip(results(c), results(c, turned), strict=True):
             assert a.dtype == b.dtype
-            assert [repr(e) for e in _elements(a)[::-1]] == [repr(e) for e in _elements(b)], c.name
+            if a.dtype.kind in "fc" and a.dtype.isbuiltin == 1:
+                few = 4 * np.finfo(a.dtype).eps
+                np.testing.assert_allclose(a.reshape(-1)[::-1], b.reshape(-1), rtol=few, atol=0, err_msg=c.name)
+            else:
+                assert [repr(e) for e in _elements(a)[::-1]] == [repr(e) for e in _elements(b)], c.name
         shown.add(c.node.op_type)
 
     assert operators_with("elementwise") - shown <= {"CastLike", "Clip", "Where"}  # inputs of other kinds
