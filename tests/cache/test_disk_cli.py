@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from tests.cache.cached import CountingEngine, key_of, shifted, text_of
 from xrt_core.cache.disk import DiskCache, Hit
-from xrt_core.cli.app import app
+from xrt_core.cli.app import application
 from xrt_core.engine.contract import CompileOptions
 
 
@@ -29,7 +29,7 @@ def disk(own_cache: pathlib.Path) -> DiskCache:
 
 def xrt(*arguments: object) -> Result:
     """Run `xrt cache ...`."""
-    return CliRunner().invoke(app, ["cache", *map(str, arguments)])
+    return CliRunner().invoke(application(), ["cache", *map(str, arguments)])
 
 
 def test_ls(disk: DiskCache) -> None:

@@ -20,11 +20,12 @@ from typer.testing import CliRunner, Result
 from tests.cli.fake_module import FakeModule
 from xrt_core import __version__
 from xrt_core.cli import cuda_report
-from xrt_core.cli.app import app
+from xrt_core.cli.app import COMMANDS, application
 from xrt_core.cli.inputs import parse_shapes, random_inputs, read_inputs, write_outputs
 from xrt_core.engine import cuda
 from xrt_core.errors import InputError, OptionError
 from xrt_core.ir.types import SequenceType, TensorType
+from xrt_core.testing.processes import run_python
 
 Xrt = Callable[..., Result]
 
@@ -36,7 +37,7 @@ def xrt(monkeypatch: pytest.MonkeyPatch) -> Xrt:
     fake.XRTModule = FakeModule  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "xrt_core.module", fake)
     monkeypatch.delenv("XRT_DEBUG", raising=False)
-    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
+    return lambda *arguments: CliRunner().invoke(application(), [str(a) for a in arguments])
 
 
 @pytest.fixture
@@ -319,3 +320,30 @@ def test_outputs_survive_the_file(tmp_path: pathlib.Path) -> None:
     np.save(tmp_path / "one.npy", np.ones(1))
     with pytest.raises(InputError, match="holds one array without a name"):
         read_inputs(tmp_path / "one.npy")
+
+
+# --- start ---
+
+
+def test_help_imports_no_command() -> None:
+    """`xrt --help` imports neither NumPy nor rich, nor a command; it lists them all, and those of plugins."""
+    code = (
+        "import sys; sys.argv = ['xrt', '--help']\n"
+        "from xrt_core.cli.app import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "seen = {'numpy', 'rich', 'onnx'} & sys.modules.keys()\n"
+        "print('imported', sorted(seen | {m for m in sys.modules if m.startswith('xrt_core.cli.')}))"
+    )
+
+    found = run_python(code)
+
+    assert all(f"  {name} " in found for name in COMMANDS)
+    assert found.splitlines()[-1] == "imported ['xrt_core.cli.app', 'xrt_core.cli.plugin_commands']"
+
+
+def test_another_command_than_the_one_asked_for_has_its_line() -> None:
+    """The table's line is what `xrt --help` shows, whether or not the command is imported."""
+    one, every = (CliRunner().invoke(application(asked), ["--help"]).stdout for asked in ("passes", None))
+
+    assert one == every
+    assert all(line in one for line in COMMANDS.values())

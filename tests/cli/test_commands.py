@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner, Result
 
-from xrt_core.cli.app import app
+from xrt_core.cli.app import application
 
 Xrt = Callable[..., Result]
 
@@ -34,7 +34,7 @@ def model(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.fixture
 def xrt() -> Xrt:
     """Runs the command with these arguments."""
-    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
+    return lambda *arguments: CliRunner().invoke(application(), [str(a) for a in arguments])
 
 
 def test_run_on_the_host(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:

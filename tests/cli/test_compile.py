@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner, Result
 
-from xrt_core.cli.app import app
+from xrt_core.cli.app import application
 
 Xrt = Callable[..., Result]
 
@@ -36,7 +36,7 @@ def model(tmp_path: pathlib.Path) -> pathlib.Path:
 def xrt(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Xrt:
     """Runs the command with these arguments, with a cache of its own."""
     monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
-    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
+    return lambda *arguments: CliRunner().invoke(application(), [str(a) for a in arguments])
 
 
 @pytest.mark.slow

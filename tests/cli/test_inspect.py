@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner, Result
 
 import xrt_core as xrt
-from xrt_core.cli.app import app
+from xrt_core.cli.app import application
 from xrt_core.engine import engines
 
 SHOWN = {
@@ -39,7 +39,7 @@ def model(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def inspect(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["inspect", *map(str, arguments), "--option", "prune=False"])
+    return CliRunner().invoke(application(), ["inspect", *map(str, arguments), "--option", "prune=False"])
 
 
 @pytest.mark.parametrize("engine", SHOWN)

@@ -6,14 +6,14 @@ import json
 
 from typer.testing import CliRunner
 
-from xrt_core.cli.app import app
+from xrt_core.cli.app import application
 from xrt_core.compiler import passes
 from xrt_core.passes.pass_manager import STAGES
 
 
 def test_the_listing() -> None:
     """In order, with stage, owner and reason."""
-    done = CliRunner().invoke(app, ["passes"])
+    done = CliRunner().invoke(application(), ["passes"])
     assert done.exit_code == 0
     names = [p.name for s in STAGES for p in passes.passes.order(s)]
     rows = [line.split() for line in done.stdout.splitlines()[1:] if line.strip()]
@@ -23,7 +23,7 @@ def test_the_listing() -> None:
 
 def test_the_listing_as_json() -> None:
     """Everything that decides the order."""
-    done = CliRunner().invoke(app, ["passes", "--json"])
+    done = CliRunner().invoke(application(), ["passes", "--json"])
     told = json.loads(done.stdout)
     first = told["passes"][0]
     assert (first["name"], first["stage"], first["owner"], first["origin"]) == (

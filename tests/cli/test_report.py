@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.guard import engines as tested
 from tests.guard.guarded import registered
-from xrt_core.cli.app import app
+from xrt_core.cli.app import application
 from xrt_core.frontends.onnx_export import save
 from xrt_core.guard.verdict_cache import forget_all
 from xrt_core.testing import functions
@@ -28,7 +28,8 @@ def model(tmp_path: pathlib.Path, own_cache: pathlib.Path) -> Iterator[pathlib.P
 
 def report(model: pathlib.Path, *more: str) -> str:
     """What the command prints."""
-    done = CliRunner().invoke(app, ["report", str(model), "-e", "plain", "-o", "guard_tune=false", "-n", "5", *more])
+    arguments = ["report", str(model), "-e", "plain", "-o", "guard_tune=false", "-n", "5", *more]
+    done = CliRunner().invoke(application(), arguments)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -55,6 +56,6 @@ def test_json_and_prometheus(model: pathlib.Path) -> None:
 
 def test_a_host_alone_has_nothing_to_guard(model: pathlib.Path) -> None:
     """It says so."""
-    done = CliRunner().invoke(app, ["report", str(model), "-e", "host"])
+    done = CliRunner().invoke(application(), ["report", str(model), "-e", "host"])
     assert done.exit_code == 0, done.output
     assert "no cluster is under guard" in done.stdout

@@ -15,14 +15,14 @@ def test_commands_exist() -> None:
 
     from typer.testing import CliRunner
 
-    from xrt_core.cli.app import app
+    from xrt_core.cli.app import application
 
     for name in ("scripts/demo", "scripts/test", ".ci/run"):
         assert name in README
         assert os.access(ROOT / name, os.X_OK)
     for line in re.findall(r"^xrt (.*?)(?: *#.*)?$", README, re.MULTILINE):
         command, *arguments = line.split()
-        shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [command, "--help"])
+        shown = CliRunner(env={"COLUMNS": "200"}).invoke(application(), [command, "--help"])
         assert shown.exit_code == 0, line
         for argument in arguments:
             assert not argument.startswith("-") or argument in shown.output, line

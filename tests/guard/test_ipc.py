@@ -15,6 +15,7 @@ from xrt_core.guard import ipc
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Annotations, Value
 from xrt_core.testing import functions
+from xrt_core.testing.processes import run_python
 
 
 def test_a_function_with_its_constants(tmp_path: pathlib.Path) -> None:
@@ -100,3 +101,25 @@ def test_truncated_data_is_refused(tmp_path: pathlib.Path) -> None:
     data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(ModelLoadError, match="truncated"):
         ipc.read_function(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_process_that_ends_removes_the_folders_of_killed_children(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that was killed, as by a pool, cannot remove its folder; its parent does at its end."""
+    code = """
+import os, signal
+from xrt_core.guard.ipc import process_folder
+process_folder()
+pid = os.fork()
+if not pid:
+    process_folder()
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(pid, 0)
+print(len(os.listdir(os.environ["TMPDIR"])))
+"""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    assert run_python(code) == "2"
+    assert list(tmp_path.iterdir()) == []

@@ -17,8 +17,8 @@ import xrt_core as xrt
 from tests.engine.packages import add_package, add_plugin, engine_source
 from xrt_core.cache import store
 from xrt_core.cache.key import cache_key
-from xrt_core.cli.app import app
-from xrt_core.cli.plugin_commands import add_commands, wanted
+from xrt_core.cli.app import application
+from xrt_core.cli.plugin_commands import add_commands
 from xrt_core.engine import CompileOptions, engines
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.errors import EngineNotFoundError, ModelLoadError, OptionError, PluginError
@@ -568,7 +568,12 @@ def hello():
 
 @xrt.hookimpl
 def xrt_commands():
-    return [("recipes", app), ("hello", hello), ("run", hello), ("bad name", hello), 7]
+    return [("recipes", app), ("hello", hello), ("run", hello), ("bad name", hello), 7,
+            ("later", "LATER:serve", "Serve."), ("absent", "LATER:nothing", "Never."), ("half", "LATER:serve")]
+"""
+LATER = """
+def serve():
+    print("served")
 """
 
 
@@ -576,13 +581,10 @@ def test_commands(installed: pathlib.Path) -> None:
     """A typer application becomes subcommands, a function a command with the errors of XRT; bad rows are left out."""
     import typer
 
-    module = add_plugin(installed, "xrt-recipes", COMMANDS, {"xrt.commands": "recipes"})
+    later = add_plugin(installed, "xrt-later", LATER, {"other.group": "later"})
+    module = add_plugin(installed, "xrt-recipes", COMMANDS.replace("LATER", later), {"xrt.commands": "recipes"})
     own = {"run", "doctor"}
-    assert not wanted(["run", "model.onnx"], own)
-    assert not wanted(["-v", "doctor"], own)
     assert module not in sys.modules
-    assert wanted(["recipes", "cook"], own)
-    assert wanted(["--help"], own)
     host = typer.Typer()
     host.command("run")(lambda: None)
     left_out = add_commands(host, own)
@@ -595,6 +597,30 @@ def test_commands(installed: pathlib.Path) -> None:
     assert "command 'run' is registered twice: by xrt-core and by xrt-recipes 1.0" in text
     assert "the command's name is 'bad name'" in text
     assert "gives 7, which is no row" in text
+    assert f"command 'absent', {later}:nothing: AttributeError" in text
+    assert "command 'half' is (" in text
+    assert CliRunner().invoke(host, ["later"]).stdout == "served\n"
+
+
+def test_a_command_named_by_its_module_is_imported_when_asked_for(installed: pathlib.Path) -> None:
+    """The help has the plugin's line without importing the module; the command itself runs it."""
+    import typer
+
+    later = add_plugin(installed, "xrt-later", LATER, {"other.group": "later"})
+    code = f"""
+import xrt_core as xrt
+
+@xrt.hookimpl
+def xrt_commands():
+    return [("later", "{later}:serve", "Serve."), ("never", "{later}:nothing", "Never.")]
+"""
+    add_plugin(installed, "xrt-recipes", code, {"xrt.commands": "recipes"})
+    for asked in ("", "later"):
+        host = typer.Typer(rich_markup_mode=None)
+        assert add_commands(host, (), asked) == []
+        assert (later in sys.modules) == (asked == "later")
+        assert "Serve." in CliRunner().invoke(host, ["--help"]).stdout
+    assert CliRunner().invoke(host, ["later"]).stdout == "served\n"
 
 
 @pytest.mark.slow
@@ -602,7 +628,7 @@ def test_a_command_in_a_fresh_process(installed: pathlib.Path) -> None:
     """`xrt recipes wash` runs it; `xrt --help` lists it, and says why a broken package's commands are missing."""
     import subprocess
 
-    add_plugin(installed, "xrt-recipes", COMMANDS, {"xrt.commands": "recipes"})
+    add_plugin(installed, "xrt-recipes", COMMANDS.replace("LATER", "xrt_absent"), {"xrt.commands": "recipes"})
     add_plugin(installed, "xrt-torn", "raise SystemExit(5)", {"xrt.commands": "torn"})
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -646,11 +672,11 @@ def test_the_doctor_lists_every_broken_plugin(installed: pathlib.Path, monkeypat
     wrong = OPERATORS.replace("kernel=leaky,", "kernel=3,")
     add_plugin(installed, "xrt-acme", wrong, {"xrt.operators": "com.acme"})
     add_plugin(installed, "xrt-deep", OPTIONS.replace("integer(1), 3", "integer(1), 0"), {"xrt.frontends": "deep"})
-    add_plugin(installed, "xrt-recipes", COMMANDS, {"xrt.commands": "recipes"})
+    add_plugin(installed, "xrt-recipes", COMMANDS.replace("LATER", "xrt_absent"), {"xrt.commands": "recipes"})
     monkeypatch.setenv("FLAGS_use_ghost", "1")
     engines.refresh()
 
-    done = CliRunner().invoke(app, ["doctor"])
+    done = CliRunner().invoke(application(), ["doctor"])
 
     assert done.exit_code == 1, done.output
     assert "problem: plugin torn of xrt.frontends (xrt-torn 1.0)" in done.stdout

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import xrt_core as xrt
-from xrt_core.cli.app import app
+from xrt_core.cli.app import application
 from xrt_core.errors import InputError
 from xrt_core.frontends.onnx_export import save
 from xrt_core.ir.types import TensorType
@@ -102,7 +102,7 @@ def files(tmp_path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 
 
 def train(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+    return CliRunner().invoke(application(), ["train", *map(str, arguments)])
 
 
 def test_the_command_trains_and_writes(files: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path) -> None:

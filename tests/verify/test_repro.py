@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.verify.planted import deep, value
-from xrt_core.cli.app import app
+from xrt_core.cli.app import application
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler
 from xrt_core.errors import CompileError, ModelLoadError
@@ -159,7 +159,7 @@ def test_replay_says_whether_it_still_fails(suspect: type[Suspect]) -> None:
 
 
 def xrt(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+    return CliRunner().invoke(application(), [str(a) for a in arguments])
 
 
 def test_the_commands_end_to_end(tmp_path: pathlib.Path, suspect: type[Suspect]) -> None:

@@ -1,45 +1,41 @@
-"""The command `xrt`: registers the subcommands and the options common to all of them."""
+"""The command `xrt`: the table of its commands, of which only the one that was asked for is imported."""
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
 from xrt_core import __version__
-from xrt_core.cli.bisect import bisect
-from xrt_core.cli.cache import cache
-from xrt_core.cli.compile import compile
-from xrt_core.cli.display import say
-from xrt_core.cli.doctor import doctor
-from xrt_core.cli.engines import engines
-from xrt_core.cli.inspect import inspect
-from xrt_core.cli.partition import partition
-from xrt_core.cli.passes import passes
-from xrt_core.cli.plugin_commands import add_commands, wanted
-from xrt_core.cli.replay import replay
-from xrt_core.cli.report import report
-from xrt_core.cli.run import run
-from xrt_core.cli.train import train
 
-app = typer.Typer(
-    name="xrt",
-    help="Run ML graphs faster by handing their subgraphs to compute engines.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS: Final = {
+    "run": "Run a model: outputs, share on engines, timings.",
+    "train": "Train a model on arrays from a file.",
+    "partition": "Show the clusters and why other nodes are on the host.",
+    "inspect": "Show what an engine makes of a cluster: HLO, layers, ...",
+    "compile": "Compile a model ahead of time into one file.",
+    "engines": "List the engines: version, devices, state, remedy.",
+    "doctor": "Show versions, settings, and problems with remedies.",
+    "passes": "List the passes in execution order.",
+    "report": "Run a model under guard: verdicts and timings.",
+    "bisect": "Find the nodes that an engine computes wrongly.",
+    "replay": "Run a bundle of a wrong result again.",
+    "cache": "Show, export or delete executables on the disk.",
+}
+"""The core's commands, each a function or an application in the module of its name: its line in `xrt --help`."""
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        say(f"xrt-core {__version__}")
+        typer.echo(f"xrt-core {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
@@ -53,19 +49,50 @@ def _common(
         logging.getLogger("xrt").setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
 
 
-for _command in (run, train, partition, inspect, compile, engines, doctor, passes, report, bisect, replay):
-    app.command()(_command)
-app.add_typer(cache, name="cache")
+def application(asked: str | None = None) -> typer.Typer:
+    """Return the application `xrt`, without the commands of plugins.
+
+    asked: the only command to import, "" for none; the others have their names and lines of help. None imports all.
+    """
+    app = typer.Typer(
+        name="xrt",
+        help="Run ML graphs faster by handing their subgraphs to compute engines.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # importing it takes longer than all the rest of `xrt --help`
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_common)
+    for name, line in COMMANDS.items():
+        if asked is not None and name != asked:
+            app.command(name, short_help=line)(_not_imported)
+            continue
+        found = getattr(importlib.import_module(f"xrt_core.cli.{name}"), name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, short_help=line)
+        else:
+            app.command(name, short_help=line)(found)
+    return app
 
 
-_OWN: Final = frozenset(c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands) | {"cache"}
+def _not_imported() -> None:
+    raise AssertionError("the application was made for another command")
+
+
+def asked_for(arguments: Sequence[str]) -> str:
+    """Return the command in the arguments of `xrt`, "" for none."""
+    return next((a for a in arguments if not a.startswith("-")), "")
 
 
 def main() -> None:
     """Entry point of the command `xrt`."""
-    if wanted(sys.argv[1:], _OWN):
-        for line in add_commands(app, _OWN):
-            say(f"left out: {line}", stderr=True)
+    asked = None if "_XRT_COMPLETE" in os.environ else asked_for(sys.argv[1:])  # the shell completes any command
+    app = application(asked)
+    if asked not in COMMANDS:  # a command of the core imports no plugin
+        from xrt_core.cli.plugin_commands import add_commands
+
+        for line in add_commands(app, COMMANDS, asked):
+            typer.echo(f"left out: {line}", err=True)
     app()
 
 

@@ -218,6 +218,7 @@ def process_folder() -> pathlib.Path:
 def _remove(folder: pathlib.Path, owner: int) -> None:
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
+        _sweep(folder.parent)  # those of children that a pool killed
 
 
 def _sweep(parent: pathlib.Path) -> None:

@@ -131,15 +131,15 @@ class Specification:
         """
 
     @hookspec
-    def xrt_commands(self) -> Iterable[tuple[str, Any]]:  # type: ignore[empty-body]
-        """Commands of the command line: rows (name, app).
+    def xrt_commands(self) -> Iterable[tuple[Any, ...]]:  # type: ignore[empty-body]
+        """Commands of the command line: rows (name, app) or (name, "module:attribute", help).
 
         Called once, when `xrt` is started with a command that the core does not have, or prints its help.
 
         app: a `typer.Typer`, which becomes `xrt NAME SUBCOMMAND ...`, or a function with typer's annotations, which
-        becomes `xrt NAME ...`; its attribute `context_settings`, if any, is click's. An exception, or a name that the
-        core or another plugin has, leaves the command out,
-        with a line on stderr when help is printed.
+        becomes `xrt NAME ...`; its attribute `context_settings`, if any, is click's. Named by its module and attribute,
+        it is imported when the command is called, and `xrt --help` shows the line `help`. An exception, or a name that
+        the core or another plugin has, leaves the command out, with a line on stderr when help is printed.
         """
 
     @hookspec

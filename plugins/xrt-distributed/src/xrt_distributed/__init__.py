@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from xrt_core import hookimpl, subscribe
-from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.events import Event
 
 __all__ = ["initialize", "is_first", "process_count", "rank"]
@@ -51,18 +50,19 @@ def _end_on_fallback(event: Event) -> None:
 
 
 @hookimpl
-def xrt_commands() -> list[tuple[str, Any]]:
+def xrt_commands() -> list[tuple[str, str, str]]:
     """The commands `xrt launch` and `xrt fleet`."""
-    from xrt_distributed.command import launch
-    from xrt_distributed.fleet import app
+    return [
+        ("launch", "xrt_distributed.command:launch", "Run a program in several processes on one mesh."),
+        ("fleet", "xrt_distributed.fleet:app", "Show what the jobs of a fleet report."),
+    ]
 
-    return [("launch", launch), ("fleet", app)]
 
-
-if os.environ.get("XRT_DISTRIBUTED_REPORTS") and WORKER_VARIABLE not in os.environ:
+if os.environ.get("XRT_DISTRIBUTED_REPORTS"):
+    from xrt_core.engine.contract import WORKER_VARIABLE
     from xrt_distributed.reports import reporter_from_environment
 
-    _reporter = reporter_from_environment()
+    _reporter = None if WORKER_VARIABLE in os.environ else reporter_from_environment()
 
     @hookimpl
     def xrt_event(event: Event) -> None:

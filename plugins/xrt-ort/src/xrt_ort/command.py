@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xrt_core import hookimpl, options
+from xrt_core import options
 from xrt_core.errors import OptionError
 
 
@@ -99,9 +99,3 @@ ort.context_settings = {  # type: ignore[attr-defined]
     "allow_interspersed_args": False,
     "help_option_names": [],
 }
-
-
-@hookimpl
-def xrt_commands() -> list[tuple[str, Any]]:
-    """The command `xrt ort`."""
-    return [("ort", ort)]
