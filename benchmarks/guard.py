@@ -2,6 +2,7 @@
 
     python benchmarks/guard.py overhead              # of a call of a live cluster over its bare executable
     python benchmarks/guard.py isolated              # of a call whose executable another process runs, and its copies
+    python benchmarks/guard.py sampling              # what comparing some live calls with the host costs
     python benchmarks/guard.py first [NAME ...]      # first result with the asynchronous guard beside the plain host
     python benchmarks/guard.py auto [NAME ...]       # every engine alone, and all of them under guard
     python benchmarks/guard.py verify [NAME ...]     # time of checking results, in runs of the host, for each engine
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,6 +31,7 @@ from exported import NAMES, inputs_for, path
 from rounds import interleaved
 
 MAX_ROUNDS = 5
+SAMPLING_TURNS = 16
 FIRST = """
 import json, sys, time
 sys.path.insert(0, {folder!r})
@@ -126,6 +129,47 @@ def isolated() -> None:
             )  # fmt: skip
             a, b, c = (t.median * 1e6 for t in times)
             print(f"| {size} | {a:.1f} | {b:.1f} | {c:.1f} | {b - a - c:.1f} |", flush=True)
+
+
+def sampling() -> None:
+    """Time and CPU time of calls with the sampled comparisons over those without, of an MLP at several widths.
+
+    The modules take turns of a second: comparisons run in the background, beside the calls that follow.
+    """
+    from xrt_core import XRTModule, ops
+
+    print("| width | us a call | time | CPU time | without / without | comparisons |\n|---|---|---|---|---|---|")
+    for width in (16, 128, 512, 1536):
+        weights = [np.full((width, width), 1 / width, np.float32) for _ in range(8)]
+
+        def net(x: Any, weights: Sequence[np.ndarray] = weights) -> Any:
+            for w in weights:
+                x = ops.Tanh(x @ w)
+            return x
+
+        x = np.ones((64, width), np.float32)
+        modules = [XRTModule(net, engine="xla", prune=False, guard_shadow=s) for s in (None, 0, 0)]
+        for m in modules:
+            m(x)
+            m.wait(300)
+            for _ in range(100):
+                m(x)
+        rows: list[list[tuple[float, float]]] = [[], [], []]
+        for turn in range(SAMPLING_TURNS):
+            for i in ((0, 1, 2), (2, 1, 0))[turn % 2]:
+                start, cpu, calls = time.perf_counter(), time.process_time(), 0
+                while time.perf_counter() - start < 1.0:
+                    modules[i](x)
+                    calls += 1
+                rows[i].append(((time.perf_counter() - start) / calls, (time.process_time() - cpu) / calls))
+        wall, cpus = ([statistics.fmean(r[k] for r in rows[i]) for i in range(3)] for k in (0, 1))
+        compared = modules[0].report().clusters[0]["shadow_runs"]
+        print(
+            f"| {width} | {wall[1] * 1e6:.0f} | {2 * wall[0] / (wall[1] + wall[2]):.3f} "
+            f"| {2 * cpus[0] / (cpus[1] + cpus[2]):.3f} | {wall[1] / wall[2]:.3f} | {compared} |", flush=True
+        )  # fmt: skip
+        for m in modules:
+            m.close()
 
 
 def first(names: Sequence[str]) -> None:
@@ -243,9 +287,9 @@ def _process(name: str, engine: str, guard: bool, cache: str) -> list[Any]:
 
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else ""
-    if what not in ("overhead", "isolated", "first", "auto", "verify"):
+    if what not in ("overhead", "isolated", "sampling", "first", "auto", "verify"):
         raise SystemExit(__doc__)
-    if what in ("overhead", "isolated"):
-        {"overhead": overhead, "isolated": isolated}[what]()
+    if what in ("overhead", "isolated", "sampling"):
+        {"overhead": overhead, "isolated": isolated, "sampling": sampling}[what]()
     else:
         {"first": first, "auto": auto, "verify": verify}[what](sys.argv[2:] or NAMES)
