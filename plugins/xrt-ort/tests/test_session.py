@@ -170,6 +170,28 @@ def test_slower_engines_are_left(at_once: None, monkeypatch: pytest.MonkeyPatch)
     assert "time" in other._acceleration.state
 
 
+def test_where_engines_lost_calls_are_looked_at_at_times(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a trial that the library won, most calls are the library's without a look, in which another size is found."""
+    monkeypatch.setattr(acceleration, "_FASTER", 0.0)
+    s = session(xrt_ort)
+    s.run(None, {"x": X})
+    assert xrt_ort.wait(60)
+    s.run(None, {"x": X})
+    looked: list[object] = []
+    observe = s._acceleration.observe
+    monkeypatch.setattr(s._acceleration, "observe", lambda *given: (looked.append(given[0]), observe(*given)))
+    for _ in range(10 * (acceleration._UNWATCHED + 1)):
+        y, _ = s.run(None, {"x": X})
+    assert len(looked) == 10
+    assert s._acceleration.calls == 2 + 10 * (acceleration._UNWATCHED + 1)
+    np.testing.assert_array_equal(y, onnxruntime.InferenceSession(affine()).run(None, {"x": X})[0])
+    monkeypatch.setattr(acceleration, "_FASTER", 1e9)
+    for _ in range(acceleration._UNWATCHED + 1):
+        s.run(None, {"x": X[:1]})
+    assert xrt_ort.wait(60)
+    assert s._acceleration.live
+
+
 @pytest.mark.parametrize("timed_again", [True, False])
 def test_engines_that_become_slower_are_left(timed_again: bool, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that become slower than the library, long after they took over, are left once the library is timed again
