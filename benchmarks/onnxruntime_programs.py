@@ -1,7 +1,8 @@
-"""Packages of the index that import onnxruntime and bring their model: the same answers through xrt-ort, how fast.
+"""Packages of the index that import onnxruntime: the same answers through xrt-ort, how fast.
 
     python benchmarks/onnxruntime_programs.py [NAME ...]     # all that are installed; a table in Markdown
 
+Most bring their model; the last four run one of random weights from a local folder, or one that scikit-learn trained.
 Each package runs in two processes, one with onnxruntime and one through the shim (`xrt_ort.scope`). Both do the same
 work until sessions are settled; then rounds alternate, and medians are compared. Answers are compared exactly where
 they are text, and numbers by the largest difference as a share of the largest number.
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -221,6 +223,115 @@ def pyopenjtalk_plus() -> Work:
     return lambda: [pyopenjtalk.g2p(t) for t in texts]
 
 
+_SENTENCES = [
+    "the engine runs the model", "a short line", "words of many kinds come here and some of them are long ones",
+    "the model runs", "an answer that is right and fast", "here the line ends",
+]  # fmt: skip
+
+
+def _bert_folder(onnx_file: str, classes: int = 0) -> str:
+    """A folder like those of the hub: a BERT of random weights as ONNX, its configuration, and a tokenizer of words."""
+    import tempfile
+
+    import torch
+    import transformers
+
+    folder = tempfile.mkdtemp()
+    words = sorted({w for s in _SENTENCES for w in s.split()})
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    path = os.path.join(folder, "vocab.txt")
+    with open(path, "w") as f:
+        f.write("\n".join(vocabulary))
+    transformers.BertTokenizerFast(path, model_max_length=128).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary), hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+        num_labels=classes or 2, attn_implementation="eager",
+    )  # fmt: skip
+    kind = transformers.BertForSequenceClassification if classes else transformers.BertModel
+    model = kind(config).eval()
+    config.save_pretrained(folder)
+    target = os.path.join(folder, onnx_file)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    output = "logits" if classes else "last_hidden_state"
+    free = {0: "batch", 1: "length"}
+    example = tuple(torch.ones(2, 5, dtype=torch.int64) for _ in names)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, example, target, input_names=names, output_names=[output], dynamo=False,
+            dynamic_axes={**dict.fromkeys(names, free), output: {0: "batch"} if classes else free},
+        )  # fmt: skip
+    return folder
+
+
+def optimum() -> Work:
+    from optimum.onnxruntime import ORTModelForSequenceClassification
+    from transformers import AutoTokenizer, pipeline
+
+    folder = _bert_folder("model.onnx", classes=3)
+    model = ORTModelForSequenceClassification.from_pretrained(folder)
+    classify = pipeline("text-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(folder))
+    return lambda: [[r["label"], float(r["score"])] for s in _SENTENCES for r in classify(s)]
+
+
+def sentence_transformers() -> Work:
+    from sentence_transformers import SentenceTransformer, models
+
+    folder = _bert_folder("onnx/model.onnx")
+    words = models.Transformer(folder, backend="onnx", model_kwargs={"file_name": "onnx/model.onnx"})
+    model = SentenceTransformer(modules=[words, models.Pooling(256)])
+    return lambda: model.encode(_SENTENCES, batch_size=3, show_progress_bar=False).ravel()[::37].tolist()
+
+
+def fastembed() -> Work:
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    folder = _bert_folder("model.onnx")
+    TextEmbedding.add_custom_model(
+        model="local", pooling=PoolingType.MEAN, normalization=True, sources=ModelSource(url="none"), dim=256,
+        model_file="model.onnx",
+    )  # fmt: skip
+    model = TextEmbedding("local", specific_model_path=folder)
+    return lambda: np.concatenate(list(model.embed(_SENTENCES, batch_size=3)))[::37].tolist()
+
+
+def skl2onnx() -> Work:
+    """Models of the kinds that skl2onnx's documentation converts, as it runs them: a forest, a pipeline, text."""
+    import onnxruntime
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import StringTensorType
+    from sklearn.datasets import load_iris
+    from sklearn.ensemble import GradientBoostingRegressor, RandomForestClassifier
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = load_iris(return_X_y=True)
+    x = x.astype(np.float32)
+    numbers = [
+        RandomForestClassifier(100, random_state=0).fit(x, y),
+        make_pipeline(StandardScaler(), LogisticRegression()).fit(x, y),
+        GradientBoostingRegressor(random_state=0).fit(x, y),
+    ]
+    sessions = [(onnxruntime.InferenceSession(to_onnx(m, x[:1]).SerializeToString()), x) for m in numbers]
+    text = make_pipeline(TfidfVectorizer(lowercase=False), LogisticRegression()).fit(_SENTENCES, [0, 1, 0, 1, 0, 1])
+    converted = to_onnx(text, initial_types=[("text", StringTensorType([None]))])
+    sessions.append((onnxruntime.InferenceSession(converted.SerializeToString()), np.array(_SENTENCES, object)))
+
+    def work() -> Any:
+        found = []
+        for session, given in sessions:
+            for r in session.run(None, {session.get_inputs()[0].name: given}):
+                found.append([list(d.values()) for d in r] if isinstance(r, list) else np.ravel(r).tolist())
+        return found
+
+    return work
+
+
 PROGRAMS: dict[str, tuple[Callable[[], Work], int]] = {
     "rapidocr": (rapidocr, 1),
     "silero-vad": (silero_vad, 2),
@@ -238,6 +349,10 @@ PROGRAMS: dict[str, tuple[Callable[[], Work], int]] = {
     "faster-whisper": (faster_whisper, 4),
     "piper-tts": (piper_tts, 1),
     "pyopenjtalk-plus": (pyopenjtalk_plus, 4),
+    "optimum-onnx": (optimum, 4),
+    "sentence-transformers": (sentence_transformers, 4),
+    "fastembed": (fastembed, 4),
+    "skl2onnx": (skl2onnx, 20),
 }
 """Distribution -> what makes its work, and how many times a round does it."""
 

@@ -171,7 +171,7 @@ def test_slower_engines_are_left(at_once: None, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_where_engines_lost_calls_are_looked_at_at_times(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a trial that the library won, most calls are the library's without a look, in which another size is found."""
+    """After a trial that the library won, most calls are its own without a look; another size is found all the same."""
     monkeypatch.setattr(acceleration, "_FASTER", 0.0)
     s = session(xrt_ort)
     s.run(None, {"x": X})
