@@ -70,3 +70,17 @@ def test_the_picture_is_made_from_the_code(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(ROOT / "scripts")
     script = importlib.import_module("architecture_picture")  # in this process, which has parsed the files already
     assert script.TARGET.read_text(encoding="utf-8") == script.picture(), f"{script.TARGET} is out of date"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["readme_picture", "readme_plot"])
+def test_the_pictures_of_the_readme_are_what_their_scripts_draw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/clusters.svg shows how XRT partitions a model today, docs/speed.svg what benchmarks/inference.json holds."""
+    if name == "readme_picture":
+        pytest.importorskip("jax")
+        pytest.importorskip("onnxruntime")
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.setattr("sys.argv", [name, "--check"])
+    with pytest.raises(SystemExit) as done:
+        importlib.import_module(name).main()
+    assert done.value.code == 0

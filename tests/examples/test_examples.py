@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 
 import numpy as np
+import onnx
 import pytest
 
 import xrt_core as xrt
@@ -80,3 +81,20 @@ def test_host_and_engine_learn_the_same() -> None:
     host, _ = digits.run("mlp", 20, "host")
     engine, _ = digits.run("mlp", 20, "xla")
     np.testing.assert_allclose(engine, host, rtol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_integers_that_saturate_do_not_reach_the_caller(engine: str, tmp_path: pathlib.Path) -> None:
+    """With VNNI the library is right as well; without it only the host is."""
+    pytest.importorskip(engine)
+    example_ = example("int8_saturation")
+    proto, w = example_.model(64)
+    onnx.save(proto, tmp_path / "m.onnx")
+    x = np.random.default_rng(1).integers(200, 256, (8, 64)).astype(np.uint8)
+    exact = x.astype(np.int64) @ w
+
+    y, who = example_.through_xrt(engine, str(tmp_path / "m.onnx"), x)
+
+    np.testing.assert_array_equal(y, exact)
+    if not np.array_equal(example_.directly(engine, str(tmp_path / "m.onnx"), x), exact):
+        assert who == "the host"
