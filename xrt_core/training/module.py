@@ -8,8 +8,8 @@ import os
 import pathlib
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ from xrt_core.training.recomputation import labels
 from xrt_core.training.sharding import chosen_sharding, present, step_sharding, why_whole
 from xrt_core.training.step import (
     EXAMPLES,
+    FINITE,
     MICRO,
     SKIPPED,
     STEP,
@@ -200,10 +201,6 @@ class TrainModule(GuardedModule):
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
             loss_scale = "dynamic"
         self._scale = loss_scale_of(loss_scale)
-        if self._scale is not None and isinstance(self._optimizer, Transformation):
-            raise OptionError(
-                "an optimizer of optax trains without loss scaling: give loss_scale=None and float32 or bf16"
-            )
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), _seed(seed)
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
         self._lazy = bool(lazy_loss)
@@ -385,7 +382,7 @@ class TrainModule(GuardedModule):
             arrays = [to_numpy(a) for a in arrays]
         # nothing may interrupt between what an engine overwrites and the new state; NumPy's arrays are not donated
         taken = self._donate and any(type(a) is not np.ndarray for a in arrays)
-        with held_back() if taken else nullcontext():
+        with held_back() if taken else nullcontext(), self._noting_loss():
             results = list(self._run(found, list(arrays)))
             loss = results.pop(0) if batch else None
             shown = results[len(found.writes) :]
@@ -411,7 +408,8 @@ class TrainModule(GuardedModule):
         if names.index(STEP) not in found.writes:  # a micro-batch
             return state
         trained = [v.name for v in self._recipe.variables if v.trained]
-        new = optimizer.applied(dict(zip(names, state, strict=True)), trained)
+        entries = dict(zip(names, state, strict=True))
+        new = optimizer.applied(entries, trained, entries.get(FINITE, True))
         return [new.get(n, a) for n, a in zip(names, state, strict=True)]
 
     def loss_inputs(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -449,9 +447,15 @@ class TrainModule(GuardedModule):
         for i, a in enumerate(arrays):
             if type(a) is not np.ndarray and family_of(type(a)) not in direct[i]:
                 arrays[i] = to_numpy(a)
+        with settled_host(*step.plan.host):
+            return step.plan.run(arrays)
+
+    @contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        """Run a block that makes the new state from the old one, whose arrays engines may take: where it fails after
+        they have, the state is lost."""
         try:
-            with settled_host(*step.plan.host):
-                return step.plan.run(arrays)
+            yield
         except BaseException as e:  # an engine may raise what it likes, and so may what interrupts a thread
             if any(getattr(a, "is_deleted", bool)() for a in self._state):
                 self._lost = (
