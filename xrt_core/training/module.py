@@ -321,15 +321,22 @@ class TrainModule(GuardedModule):
 
         return evaluated(self, data, batch_size, metrics, average)
 
-    def predict(self, /, *args: Any, **inputs: Any) -> Any:
+    def predict(self, /, *args: Any, average: bool = False, **inputs: Any) -> Any:
         """Return the model's output for a batch in inference mode with the variables of now: an array, or a tuple of
-        them. Nothing is compiled again when the variables change. Raises as `step` does."""
-        _, outputs = self.inferred(args, inputs, with_loss=False)
+        them. Nothing is compiled again when the variables change.
+
+        average: with the running means of the variables, see `parameters`. Raises as `step` does, and OptionError where
+        there are no means.
+        """
+        if not isinstance(average, bool):
+            given = f"average=<{type(average).__name__}>"
+            raise OptionError(f"{given}: it takes True or False; an input of that name is given by position")
+        _, outputs = self.inferred(args, inputs, with_loss=False, average=average)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def __call__(self, /, *args: Any, **inputs: Any) -> Any:
+    def __call__(self, /, *args: Any, average: bool = False, **inputs: Any) -> Any:
         """`predict`."""
-        return self.predict(*args, **inputs)
+        return self.predict(*args, average=average, **inputs)
 
     def inferred(
         self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool, average: bool = False

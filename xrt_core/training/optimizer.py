@@ -39,7 +39,7 @@ class Optimizer(ABC):
     its negative, before the norm. groups: pattern of variables' names (of `fnmatch`) -> options of its own,
     `learning_rate`, `weight_decay` (which then applies to all ranks), `clip_value` and `clip_norm` (of the norm of the
     group; None: no clipping); the first that fits counts. ema: the decay of
-    a running mean of the variables, which `parameters(average=True)` and `export(average=True)` give.
+    a running mean of the variables, which `average=True` of `parameters`, `evaluate`, `predict` and `export` takes.
 
     Learning rates are inputs of the step: a schedule compiles nothing again.
     """
