@@ -43,7 +43,8 @@ from xrt_core.training.interrupts import held_back
 from xrt_core.training.lazy_loss import LazyLoss
 from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
-from xrt_core.training.optimizer import Optimizer
+from xrt_core.training.optimizer import SCHEDULE, Optimizer
+from xrt_core.training.position import PREFIX, Position, of_arrays
 from xrt_core.training.recomputation import labels
 from xrt_core.training.sharding import chosen_sharding, present, step_sharding, why_whole
 from xrt_core.training.step import (
@@ -226,6 +227,7 @@ class TrainModule(GuardedModule):
         self._pending: Mapping[str, np.ndarray] | None = None
         self._last: _Step | None = None
         self._applied: _Step | None = None  # an update alone
+        self.position: Position | None = None  # where the `fit` stands that made the state
         if isinstance(self._source, FixedModel):
             self._begin(self._source.variables)
 
@@ -259,8 +261,13 @@ class TrainModule(GuardedModule):
         """
         with self._lock:
             self._refuse_lost()
-            if self._recipe is None or MICRO not in self._recipe.names or not self._count_of(MICRO):
+            if not self._count_of(MICRO):
                 return False
+            if self._recipe is None:
+                raise InputError(
+                    f"the micro-batches that wait are in a loaded state, and {self._source.name} has not been traced "
+                    "yet: run `predict` or `evaluate` on a batch first"
+                )
             found = self._applied
             if found is None:
                 found = self._planned(update_graph(self._types, self._recipe), {}, rates=[self._optimizer.rates_at(0)])
@@ -293,20 +300,27 @@ class TrainModule(GuardedModule):
         callbacks: Any = (),
         metrics: Any = (),
         progress: bool = True,
+        resume: bool = False,
     ) -> History:
         """Train for some epochs; returns for each the means of its losses, and of those of `validation`.
 
         data: batches, as dicts by the names of a step's inputs or as tuples, such as a DataLoader; a function that
-            gives them for an epoch; or, with `batch_size`, whole arrays in a dict or tuple, which are shuffled.
+            gives them for an epoch, of its number from 0 if it takes one; or, with `batch_size`, whole arrays in a dict
+            or tuple, which are shuffled.
         validation: the same, evaluated after each epoch, with `metrics` (see `evaluate`).
         callbacks: see `xrt_core.training.callbacks`. progress: show a bar if stderr is a terminal.
+        resume: go on where the `fit` stood that saved the loaded state, with the same callbacks, up to `epochs` in all,
+            as if it had not ended. Inside an epoch the batches that were taken are skipped, so `data` has to give the
+            same ones in the same order: whole arrays do, a shuffling loader only if its order follows from the epoch.
+            The last of them is compared. A `Callback` with `positions_data` goes to the place itself.
 
         Ctrl-C ends it with the state after the last whole step; the history says so by `interrupted`.
-        Raises what `step` raises, and InputError for data that give no batch.
+        Raises what `step` raises, InputError for data that give no batch, or not those that a run goes on with, and
+        OptionError for resume=True where the state is not one that `fit` saved.
         """
         from xrt_core.training.epochs import run
 
-        return run(self, data, epochs, batch_size, validation, callbacks, metrics, progress)
+        return run(self, data, epochs, batch_size, validation, callbacks, metrics, progress, resume)
 
     def evaluate(
         self, data: Any, *, batch_size: int | None = None, metrics: Any = (), average: bool = False
@@ -357,6 +371,13 @@ class TrainModule(GuardedModule):
             refuse_out_of_range(found.ranges, arrays, self._check_indices)
             return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
 
+    def trace(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
+        """Trace a written graph for a batch, unless that has been done, so that all of a loaded state is in use."""
+        if self._recipe is None:
+            batch = self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
+            with self._lock:
+                self._specialised(batch)
+
     def _found(self, batch: dict[str, np.ndarray], kind: str) -> _Step:
         """The plan of "gradients", "evaluate" or "predict" for the signature of a batch."""
         key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch), kind
@@ -379,6 +400,7 @@ class TrainModule(GuardedModule):
 
     def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
+        self.position = None  # unless a `fit` says so after the step
         rate = self._optimizer.rates_at(self._count_of(STEP) if self._optimizer.is_scheduled else 0)
         arrays = [*batch, rate, *(self._state[i] for i in found.reads)]
         refuse_out_of_range(found.ranges, arrays, self._check_indices)
@@ -430,6 +452,8 @@ class TrainModule(GuardedModule):
         from the steps since it was read."""
         if self._recipe is None:
             return int((self._pending or {}).get(name, 0))
+        if name not in self._recipe.names:
+            return 0
         if name not in self._counts:
             self._counts[name] = int(to_numpy(self._state[self._recipe.names.index(name)]))
         return self._counts[name]
@@ -608,12 +632,14 @@ class TrainModule(GuardedModule):
     # --- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return copies of the state that the next step depends on: variables, optimizer slots, the step count."""
+        """Return copies of the state that the next step depends on: variables, optimizer slots, the step count, and
+        what a schedule knows that follows the training (`ReduceOnPlateau`)."""
         with self._lock:
             self._refuse_lost()
             if self._recipe is None:
                 return dict(self._pending or {})
-            return {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
+            own = {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
+            return own | self._optimizer.schedule_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`. Raises CheckpointError, with nothing changed, for one that does not fit."""
@@ -624,10 +650,13 @@ class TrainModule(GuardedModule):
                 self._pending = arrays
             else:
                 self._set(arrays)
+            self._optimizer.load_schedule_state(arrays)
+            self.position = None
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         assert self._recipe is not None
         names = self._recipe.names
+        arrays = {n: a for n, a in arrays.items() if not n.startswith(SCHEDULE)}  # the optimizer's, if it follows one
         if SKIPPED in names:  # states of earlier versions do not count them
             arrays = {SKIPPED: np.zeros((), np.int64), **arrays}
         if EXAMPLES in names and MICRO in arrays:  # nor the examples: each micro-batch weighs alike in their sums
@@ -651,8 +680,10 @@ class TrainModule(GuardedModule):
         self._lost = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as a safetensors file, atomically. Raises CheckpointError."""
-        checkpoint.save(self.state_dict(), path, {"format": _FORMAT, "seed": str(self._seed)})
+        """Write the state as a safetensors file, atomically; in a `fit`, or after it, also where that stands and the
+        states of its callbacks, for `fit(resume=True)`. Raises CheckpointError."""
+        where = {} if self.position is None else self.position.arrays()
+        checkpoint.save({**self.state_dict(), **where}, path, {"format": _FORMAT, "seed": str(self._seed)})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load the state of a file that `save` wrote. Raises CheckpointError, also if its seed differs."""
@@ -664,7 +695,10 @@ class TrainModule(GuardedModule):
                 f"{pathlib.Path(path)} was written with seed={metadata['seed']}, this module has seed={self._seed}; "
                 "they must be equal to continue the same run"
             )
+        where = {n: arrays.pop(n) for n in list(arrays) if n.startswith(PREFIX)}
+        position = of_arrays(where) if where else None
         self.load_state_dict(arrays)
+        self.position = position
 
     def parameters(self, *, average: bool = False) -> dict[str, np.ndarray]:
         """Return copies of the variables by name, in the model's dtypes; of an `xrt.Graph` all arrays, for
