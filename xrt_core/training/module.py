@@ -29,7 +29,7 @@ from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
-from xrt_core.options import AUTO, resolve
+from xrt_core.options import Options, resolve
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.passes.rematerialization import Recompute
@@ -46,7 +46,7 @@ from xrt_core.training.model_adapter import FixedModel, WrittenGraph
 from xrt_core.training.optimizer import SCHEDULE, Optimizer
 from xrt_core.training.position import PREFIX, Position, of_arrays
 from xrt_core.training.recomputation import labels
-from xrt_core.training.sharding import chosen_sharding, present, step_sharding, why_whole
+from xrt_core.training.sharding import StepSharding
 from xrt_core.training.step import (
     EXAMPLES,
     FINITE,
@@ -182,21 +182,12 @@ class TrainModule(GuardedModule):
             "recompute_budget": recompute_budget, "lazy_loss": lazy_loss, "zero": zero, **options,
         }  # fmt: skip
         self.events = EventLog()
-        resolved = process_engines.settled(resolve({"engine": engine, "phase": "train", **options}), self.events)
-        if resolved.mesh is not None:  # one program for gradients and updates: what is split stays so between them
-            resolved = replace(resolved, merge_updates=True)
-        if resolved.use_int8:
-            source = resolved.source("use_int8")
-            raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
-        self._lowering = lowering(resolved, training=True)
-        # mixed precision is applied to the forward graph alone
-        services = build_services(resolved.without_lowering(), process_engines.choose(resolved), self.events)
-        self._pipeline = Pipeline(services)
+        resolved = self._resolved({"engine": engine, "phase": "train", **options})
         self._source: FixedModel | WrittenGraph = (
-            WrittenGraph(model) if isinstance(model, TracedGraph) else FixedModel(model, trainable, batch_norm)
+            WrittenGraph(model, trainable)
+            if isinstance(model, TracedGraph)
+            else FixedModel(model, trainable, batch_norm)
         )
-        if isinstance(self._source, WrittenGraph) and trainable is not None:
-            self._source.select = trainable
         self._loss = loss_of(loss, self._source.output_names, output, loss_options or {})
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
@@ -209,13 +200,8 @@ class TrainModule(GuardedModule):
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
         self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
-        self._mesh, self._zero = resolved.mesh, bool(zero)
-        self._choose = resolved.sharding == AUTO and resolved.mesh is not None  # at the first graph
-        self._sharding: dict[str, str] = {} if isinstance(resolved.sharding, str) else dict(resolved.sharding or ())
-        if self._zero and self._mesh is None:
-            raise OptionError("zero=True splits the optimizer's state over a mesh, and none is given: mesh={'data': 4}")
-        if self._zero and isinstance(self._optimizer, Transformation):
-            raise OptionError("zero=True splits the slots of xrt.optim's optimizers; the state of optax's stays whole")
+        has_slots = not isinstance(self._optimizer, Transformation)
+        self._sharding = StepSharding(resolved.mesh, resolved.sharding, bool(zero), has_slots)
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
@@ -230,6 +216,20 @@ class TrainModule(GuardedModule):
         self.position: Position | None = None  # where the `fit` stands that made the state
         if isinstance(self._source, FixedModel):
             self._begin(self._source.variables)
+
+    def _resolved(self, given: Mapping[str, Any]) -> Options:
+        """Resolve the options, choose engines and make the pipeline."""
+        resolved = process_engines.settled(resolve(given), self.events)
+        if resolved.mesh is not None:  # one program for gradients and updates: what is split stays so between them
+            resolved = replace(resolved, merge_updates=True)
+        if resolved.use_int8:
+            source = resolved.source("use_int8")
+            raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
+        self._lowering = lowering(resolved, training=True)
+        # mixed precision is applied to the forward graph alone
+        services = build_services(resolved.without_lowering(), process_engines.choose(resolved), self.events)
+        self._pipeline = Pipeline(services)
+        return resolved
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -511,7 +511,7 @@ class TrainModule(GuardedModule):
 
     def _tell_of_whole(self, batch: Mapping[str, np.ndarray], level: int) -> None:
         """Say so where a mesh does not share a batch."""
-        if self._mesh is not None and (why := why_whole(self._mesh, self._sharding, batch)):
+        if why := self._sharding.why_whole(batch):
             self.events.emit("training.whole_batch", level=level, reason=why)
 
     def _specialised(
@@ -546,20 +546,10 @@ class TrainModule(GuardedModule):
         """The plan of a graph. whole: it is a training step with its update."""
         assert self._recipe is not None
         names, pipeline = self._recipe.names, self._pipeline
-        if self._mesh is not None:
-            held = [v.name for v in made.graph.inputs]
-            slots = {
-                v.name: [n for s in self._optimizer.slots if (n := slot_name(s, v.name)) in held]
-                for v in self._recipe.variables
-                if v.trained
-            }
-            if self._choose and batch:
-                self._choose = False
-                self._sharding = chosen_sharding(made.graph, self._mesh, batch, slots)
-            # what a user says of a whole step need not be in a part of it
-            given = self._sharding if whole else present(self._sharding, made.graph)
-            rows = step_sharding(self._mesh, given, batch, self._types, slots, held, self._zero)
-            pipeline = pipeline.with_sharding(tuple(rows.items()))
+        trained = [v.name for v in self._recipe.variables if v.trained]
+        slots = {n: [slot_name(s, n) for s in self._optimizer.slots] for n in trained}
+        if rows := self._sharding.rows(made.graph, batch, self._types, slots, whole):
+            pipeline = pipeline.with_sharding(rows)
         plans = pipeline.plan_cache(pipeline.capture(made.graph))
         reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))
         state = [to_numpy(self._state[i]) for i in reads]

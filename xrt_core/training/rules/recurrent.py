@@ -81,18 +81,7 @@ def _scanned(
     ys: list[Tensor] = []
     lasts: list[list[Tensor]] = [[] for _ in range(states)]
     for d in range(count):
-        own = x @ w[d].T
-        own_bias = None
-        if bias is not None:
-            split = (gates - kept) * hidden
-            recurrent = bias[d, gates * hidden :]
-            merged = bias[d, : gates * hidden]
-            if kept:
-                own_bias = recurrent[split:]
-                merged = ops.Concat(merged[:split] + recurrent[:split], merged[split:], axis=0)
-            else:
-                merged = merged + recurrent
-            own = own + merged
+        own, own_bias = _projected(x, w[d], None if bias is None else bias[d], gates * hidden, kept * hidden)
         cell = cell_of(d, count, r[d].T, own_bias)
 
         def body(*given: Tensor, cell: Cell = cell) -> Any:
@@ -119,6 +108,17 @@ def _scanned(
     if ctx.attr("layout", 0):
         y, finals = y.transpose([2, 0, 1, 3]), [e.transpose([1, 0, 2]) for e in finals]
     return [y, *finals]
+
+
+def _projected(x: Tensor, w: Tensor, bias: Tensor | None, width: int, kept: int) -> tuple[Tensor, Tensor | None]:
+    """x W' with the biases of input and recurrence; the last `kept` of the `width` biases of recurrence beside it."""
+    made: Tensor = x @ w.T
+    if bias is None:
+        return made, None
+    merged, recurrent, split = bias[:width], bias[width:], width - kept
+    if not kept:
+        return made + (merged + recurrent), None
+    return made + ops.Concat(merged[:split] + recurrent[:split], merged[split:], axis=0), recurrent[split:]
 
 
 def _initial(ctx: Forward, index: int, direction: int, x: Tensor, shape: tuple[int, int]) -> Tensor:
