@@ -179,7 +179,7 @@ def _temporary(module: Any, model: Model, batch: Batch) -> int:
         return int(lowered.compile().memory_analysis().temp_size_in_bytes)  # type: ignore[union-attr]
     sizes = []
     for launch in module._last.plan.launches:
-        found = launch.executable._compiled.memory_analysis()
+        found = launch.executable.inner._compiled.memory_analysis()
         sizes.append(found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes)
     return int(max(sizes))
 
@@ -249,7 +249,7 @@ def show_recompute(seconds: float) -> None:
     print("|---|---|---|---|")
     for n, t in made.items():
         assert t._last is not None
-        programs: list[Any] = [x.executable for x in t._last.plan.launches]
+        programs: list[Any] = [x.executable.inner for x in t._last.plan.launches]
         temporary = max(p._compiled.memory_analysis().temp_size_in_bytes for p in programs)
         alive = peak_bytes(t.training_graph())
         print(f"| {n} | {times[n]:.1f} | {alive / 2**20:.0f} MiB | {temporary / 2**20:.0f} MiB |")

@@ -515,7 +515,7 @@ def recurrent(op: str, steps: int = 8, count: int = 4, hidden: int = 16) -> Mode
 
     return Model(
         f"{op}, {steps} steps", p, batch, lambda q: _Recurrent(q, op), lambda q, b: _recurrent_jax(op, q, b),
-        lambda q, b: _recurrent_torch(op, q, b),
+        lambda q, b: _recurrent_torch(op, q, b), rate=5e-3,
     )  # fmt: skip
 
 
