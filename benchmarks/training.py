@@ -1,6 +1,9 @@
 """Training: steps through XRT beside hand-written JAX, PyTorch and XRT's own host, interleaved in one process.
 
     python benchmarks/training.py                  # steps of the 4-layer BERT, a ResNet-18-like network, MobileNetV2
+    python benchmarks/training.py --recurrent      # RNN, GRU and LSTM: the first step and steps
+    python benchmarks/training.py --small          # what a call costs: a small network
+    python benchmarks/training.py --large          # 12 layers of 768, each computed again in the backward pass
     python benchmarks/training.py --inductor       # with torch inductor (its compilation takes a minute)
     python benchmarks/training.py --memory         # peak memory of a step, a process for each
     python benchmarks/training.py --compile        # the backward graph of BERT-base; time to the first step
@@ -9,7 +12,8 @@
     python benchmarks/training.py --cuda           # on a GPU: BERT-base, 60 and 40 sentences; a process for each row
 
 The BERT has 4 layers, hidden size 256, 4 heads, 8 x 64 tokens, a vocabulary of 8192, and Adam in float32. JAX's step is
-one jitted function whose state is donated; PyTorch's is `torch.optim.Adam`. Times are medians of interleaved steps,
+one jitted function whose state is donated; PyTorch's is `torch.optim.Adam`. XRT runs
+without its guard, whose host would take the first steps while XLA compiles. Times are medians of interleaved steps,
 and wall-clock: run it on a quiet machine.
 """
 
@@ -19,9 +23,12 @@ import argparse
 import gc
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +59,7 @@ def medians(steps: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str,
 def makers(model: Model, inductor: bool) -> dict[str, Callable[[], Callable[[Batch], Any]]]:
     """What makes the step of each library that is there."""
     found: dict[str, Callable[[], Callable[[Batch], Any]]] = {
-        "XRT on XLA": lambda: peers.by_xrt(model, "xla")[0],
+        "XRT on XLA": lambda: peers.by_xrt(model, "xla", guard=False)[0],
         "JAX, jitted, donated": lambda: peers.by_jax(model),
         "XRT's host": lambda: peers.by_xrt(model, "host")[0],
     }
@@ -79,6 +86,57 @@ def show_steps(name: str, model: Model, inductor: bool, seconds: float) -> None:
     print(f"to JAX {ratio:.3f} (goal {GOALS['jax']}), over the host {gain:.2f} (goal {GOALS['host']})")
 
 
+def show_recurrent(seconds: float) -> None:
+    """The first step, with compilation, and later ones, of recurrent networks."""
+    head = "steps x batch, hidden size | first step, JAX / XRT (s) | ms a step, JAX / XRT / torch eager | to JAX"
+    print(f"\n| {head} |\n|---|---|---|---|")
+    for op, steps, count, hidden in (("LSTM", 64, 32, 128), ("GRU", 64, 32, 128), ("RNN", 64, 32, 128),
+                                     ("LSTM", 256, 16, 256)):  # fmt: skip
+        model = peers.recurrent(op, steps, count, hidden)
+        a, b = (first_step(which, f"{op}/{steps}/{count}/{hidden}") for which in ("jax", "xrt"))
+        made = {n: make() for n, make in makers(model, False).items() if n != "XRT's host"}
+        found = medians({n: partial(s, model.batch(0)) for n, s in made.items()}, seconds)
+        jax, own = found["JAX, jitted, donated"], found["XRT on XLA"]
+        torch = f"{found['torch eager']:.1f}" if "torch eager" in found else ""
+        line = f"{op} ({steps} x {count}, {hidden}) | {a:.2f} / {b:.2f} | {jax:.1f} / {own:.1f} / {torch}"
+        print(f"| {line} | {b / a:.2f}, {own / jax:.2f} |", flush=True)
+
+
+def first_step(which: str, model: str, rounds: int = 3) -> float:
+    """Median seconds of a first step, from the making of the module on, each in a process of its own."""
+    command = [sys.executable, __file__, "--first-of", which, model]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(rounds)]
+    return statistics.median(float(out.split()[-1]) for out in runs)
+
+
+def first_of(which: str, name: str) -> None:
+    """In a process of its own, where both libraries have compiled something: print the seconds of a first step."""
+    import jax
+
+    op, *sizes = name.split("/")
+    model = bert() if op == "bert" else peers.recurrent(op, *map(int, sizes))
+    batch = model.batch(0)
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.numpy.ones(8)))
+    peers.by_xrt(peers.mlp(), "xla", cache="off", guard=False)[0](peers.mlp().batch(0))
+    start = time.perf_counter()
+    step = peers.by_jax(model) if which == "jax" else peers.by_xrt(model, "xla", cache="off", guard=False)[0]
+    step(batch)
+    print(time.perf_counter() - start)
+
+
+def show_small(seconds: float) -> None:
+    """What a step of a small network takes, nearly all of which is the call."""
+    model = peers.mlp()
+    batch = model.batch(0)
+    made = {n: make() for n, make in makers(model, False).items()}
+    for f in (*made.values(), *made.values()):
+        f(batch)
+    times = interleaved([partial(s, batch) for s in made.values()], seconds=seconds, calls=200)
+    found = {n: t.median * 1e6 for n, t in zip(made, times, strict=True)}
+    print("\n".join(f"| {n} | {t:.0f} us |" for n, t in found.items()))
+    print(f"XRT over JAX: {found['XRT on XLA'] - found['JAX, jitted, donated']:.0f} us a step (goal 20)")
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -89,10 +147,10 @@ def peak_of(which: str, name: str) -> None:
     import jax
 
     jax.block_until_ready(jax.numpy.ones(8) + 1)
-    peers.by_xrt(peers.mlp(), "xla", cache="off")[0](peers.mlp().batch(0))  # what is loaded once is nobody's step
+    peers.by_xrt(peers.mlp(), "xla", cache="off", guard=False)[0](peers.mlp().batch(0))  # loaded once
     before = _status("VmRSS")
     if which == "xrt":
-        step, module = peers.by_xrt(model, "xla", cache="off")
+        step, module = peers.by_xrt(model, "xla", cache="off", guard=False)
     else:
         step, module = peers.by_jax(model), None
     step(batch)
@@ -121,7 +179,7 @@ def _temporary(module: Any, model: Model, batch: Batch) -> int:
         return int(lowered.compile().memory_analysis().temp_size_in_bytes)  # type: ignore[union-attr]
     sizes = []
     for launch in module._last.plan.launches:
-        found = launch.executable._compiled.memory_analysis()
+        found = launch.executable.inner._compiled.memory_analysis()
         sizes.append(found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes)
     return int(max(sizes))
 
@@ -156,10 +214,7 @@ def show_compile() -> None:
     took = median(lambda: gradients(graph, 0, weights))
     print(f"\nbackward graph of BERT-base: {took:.2f} s, {len(made.nodes)} nodes (goal 2 s)")
     del base, made
-    model = bert()
-    batch = model.batch(0)
-    both = [lambda: peers.by_xrt(model, "xla", cache="off")[0](batch), lambda: peers.by_jax(model)(batch)]
-    a, b = (t.median for t in interleaved(both, rounds=3))
+    a, b = (first_step(which, "bert") for which in ("xrt", "jax"))
     print(f"first step of the 4-layer BERT: XRT {a:.2f} s, JAX {b:.2f} s, ratio {a / b:.2f} (goal {GOALS['compile']})")
 
 
@@ -194,7 +249,7 @@ def show_recompute(seconds: float) -> None:
     print("|---|---|---|---|")
     for n, t in made.items():
         assert t._last is not None
-        programs: list[Any] = [x.executable for x in t._last.plan.launches]
+        programs: list[Any] = [x.executable.inner for x in t._last.plan.launches]
         temporary = max(p._compiled.memory_analysis().temp_size_in_bytes for p in programs)
         alive = peak_bytes(t.training_graph())
         print(f"| {n} | {times[n]:.1f} | {alive / 2**20:.0f} MiB | {temporary / 2**20:.0f} MiB |")
@@ -281,14 +336,17 @@ def row(by: str, count: int, seconds: float, steps: int, model: Model | None = N
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description="training benchmarks")
-    for flag in ("inductor", "memory", "compile", "recompute", "losses", "cuda"):
+    for flag in ("recurrent", "small", "large", "inductor", "memory", "compile", "recompute", "losses", "cuda"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--steps", type=int, default=20, help="with --cuda: batches before the loss that is shown")
     parser.add_argument("--row", nargs=2, metavar=("BY", "BATCH"))
+    parser.add_argument("--first-of", nargs=2, metavar=("WHICH", "MODEL"))
     parser.add_argument("--peak-of", nargs=2, metavar=("WHICH", "MODEL"))
     a = parser.parse_args()
-    if a.peak_of:
+    if a.first_of:
+        first_of(*a.first_of)
+    elif a.peak_of:
         peak_of(*a.peak_of)
     elif a.row:
         row(a.row[0], int(a.row[1]), a.seconds, a.steps)
@@ -300,6 +358,12 @@ def main() -> None:
         show_compile()
     elif a.recompute:
         show_recompute(a.seconds)
+    elif a.recurrent:
+        show_recurrent(a.seconds)
+    elif a.small:
+        show_small(a.seconds)
+    elif a.large:
+        show_steps("12 layers of 768, each recomputed", peers.bert(12, 768, 12, 64, 2, 8192, True), False, a.seconds)
     elif a.cuda:
         show_cuda(a.seconds, a.steps)
     else:

@@ -15,6 +15,7 @@ import onnx
 
 from tests.conformance.node_tests import Outcome, node_tests, run_test
 from tests.conformance.test_onnx_nodes import expected_failures
+from tests.training.table import has_body
 from xrt_core.engine import engines
 from xrt_core.engine.contract import Engine
 from xrt_core.engine.op_kernels import op_kernels
@@ -68,8 +69,7 @@ def _gradient(domain: str, name: str) -> str:
         return "yes"
     if find_composition(domain, name) is not None:
         return "composed"
-    schema = onnx.defs.get_schema(name, latest_opset(domain), domain)
-    return "function body" if schema.has_function or schema.has_context_dependent_function else ""
+    return "function body" if has_body(onnx.defs.get_schema(name, latest_opset(domain), domain)) else ""
 
 
 def _support(domain: str, name: str, engine: str) -> str:

@@ -98,3 +98,32 @@ def test_integers_that_saturate_do_not_reach_the_caller(engine: str, tmp_path: p
     np.testing.assert_array_equal(y, exact)
     if not np.array_equal(example_.directly(engine, str(tmp_path / "m.onnx"), x), exact):
         assert who == "the host"
+
+
+def test_scikit_learn_learns_the_same() -> None:
+    """Its own network of the same layers reads as many of the digits, within a hundredth."""
+    digits = example("digits")
+    _, right = digits.run("mlp", digits.STEPS["mlp"], "host")
+    losses, other = digits.by_scikit_learn(digits.STEPS["mlp"])
+    assert len(losses) == digits.STEPS["mlp"]
+    assert abs(right - other) < 0.01
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+def test_exports_run_in_onnxruntime(name: str, tmp_path: pathlib.Path) -> None:
+    """With a batch of another size than that of the steps."""
+    ort = pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(0)
+    if name == "gpt":
+        graph = example("char_gpt").GPT(20, 8, width=16)
+        given, labels = {"tokens": rng.integers(0, 20, (7, 8))}, rng.integers(0, 20, (7, 8))
+    else:
+        digits = example("digits")
+        graph = {"mlp": digits.MLP, "cnn": digits.CNN}[name](rng)
+        given, labels = {"image": rng.random((7, 1, 8, 8)).astype(np.float32)}, rng.integers(0, 10, 7)
+    t = xrt.training.TrainModule(graph, loss="cross_entropy", optimizer=xrt.optim.Adam(1e-3), engine="host")
+    for _ in range(2):
+        t.step(**{n: a[:4] for n, a in given.items()}, labels=labels[:4])
+    t.export(tmp_path / "m.onnx")
+    (found,) = ort.InferenceSession(tmp_path / "m.onnx").run(None, given)
+    np.testing.assert_allclose(found, t.predict(**given), rtol=1e-4, atol=1e-5)

@@ -15,6 +15,7 @@ from hypothesis import given
 from tests.frontends.onnx_models import N, info, model, subgraph, tensor
 from tests.ir.random_graphs import MATRIX, graphs, node, renamed
 from tests.profiles import examples
+from xrt_core import XRTModule, ops, trace
 from xrt_core.errors import ExportError
 from xrt_core.frontends import onnx_export
 from xrt_core.frontends.onnx_export import export_function, export_model, fitting_opsets, save
@@ -396,3 +397,21 @@ def test_an_imported_model_with_branches_round_trips() -> None:
     again = export_model(same(import_model(proto)))
 
     onnx.checker.check_model(again)
+
+
+def test_a_body_that_hands_its_state_on() -> None:
+    """An output of a body that is an input of it has a node of its own: ONNX Runtime's Scan gives other values."""
+    ort = pytest.importorskip("onnxruntime")
+    start, rows = np.ones(3, np.float32), np.random.default_rng(0).random((4, 3)).astype(np.float32)
+
+    def body(state: Any, row: Any) -> Any:
+        return ops.Tanh(state * row), state
+
+    graph = trace(lambda s, x: ops.Scan(s, x, body=body, num_scan_inputs=1), start, rows)
+    wanted = XRTModule(graph, engine="host")(start, rows)
+    model = export_model(graph)
+    found = ort.InferenceSession(model.SerializeToString()).run(None, dict(zip("sx", (start, rows), strict=True)))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    (node,) = import_model(model).nodes
+    assert [n.op_type for n in node.subgraphs[0].nodes] == ["Mul", "Tanh"]

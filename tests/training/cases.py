@@ -451,6 +451,10 @@ def _composed() -> Iterator[Case]:
                again=False, tolerance=1e-5)  # fmt: skip
     yield Case("Attention-grouped", lambda q, k, v: ops.Attention(q, k, v, outputs=1),
                (normal(1, 4, 2, 2), normal(1, 2, 3, 2), normal(1, 2, 3, 2)), again=False, tolerance=1e-5)  # fmt: skip
+    yield Case("CenterCropPad", lambda x: ops.CenterCropPad(x, i64(5, 2), axes=[2, 1]), (normal(2, 3, 4),))
+    yield Case("Cast-double", lambda x: ops.Cast(ops.Sin(x), to=11), (normal(2, 3),))
+    yield Case("Range", lambda a, d: ops.Exp(ops.Range(a, np.array(3.1, a.dtype), d)).sum(),
+               (np.array(0.2), np.array(0.7)), again=False, jax=False)  # fmt: skip
     yield Case("mlp", lambda x, w, b: ops.Softmax(ops.Relu(x @ w + b) @ w.T), (normal(2, 3), normal(3, 4), normal(4)))
 
 

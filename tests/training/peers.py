@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -325,9 +326,9 @@ def mobilenet_v2(size: int = 128, count: int = 8) -> Model:
 
 
 class _BERT(_Net):
-    def __init__(self, parameters: Parameters, layers: int, heads: int) -> None:
+    def __init__(self, parameters: Parameters, layers: int, heads: int, recompute: bool = False) -> None:
         super().__init__(parameters)
-        self.layers, self.heads = layers, heads
+        self.layers, self.heads, self.recompute = layers, heads, recompute
 
     def norm(self, x: Any, name: str) -> Any:
         return ops.LayerNormalization(x, self.p[f"{name}.scale"], self.p[f"{name}.bias"], epsilon=1e-5, outputs=1)
@@ -347,7 +348,8 @@ class _BERT(_Net):
         p = self.p
         h = self.norm(ops.Gather(p["tokens"], x) + p["positions"][: x.shape[1]], "n0")
         for k in range(self.layers):
-            h = self.layer(h, k)
+            with xrt.training.recompute() if self.recompute else nullcontext():
+                h = self.layer(h, k)
         scores = h @ p["head.w"] + p["head.b"]
         vocabulary = p["head.b"].shape[0]
         return ops.SoftmaxCrossEntropyLoss(
@@ -355,7 +357,9 @@ class _BERT(_Net):
         )
 
 
-def _bert_jax(layers: int, heads: int, p: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+def _bert_jax(
+    layers: int, heads: int, p: Mapping[str, Any], batch: Mapping[str, Any], recompute: bool = False
+) -> Any:
     import jax
     import jax.numpy as jnp
 
@@ -365,15 +369,18 @@ def _bert_jax(layers: int, heads: int, p: Mapping[str, Any], batch: Mapping[str,
         return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.scale"] + p[f"{name}.bias"]
 
     n, t = batch["x"].shape
-    x = norm(p["tokens"][batch["x"]] + p["positions"][:t], "n0")
-    width = x.shape[-1]
-    for k in range(layers):
+    def layer(p: Any, x: Any, k: int) -> Any:
+        width = x.shape[-1]
         q, key, v = ((x @ p[f"{k}.{c}.w"] + p[f"{k}.{c}.b"]).reshape(n, t, heads, -1) for c in "qkv")
         scores = jnp.einsum("nqhd,nkhd->nhqk", q, key) * (width // heads) ** -0.5
         mixed = jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores, axis=-1), v).reshape(n, t, width)
         x = norm(x + (mixed @ p[f"{k}.o.w"] + p[f"{k}.o.b"]), f"{k}.n1")
         h = jax.nn.gelu(x @ p[f"{k}.f1.w"] + p[f"{k}.f1.b"], approximate=False)
-        x = norm(x + (h @ p[f"{k}.f2.w"] + p[f"{k}.f2.b"]), f"{k}.n2")
+        return norm(x + (h @ p[f"{k}.f2.w"] + p[f"{k}.f2.b"]), f"{k}.n2")
+
+    x = norm(p["tokens"][batch["x"]] + p["positions"][:t], "n0")
+    for k in range(layers):
+        x = (jax.checkpoint(layer, static_argnums=2) if recompute else layer)(p, x, k)
     return _jax_cross_entropy(x @ p["head.w"] + p["head.b"], batch["labels"])
 
 
@@ -398,9 +405,11 @@ def _bert_torch(layers: int, heads: int, p: Mapping[str, Any], batch: Mapping[st
 
 
 def bert(
-    layers: int = 2, width: int = 32, heads: int = 4, tokens: int = 16, count: int = 4, vocabulary: int = 64
-) -> Model:
-    """A BERT encoder that tells each token from itself and its neighbour; the classes are the vocabulary."""
+    layers: int = 2, width: int = 32, heads: int = 4, tokens: int = 16, count: int = 4, vocabulary: int = 64,
+    recompute: bool = False,
+) -> Model:  # fmt: skip
+    """A BERT encoder that tells each token from itself and its neighbour; the classes are the vocabulary. recompute:
+    each layer is computed again in the backward pass, by XRT and JAX."""
     rng = np.random.default_rng(2)
     p: Parameters = {
         "tokens": _weights(rng, vocabulary, width, scale=0.5), "positions": _weights(rng, tokens, width, scale=0.1),
@@ -421,8 +430,92 @@ def bert(
         return {"x": x, "labels": (x + np.roll(x, 1, axis=1)) % vocabulary}
 
     return Model(
-        f"BERT, {layers} layers", p, batch, lambda q: _BERT(q, layers, heads),
-        lambda q, b: _bert_jax(layers, heads, q, b), lambda q, b: _bert_torch(layers, heads, q, b),
+        f"BERT, {layers} layers", p, batch, lambda q: _BERT(q, layers, heads, recompute),
+        lambda q, b: _bert_jax(layers, heads, q, b, recompute), lambda q, b: _bert_torch(layers, heads, q, b),
+    )  # fmt: skip
+
+
+# --- a recurrent network ----------------------------------------------------------------------------------------------
+
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+class _Recurrent(_Net):
+    def __init__(self, parameters: Parameters, op: str) -> None:
+        super().__init__(parameters)
+        self.op = op
+
+    def scores(self, x: Any) -> Any:
+        p = self.p
+        more: dict[str, Any] = {"linear_before_reset": 1} if self.op == "GRU" else {}
+        bias = ops.Concat(p["wb"], p["rb"], axis=0).unsqueeze(0)
+        _, last, *_ = getattr(ops, self.op)(
+            x.transpose((1, 0, 2)), p["w"].T.unsqueeze(0), p["r"].T.unsqueeze(0), bias,
+            hidden_size=p["r"].shape[0], outputs=3 if self.op == "LSTM" else 2, **more,
+        )  # fmt: skip
+        return last[0] @ p["head.w"] + p["head.b"]
+
+
+def _recurrent_jax(op: str, p: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    size = p["r"].shape[0]
+
+    def cell(states: Any, row: Any) -> Any:
+        h = states[0]
+        own = h @ p["r"] + p["rb"]
+        if op == "RNN":
+            return (jnp.tanh(row + own),), None
+        if op == "GRU":
+            z, reset = jnp.split(jax.nn.sigmoid(row[:, : 2 * size] + own[:, : 2 * size]), 2, axis=1)
+            new = jnp.tanh(row[:, 2 * size :] + reset * own[:, 2 * size :])
+            return ((1 - z) * new + z * h,), None
+        i, o, forget, new = jnp.split(row + own, 4, axis=1)
+        c = jax.nn.sigmoid(forget) * states[1] + jax.nn.sigmoid(i) * jnp.tanh(new)
+        return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+    rows = jnp.swapaxes(batch["x"] @ p["w"] + p["wb"], 0, 1)  # of all steps at once
+    zero = jnp.zeros((rows.shape[1], size), rows.dtype)
+    last, _ = jax.lax.scan(cell, (zero,) * (2 if op == "LSTM" else 1), rows)
+    return _jax_cross_entropy(last[0] @ p["head.w"] + p["head.b"], batch["labels"])
+
+
+def _recurrent_torch(op: str, p: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+    import torch
+    from torch.nn import functional
+
+    order = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}[op]  # of its gates, by ONNX's
+
+    def sorted_(a: Any) -> Any:
+        parts = a.chunk(len(order), dim=-1)
+        found = torch.cat([parts[k] for k in order], dim=-1)
+        return found.T.contiguous() if found.ndim == 2 else found
+
+    weights = [sorted_(p[n]) for n in ("w", "r", "wb", "rb")]
+    x = batch["x"].transpose(0, 1)
+    zero = torch.zeros(1, x.shape[1], p["r"].shape[0])
+    run = {"RNN": torch.rnn_tanh, "GRU": torch.gru, "LSTM": torch.lstm}[op]
+    last = run(x, (zero, zero) if op == "LSTM" else zero, weights, True, 1, 0.0, True, False, False)[1]
+    return functional.cross_entropy(last[0] @ p["head.w"] + p["head.b"], batch["labels"])
+
+
+def recurrent(op: str, steps: int = 8, count: int = 4, hidden: int = 16) -> Model:
+    """An RNN, GRU or LSTM with a classifier of its last state, which tells the sign of what a sequence began with."""
+    rng = np.random.default_rng(3)
+    width = _GATES[op] * hidden
+    p: Parameters = {
+        "w": _weights(rng, hidden, width), "r": _weights(rng, hidden, width), "wb": np.zeros(width, F),
+        "rb": np.zeros(width, F), "head.w": _weights(rng, hidden, 4), "head.b": np.zeros(4, F),
+    }  # fmt: skip
+
+    def batch(k: int) -> Batch:
+        x = np.random.default_rng(k).standard_normal((count, steps, hidden)).astype(F)
+        return {"x": x, "labels": (x[:, 0, 0] > 0) * 2 + (x[:, -1, 0] > 0).astype(np.int64)}
+
+    return Model(
+        f"{op}, {steps} steps", p, batch, lambda q: _Recurrent(q, op), lambda q, b: _recurrent_jax(op, q, b),
+        lambda q, b: _recurrent_torch(op, q, b), rate=5e-3,
     )  # fmt: skip
 
 

@@ -14,9 +14,11 @@ from xrt_core.training.registry import find_composition, find_rule, is_constant
 
 PAGE: Final = pathlib.Path(__file__).parents[2] / "docs" / "gradients.md"
 DIRECTED: Final = {
-    "AffineGrid": "test_directed_rules.py", "ConcatFromSequence": "test_directed_rules.py",
+    "AffineGrid": "test_directed_rules.py", "CausalConvWithState": "test_directed_rules.py",
+    "ConcatFromSequence": "test_directed_rules.py",
     "If": "test_control_flow.py", "Loop": "test_control_flow.py",
-    "OptionalGetElement": "test_directed_rules.py", "Scan": "test_control_flow.py",
+    "LinearAttention": "test_directed_rules.py", "OptionalGetElement": "test_directed_rules.py",
+    "RotaryEmbedding": "test_directed_rules.py", "Scan": "test_control_flow.py",
     "SequenceAt": "test_directed_rules.py",
 }  # fmt: skip
 """Operators whose gradient has tests of its own, beside or instead of cases."""
@@ -37,8 +39,14 @@ def how(name: str) -> str:
         return "rule"
     if find_composition("", name) is not None:
         return "composed"
-    schema = schemas()[name]
-    return "function body" if schema.has_function or schema.has_context_dependent_function else ""
+    return "function body" if has_body(schemas()[name]) else ""
+
+
+def has_body(schema: onnx.defs.OpSchema) -> bool:
+    """Whether the gradient of an operator is that of the standard's body of it; bodies given by a node are not."""
+    graph = onnx.defs.OpSchema.AttrType.GRAPH
+    given = any(a.type == graph and a.required for a in schema.attributes.values())
+    return not given and (schema.has_function or schema.has_context_dependent_function)
 
 
 def tested() -> Mapping[str, list[int]]:
@@ -77,7 +85,6 @@ def page() -> str:
         "- finite differences: in how many cases they hold it in float64, or the file with tests of its own.",
         "- second derivatives, JAX: in how many of these cases these are held too.",
         "- dtypes: in which gradients are computed and compared.",
-        "- blank: no test of a single node holds it.",
         "",
         f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|",
         *rows,

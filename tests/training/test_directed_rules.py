@@ -70,7 +70,12 @@ def sequences() -> dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any
         first, rest = (ops.SequenceAt(parts, k).reshape(n, 2) for k, n in ((0, 1), (1, 2)))
         return ops.Concat(rest, first * b[:1], axis=0)
 
+    def mapped(a: Any, b: Any) -> Any:
+        s = ops.SequenceMap(ops.SequenceConstruct(a, b), b, body=lambda x, y: ops.Sin(x) * y)
+        return ops.SequenceAt(s, 0) + ops.SequenceAt(s, 1) * a
+
     return {
+        "map": (mapped, lambda a, b: ops.Sin(a) * b + ops.Sin(b) * b * a),
         "construct": (built, lambda a, b: a * b * b),
         "stack": (
             lambda a, b: ops.ConcatFromSequence(ops.SequenceConstruct(a, b), axis=-1, new_axis=1).reshape(3, 4)[:, :2],
@@ -123,3 +128,103 @@ def test_affine_grid() -> None:
             moved[at] += sign * 1e-6
             both.append(float(loss(moved)))
         np.testing.assert_allclose(found[at], (both[0] - both[1]) / 2e-6, rtol=1e-5, atol=1e-6)
+
+
+def check_by_differences(f: Callable[..., Any], formula: Callable[..., np.ndarray], *arrays: np.ndarray) -> None:
+    """Gradients of an operator that takes float32 alone, against finite differences of a NumPy formula in float64."""
+    narrow = [a.astype(np.float32) for a in arrays]
+    given = [a.astype(np.float64) for a in narrow]
+    found = slopes(f, *narrow, wrt=tuple(range(len(arrays))))
+    for k, g in enumerate(found):
+        wanted = np.zeros(g.shape)
+        for at in np.ndindex(*g.shape):
+            both = []
+            for sign in (1, -1):
+                moved = [a.copy() for a in given]
+                moved[k][at] += sign * 1e-6
+                both.append(float(formula(*moved)))
+            wanted[at] = (both[0] - both[1]) / 2e-6
+        np.testing.assert_allclose(g, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+def test_linear_attention(rule: str) -> None:
+    """By every input and both results, with groups of heads; the state may be left out, the rates shared."""
+    n, t, heads, kv, size, value_size = 2, 3, 4, 2, 2, 3
+    shared = rule == "gated_delta"
+    arrays = [R.standard_normal(s) * 0.5 for s in ((n, t, heads * size), (n, t, kv * size), (n, t, kv * value_size))]
+    if rule != "linear":
+        arrays.append(R.standard_normal((n, kv, size, value_size)))
+    if "gated" in rule:
+        arrays.append(-R.random((n, t, kv if shared else kv * size)))
+    if "delta" in rule:
+        arrays.append(R.random((n, t, 1 if shared else kv)))
+    factors = R.standard_normal((n, t, heads * value_size)), R.standard_normal((n, kv, size, value_size))
+
+    def f(q: Any, k: Any, v: Any, *more: Any) -> Any:
+        past, *rates = more or (None,)
+        y, last = ops.LinearAttention(
+            q, k, v, past, rates[0] if "gated" in rule else None, rates[-1] if "delta" in rule else None,
+            q_num_heads=heads, kv_num_heads=kv, update_rule=rule, outputs=2,
+        )  # fmt: skip
+        return (y * factors[0].astype(np.float32)).sum() + (last * factors[1].astype(np.float32)).sum()
+
+    def formula(q: Any, k: Any, v: Any, *more: Any) -> Any:
+        past, *rates = more or (np.zeros((n, kv, size, value_size)),)
+        state, ys = past, []
+        for i in range(t):
+            key, value = k[:, i].reshape(n, kv, size), v[:, i].reshape(n, kv, value_size)
+            if "gated" in rule:
+                state = state * np.exp(rates[0][:, i]).reshape(n, kv, -1, 1)
+            if "delta" in rule:
+                value = (value - np.einsum("nhkv,nhk->nhv", state, key)) * rates[-1][:, i][:, :, None]
+            state = state + key[..., None] * value[:, :, None]
+            query = q[:, i].reshape(n, heads, size)
+            ys.append(np.einsum("nhkv,nhk->nhv", np.repeat(state, heads // kv, axis=1), query) * size**-0.5)
+        y = np.stack(ys, 1).reshape(n, t, -1)
+        return (y * factors[0]).sum() + (state * factors[1]).sum()
+
+    check_by_differences(f, formula, *arrays)
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_causal_convolution(activation: str) -> None:
+    """By every input and both results."""
+    arrays = [R.standard_normal(s) for s in ((2, 3, 4), (3, 1, 3), (3,), (2, 3, 2))]
+    factors = R.standard_normal((2, 3, 4)), R.standard_normal((2, 3, 2))
+
+    def f(*given: Any) -> Any:
+        y, last = ops.CausalConvWithState(*given, activation=activation, outputs=2)
+        return (y * factors[0].astype(np.float32)).sum() + (last * factors[1].astype(np.float32)).sum()
+
+    def formula(x: Any, w: Any, b: Any, state: Any) -> Any:
+        whole = np.concatenate([state, x], axis=2)
+        y = sum(whole[:, :, k : k + 4] * w[:, 0, k, None] for k in range(3)) + b[:, None]
+        y = y / (1 + np.exp(-y)) if activation == "silu" else y
+        return (y * factors[0]).sum() + (whole[:, :, 4:] * factors[1]).sum()
+
+    check_by_differences(f, formula, *arrays)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_rotary_embedding(interleaved: int) -> None:
+    """By the vectors and by both tables, whose rows are chosen by positions; a part of each vector stays as it is."""
+    positions, factors = np.array([[0, 2, 1], [3, 5, 5]]), R.standard_normal((2, 2, 3, 6))
+    arrays = [R.standard_normal(s) for s in ((2, 2, 3, 6), (6, 2), (6, 2))]
+
+    def f(*given: Any) -> Any:
+        y = ops.RotaryEmbedding(*given, positions, interleaved=interleaved, rotary_embedding_dim=4)
+        return (y * factors.astype(np.float32)).sum()
+
+    def formula(x: Any, cosines: Any, sines: Any) -> Any:
+        c, s = (a[positions][:, None] for a in (cosines, sines))
+        one, two = (x[..., 0:4:2], x[..., 1:4:2]) if interleaved else (x[..., :2], x[..., 2:4])
+        y = x.copy()
+        turned = c * one - s * two, s * one + c * two
+        if interleaved:
+            y[..., 0:4:2], y[..., 1:4:2] = turned
+        else:
+            y[..., :2], y[..., 2:4] = turned
+        return (y * factors).sum()
+
+    check_by_differences(f, formula, *arrays)

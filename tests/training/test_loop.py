@@ -88,6 +88,10 @@ def test_losses_as_a_picture(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("matplotlib")
     save_curve([1 / (i + 1) for i in range(100)], tmp_path / "c.png", "title")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    save_curve({"one": [1.0] * 50, "other": [2.0] * 30}, tmp_path / "d.svg")
+    picture = (tmp_path / "d.svg").read_text()
+    assert "one, mean of 2" in picture
+    assert "other" in picture
     for bad in (tmp_path / "no" / "c.png", tmp_path / "c.nonsense"):
         with pytest.raises(InputError, match="cannot be drawn"):
             save_curve([1.0], bad)

@@ -16,10 +16,14 @@ STEPS = 100
 MODELS = {
     "mlp": peers.mlp,
     "cnn": peers.cnn,
+    "lstm": functools.partial(peers.recurrent, "LSTM", steps=4, count=64),
     "transformer": functools.partial(peers.bert, layers=1, width=16, heads=2, tokens=8, count=4, vocabulary=32),
     "bert": functools.partial(peers.bert, layers=4, width=32, heads=4, tokens=16, count=4, vocabulary=64),
 }
-MARKS = {"cnn": [pytest.mark.slow], "transformer": [pytest.mark.slow], "bert": [pytest.mark.nightly]}
+MARKS = {
+    "cnn": [pytest.mark.slow], "lstm": [pytest.mark.nightly], "transformer": [pytest.mark.slow],
+    "bert": [pytest.mark.nightly],
+}  # fmt: skip
 EVERY = [pytest.param(n, marks=MARKS.get(n, [])) for n in MODELS]
 
 

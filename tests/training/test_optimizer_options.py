@@ -141,6 +141,13 @@ def test_running_means() -> None:
     np.testing.assert_allclose(t.evaluate([(X, Y)], average=True)["loss"], wanted, rtol=1e-5)
     with pytest.raises(OptionError, match="keeps no running means"):
         by_means.evaluate([(X, Y)], average=True)
+    np.testing.assert_allclose(t.predict(X, average=True), by_means.predict(X), rtol=1e-6)
+    np.testing.assert_allclose(t(X, average=True), by_means.predict(X), rtol=1e-6)
+    assert not np.allclose(t.predict(X), by_means.predict(X), rtol=1e-3)
+    with pytest.raises(OptionError, match="no running means"):
+        by_means.predict(X, average=True)
+    with pytest.raises(OptionError, match="average=<ndarray>: it takes True or False; an input of that name"):
+        t.predict(X, average=X)
     other = made(SGD(0.1, ema=0.75))
     other.load_state_dict(t.state_dict())
     other.step(X, Y)

@@ -67,6 +67,16 @@ def test_xla(kind: str) -> None:
         np.testing.assert_allclose(on_xla.parameters()[name], array, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", GATES)
+def test_onnxruntime(kind: str) -> None:
+    """Gradients are the host's: states that a Scan's body hands on as they are arrive as they were."""
+    pytest.importorskip("xrt_onnxruntime")
+    host, engine = trained(kind, 4), trained(kind, 4, "onnxruntime")
+    for name, g in host.gradients(**batch(4)).items():
+        np.testing.assert_allclose(engine.gradients(**batch(4))[name], g, rtol=1e-4, atol=1e-5 * np.abs(g).max())
+
+
 def back(graph: Graph) -> tuple[list[str], int]:
     """The operators in the body of the backward pass, and how many states it has."""
     (node,) = (n for n in graph.nodes if n.op_type == "Scan" and n.name.startswith("gradient"))

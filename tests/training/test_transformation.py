@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import xrt_core as xrt
-from xrt_core.errors import OptionError
+from xrt_core.errors import TrainingError
 from xrt_core.training import Momentum, TrainModule
 
 jax = pytest.importorskip("jax")
@@ -75,10 +75,103 @@ def test_it_trains_as_the_same_optimizer(engine: str) -> None:
         np.testing.assert_allclose(t.parameters()[name], array, rtol=1e-5, atol=1e-6)
 
 
-def test_loss_scaling_is_refused() -> None:
-    """A step that is left out has no place in a transformation."""
-    with pytest.raises(OptionError, match="optimizer of optax trains without loss scaling"):
-        made(momentum(0.1, 0.9), loss_scale="dynamic")
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("scale", ["dynamic", 8.0])
+@pytest.mark.parametrize("engine", ["host", pytest.param("xla", marks=pytest.mark.nightly)])
+def test_a_step_that_is_not_finite_is_left_out(engine: str, scale: Any, accumulate: int) -> None:
+    """It is counted, and the run is that without it: the variables, and the state of the transformation."""
+    if engine == "xla":
+        pytest.importorskip("xrt_xla")
+    options = {"loss_scale": scale, "accumulate": accumulate}
+    t, without = (made(momentum(0.1, 0.9), engine, **options) for _ in range(2))
+    own = made(Momentum(0.1, 0.9), **options)
+    wrong = X.copy()
+    wrong[0, 0] = np.inf
+    for k in range(6):
+        if k == 3:
+            before = t.state_dict()
+            for _ in range(accumulate):
+                t.step(wrong, Y)
+                own.step(wrong, Y)
+            after = t.state_dict()
+            changed = {n for n, a in before.items() if not np.array_equal(a, after[n])} - {"training/examples"}
+            assert changed - {"training/skipped", "training/finite"} <= (
+                {"training/loss_scale", "training/finite_steps"} if scale == "dynamic" else set()
+            )
+            assert t.step_count == 3
+        for _ in range(accumulate):
+            for m in (t, without, own):
+                m.step(X, Y)
+    state, other = t.state_dict(), without.state_dict()
+    assert state["training/skipped"] == own.state_dict()["training/skipped"] == 1
+    assert state["optimizer/optax/0"] == 6
+    for name in ("w", "b", "optimizer/optax/1", "optimizer/optax/2"):
+        np.testing.assert_array_equal(state[name], other[name])
+    for name, array in own.parameters().items():
+        np.testing.assert_allclose(t.parameters()[name], array, rtol=1e-5, atol=1e-6)
+    if scale == "dynamic":
+        assert state["training/loss_scale"] == own.state_dict()["training/loss_scale"]
+
+
+def test_float16_is_trained_in_float32() -> None:
+    """Scaled by itself; the variables and the state of the transformation are float32, the model's type stays."""
+
+    class Narrow(xrt.Graph):
+        def __init__(self) -> None:
+            self.w = np.ones((1, 1), np.float16)
+
+        def build(self, x: Any) -> Any:
+            return (x @ self.w).sum()
+
+    t = TrainModule(Narrow(), optimizer=momentum(1e-5, 0.0), engine="host")
+    for _ in range(1000):
+        t.step(np.ones((1, 1), np.float16))
+    state = t.state_dict()
+    np.testing.assert_allclose(state["w"], 0.99, atol=5e-5)
+    assert state["training/loss_scale"] > 1
+    assert state["w"].dtype == state["optimizer/optax/1"].dtype == F
+    assert t.parameters()["w"].dtype == np.float16
+
+
+@pytest.mark.slow
+def test_a_transformation_that_fails_after_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the step overwrote is gone: it says so, as does each further call until a state is loaded."""
+    pytest.importorskip("xrt_xla")
+    t, reference = made(momentum(0.1, 0.9), "xla", accumulate=2), made(Momentum(0.1, 0.9), accumulate=2)
+    for _ in range(5):
+        np.testing.assert_allclose(t.step(X, Y), reference.step(X, Y), rtol=1e-5)
+    saved = t.state_dict()
+
+    def fails(*arguments: Any) -> Any:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(t._optimizer, "_apply", fails)
+    with pytest.raises(TrainingError, match="they are lost: none left"):
+        t.step(X, Y)
+    monkeypatch.undo()
+    with pytest.raises(TrainingError, match="they are lost"):
+        t.step(X, Y)
+    t.load_state_dict(saved)
+    for _ in range(3):
+        np.testing.assert_allclose(t.step(X, Y), reference.step(X, Y), rtol=1e-5)
+
+
+def test_float64_is_trained_in_float64() -> None:
+    """As by XRT's own optimizer, and its state is loaded again."""
+
+    class Wide(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b = self.w.astype(np.float64), self.b.astype(np.float64)
+
+    both = momentum(0.125, 0.5), Momentum(0.125, 0.5)
+    t, own = (TrainModule(Wide(), loss="mse", optimizer=o, engine="host") for o in both)
+    x, y = X.astype(np.float64), Y.astype(np.float64)
+    for _ in range(3):
+        np.testing.assert_allclose(t.step(x, y), own.step(x, y), rtol=1e-12)
+    state = t.state_dict()
+    assert state["w"].dtype == state["optimizer/optax/2"].dtype == np.float64
+    t.load_state_dict(state)
 
 
 @pytest.mark.slow

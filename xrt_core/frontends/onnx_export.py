@@ -230,11 +230,10 @@ class _Body:
         for v in graph.producers:
             if v.type is not None and v not in listed:
                 type_to_proto(v.type, g.value_info.add(name=self.names[v]).type)
-        local = {*graph.producers, *graph.inputs}
         returned: set[Value] = set()
         for v in graph.outputs:
             name = self.name(v)
-            if v in returned or not (main or v in local):
+            if v in returned or not (main or v in graph.producers):
                 name = self._copy(g, v)
             returned.add(v)
             p = g.output.add(name=name)
@@ -246,8 +245,10 @@ class _Body:
         return g
 
     def _copy(self, g: GraphProto, value: Value) -> str:
-        """Add an Identity for an output that no node produces (other tools require one); import removes it. Returns
-        the new name."""
+        """Add an Identity for an output that no node produces; import removes it. Returns the new name.
+
+        Other tools require one, and a runtime may overwrite a state that the body of a Scan returns as it is.
+        """
         copy = self._fresh(f"{self.names[value]}_copy")
         p = g.node.add(op_type="Identity", input=[self.names[value]], output=[copy])
         p.metadata_props.add(key=SAME)

@@ -7,21 +7,25 @@ A callback is a function of the trainer and the numbers of an epoch, or an objec
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from xrt_core.errors import OptionError
+from xrt_core.files import replace_file
 
 Logs = Mapping[str, float]
 
 
 class Trainer(Protocol):
     """What callbacks and epochs ask of a `TrainModule`; see there."""
+
+    position: Any  # None, or a Position
 
     @property
     def step_count(self) -> int: ...
@@ -35,11 +39,19 @@ class Trainer(Protocol):
     def inferred(
         self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool, average: bool = False
     ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]: ...
+    def trace(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None: ...
     def loss_inputs(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]: ...
 
 
 class Callback:
-    """Base class of callbacks; none of its methods does anything."""
+    """Base class of callbacks; none of its methods does anything.
+
+    positions_data: whether its `load_state_dict` puts the data of `fit` where they stood when the state was saved. A
+        `fit` that goes on inside an epoch then takes the first batch that the data give as the next one; else it skips
+        those that were taken.
+    """
+
+    positions_data: ClassVar[bool] = False
 
     def on_step(self, trainer: Trainer, logs: Logs) -> bool | None:
         """Called after each step with its `loss`, and what the loss function gave beside it."""
@@ -47,8 +59,24 @@ class Callback:
     def on_epoch(self, trainer: Trainer, logs: Logs) -> bool | None:
         """Called after each epoch with its `epoch` (from 1), `loss`, and those of the validation (`val_loss`, ...)."""
 
+    def on_save(self, trainer: Trainer) -> None:
+        """Called after each step and each epoch, when all callbacks have had it: the place to save the trainer, since
+        the file has their states too."""
+
     def on_end(self, trainer: Trainer) -> None:
         """Called once at the end, also after Ctrl-C or an error."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what a run that goes on has to know, as arrays or numbers by name; `TrainModule.save` writes it."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take back what `state_dict` returned. `fit` calls it before it asks for data."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a run that goes on is at its end already."""
+        return False
 
 
 class _Best(Callback):
@@ -69,6 +97,14 @@ class _Best(Callback):
             self.best = value
             return True
         return False
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """See `Callback`."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """See `Callback`."""
+        self.best = float(state["best"])
 
 
 class EarlyStopping(_Best):
@@ -91,7 +127,24 @@ class EarlyStopping(_Best):
             self._state = trainer.state_dict() if self._restore else None
         else:
             self._waited += 1
+        return self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its patience is at an end."""
         return self._waited >= self._patience
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """See `Callback`. The state after the best epoch is a part of it."""
+        kept = {f"state/{n}": a for n, a in (self._state or {}).items()}
+        return {**super().state_dict(), "waited": self._waited, **kept}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """See `Callback`."""
+        super().load_state_dict(state)
+        self._waited = int(state["waited"])
+        kept = {n.removeprefix("state/"): a for n, a in state.items() if n.startswith("state/")}
+        self._state = kept if kept and self._restore else None
 
     def on_end(self, trainer: Trainer) -> None:
         if self._state is not None and self._waited:
@@ -111,18 +164,56 @@ class BestCheckpoint(_Best):
     ) -> None:
         super().__init__(monitor, mode, min_delta)
         self._path = pathlib.Path(path)
+        self._is_due = False
 
     def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
-        if self._improved(logs):
+        self._is_due = self._improved(logs)
+
+    def on_save(self, trainer: Trainer) -> None:
+        if self._is_due:
+            self._is_due = False
             trainer.save(self._path)
 
 
+class Checkpoint(Callback):
+    """Saves the training state to `path` after each epoch and, with `every`, after so many steps, for
+    `fit(resume=True)`."""
+
+    def __init__(self, path: str | os.PathLike[str], every: int | None = None) -> None:
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+            raise OptionError(f"every={every!r}: it takes a number of steps of at least 1, or None")
+        self._path, self._every = pathlib.Path(path), every
+        self._steps, self._is_due = 0, False
+
+    def on_step(self, trainer: Trainer, logs: Logs) -> None:
+        self._steps += 1
+        self._is_due = self._every is not None and self._steps % self._every == 0
+
+    def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
+        self._is_due = True
+
+    def on_save(self, trainer: Trainer) -> None:
+        if self._is_due:
+            self._is_due = False
+            trainer.save(self._path)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """See `Callback`."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """See `Callback`."""
+        self._steps = int(state["steps"])
+
+
 class CSVLog(Callback):
-    """Writes a line for each epoch; the columns are those of the first."""
+    """Writes a line for each epoch; the columns are those of the first. A run that goes on (`fit(resume=True)`) keeps
+    the lines up to its checkpoint and appends to them; any other starts the file anew."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = pathlib.Path(path)
         self._columns: list[str] = []
+        self._rows = 0
 
     def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
         first = not self._columns
@@ -132,6 +223,24 @@ class CSVLog(Callback):
             if first:
                 writer.writeheader()
             writer.writerow(logs)
+        self._rows += 1
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """See `Callback`."""
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """See `Callback`. Lines of epochs after the checkpoint, which are trained again, are removed."""
+        rows = int(state["rows"])
+        if not rows or not self._path.exists():
+            return
+        with self._path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))[: rows + 1]
+        text = io.StringIO()
+        csv.writer(text).writerows(lines)
+        with replace_file(self._path) as out:
+            out.write(text.getvalue().encode())
+        self._columns, self._rows = lines[0] if lines else [], len(lines) - 1
 
 
 class Report(Callback):
@@ -157,4 +266,4 @@ class Report(Callback):
             self._writer.log(dict(numbers), step=step)
 
 
-__all__ = ["BestCheckpoint", "CSVLog", "Callback", "EarlyStopping", "Logs", "Report", "Trainer"]
+__all__ = ["BestCheckpoint", "CSVLog", "Callback", "Checkpoint", "EarlyStopping", "Logs", "Report", "Trainer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from xrt_core.errors import InputError, OptionError
 from xrt_core.runtime.arrays import is_array, to_numpy
 from xrt_core.training.callbacks import Trainer
 from xrt_core.training.metrics import metrics_of
+from xrt_core.training.position import Position, digest, named
 
 log = logging.getLogger("xrt")
 
@@ -24,7 +26,7 @@ class History(list[dict[str, float]]):
 
 def run(
     trainer: Trainer, data: Any, epochs: int, batch_size: int | None, validation: Any, callbacks: Any, metrics: Any,
-    progress: bool,
+    progress: bool, resume: bool,
 ) -> History:  # fmt: skip
     """See `TrainModule.fit`."""
     if not isinstance(epochs, int) or epochs < 1:
@@ -32,24 +34,27 @@ def run(
     called = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
     history = History()
     metrics_of(metrics)  # a wrong name is told before the first epoch
+    position = _resumed(trainer, called) if resume else Position(callbacks=called)
+    ended = resume and not position.batch and any(c.has_ended for c in named(called).values())
     try:
-        for epoch in range(epochs):
+        while position.epoch < epochs and not ended:
+            epoch = position.epoch
             with _bar(f"epoch {epoch + 1}/{epochs}", progress) as advance:
-                numbers, stop = _epoch(trainer, _batches(data, batch_size, epoch), called, advance)
-            if not numbers:
+                stop = _epoch(trainer, _rest(trainer, data, batch_size, position), position, advance)
+            if not position.batch:
                 raise InputError(
                     f"the data gave no batch in epoch {epoch + 1}"
                     + ("; a generator is used up after one: give a function that makes one" if epoch else "")
                 )
             trainer.apply()
-            logs = {"epoch": float(epoch + 1), **numbers}
+            trainer.position = position
+            logs = {"epoch": float(epoch + 1), **position.means()}
             if validation is not None:
                 found = evaluated(trainer, validation, batch_size, metrics)
                 logs |= {f"val_{n}": v for n, v in found.items()}
             history.append(logs)
-            stops = [_call(c, "on_epoch", trainer, logs) for c in called]
-            if stop or any(stops):
-                break
+            position.next_epoch()
+            ended = _called(trainer, position, "on_epoch", logs) or stop
     except KeyboardInterrupt:
         history.interrupted = True
         log.warning("interrupted after step %d: the state is that after the last whole step", trainer.step_count)
@@ -79,30 +84,84 @@ def evaluated(
 
 
 def _epoch(
-    trainer: Trainer, batches: Iterable[Any], callbacks: Sequence[Any], advance: Callable[[float], None]
-) -> tuple[dict[str, float], bool]:
-    """Take the steps of one epoch; their mean loss, or nothing, and whether a callback ends the training."""
-    sums: dict[str, float] = {}
-    count = 0.0
+    trainer: Trainer, batches: Iterable[Any], position: Position, advance: Callable[[float], None]
+) -> bool:
+    """Take the steps of an epoch, or of the rest of one; whether a callback ends the training."""
     for batch in batches:
-        args, named = _parts(batch)
-        loss = float(trainer.step(*args, **named))
-        size = _size([*args, *named.values()])
+        args, inputs = _parts(batch)
+        loss = float(trainer.step(*args, **inputs))
         logs = {"loss": loss, **{n: float(np.mean(v)) for n, v in trainer.metrics.items()}}
-        count += size
-        for name, value in logs.items():
-            sums[name] = sums.get(name, 0.0) + value * size
+        arrays = [*args, *inputs.values()]
+        position.taken(arrays, logs, _size(arrays))
         advance(loss)
-        stops = [c.on_step(trainer, logs) for c in callbacks if hasattr(c, "on_step")]
-        if any(stops):
-            return {n: s / count for n, s in sums.items()}, True
-    return {n: s / count for n, s in sums.items()}, False
+        if _called(trainer, position, "on_step", logs):
+            return True
+    return False
+
+
+def _called(trainer: Trainer, position: Position, method: str, logs: Mapping[str, float]) -> bool:
+    """Call all callbacks for a step or an epoch, then let them save; whether one ends the training."""
+    trainer.position = position
+    try:
+        stops = [_call(c, method, trainer, logs) for c in position.callbacks]
+    except BaseException:
+        trainer.position = None  # some have had it and some have not
+        raise
+    for c in position.callbacks:
+        if hasattr(c, "on_save"):
+            c.on_save(trainer)
+    return any(stops)
+
+
+def _resumed(trainer: Trainer, callbacks: Sequence[Any]) -> Position:
+    """The position that the trainer's state was saved at; the callbacks get their states back."""
+    found: Position | None = trainer.position
+    if found is None:
+        raise OptionError(
+            "resume=True: the state is not one that `fit` saved; load a file that a callback wrote, such as "
+            "Checkpoint('run.safetensors'), and take no step in between"
+        )
+    found.callbacks, states = callbacks, found.saved()
+    own = named(callbacks)
+    for name, c in own.items():
+        if name in states:
+            c.load_state_dict(states[name])
+    for name in sorted(own.keys() ^ states.keys()):
+        where = "the checkpoint" if name in own else "this fit"
+        if name in states or own[name].state_dict():
+            log.warning("resume: the callback %s is not in %s; it starts anew or is left out", name, where)
+    return found
+
+
+def _rest(trainer: Trainer, data: Any, size: int | None, position: Position) -> Iterator[Any]:
+    """The batches of an epoch that are not taken yet. Raises InputError where the data are not those of the
+    checkpoint."""
+    batches = _batches(data, size, position.epoch)
+    if not position.batch or any(c.positions_data for c in named(position.callbacks).values()):
+        return batches
+    last: Any = None
+    for k in range(position.batch):
+        last = next(batches, None)
+        if last is None:
+            raise InputError(
+                f"the checkpoint was written after {position.batch} batches of epoch {position.epoch + 1}, the data "
+                f"give {k}: going on takes the same data in the same order"
+            )
+    args, inputs = _parts(last)
+    if digest([*args, *inputs.values()]) != position.digest:
+        raise InputError(
+            f"batch {position.batch} of epoch {position.epoch + 1} is not the one that the checkpoint was written "
+            "after: going on inside an epoch takes the same batches in the same order. Give data whose order follows "
+            "from the epoch (a function of its number, whole arrays), or a Callback with positions_data"
+        )
+    trainer.trace(args, inputs)  # there may be none left, and an update by those before
+    return batches
 
 
 def _batches(data: Any, size: int | None, epoch: int | None) -> Iterator[Any]:
     """The batches of an epoch: those of an iterable, or of whole arrays, shuffled unless `epoch` is None."""
     if callable(data) and not hasattr(data, "__iter__"):
-        data = data()
+        data = data(epoch or 0) if _takes_epoch(data) else data()
     if size is None:
         if isinstance(data, Mapping) or (isinstance(data, tuple) and data and all(is_array(a) for a in data)):
             raise OptionError("data of whole arrays are cut into batches: give batch_size")
@@ -123,6 +182,15 @@ def _batches(data: Any, size: int | None, epoch: int | None) -> Iterator[Any]:
     for at in range(0, count, size):
         chosen = {k: a[order[at : at + size]] for k, a in arrays.items()}
         yield chosen if named else tuple(chosen.values())
+
+
+def _takes_epoch(function: Callable[..., Any]) -> bool:
+    """Whether a function needs an argument."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some that are not written in Python
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -158,7 +226,7 @@ def _target(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> np.ndarray:
 def _call(callback: Any, method: str, trainer: Trainer, logs: Mapping[str, float]) -> Any:
     if hasattr(callback, method):
         return getattr(callback, method)(trainer, logs)
-    if callable(callback):
+    if method == "on_epoch" and callable(callback):
         return callback(trainer, logs)
     return None
 

@@ -75,9 +75,12 @@ def fit(
     return losses
 
 
-def save_curve(losses: Sequence[float], path: str | os.PathLike[str], title: str = "") -> None:
+def save_curve(
+    losses: Sequence[float] | Mapping[str, Sequence[float]], path: str | os.PathLike[str], title: str = ""
+) -> None:
     """Plot the losses and their running mean to an image file; its suffix selects the format (.png, .svg, ...).
 
+    losses: of one run, or of several by name, of which the running means are drawn.
     Raises OptionError if matplotlib is not installed, InputError if the file cannot be written.
     """
     try:
@@ -86,12 +89,17 @@ def save_curve(losses: Sequence[float], path: str | os.PathLike[str], title: str
         raise OptionError("a picture of the losses needs matplotlib: pip install 'xrt-core[training]'") from None
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(losses, linewidth=0.8, alpha=0.5, label="each step")
-    window = max(len(losses) // 20, 1)
-    if window > 1:
-        mean = np.convolve(losses, np.full(window, 1 / window), "valid")
-        axes.plot(np.arange(window - 1, len(losses)), mean, label=f"mean of {window}")
-        axes.legend()
+    several = isinstance(losses, Mapping)
+    runs: Mapping[str, Sequence[float]] = losses if isinstance(losses, Mapping) else {"": losses}
+    for name, run in runs.items():
+        window = max(len(run) // 20, 1)
+        if not several or window == 1:
+            axes.plot(run, linewidth=0.8, alpha=0.5, label=name or "each step")
+        if window > 1:
+            mean = np.convolve(run, np.full(window, 1 / window), "valid")
+            axes.plot(np.arange(window - 1, len(run)), mean, label=f"{name}, mean of {window}".removeprefix(", "))
+        if several or window > 1:
+            axes.legend()
     axes.set(xlabel="step", ylabel="loss", title=title)
     axes.grid(alpha=0.3)
     try:

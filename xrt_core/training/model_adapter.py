@@ -140,10 +140,10 @@ class FixedModel:
 class WrittenGraph:
     """An `xrt.Graph`, traced once per signature; the arrays in its attributes are the variables."""
 
-    def __init__(self, graph: TracedGraph) -> None:
+    def __init__(self, graph: TracedGraph, select: Select = None) -> None:
         self._graph = self.model = graph
         self.name = type(graph).__name__
-        self.select: Select = None
+        self.select = select
         self.by_value: tuple[str, ...] = ()
         self.output_names: tuple[str, ...] | None = None
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]

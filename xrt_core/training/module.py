@@ -8,8 +8,8 @@ import os
 import pathlib
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from xrt_core.frontends.graph import Graph as TracedGraph
 from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.types import TensorType, dtype_name
-from xrt_core.options import AUTO, resolve
+from xrt_core.options import Options, resolve
 from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.passes.rematerialization import Recompute
@@ -43,11 +43,13 @@ from xrt_core.training.interrupts import held_back
 from xrt_core.training.lazy_loss import LazyLoss
 from xrt_core.training.losses import LossFunction, loss_of
 from xrt_core.training.model_adapter import FixedModel, WrittenGraph
-from xrt_core.training.optimizer import Optimizer
+from xrt_core.training.optimizer import SCHEDULE, Optimizer
+from xrt_core.training.position import PREFIX, Position, of_arrays
 from xrt_core.training.recomputation import labels
-from xrt_core.training.sharding import chosen_sharding, present, step_sharding, why_whole
+from xrt_core.training.sharding import StepSharding
 from xrt_core.training.step import (
     EXAMPLES,
+    FINITE,
     MICRO,
     SKIPPED,
     STEP,
@@ -180,30 +182,17 @@ class TrainModule(GuardedModule):
             "recompute_budget": recompute_budget, "lazy_loss": lazy_loss, "zero": zero, **options,
         }  # fmt: skip
         self.events = EventLog()
-        resolved = process_engines.settled(resolve({"engine": engine, "phase": "train", **options}), self.events)
-        if resolved.mesh is not None:  # one program for gradients and updates: what is split stays so between them
-            resolved = replace(resolved, merge_updates=True)
-        if resolved.use_int8:
-            source = resolved.source("use_int8")
-            raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
-        self._lowering = lowering(resolved, training=True)
-        # mixed precision is applied to the forward graph alone
-        services = build_services(resolved.without_lowering(), process_engines.choose(resolved), self.events)
-        self._pipeline = Pipeline(services)
+        resolved = self._resolved({"engine": engine, "phase": "train", **options})
         self._source: FixedModel | WrittenGraph = (
-            WrittenGraph(model) if isinstance(model, TracedGraph) else FixedModel(model, trainable, batch_norm)
+            WrittenGraph(model, trainable)
+            if isinstance(model, TracedGraph)
+            else FixedModel(model, trainable, batch_norm)
         )
-        if isinstance(self._source, WrittenGraph) and trainable is not None:
-            self._source.select = trainable
         self._loss = loss_of(loss, self._source.output_names, output, loss_options or {})
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
             loss_scale = "dynamic"
         self._scale = loss_scale_of(loss_scale)
-        if self._scale is not None and isinstance(self._optimizer, Transformation):
-            raise OptionError(
-                "an optimizer of optax trains without loss scaling: give loss_scale=None and float32 or bf16"
-            )
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), _seed(seed)
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
         self._lazy = bool(lazy_loss)
@@ -211,13 +200,8 @@ class TrainModule(GuardedModule):
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
         self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
-        self._mesh, self._zero = resolved.mesh, bool(zero)
-        self._choose = resolved.sharding == AUTO and resolved.mesh is not None  # at the first graph
-        self._sharding: dict[str, str] = {} if isinstance(resolved.sharding, str) else dict(resolved.sharding or ())
-        if self._zero and self._mesh is None:
-            raise OptionError("zero=True splits the optimizer's state over a mesh, and none is given: mesh={'data': 4}")
-        if self._zero and isinstance(self._optimizer, Transformation):
-            raise OptionError("zero=True splits the slots of xrt.optim's optimizers; the state of optax's stays whole")
+        has_slots = not isinstance(self._optimizer, Transformation)
+        self._sharding = StepSharding(resolved.mesh, resolved.sharding, bool(zero), has_slots)
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
@@ -229,8 +213,23 @@ class TrainModule(GuardedModule):
         self._pending: Mapping[str, np.ndarray] | None = None
         self._last: _Step | None = None
         self._applied: _Step | None = None  # an update alone
+        self.position: Position | None = None  # where the `fit` stands that made the state
         if isinstance(self._source, FixedModel):
             self._begin(self._source.variables)
+
+    def _resolved(self, given: Mapping[str, Any]) -> Options:
+        """Resolve the options, choose engines and make the pipeline."""
+        resolved = process_engines.settled(resolve(given), self.events)
+        if resolved.mesh is not None:  # one program for gradients and updates: what is split stays so between them
+            resolved = replace(resolved, merge_updates=True)
+        if resolved.use_int8:
+            source = resolved.source("use_int8")
+            raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
+        self._lowering = lowering(resolved, training=True)
+        # mixed precision is applied to the forward graph alone
+        services = build_services(resolved.without_lowering(), process_engines.choose(resolved), self.events)
+        self._pipeline = Pipeline(services)
+        return resolved
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -262,8 +261,13 @@ class TrainModule(GuardedModule):
         """
         with self._lock:
             self._refuse_lost()
-            if self._recipe is None or MICRO not in self._recipe.names or not self._count_of(MICRO):
+            if not self._count_of(MICRO):
                 return False
+            if self._recipe is None:
+                raise InputError(
+                    f"the micro-batches that wait are in a loaded state, and {self._source.name} has not been traced "
+                    "yet: run `predict` or `evaluate` on a batch first"
+                )
             found = self._applied
             if found is None:
                 found = self._planned(update_graph(self._types, self._recipe), {}, rates=[self._optimizer.rates_at(0)])
@@ -296,20 +300,27 @@ class TrainModule(GuardedModule):
         callbacks: Any = (),
         metrics: Any = (),
         progress: bool = True,
+        resume: bool = False,
     ) -> History:
         """Train for some epochs; returns for each the means of its losses, and of those of `validation`.
 
         data: batches, as dicts by the names of a step's inputs or as tuples, such as a DataLoader; a function that
-            gives them for an epoch; or, with `batch_size`, whole arrays in a dict or tuple, which are shuffled.
+            gives them for an epoch, of its number from 0 if it takes one; or, with `batch_size`, whole arrays in a dict
+            or tuple, which are shuffled.
         validation: the same, evaluated after each epoch, with `metrics` (see `evaluate`).
         callbacks: see `xrt_core.training.callbacks`. progress: show a bar if stderr is a terminal.
+        resume: go on where the `fit` stood that saved the loaded state, with the same callbacks, up to `epochs` in all,
+            as if it had not ended. Inside an epoch the batches that were taken are skipped, so `data` has to give the
+            same ones in the same order: whole arrays do, a shuffling loader only if its order follows from the epoch.
+            The last of them is compared. A `Callback` with `positions_data` goes to the place itself.
 
         Ctrl-C ends it with the state after the last whole step; the history says so by `interrupted`.
-        Raises what `step` raises, and InputError for data that give no batch.
+        Raises what `step` raises, InputError for data that give no batch, or not those that a run goes on with, and
+        OptionError for resume=True where the state is not one that `fit` saved.
         """
         from xrt_core.training.epochs import run
 
-        return run(self, data, epochs, batch_size, validation, callbacks, metrics, progress)
+        return run(self, data, epochs, batch_size, validation, callbacks, metrics, progress, resume)
 
     def evaluate(
         self, data: Any, *, batch_size: int | None = None, metrics: Any = (), average: bool = False
@@ -324,15 +335,22 @@ class TrainModule(GuardedModule):
 
         return evaluated(self, data, batch_size, metrics, average)
 
-    def predict(self, /, *args: Any, **inputs: Any) -> Any:
+    def predict(self, /, *args: Any, average: bool = False, **inputs: Any) -> Any:
         """Return the model's output for a batch in inference mode with the variables of now: an array, or a tuple of
-        them. Nothing is compiled again when the variables change. Raises as `step` does."""
-        _, outputs = self.inferred(args, inputs, with_loss=False)
+        them. Nothing is compiled again when the variables change.
+
+        average: with the running means of the variables, see `parameters`. Raises as `step` does, and OptionError where
+        there are no means.
+        """
+        if not isinstance(average, bool):
+            given = f"average=<{type(average).__name__}>"
+            raise OptionError(f"{given}: it takes True or False; an input of that name is given by position")
+        _, outputs = self.inferred(args, inputs, with_loss=False, average=average)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def __call__(self, /, *args: Any, **inputs: Any) -> Any:
+    def __call__(self, /, *args: Any, average: bool = False, **inputs: Any) -> Any:
         """`predict`."""
-        return self.predict(*args, **inputs)
+        return self.predict(*args, average=average, **inputs)
 
     def inferred(
         self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool, average: bool = False
@@ -352,6 +370,13 @@ class TrainModule(GuardedModule):
             arrays = [*batch.values(), *(self._state[i] for i in reads)]
             refuse_out_of_range(found.ranges, arrays, self._check_indices)
             return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
+
+    def trace(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
+        """Trace a written graph for a batch, unless that has been done, so that all of a loaded state is in use."""
+        if self._recipe is None:
+            batch = self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
+            with self._lock:
+                self._specialised(batch)
 
     def _found(self, batch: dict[str, np.ndarray], kind: str) -> _Step:
         """The plan of "gradients", "evaluate" or "predict" for the signature of a batch."""
@@ -375,6 +400,7 @@ class TrainModule(GuardedModule):
 
     def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
+        self.position = None  # unless a `fit` says so after the step
         rate = self._optimizer.rates_at(self._count_of(STEP) if self._optimizer.is_scheduled else 0)
         arrays = [*batch, rate, *(self._state[i] for i in found.reads)]
         refuse_out_of_range(found.ranges, arrays, self._check_indices)
@@ -385,7 +411,7 @@ class TrainModule(GuardedModule):
             arrays = [to_numpy(a) for a in arrays]
         # nothing may interrupt between what an engine overwrites and the new state; NumPy's arrays are not donated
         taken = self._donate and any(type(a) is not np.ndarray for a in arrays)
-        with held_back() if taken else nullcontext():
+        with held_back() if taken else nullcontext(), self._noting_loss():
             results = list(self._run(found, list(arrays)))
             loss = results.pop(0) if batch else None
             shown = results[len(found.writes) :]
@@ -411,7 +437,8 @@ class TrainModule(GuardedModule):
         if names.index(STEP) not in found.writes:  # a micro-batch
             return state
         trained = [v.name for v in self._recipe.variables if v.trained]
-        new = optimizer.applied(dict(zip(names, state, strict=True)), trained)
+        entries = dict(zip(names, state, strict=True))
+        new = optimizer.applied(entries, trained, entries.get(FINITE, True))
         return [new.get(n, a) for n, a in zip(names, state, strict=True)]
 
     def loss_inputs(self, count: int, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -425,6 +452,8 @@ class TrainModule(GuardedModule):
         from the steps since it was read."""
         if self._recipe is None:
             return int((self._pending or {}).get(name, 0))
+        if name not in self._recipe.names:
+            return 0
         if name not in self._counts:
             self._counts[name] = int(to_numpy(self._state[self._recipe.names.index(name)]))
         return self._counts[name]
@@ -449,9 +478,15 @@ class TrainModule(GuardedModule):
         for i, a in enumerate(arrays):
             if type(a) is not np.ndarray and family_of(type(a)) not in direct[i]:
                 arrays[i] = to_numpy(a)
+        with settled_host(*step.plan.host):
+            return step.plan.run(arrays)
+
+    @contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        """Run a block that makes the new state from the old one, whose arrays engines may take: where it fails after
+        they have, the state is lost."""
         try:
-            with settled_host(*step.plan.host):
-                return step.plan.run(arrays)
+            yield
         except BaseException as e:  # an engine may raise what it likes, and so may what interrupts a thread
             if any(getattr(a, "is_deleted", bool)() for a in self._state):
                 self._lost = (
@@ -476,7 +511,7 @@ class TrainModule(GuardedModule):
 
     def _tell_of_whole(self, batch: Mapping[str, np.ndarray], level: int) -> None:
         """Say so where a mesh does not share a batch."""
-        if self._mesh is not None and (why := why_whole(self._mesh, self._sharding, batch)):
+        if why := self._sharding.why_whole(batch):
             self.events.emit("training.whole_batch", level=level, reason=why)
 
     def _specialised(
@@ -511,20 +546,10 @@ class TrainModule(GuardedModule):
         """The plan of a graph. whole: it is a training step with its update."""
         assert self._recipe is not None
         names, pipeline = self._recipe.names, self._pipeline
-        if self._mesh is not None:
-            held = [v.name for v in made.graph.inputs]
-            slots = {
-                v.name: [n for s in self._optimizer.slots if (n := slot_name(s, v.name)) in held]
-                for v in self._recipe.variables
-                if v.trained
-            }
-            if self._choose and batch:
-                self._choose = False
-                self._sharding = chosen_sharding(made.graph, self._mesh, batch, slots)
-            # what a user says of a whole step need not be in a part of it
-            given = self._sharding if whole else present(self._sharding, made.graph)
-            rows = step_sharding(self._mesh, given, batch, self._types, slots, held, self._zero)
-            pipeline = pipeline.with_sharding(tuple(rows.items()))
+        trained = [v.name for v in self._recipe.variables if v.trained]
+        slots = {n: [slot_name(s, n) for s in self._optimizer.slots] for n in trained}
+        if rows := self._sharding.rows(made.graph, batch, self._types, slots, whole):
+            pipeline = pipeline.with_sharding(rows)
         plans = pipeline.plan_cache(pipeline.capture(made.graph))
         reads, writes = (tuple(map(names.index, found)) for found in (made.reads, made.writes))
         state = [to_numpy(self._state[i]) for i in reads]
@@ -597,12 +622,14 @@ class TrainModule(GuardedModule):
     # --- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return copies of the state that the next step depends on: variables, optimizer slots, the step count."""
+        """Return copies of the state that the next step depends on: variables, optimizer slots, the step count, and
+        what a schedule knows that follows the training (`ReduceOnPlateau`)."""
         with self._lock:
             self._refuse_lost()
             if self._recipe is None:
                 return dict(self._pending or {})
-            return {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
+            own = {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
+            return own | self._optimizer.schedule_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`. Raises CheckpointError, with nothing changed, for one that does not fit."""
@@ -613,10 +640,13 @@ class TrainModule(GuardedModule):
                 self._pending = arrays
             else:
                 self._set(arrays)
+            self._optimizer.load_schedule_state(arrays)
+            self.position = None
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         assert self._recipe is not None
         names = self._recipe.names
+        arrays = {n: a for n, a in arrays.items() if not n.startswith(SCHEDULE)}  # the optimizer's, if it follows one
         if SKIPPED in names:  # states of earlier versions do not count them
             arrays = {SKIPPED: np.zeros((), np.int64), **arrays}
         if EXAMPLES in names and MICRO in arrays:  # nor the examples: each micro-batch weighs alike in their sums
@@ -640,8 +670,10 @@ class TrainModule(GuardedModule):
         self._lost = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as a safetensors file, atomically. Raises CheckpointError."""
-        checkpoint.save(self.state_dict(), path, {"format": _FORMAT, "seed": str(self._seed)})
+        """Write the state as a safetensors file, atomically; in a `fit`, or after it, also where that stands and the
+        states of its callbacks, for `fit(resume=True)`. Raises CheckpointError."""
+        where = {} if self.position is None else self.position.arrays()
+        checkpoint.save({**self.state_dict(), **where}, path, {"format": _FORMAT, "seed": str(self._seed)})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load the state of a file that `save` wrote. Raises CheckpointError, also if its seed differs."""
@@ -653,7 +685,10 @@ class TrainModule(GuardedModule):
                 f"{pathlib.Path(path)} was written with seed={metadata['seed']}, this module has seed={self._seed}; "
                 "they must be equal to continue the same run"
             )
+        where = {n: arrays.pop(n) for n in list(arrays) if n.startswith(PREFIX)}
+        position = of_arrays(where) if where else None
         self.load_state_dict(arrays)
+        self.position = position
 
     def parameters(self, *, average: bool = False) -> dict[str, np.ndarray]:
         """Return copies of the variables by name, in the model's dtypes; of an `xrt.Graph` all arrays, for

@@ -7,16 +7,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 
 from xrt_core.errors import OptionError
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
+from xrt_core.training.callbacks import Callback
 from xrt_core.training.gradient_context import where
 
 Schedule = Callable[[int], float]
+SCHEDULE: Final = "optimizer/schedule/"
+"""Prefix in the state of what schedules know that follow the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Optimizer(ABC):
     its negative, before the norm. groups: pattern of variables' names (of `fnmatch`) -> options of its own,
     `learning_rate`, `weight_decay` (which then applies to all ranks), `clip_value` and `clip_norm` (of the norm of the
     group; None: no clipping); the first that fits counts. ema: the decay of
-    a running mean of the variables, which `parameters(average=True)` and `export(average=True)` give.
+    a running mean of the variables, which `average=True` of `parameters`, `evaluate`, `predict` and `export` takes.
 
     Learning rates are inputs of the step: a schedule compiles nothing again.
     """
@@ -89,6 +92,22 @@ class Optimizer(ABC):
         """Return what the step graph takes as learning rate: float32[], or float32[n] where groups have their own."""
         rates = np.array([_rate(r, step) for r in self._rates], np.float32)
         return rates if len(rates) > 1 else rates.reshape(())
+
+    def schedule_state(self) -> dict[str, np.ndarray]:
+        """Return what schedules know that follow the training, by name in the state."""
+        states = {prefix: rate.state_dict() for prefix, rate in self._following().items()}
+        return {f"{prefix}{n}": np.array(a) for prefix, own in states.items() for n, a in own.items()}
+
+    def load_schedule_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Give such schedules back what `schedule_state` returned; one that the state does not know stays as it is."""
+        for prefix, rate in self._following().items():
+            own = {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
+            if own:
+                rate.load_state_dict(own)
+
+    def _following(self) -> dict[str, Callback]:
+        rates: list[Any] = self._rates
+        return {f"{SCHEDULE}{i}/": r for i, r in enumerate(rates) if isinstance(r, Callback)}
 
     @property
     def is_scheduled(self) -> bool:

@@ -8,7 +8,10 @@ Any function of a step number is a schedule, such as those of optax.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 
 from xrt_core.errors import OptionError
 from xrt_core.training.callbacks import Logs, Trainer, _Best
@@ -59,7 +62,7 @@ def one_cycle(
 
 class ReduceOnPlateau(_Best):
     """A schedule and a callback of `TrainModule.fit` at once: the rate is multiplied by `factor` after each `patience`
-    epochs without a better value of `monitor`. It is not part of the training state."""
+    epochs without a better value of `monitor`. As the rate of an optimizer it is part of the training state."""
 
     def __init__(
         self, start: float, monitor: str = "val_loss", *, factor: float = 0.1, patience: int = 3, least: float = 0.0,
@@ -71,6 +74,15 @@ class ReduceOnPlateau(_Best):
     def __call__(self, step: int) -> float:
         """The rate of now."""
         return self._rate
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """See `Callback`."""
+        return {**super().state_dict(), "rate": self._rate, "waited": self._waited}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """See `Callback`."""
+        super().load_state_dict(state)
+        self._rate, self._waited = float(state["rate"]), int(state["waited"])
 
     def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
         self._waited = 0 if self._improved(logs) else self._waited + 1

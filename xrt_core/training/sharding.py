@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +12,50 @@ from xrt_core.errors import OptionError
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.sharding import Mesh, S, parse_sbp, sbp_text
 from xrt_core.ir.types import TensorType
+from xrt_core.options import AUTO
 from xrt_core.passes.sharding import automatic, exact_name
 
 DATA = "data"
 """The axis of a mesh over which batches are split."""
+
+
+class StepSharding:
+    """How the programs of one training lie on its mesh.
+
+    mesh: None for one device. sharding: the option, by pattern or "auto", which chooses at the first graph with a
+    batch. zero: split the optimizer's slots; has_slots: whether it has any of `xrt.optim`.
+    Raises OptionError for `zero` without a mesh or without slots.
+    """
+
+    def __init__(self, mesh: Mesh | None, sharding: Any, zero: bool, has_slots: bool) -> None:
+        if zero and mesh is None:
+            raise OptionError("zero=True splits the optimizer's state over a mesh, and none is given: mesh={'data': 4}")
+        if zero and not has_slots:
+            raise OptionError("zero=True splits the slots of xrt.optim's optimizers; the state of optax's stays whole")
+        self.mesh, self._zero = mesh, zero
+        self._is_open = sharding == AUTO and mesh is not None
+        self._given: dict[str, str] = {} if isinstance(sharding, str) else dict(sharding or ())
+
+    def why_whole(self, batch: Mapping[str, np.ndarray]) -> str:
+        """See the function; "" without a mesh."""
+        return "" if self.mesh is None else why_whole(self.mesh, self._given, batch)
+
+    def rows(
+        self, graph: Graph, batch: Mapping[str, np.ndarray], state: Mapping[str, TensorType],
+        slots: Mapping[str, Sequence[str]], whole: bool,
+    ) -> tuple[tuple[str, str], ...]:  # fmt: skip
+        """The sharding of a graph's inputs (see `step_sharding`); nothing without a mesh. slots: variable -> names of
+        all its slots. whole: it is a training step with its update; what a user says of one need not be in a part of
+        it."""
+        if self.mesh is None:
+            return ()
+        held = [v.name for v in graph.inputs]
+        own = {variable: [n for n in names if n in held] for variable, names in slots.items()}
+        if self._is_open and batch:
+            self._is_open = False
+            self._given = chosen_sharding(graph, self.mesh, batch, own)
+        given = self._given if whole else present(self._given, graph)
+        return tuple(step_sharding(self.mesh, given, batch, state, own, held, self._zero).items())
 
 
 def step_sharding(

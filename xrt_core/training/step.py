@@ -33,6 +33,8 @@ STEP, SCALE, STREAK = "training/step", "training/loss_scale", "training/finite_s
 MICRO = "training/micro_step"
 EXAMPLES = "training/examples"
 SKIPPED = "training/skipped"
+FINITE = "training/finite"
+"""Whether the gradients of the last update were, for a transformation that is applied after the step."""
 RATE = "training/learning_rate"
 
 
@@ -96,6 +98,8 @@ def initial_state(
     state[STEP] = np.zeros((), np.int64)
     if scale is not None:
         state[SKIPPED] = np.zeros((), np.int64)
+        if isinstance(optimizer, Transformation):
+            state[FINITE] = np.ones((), np.bool_)
     if scale is not None and scale.dynamic:
         state[SCALE] = np.array(scale.initial, np.float32)
         state[STREAK] = np.zeros((), np.int64)
@@ -332,6 +336,8 @@ def _new_state(
         assert recipe.scale is not None
         new = {n: where(sound, t, read[n]) for n, t in new.items()}
         new[SKIPPED] = where(sound, read[SKIPPED], read[SKIPPED] + 1)
+        if isinstance(recipe.optimizer, Transformation):
+            new[FINITE] = sound
         new |= _next_scale(read, sound, recipe.scale) if recipe.scale.dynamic else {}
     if many:
         new |= {sum_name(v.name): filled(read[sum_name(v.name)]) for v in trained}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -17,13 +18,13 @@ from xrt_core.passes.simplify import DeadNodes
 from xrt_core.training.autodiff import differentiable, reverse
 from xrt_core.training.gradient_context import Backward, Forward, filled, known_as
 from xrt_core.training.registry import composition, gradient
-from xrt_core.training.residuals import products, split
+from xrt_core.training.residuals import Product, products, split
 
 _SAVED = "xrt.training.saved"
 """Metadata of a Scan or Loop whose last outputs are the states at the start of each iteration."""
 
 
-def _copy(tracer: Tracer, body: Graph, given: Mapping[Value, Value]) -> dict[Value, Value]:
+def copied(tracer: Tracer, body: Graph, given: Mapping[Value, Value]) -> dict[Value, Value]:
     """Record a copy of the nodes of a body with new values; returns old value -> new value."""
     new = dict(given)
     for n in body.nodes:
@@ -40,7 +41,7 @@ def _backwards(
 ) -> tuple[dict[Value, Value], list[Tensor]]:  # fmt: skip
     """Record the forward body again, then the gradients by `wrt` (zeros for those that have none); returns old value
     -> new value, and the gradients."""
-    new = _copy(tracer, body, given)
+    new = copied(tracer, body, given)
     arriving: dict[Value, Tensor] = {}
     for out, g in cotangents:
         v = new.get(out, out)
@@ -143,99 +144,165 @@ def scan_with_states(ctx: Forward) -> Any:
     return _with_saved(ctx, body, states, attributes)
 
 
-@gradient("Scan")
-def scan(ctx: Backward) -> Any:
-    """A Scan from the last iteration to the first. The forward Scan stores what it reads; gradients of captures are
-    summed over the iterations, or are one product after them."""
-    tracer, body = current_tracer("Scan"), _body_of(ctx)
+@dataclass(frozen=True, slots=True)
+class _ScanParts:
+    """A Scan of the forward pass, by the places of its inputs and outputs.
+
+    states, scanned, outs: how many states, scanned inputs and scanned outputs it has, without the saved states. moving,
+    sliced: indices of the inputs of its body whose gradients are carried and scanned. arriving: indices of the scanned
+    outputs that the loss depends on. in_axes and so on: its attributes.
+    """
+
+    states: int
+    scanned: int
+    outs: int
+    moving: list[int]
+    sliced: list[int]
+    arriving: list[int]
+    in_axes: tuple[int, ...]
+    in_ways: tuple[int, ...]
+    out_axes: tuple[int, ...]
+    out_ways: tuple[int, ...]
+
+
+def _scan_parts(ctx: Backward, body: Graph) -> _ScanParts:
     m = int(ctx.attr("num_scan_inputs"))
     n = len(ctx.node.inputs) - m
     k = len(body.outputs) - 2 * n
-    in_axes, in_ways = (ctx.attr(a) or (0,) * m for a in ("scan_input_axes", "scan_input_directions"))
-    out_axes, out_ways = (ctx.attr(a) or (0,) * (k + n) for a in ("scan_output_axes", "scan_output_directions"))
+    in_axes, in_ways = (tuple(ctx.attr(a) or (0,) * m) for a in ("scan_input_axes", "scan_input_directions"))
+    outs = [tuple(ctx.attr(a) or (0,) * (k + n)) for a in ("scan_output_axes", "scan_output_directions")]
     moving = [i for i in range(n) if differentiable(body.inputs[i])]
     sliced = [i for i in range(n, n + m) if i in ctx.wanted and differentiable(body.inputs[i])]
     arriving = [j for j in range(n, n + k) if ctx.grads[j] is not None]
-    scope = tracer.scope
-    at = next((i for i, x in enumerate(scope.nodes) if x is ctx.node), None)
+    return _ScanParts(n, m, k, moving, sliced, arriving, in_axes, in_ways, outs[0], outs[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _BackwardBody:
+    """The body of the Scan of the backward pass, and what the forward Scan has to store for it.
+
+    graph: carries the gradients by states and the sums of `summed`; scans `read`, `stored` and the gradients that
+    arrive; gives the gradients by scanned inputs, and `more`. own: the inputs of the forward body in it. stored: values
+    of the forward body. early: the nodes that make them. new: old value of the forward body -> its copy. by_capture:
+    captured value -> its gradient in one iteration. later: those that are one product after the Scan. summed: the
+    others. more: factors of these products that have to be stacked.
+    """
+
+    graph: Graph
+    own: list[Value]
+    read: list[Value]
+    stored: Sequence[Value]
+    early: Sequence[Node]
+    new: Mapping[Value, Value]
+    by_capture: Mapping[Value, Value]
+    later: Mapping[Value, Product]
+    summed: Mapping[Value, Value]
+    more: list[Value]
+
+
+def _backward_body(ctx: Backward, body: Graph, s: _ScanParts, stores: bool) -> _BackwardBody:
+    """Record the body of the backward pass. stores: whether the forward Scan can be given further outputs."""
+    tracer, n = current_tracer("Scan"), s.states
     with tracer.nested(f"gradient of {ctx.node.name}"):
-        carried = [Value(tracer.fresh("d_state"), body.inputs[i].type) for i in moving]
+        carried = [Value(tracer.fresh("d_state"), body.inputs[i].type) for i in s.moving]
         own = [Value(tracer.fresh(v.name or "in"), v.type) for v in body.inputs]
-        slices = [Value(tracer.fresh("d_out"), body.outputs[j].type) for j in arriving]
+        slices = [Value(tracer.fresh("d_out"), body.outputs[j].type) for j in s.arriving]
         inner = tracer.scope
         cotangents: list[tuple[Value, Tensor | None]] = [
-            *((body.outputs[i], Tensor(c, inner)) for i, c in zip(moving, carried, strict=True)),
-            *((body.outputs[j], Tensor(s, inner)) for j, s in zip(arriving, slices, strict=True)),
+            *((body.outputs[i], Tensor(c, inner)) for i, c in zip(s.moving, carried, strict=True)),
+            *((body.outputs[j], Tensor(d, inner)) for j, d in zip(s.arriving, slices, strict=True)),
         ]
-        wrt = [*(body.inputs[i] for i in moving), *ctx.captures, *(body.inputs[i] for i in sliced)]
+        wrt = [*(body.inputs[i] for i in s.moving), *ctx.captures, *(body.inputs[i] for i in s.sliced)]
         new, tensors = _backwards(tracer, body, dict(zip(body.inputs, own, strict=True)), cotangents, wrt)
         found = [t._value for t in tensors]
-        by_state, by_slice = found[: len(moving)], found[len(found) - len(sliced) :]
-        by_capture = dict(zip(ctx.captures, found[len(moving) : len(found) - len(sliced)], strict=True))
-        later = products(inner.nodes, by_capture.values(), {*by_state, *by_slice}) if at is not None else {}
+        end = len(found) - len(s.sliced)
+        by_state, by_slice = found[: len(s.moving)], found[end:]
+        by_capture = dict(zip(ctx.captures, found[len(s.moving) : end], strict=True))
+        later = products(inner.nodes, by_capture.values(), {*by_state, *by_slice}) if stores else {}
         summed = {v: g for v, g in by_capture.items() if g not in later}
         factors = dict.fromkeys(f for p in later.values() for f in (p.left, p.right))
-        given = {*own, *body.captures}
         results = [*by_state, *summed.values(), *by_slice]
-        parts = split(inner.nodes, {*carried, *slices}, given, [*results, *factors], factors)
-        stored = parts.stored if at is not None else ()
-        in_place = {v for i, v in enumerate(own) if i < n or not (in_axes[i - n] or in_ways[i - n])}
-        more = [f for f in factors if f not in stored and f not in in_place]  # what has to be stacked for the products
-        if at is not None:
+        parts = split(inner.nodes, {*carried, *slices}, {*own, *body.captures}, [*results, *factors], factors)
+        stored = parts.stored if stores else ()
+        in_place = {v for i, v in enumerate(own) if i < n or not (s.in_axes[i - n] or s.in_ways[i - n])}
+        more = [f for f in factors if f not in stored and f not in in_place]
+        if stores:
             inner.nodes[:] = parts.late
         totals = [Value(tracer.fresh("d_captured"), v.type) for v in summed]
         added = [Tensor(t, inner) + Tensor(g, inner) for t, g in zip(totals, summed.values(), strict=True)]
         ends = [*(Tensor(g, inner) for g in by_state), *added, *(Tensor(g, inner) for g in (*by_slice, *more))]
         read = [v for v in own if any(v in x.uses() for x in inner.nodes) or any(v is e._value for e in ends)]
         graph = _graph(tracer, "body", [*carried, *totals, *read, *stored, *slices], ends)
-    residuals: list[Tensor] = []
-    if at is not None and stored:
-        whole, outputs = _with_residuals(tracer, ctx, parts.early, own, new, stored)
-        scope.nodes[at] = whole
-        residuals = [Tensor(v, scope) for v in outputs]
-    first = [_arriving(ctx, i, ctx.inputs[i]) for i in moving]
-    sums = [filled(Tensor(v, scope)) for v in summed]
-    place = {v: i for i, v in enumerate(own)}
+    return _BackwardBody(graph, own, read, stored, parts.early, new, by_capture, later, summed, more)
+
+
+def _backward_scan(
+    ctx: Backward, s: _ScanParts, b: _BackwardBody, first: Sequence[Tensor], residuals: Sequence[Tensor]
+) -> list[Tensor]:
+    """Record the Scan of the backward pass; its outputs. first: what it carries at the start. residuals: what the
+    forward Scan stored."""
+    tracer, n = current_tracer("Scan"), s.states
+    scope, graph = tracer.scope, b.graph
+    place = {v: i for i, v in enumerate(b.own)}
     rows: list[tuple[Tensor, int, int]] = []  # what is scanned, its axis and direction
-    for v in read:
+    for v in b.read:
         i = place[v]
-        rows.append((ctx.outputs[n + k + i], 0, 1) if i < n else (ctx.inputs[i], in_axes[i - n], 1 - in_ways[i - n]))
+        saved = i < n
+        rows.append(
+            (ctx.outputs[n + s.outs + i], 0, 1) if saved else (ctx.inputs[i], s.in_axes[i - n], 1 - s.in_ways[i - n])
+        )
     rows += [(x, 0, 1) for x in residuals]
-    for j in arriving:
+    for j in s.arriving:
         arrived = ctx.grads[j]
         assert arrived is not None
-        rows.append((arrived, out_axes[j - n], 1 - out_ways[j - n]))
+        rows.append((arrived, s.out_axes[j - n], 1 - s.out_ways[j - n]))
     if not rows:  # a Scan needs something that says how often
-        rows.append((ctx.inputs[n], in_axes[0], 1 - in_ways[0]))
-        graph = graph.replace(inputs=(*graph.inputs, Value("turn", own[n].type)))
+        rows.append((ctx.inputs[n], s.in_axes[0], 1 - s.in_ways[0]))
+        graph = graph.replace(inputs=(*graph.inputs, Value("turn", b.own[n].type)))
     attributes: dict[str, Any] = {
         "body": graph,
         "num_scan_inputs": len(rows),
         "scan_input_axes": tuple(int(a) for _, a, _ in rows),
         "scan_input_directions": tuple(int(w) for _, _, w in rows),
-        "scan_output_axes": (*(int(in_axes[i - n]) for i in sliced), *[0] * len(more)),
-        "scan_output_directions": (*(1 - int(in_ways[i - n]) for i in sliced), *[1] * len(more)),
     }
+    if s.sliced or b.more:
+        attributes["scan_output_axes"] = (*(int(s.in_axes[i - n]) for i in s.sliced), *[0] * len(b.more))
+        attributes["scan_output_directions"] = (*(1 - int(s.in_ways[i - n]) for i in s.sliced), *[1] * len(b.more))
     types = [
-        *(x.type for x in (*first, *sums)),
-        *(ctx.inputs[i].type for i in sliced),
-        *(_stacked(v.type, _turns(ctx.node)) for v in more),
+        *(x.type for x in first),
+        *(ctx.inputs[i].type for i in s.sliced),
+        *(_stacked(v.type, _turns(ctx.node)) for v in b.more),
     ]
-    if not sliced and not more:
-        del attributes["scan_output_axes"], attributes["scan_output_directions"]
-    scanned = [x._value for x in (*first, *sums, *(x for x, _, _ in rows))]
-    made = tracer.emit(tracer.schema("Scan"), scanned, attributes, len(types), types)
-    back = [Tensor(v, scope) for v in made]
-    by_input: dict[int, Tensor] = dict(zip(moving, back, strict=False))
-    captured = dict(zip(summed, back[len(moving) :], strict=False))
-    behind = back[len(moving) + len(sums) :]
-    by_input.update(zip(sliced, behind, strict=False))
-    stacks = dict(zip(more, behind[len(sliced) :], strict=True)) | dict(zip(stored, residuals, strict=True))
-    for v, g in by_capture.items():
-        if g in later:
-            left, right = (_all_turns(ctx, f, stacks, place, n, k) for f in (later[g].left, later[g].right))
+    scanned = [x._value for x in (*first, *(x for x, _, _ in rows))]
+    return [Tensor(v, scope) for v in tracer.emit(tracer.schema("Scan"), scanned, attributes, len(types), types)]
+
+
+@gradient("Scan")
+def scan(ctx: Backward) -> Any:
+    """A Scan from the last iteration to the first. The forward Scan stores what it reads; gradients of captures are
+    summed over the iterations, or are one product after them."""
+    tracer, body = current_tracer("Scan"), _body_of(ctx)
+    scope, s = tracer.scope, _scan_parts(ctx, body)
+    at = next((i for i, x in enumerate(scope.nodes) if x is ctx.node), None)
+    b = _backward_body(ctx, body, s, stores=at is not None)
+    residuals: list[Tensor] = []
+    if at is not None and b.stored:
+        whole, outputs = _with_residuals(tracer, ctx, b.early, b.own, b.new, b.stored)
+        scope.nodes[at] = whole
+        residuals = [Tensor(v, scope) for v in outputs]
+    first = [*(_arriving(ctx, i, ctx.inputs[i]) for i in s.moving), *(filled(Tensor(v, scope)) for v in b.summed)]
+    back = _backward_scan(ctx, s, b, first, residuals)
+    behind = back[len(first) :]
+    by_input = dict(zip(s.moving, back, strict=False)) | dict(zip(s.sliced, behind, strict=False))
+    captured = dict(zip(b.summed, back[len(s.moving) :], strict=False))
+    stacks = dict(zip(b.more, behind[len(s.sliced) :], strict=True)) | dict(zip(b.stored, residuals, strict=True))
+    place = {v: i for i, v in enumerate(b.own)}
+    for v, g in b.by_capture.items():
+        if g in b.later:
+            both = b.later[g].left, b.later[g].right
+            left, right = (_all_turns(ctx, f, stacks, place, s.states, s.outs) for f in both)
             captured[v] = known_as(left.T @ right, Tensor(v, scope))
-    return (*(by_input.get(i) for i in range(n + m)), *(captured[v] for v in ctx.captures))
+    return (*(by_input.get(i) for i in range(s.states + s.scanned)), *(captured[v] for v in ctx.captures))
 
 
 def _with_residuals(
@@ -248,9 +315,9 @@ def _with_residuals(
     end = len(body.outputs) - n
     with tracer.nested(f"{node.name} with residuals"):
         inputs = [Value(tracer.fresh(v.name or "in"), v.type) for v in own]
-        copied = _copy(tracer, body.replace(inputs=own, nodes=nodes, outputs=()), dict(zip(own, inputs, strict=True)))
+        fresh = copied(tracer, body.replace(inputs=own, nodes=nodes, outputs=()), dict(zip(own, inputs, strict=True)))
         ends = [new.get(v, v) for v in body.outputs]
-        ends = [copied.get(v, v) for v in (*ends[:end], *stored, *ends[end:])]
+        ends = [fresh.get(v, v) for v in (*ends[:end], *stored, *ends[end:])]
         whole = DeadNodes()(_graph(tracer, body.name, inputs, ends))
     outputs = [Value(tracer.fresh("residual"), _stacked(v.type, _turns(node))) for v in stored]
     attributes = {**node.attributes, "body": whole}

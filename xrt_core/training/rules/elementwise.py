@@ -32,6 +32,15 @@ def add(ctx: Backward) -> Any:
     return tuple(_back(ctx, i, lambda: ctx.grad) for i in range(len(ctx.inputs)))
 
 
+@gradient("Range")
+def range_(ctx: Backward) -> Any:
+    """Of start + i delta for each i; how many there are is constant."""
+    g = ctx.grad
+    turns = ops.Range(0, ops.Size(g), 1).astype(g.dtype)
+    start = ops.ReduceSum(g, keepdims=0) if ctx.wants(0) else None
+    return start, None, ops.ReduceSum(g * turns, keepdims=0) if ctx.wants(2) else None
+
+
 @gradient("Mean")
 def mean(ctx: Backward) -> Any:
     """Every term gets dy divided by the number of terms."""

@@ -1,4 +1,4 @@
-"""Compositions of the recurrent operators RNN, GRU and LSTM: a Scan for each direction, whose gradient is a Scan."""
+"""Compositions of the recurrent operators RNN, GRU, LSTM and LinearAttention: Scans, whose gradients are Scans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor, literal
-from xrt_core.training.gradient_context import Forward, where
+from xrt_core.training.gradient_context import Forward, where, wide
 from xrt_core.training.registry import composition
 from xrt_core.training.rules.movement import literal_zeros
 
@@ -81,18 +81,7 @@ def _scanned(
     ys: list[Tensor] = []
     lasts: list[list[Tensor]] = [[] for _ in range(states)]
     for d in range(count):
-        own = x @ w[d].T
-        own_bias = None
-        if bias is not None:
-            split = (gates - kept) * hidden
-            recurrent = bias[d, gates * hidden :]
-            merged = bias[d, : gates * hidden]
-            if kept:
-                own_bias = recurrent[split:]
-                merged = ops.Concat(merged[:split] + recurrent[:split], merged[split:], axis=0)
-            else:
-                merged = merged + recurrent
-            own = own + merged
+        own, own_bias = _projected(x, w[d], None if bias is None else bias[d], gates * hidden, kept * hidden)
         cell = cell_of(d, count, r[d].T, own_bias)
 
         def body(*given: Tensor, cell: Cell = cell) -> Any:
@@ -119,6 +108,17 @@ def _scanned(
     if ctx.attr("layout", 0):
         y, finals = y.transpose([2, 0, 1, 3]), [e.transpose([1, 0, 2]) for e in finals]
     return [y, *finals]
+
+
+def _projected(x: Tensor, w: Tensor, bias: Tensor | None, width: int, kept: int) -> tuple[Tensor, Tensor | None]:
+    """x W' with the biases of input and recurrence; the last `kept` of the `width` biases of recurrence beside it."""
+    made: Tensor = x @ w.T
+    if bias is None:
+        return made, None
+    merged, recurrent, split = bias[:width], bias[width:], width - kept
+    if not kept:
+        return made + (merged + recurrent), None
+    return made + ops.Concat(merged[:split] + recurrent[:split], merged[split:], axis=0), recurrent[split:]
 
 
 def _initial(ctx: Forward, index: int, direction: int, x: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -197,3 +197,42 @@ def lstm(ctx: Forward) -> Any:
         return cell
 
     return _wanted(ctx, _scanned(ctx, 4, 2, cell_of))
+
+
+@composition("LinearAttention")
+def linear_attention(ctx: Forward) -> Any:
+    """S = exp(g) S + k (b (v - k exp(g) S)), y = scale q S, as far as `update_rule` has g and b; see the operator."""
+    q, k, v = ctx.inputs[:3]
+    past, decay, beta = (ctx.input(i) for i in (3, 4, 5))
+    heads, kv = int(ctx.attr("q_num_heads")), int(ctx.attr("kv_num_heads"))
+    batch, steps, width = ctx.shape(q)
+    size, value_size = width // heads, ctx.shape(v)[2] // kv
+    if steps == 0:
+        raise ctx.error("the sequence is empty")
+    rule = str(ctx.attr("update_rule", "gated_delta"))
+    scale = float(ctx.attr("scale") or size**-0.5)
+
+    def rows(x: Tensor, *shape: int) -> Tensor:
+        made: Tensor = wide(x).reshape(batch, steps, *shape).transpose([1, 0, *range(2, 2 + len(shape))])
+        return made
+
+    scanned = {"q": rows(q, kv, heads // kv, size), "k": rows(k, kv, size, 1), "v": rows(v, kv, 1, value_size)}
+    if "gated" in rule:
+        scanned["decay"] = rows(decay, kv, -1, 1)
+    if "delta" in rule:
+        scanned["beta"] = rows(beta, -1, 1, 1)
+
+    def body(state: Tensor, *given: Tensor) -> Any:
+        now = dict(zip(scanned, given, strict=True))
+        if "decay" in now:
+            state = state * ops.Exp(now["decay"])
+        new = now["v"]
+        if "beta" in now:
+            new = now["beta"] * (new - now["k"].transpose([0, 1, 3, 2]) @ state)
+        state = state + now["k"] @ new
+        return state, now["q"] @ state * scale
+
+    start = literal_zeros(wide(v), (batch, kv, size, value_size)) if past is None else wide(past)
+    last, ys = ops.Scan(start, *scanned.values(), body=body, num_scan_inputs=len(scanned))
+    y = ys.transpose([1, 0, 2, 3, 4]).reshape(batch, steps, heads * value_size)
+    return [y.astype(q.dtype), last.astype((v if past is None else past).dtype)]

@@ -13,6 +13,7 @@ from xrt_core.ir.graph import Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.training.gradient_context import Forward
 from xrt_core.training.registry import composition
+from xrt_core.training.rules.control import copied
 
 
 def _elements(ctx: Forward, value: Value | None) -> list[Tensor]:
@@ -40,7 +41,24 @@ def _elements(ctx: Forward, value: Value | None) -> list[Tensor]:
     if node.op_type == "SplitToSequence":
         assert given[0] is not None
         return _parts(ctx, tracer, node, given[0])
+    if node.op_type == "SequenceMap":
+        return _mapped(ctx, tracer, node, [v for v in node.inputs if v is not None], value)
     raise ctx.error(f"what the sequence of {node.operator} holds is not known")
+
+
+def _mapped(ctx: Forward, tracer: Tracer, node: Node, inputs: list[Value], value: Value | None) -> list[Tensor]:
+    """The body of a SequenceMap for each element."""
+    body: Any = node.attributes["body"]
+    out = body.outputs[next(i for i, v in enumerate(node.outputs) if v is value)]
+    first = _elements(ctx, inputs[0])
+    rows = [first]
+    for v in inputs[1:]:
+        rows.append([Tensor(v, tracer.scope)] * len(first) if isinstance(v.type, TensorType) else _elements(ctx, v))
+    made = []
+    for given in zip(*rows, strict=True):
+        new = copied(tracer, body, dict(zip(body.inputs, (x._value for x in given), strict=True)))
+        made.append(Tensor(new.get(out, out), tracer.scope))
+    return made
 
 
 def _position(ctx: Forward, tracer: Tracer, node: Node, index: int, default: int) -> int:
