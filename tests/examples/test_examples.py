@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import subprocess
 import sys
 from types import ModuleType
 
 import numpy as np
-import onnx
 import pytest
 
 import xrt_core as xrt
@@ -84,20 +84,19 @@ def test_host_and_engine_learn_the_same() -> None:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_integers_that_saturate_do_not_reach_the_caller(engine: str, tmp_path: pathlib.Path) -> None:
+def test_integers_that_saturate_do_not_reach_the_caller(engine: str) -> None:
     """With VNNI the library is right as well; without it only the host is."""
     pytest.importorskip(engine)
-    example_ = example("int8_saturation")
-    proto, w = example_.model(64)
-    onnx.save(proto, tmp_path / "m.onnx")
-    x = np.random.default_rng(1).integers(200, 256, (8, 64)).astype(np.uint8)
-    exact = x.astype(np.int64) @ w
+    command = [sys.executable, str(EXAMPLES / "int8_saturation.py"), "--engine", engine]
 
-    y, who = example_.through_xrt(engine, str(tmp_path / "m.onnx"), x)
+    # a process of its own: OpenVINO reports its use out of a forked one, of which JAX warns
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
-    np.testing.assert_array_equal(y, exact)
-    if not np.array_equal(example_.directly(engine, str(tmp_path / "m.onnx"), x), exact):
-        assert who == "the host"
+    assert done.returncode == 0, done.stderr
+    assert "through XRT: off by 0.0%" in done.stdout
+    assert ("itself: off by 0.0%" in done.stdout) == ("nothing saturates here" in done.stdout)
+    if "nothing saturates here" not in done.stdout:
+        assert "answered by the host" in done.stdout
 
 
 def test_scikit_learn_learns_the_same() -> None:

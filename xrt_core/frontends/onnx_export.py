@@ -247,7 +247,7 @@ class _Body:
     def _copy(self, g: GraphProto, value: Value) -> str:
         """Add an Identity for an output that no node produces; import removes it. Returns the new name.
 
-        Other tools require one, and a runtime may overwrite a state that the body of a Scan returns as it is.
+        Other tools require one, and there is a runtime whose Scan overwrites a state that its body returns as it is.
         """
         copy = self._fresh(f"{self.names[value]}_copy")
         p = g.node.add(op_type="Identity", input=[self.names[value]], output=[copy])
