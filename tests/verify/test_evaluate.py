@@ -17,7 +17,7 @@ from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.plan import Plan
 from xrt_core.testing.faults import FAULTS
 from xrt_core.testing.functions import node
-from xrt_core.verify import checker
+from xrt_core.verify import checker, compare
 from xrt_core.verify.evaluate import EvaluationSettings, evaluate
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.isolate import Candidate
@@ -415,3 +415,67 @@ def test_wrong_for_large_numbers_only(ranges: Any, verdict: str) -> None:
 
     candidates = [Candidate("library", lambda f, fused: Library())]
     assert evaluate(f, candidates, EvaluationSettings(tune=False), ranges=ranges).verdict == verdict
+
+
+# --- chaotic functions ---
+
+
+def recurrence(steps: int = 24) -> Function:
+    """The gradient of the states of a recurrent network, by its first one: it grows where the weights `r` are large."""
+    h, r, g = value("h", (16, 64)), value("r", (64, 64)), value("g", (16, 64))
+    one = Value.constant(np.array(1.0, np.float32))
+    nodes, states = [], [h]
+    for i in range(steps):
+        product, after = value(f"p{i}", (16, 64)), value(f"h{i}", (16, 64))
+        nodes += [node("MatMul", [states[-1], r], [product]), node("Tanh", [product], [after])]
+        states.append(after)
+    for i in range(steps, 0, -1):
+        square, slope, scaled, before = (value(f"{n}{i}", (16, 64)) for n in ("q", "s", "m", "g"))
+        nodes += [node("Mul", [states[i], states[i]], [square]), node("Sub", [one, square], [slope])]
+        nodes += [node("Mul", [g, slope], [scaled]), node("MatMul", [scaled, r], [before])]
+        g = before
+    inputs = [h, r, next(v for n in nodes for v in n.inputs if v is not None and v.name == "g")]
+    return Function.from_graph(Graph(inputs, [g], nodes, opsets={"": 21}, name="recurrence"))
+
+
+class Elsewhere(Executable):
+    """Rounds where the host does not: its inputs, by a step or two. wrong: what is added to the largest result."""
+
+    def __init__(self, function: Function, wrong: float) -> None:
+        self.function, self.wrong = function, wrong
+
+    def run(self, arrays: Any, *options: Any) -> list[Any]:
+        given = [np.asarray(x) * np.float32(1 + 2e-7) for x in arrays]
+        y = np.array(checker.run_host(self.function, given)[0][0])
+        y.reshape(-1)[np.abs(y).argmax()] *= np.float32(1 + self.wrong)
+        return [y]
+
+
+@pytest.fixture
+def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds are not widened by how far the host's results move: the few elements that move most pass them anyway."""
+    monkeypatch.setattr(compare, "NOISE", 0.0)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.1])
+def test_a_chaotic_function_is_checked_on_calmer_inputs(wrong: float, no_noise: None) -> None:
+    """Where rounding decides about the host's own results, an engine is judged by calmer inputs."""
+    function = recurrence()
+    normal = checker.ResultChecker(function, synthesize_inputs(function, "normal"))
+    assert normal.is_chaotic
+    assert not normal.check(Elsewhere(function, 0.0), {}).is_right
+    assert not checker.ResultChecker(function, synthesize_inputs(function, "damped")).is_chaotic
+
+    outcome = evaluate(function, [Candidate("other", lambda f, fused: Elsewhere(f, wrong))], CHECK)
+
+    assert (outcome.verdict == "ready") == (not wrong), outcome.reason
+
+
+def test_inputs_that_were_given_are_not_replaced(no_noise: None) -> None:
+    """Real inputs on which the function is chaotic are what the engine is judged by."""
+    function = recurrence()
+    given = synthesize_inputs(function, "normal")
+
+    outcome = evaluate(function, [Candidate("other", lambda f, fused: Elsewhere(f, 0.0))], CHECK, inputs=given)
+
+    assert any("out of bounds" in e for e in outcome.errors)

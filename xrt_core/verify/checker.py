@@ -59,6 +59,8 @@ _DRAWN: Final = 64
 
 _NO_DONATION: Final = RunOptions(donate=False)
 _PERTURBATION: Final = 4.0  # rounding steps, of the inputs of the host's second run
+_FAR: Final = 0.1  # of an element: how far those move that show a chaotic function
+_MANY: Final = 1e-3  # of the elements: so many may, as differences of nearly equal numbers do anywhere
 
 _QUANTISES: Final = frozenset(("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear"))
 """Operators that round to integers what they have divided by a scale, so that they jump for exact inputs too."""
@@ -179,6 +181,22 @@ class ResultChecker:
         """Whether at least half of the host's floating results are finite; a set of NaN shows nothing."""
         floats = [x for x in self.expected() if float_like(x.dtype) and x.size]
         return not floats or sum(int(np.isfinite(x).sum()) for x in floats) * 2 >= sum(x.size for x in floats)
+
+    @property
+    def is_chaotic(self) -> bool:
+        """Whether a few rounding steps of the inputs move many results of the host by a tenth of themselves.
+
+        As in the gradient of a recurrent network whose weights are large, which grows at every step. Any two libraries
+        differ on such inputs. Raises XRTError where the host fails.
+        """
+        for v, want, moved in zip(self.function.body.outputs, self.expected(), self._perturbed(), strict=True):
+            if not float_like(want.dtype) or v in self._rounding.random or v in self._rounding.flipped:
+                continue
+            with np.errstate(all="ignore"):
+                far = np.abs(_wide(moved) - _wide(want)) > _FAR * np.abs(_wide(want))
+            if np.count_nonzero(far & np.isfinite(want)) > max(_MANY * want.size, 1):
+                return True
+        return False
 
     def check(self, executable: Executable, own: Mapping[str, Tolerance]) -> Check:
         """Run the executable `RUNS` times and compare its results with the host's.

@@ -153,6 +153,7 @@ class _Evaluation:
         self._wasted = 0  # host runs on uninformative sets
         self.constraints = infer_constraints(function.body)
         self.finite_only = any(traits_of(n).weighs for n in function.body.nodes)
+        self.given = inputs is not None
         self._sources = _sources(function, settings.seed, inputs, self.constraints)
 
     def outcome(self, candidates: Sequence[Candidate]) -> Outcome:
@@ -212,6 +213,8 @@ class _Evaluation:
                 if checker is None:
                     break
                 check = checker.check(runs.on(executable), candidate.tolerance)
+                if not check.is_right and check.differences and (calmer := self._calmer(k)) is not None:
+                    check = calmer.check(runs.on(executable), candidate.tolerance)
                 found = found if found.is_doubtful and check.is_right else check
                 if not (found.is_right or found.is_doubtful):
                     break
@@ -263,6 +266,8 @@ class _Evaluation:
                 continue
             if kind in NONFINITE:
                 self.finite_only |= not check.is_right
+            elif ranges and checker.is_chaotic:
+                continue
             elif not check.is_right and not check.is_doubtful and is_informative:
                 self.checkers.append(checker)  # for the isolation of the fault
                 return check
@@ -295,6 +300,24 @@ class _Evaluation:
             raise error or InputError(f"no inputs could be synthesized for {self.function.name!r}")
         self.checkers.append(uninformative)
         return uninformative
+
+    def _calmer(self, k: int) -> ResultChecker | None:
+        """The checker of calmer inputs, from now on in the place of set `k`, if that says nothing: where the function
+        is chaotic on it. None where it is not, where inputs were given, or where calmer ones are chaotic as well."""
+        checker = self.checkers[k]
+        assert self.first is not None
+        try:
+            if (not k and self.given) or not checker.is_chaotic:
+                return None
+            arrays = synthesize_inputs(self.function, "damped", self.settings.seed + k, self.constraints)
+            calmer = self.first.for_inputs(arrays)
+            if not calmer.is_informative or calmer.is_chaotic:
+                return None
+        except XRTError:
+            return None
+        self._wasted += checker.host_runs
+        self.checkers[k] = calmer
+        return calmer
 
     @property
     def _host_runs(self) -> int:

@@ -17,12 +17,14 @@ from xrt_core.ir.types import float_like
 from xrt_core.runtime.arrays import Range
 from xrt_core.verify.value_ranges import FREE, ValueConstraint, infer_constraints, is_synthesizable
 
-Kind = Literal["normal", "ties", "large", "gentle", "small", "constant", "nonfinite", "nan", "infinite"]
+Kind = Literal["normal", "ties", "large", "gentle", "damped", "small", "constant", "nonfinite", "nan", "infinite"]
 """normal: normally distributed floats. ties: few distinct values, zero among them, and the ends of 8-bit integers.
 large: normal, eight times as large. gentle: floats from 0.5 to 1.5, for which even unknown graphs rarely give NaN or
-infinity. small: normal, a thousandth as large. constant: each channel (axis 1; of a matrix or vector, each row) is one
-number that no sum of it divides exactly, for normalisations of what does not vary. nonfinite: normal, with a few NaN
-and infinities, wherever floats are no integers. nan, infinite: half of the elements are, at random places."""
+infinity. damped: normal, but a matrix is divided by the root of its longer side, as networks' weights are when they are
+made: products of such matrices neither grow nor vanish. small: normal, a thousandth as large. constant: each channel
+(axis 1; of a matrix or vector, each row) is one number that no sum of it divides exactly, for normalisations of what
+does not vary. nonfinite: normal, with a few NaN and infinities, wherever floats are no integers. nan, infinite: half of
+the elements are, at random places."""
 
 NONFINITE: Final[tuple[Kind, ...]] = ("nonfinite", "nan", "infinite")
 """The kinds that are no numbers. A few show what becomes of them and of others in one reduction, many whether they are
@@ -130,6 +132,8 @@ def _floats(
         values = rng.choice(np.array(_LEVELS), shape)
     else:
         values = rng.standard_normal(shape) * {"large": 8.0, "small": 1e-3}.get(kind, 1.0)
+        if kind == "damped" and len(shape) > 1:
+            values = values / math.sqrt(max(*shape[-2:], 1))
     values = np.asarray(values)
     if kind == "constant" and len(shape) > 1:
         values = np.broadcast_to(_one_a_channel(values), shape)
