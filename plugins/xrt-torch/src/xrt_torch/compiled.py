@@ -231,13 +231,19 @@ def _caller(module: Any, sizes: list[bool] | None) -> Callable[..., Any]:
     """A module as a function of tensors and integers, whose results are a sequence of the same."""
     import numpy as np
 
-    names = module.output_names
+    single = len(module.output_names) == 1
 
     def call(*args: Any) -> Sequence[Any]:
-        given = [a.detach() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args]
+        # NumPy's views of tensors on the CPU take the shortest way through XRT
+        is_plain = all(a.dtype in _PLAIN and a.device.type == "cpu" for a in args if isinstance(a, torch.Tensor))
+        given = [
+            (a.detach().numpy() if is_plain else a.detach())
+            if isinstance(a, torch.Tensor)
+            else np.asarray(a, _DTYPES[type(a)])
+            for a in args
+        ]
         made = module(*given)
-        results = made if len(names) != 1 else (made,)
-        results = [r if isinstance(r, torch.Tensor) else torch.from_numpy(np.array(r)) for r in results]
+        results = [r if isinstance(r, torch.Tensor) else _tensor(r) for r in ((made,) if single else made)]
         if sizes is not None:
             return [int(r) if s else r for r, s in zip(results, sizes, strict=True)]
         return results
@@ -245,6 +251,22 @@ def _caller(module: Any, sizes: list[bool] | None) -> Callable[..., Any]:
     return call
 
 
+def _tensor(result: Any) -> torch.Tensor:
+    """A NumPy result as a tensor of the same memory."""
+    import numpy as np
+
+    array = result if type(result) is np.ndarray and result.flags.writeable else np.array(result)
+    if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":  # which torch does not take from NumPy
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+_PLAIN: Final = frozenset(
+    (
+        torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+        torch.bool,
+    )
+)  # fmt: skip
 _DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
 
 

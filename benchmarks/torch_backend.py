@@ -1,0 +1,307 @@
+"""`torch.compile(model, backend="xrt")` beside eager PyTorch and inductor: inference, first results, training, calls.
+
+    python benchmarks/torch_backend.py inference [NAME ...]   # steady calls of eight architectures, random weights
+    python benchmarks/torch_backend.py first [NAME ...]       # the first result, each in a process of its own
+    python benchmarks/torch_backend.py training [NAME ...]    # steps, the optimizer included
+    python benchmarks/torch_backend.py calls                  # x + 1, and 200 parameters as inputs
+
+Models come from transformers (configurations of base size, shortened to `--layers`, 6), the U-Net is written here. All
+sides share the weights and take turns in one process; `inductor` is left out where it cannot compile. Differences are
+the largest of the outputs over the largest number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from rounds import interleaved
+
+LAYERS = 6
+NAMES = ("bert", "gpt2", "vit", "resnet", "mobilenet", "t5", "whisper", "unet")
+TRAINED = ("bert", "gpt2", "resnet")
+
+
+class UNet(torch.nn.Module):
+    """Two levels down and up, with GroupNorm and skip connections."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+
+        def block(a: int, b: int) -> torch.nn.Module:
+            parts: list[torch.nn.Module] = [
+                torch.nn.Conv2d(a, b, 3, padding=1),
+                torch.nn.GroupNorm(8, b),
+                torch.nn.SiLU(),
+            ]
+            return torch.nn.Sequential(
+                *parts, torch.nn.Conv2d(b, b, 3, padding=1), torch.nn.GroupNorm(8, b), torch.nn.SiLU()
+            )
+
+        self.a, self.b, self.c = block(3, width), block(width, 2 * width), block(2 * width, 4 * width)
+        self.d, self.e = block(6 * width, 2 * width), block(3 * width, width)
+        self.last = torch.nn.Conv2d(width, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: float32 [n, 3, h, w] -> the same shape."""
+        half, twice = torch.nn.functional.avg_pool2d, torch.nn.functional.interpolate
+        a = self.a(x)
+        b = self.b(half(a, 2))
+        c = self.c(half(b, 2))
+        d = self.d(torch.cat([twice(c, scale_factor=2.0), b], 1))
+        return self.last(self.e(torch.cat([twice(d, scale_factor=2.0), a], 1)))
+
+
+def made(name: str, layers: int, training: bool = False) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A model of random weights, and the keyword arguments of a call."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    image = torch.randn(1, 3, 224, 224)
+    ids = torch.randint(0, 1000, (8, 64) if training else (1, 128))
+    if name == "unet":
+        return UNet(), {"x": torch.randn(1, 3, 128, 128)}
+    kinds: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+        "bert": lambda: (t.BertModel(t.BertConfig(num_hidden_layers=layers)), {"input_ids": ids}),
+        "gpt2": lambda: (t.GPT2Model(t.GPT2Config(n_layer=layers)), {"input_ids": ids, "use_cache": False}),
+        "vit": lambda: (t.ViTModel(t.ViTConfig(num_hidden_layers=layers)), {"pixel_values": image}),
+        "resnet": lambda: (t.ResNetModel(t.ResNetConfig()), {"pixel_values": image}),
+        "mobilenet": lambda: (t.MobileNetV2Model(t.MobileNetV2Config()), {"pixel_values": image}),
+        "t5": lambda: (
+            t.T5Model(t.T5Config(num_layers=layers)),
+            {"input_ids": ids, "decoder_input_ids": ids[:, :32], "use_cache": False},
+        ),
+        "whisper": lambda: (
+            t.WhisperModel(t.WhisperConfig(encoder_layers=layers, d_model=384, encoder_ffn_dim=1536)).encoder,
+            {"input_features": torch.randn(1, 80, 3000)},
+        ),
+    }
+    if training:
+        kinds["bert"] = lambda: (
+            t.BertForSequenceClassification(
+                t.BertConfig(num_hidden_layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+            ),
+            {"input_ids": ids, "labels": ids[:, 0] % 2},
+        )
+        kinds["gpt2"] = lambda: (
+            t.GPT2LMHeadModel(
+                t.GPT2Config(n_layer=4, vocab_size=1000, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+            ),
+            {"input_ids": ids, "labels": ids, "use_cache": False},
+        )
+        kinds["resnet"] = lambda: (
+            t.ResNetForImageClassification(
+                t.ResNetConfig(
+                    layer_type="basic",
+                    depths=[2, 2, 2, 2],
+                    hidden_sizes=[64, 128, 256, 512],
+                    embedding_size=64,
+                    num_labels=10,
+                )
+            ),
+            {"pixel_values": torch.randn(8, 3, 64, 64), "labels": torch.arange(8)},
+        )
+    return kinds[name]()
+
+
+def output(result: Any) -> torch.Tensor:
+    """The first tensor of a model's output."""
+    return result if isinstance(result, torch.Tensor) else result[0]
+
+
+def settle(call: Callable[[], Any], seconds: float = 180.0) -> None:
+    """Call until XRT has nothing left to compile or to verify."""
+    import xrt_torch
+
+    call()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        xrt_torch.wait(end - time.monotonic())
+        call()
+        if xrt_torch.wait(0):
+            return
+
+
+def inference(names: Sequence[str], layers: int, compiled: Sequence[str]) -> None:
+    """Print a table of steady calls."""
+    print("| model | eager (ms) | xrt / eager | inductor / eager | xrt / inductor | off |\n|---|---|---|---|---|---|")
+    ratios: list[tuple[float, float]] = []
+    for name in names:
+        torch._dynamo.reset()
+        model, inputs = made(name, layers)
+        model.eval()
+        with torch.inference_mode(False), torch.no_grad():
+            calls: dict[str, Callable[[], Any]] = {"eager": partial(model, **inputs)}
+            for backend in compiled:
+                try:
+                    calls[backend] = partial(torch.compile(model, backend=backend), **inputs)
+                    settle(calls[backend]) if backend == "xrt" else calls[backend]()
+                except Exception as e:
+                    print(f"{name}: {backend}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
+                    calls.pop(backend, None)
+            want = output(calls["eager"]())
+            off = float((output(calls["xrt"]()) - want).abs().max() / want.abs().max()) if "xrt" in calls else math.nan
+            times = dict(
+                zip(calls, interleaved(list(calls.values()), rounds=9, seconds=6.0, warm=1, rest=0.05), strict=True)
+            )
+
+        def ratio(a: str, b: str, times: Any = times) -> float:
+            if a not in times or b not in times:
+                return math.nan
+            return statistics.median(x / y for x, y in zip(times[a].wall, times[b].wall, strict=True))
+
+        ratios.append((ratio("xrt", "eager"), ratio("xrt", "inductor")))
+        print(
+            f"| {name} | {times['eager'].median * 1e3:.1f} | {ratios[-1][0]:.2f} | {ratio('inductor', 'eager'):.2f} "
+            f"| {ratios[-1][1]:.2f} | {off:.1e} |",
+            flush=True,
+        )
+    for k, what in enumerate(("eager", "inductor")):
+        logs = [math.log(r[k]) for r in ratios if not math.isnan(r[k])]
+        if logs:
+            print(f"xrt / {what}: geometric mean {math.exp(statistics.fmean(logs)):.2f}, of {len(logs)}")
+
+
+def training(names: Sequence[str], compiled: Sequence[str]) -> None:
+    """Print a table of training steps, with AdamW."""
+    print("| model | eager (ms a step) | xrt / eager | inductor / eager | loss, eager and xrt |\n|---|---|---|---|---|")
+    for name in names:
+        torch._dynamo.reset()
+        steps: dict[str, Callable[[], Any]] = {}
+        losses: dict[str, float] = {}
+        for backend in ("eager", *compiled):
+            model, inputs = made(name, LAYERS, training=True)
+            model.train()
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+            call = model if backend == "eager" else torch.compile(model, backend=backend)
+
+            def step(call: Any = call, inputs: Any = inputs, optimizer: Any = optimizer) -> float:
+                loss = call(**inputs).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return float(loss.detach())
+
+            try:
+                losses[backend] = [step() for _ in range(3)][-1]
+                if backend == "xrt":
+                    settle(step)
+                steps[backend] = step
+            except Exception as e:
+                print(f"{name}: {backend}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
+        times = dict(zip(steps, interleaved(list(steps.values()), rounds=9, seconds=6.0, warm=1), strict=True))
+        over = {b: times[b].median / times["eager"].median for b in times}
+        print(
+            f"| {name} | {times['eager'].median * 1e3:.0f} | {over.get('xrt', math.nan):.2f} "
+            f"| {over.get('inductor', math.nan):.2f} | {losses['eager']:.5f}, {losses.get('xrt', math.nan):.5f} |",
+            flush=True,
+        )
+
+
+def first(names: Sequence[str], layers: int, compiled: Sequence[str]) -> None:
+    """Print the seconds of a first result, cold, each in a process of its own."""
+    print("| model | eager (s) | xrt / eager | inductor (s) |\n|---|---|---|---|")
+    for name in names:
+        found = {}
+        for backend in ("eager", *compiled):
+            command = [sys.executable, __file__, "first-of", name, "--layers", str(layers), "--backends", backend]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            found[backend] = float(done.stdout.split()[-1]) if not done.returncode else math.nan
+        eager = found["eager"]
+        print(
+            f"| {name} | {eager:.2f} | {found.get('xrt', math.nan) / eager:.2f} "
+            f"| {found.get('inductor', math.nan):.2f} |",
+            flush=True,
+        )
+
+
+def first_of(name: str, layers: int, backend: str) -> None:
+    """In a process of its own: the seconds of the first call of one more model, PyTorch being warm."""
+    model, inputs = made(name, layers)
+    model.eval()
+    with torch.no_grad():
+        start = time.perf_counter()
+        output((model if backend == "eager" else torch.compile(model, backend=backend))(**inputs))
+        print(time.perf_counter() - start, flush=True)
+    import os
+
+    os._exit(0)  # what compiles in the background is not waited for
+
+
+class Many(torch.nn.Module):
+    """A hundred small linear layers: 200 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(100))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: float32 [n, 8] -> [n, 8]."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def calls() -> None:
+    """Print microseconds of small calls."""
+
+    def constant(graph: Any, example: Any) -> Any:
+        result = graph(*example)
+        return lambda *args: result
+
+    x = torch.ones(4)
+    plus: Callable[[Any], Any] = lambda v: v + 1  # noqa: E731
+    torch._dynamo.reset()
+    xrt, base = torch.compile(plus, backend="xrt"), torch.compile(lambda v: v + 1, backend=constant)
+    with torch.no_grad():
+        base(x)
+        settle(partial(xrt, x))
+        times = interleaved([partial(plus, x), partial(base, x), partial(xrt, x)], rounds=21, batch=0.03)
+        eager, constant_, own = (t.median * 1e6 for t in times)
+        print(
+            f"x + 1: eager {eager:.1f} us, dynamo with a constant backend {constant_:.1f}, "
+            f"xrt {own:.1f} ({own / constant_:.2f})"
+        )
+    model, y = Many(), torch.ones(2, 8)
+    own_ = torch.compile(model, backend="xrt")
+    settle(partial(own_, y))
+    a, b = (t.median * 1e6 for t in interleaved([partial(model, y), partial(own_, y)], rounds=21, batch=0.05))
+    print(f"200 parameters as inputs, with gradients: eager {a:.0f} us, xrt {b:.0f} ({b / a:.2f})")
+
+
+def main() -> None:
+    """Print what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("inference", "first", "first-of", "training", "calls"))
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--backends", default="inductor,xrt")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    backends = args.backends.split(",")
+    if args.what == "first-of":
+        first_of(args.names[0], args.layers, backends[0])
+        return
+    print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads()}))
+    if args.what == "inference":
+        inference(args.names or NAMES, args.layers, backends)
+    elif args.what == "training":
+        training(args.names or TRAINED, backends)
+    elif args.what == "first":
+        first(args.names or NAMES, args.layers, backends)
+    else:
+        calls()
+
+
+if __name__ == "__main__":
+    main()
