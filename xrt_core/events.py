@@ -100,12 +100,16 @@ def subscribe(listener: Listener) -> Callable[[], None]:
 
 
 class EventLog:
-    """A ring buffer of the latest events. Emitting costs about a microsecond and is thread-safe."""
+    """A ring buffer of the latest events. Emitting costs about a microsecond and is thread-safe.
 
-    __slots__ = ("_ring",)
+    most: the highest level at which events are logged: what goes wrong with something that is only tried warns nobody.
+    """
 
-    def __init__(self, size: int = 256) -> None:
+    __slots__ = ("_ring", "most")
+
+    def __init__(self, size: int = 256, most: int = logging.CRITICAL) -> None:
         self._ring: deque[Event] = deque(maxlen=size)
+        self.most = most
 
     def emit(self, name: str, *, level: int = logging.DEBUG, seconds: float | None = None, **fields: Any) -> Event:
         """Record an event, log it at `level`, and call the listeners; an exception of a listener is logged only."""
@@ -137,7 +141,7 @@ class EventLog:
 
     def _notify(self, event: Event, level: int) -> None:
         self._ring.append(event)
-        logger.log(level, "%s", event)
+        logger.log(min(level, self.most), "%s", event)
         for listener in tuple(_listeners):
             try:
                 listener(event)

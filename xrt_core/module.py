@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -16,8 +18,11 @@ from xrt_core.events import EventLog
 from xrt_core.options import Options, resolve
 
 if TYPE_CHECKING:
+    from xrt_core.accuracy.model import BudgetedModel
+    from xrt_core.accuracy.report import AccuracyReport
     from xrt_core.compiler.inspection import CompiledCluster
     from xrt_core.compiler.models import CompiledGraph, ImportedModel, LiveCall, TracedModel
+    from xrt_core.compiler.pipeline import Pipeline
     from xrt_core.engine.contract import CompileOptions
     from xrt_core.explanation import Explanation
     from xrt_core.ir.graph import Graph
@@ -46,6 +51,8 @@ class XRTModule(GuardedModule):
     shapes: input -> its dimensions: sizes, names of symbols, `xrt.Symbol("n", min=1, max=512, multiple=8)`, expressions
         such as "n + 1", or None for any size. Calls must fit them, and one plan serves all of them where the engine can
         (docs/shapes.md). What is not declared is found out by the calls.
+    calibration: sets of inputs (input -> array) on which the errors are measured that the option `accuracy` allows; not
+        given, those of the first calls (docs/precision.md).
     options: see docs/options.md.
 
     Arguments are arrays of NumPy, JAX, CuPy or torch. Results are arrays of the first argument's library, zero-copy
@@ -63,12 +70,13 @@ class XRTModule(GuardedModule):
         engine: str | Sequence[str] | None = None,
         example: Any = None,
         shapes: Mapping[str, Sequence[Any]] | None = None,
+        calibration: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         from xrt_core.compiler.models import ImportedModel, TracedModel, is_traced, quantised, read_model
         from xrt_core.compiler.tiering import pipeline_for
         from xrt_core.engine import engines as process_engines
-        from xrt_core.quantization import calibration
+        from xrt_core.quantization import calibration as calibration_mode
         from xrt_core.saved_model import SavedModel
 
         self.events = EventLog()
@@ -76,8 +84,9 @@ class XRTModule(GuardedModule):
         saved = model if isinstance(model, SavedModel) else None
         choose = partial(process_engines.choose, self.options)
         self._pipeline = pipeline_for(self.options, choose, self.events, saved.file if saved else None)
-        self._calibration = calibration
-        self._source: ImportedModel | TracedModel
+        self._calibration = calibration_mode
+        self._source: ImportedModel | TracedModel | BudgetedModel
+        self._budgeted: BudgetedModel | None = None
         if shapes is not None and is_traced(model):
             raise InputError(
                 "shapes is for models of fixed inputs; a traced graph is traced for the shapes of each call"
@@ -91,6 +100,64 @@ class XRTModule(GuardedModule):
         else:
             graph = saved.graph if saved is not None else quantised(read_model(model, example), self._pipeline)
             self._source = ImportedModel(graph, self._pipeline, shapes)
+        if self.options.accuracy is not None:
+            self._source = self._budgeted = self._within_budget(self._source, calibration)
+        elif calibration is not None:
+            raise InputError("calibration is for accuracy=, which says how far results may be off")
+
+    def _within_budget(self, source: Any, inputs: Sequence[Mapping[str, Any]] | None) -> BudgetedModel:
+        """The model with the option `accuracy`. Raises UnsupportedError where it does not apply."""
+        from xrt_core.accuracy.model import BudgetedModel
+        from xrt_core.compiler.models import ImportedModel
+
+        options = self.options
+        why = (
+            "for models of fixed inputs; a traced graph becomes one by exporting it"
+            if not isinstance(source, ImportedModel)
+            else "for inference"
+            if options.phase != "inference"
+            else "for devices that are here"
+            if options.target is not None
+            else "for one device"
+            if options.mesh is not None
+            else "for engines, which guard=False leaves unverified"
+            if options.guard is False
+            else "not for graphs that are quantised or lowered by other options already"
+            if options.use_int8 or options.narrow is not None
+            else ""
+        )
+        if why:
+            raise UnsupportedError(f"accuracy ({options.source('accuracy')}) is {why}")
+        module = weakref.ref(self)
+
+        def on_change(pipeline: Pipeline) -> None:
+            if (found := module()) is not None:
+                found._pipeline = pipeline
+
+        return BudgetedModel(source, self._pipeline, inputs, on_change)
+
+    @property
+    def accuracy(self) -> AccuracyReport | None:
+        """What the option `accuracy` has come to: what was tried, its errors and times, and what answers; None where
+        the option is not given."""
+        return None if self._budgeted is None else self._budgeted.report
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `GuardedModule.wait`; with `accuracy`, also for the search."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not super().wait(timeout):
+            return False
+        if self._budgeted is None:
+            return True
+        if not self._budgeted.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+            return False
+        return super().wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+
+    def close(self) -> None:
+        """See `GuardedModule.close`."""
+        if self._budgeted is not None:
+            self._budgeted.close()
+        super().close()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raise UnsupportedError: executables and threads are neither pickled nor copied."""

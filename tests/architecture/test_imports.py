@@ -38,8 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"compiler"},
     "saved_model": GROUND | {"ir", "frontends", "engine", "cache", "options", "compiler"},
     "quantization": GROUND | {"ir", "frontends", "passes", "host"},
+    "accuracy": GROUND
+    | {"ir", "passes", "engine", "runtime", "options", "verify", "guard", "compiler", "quantization"},
     "module": GROUND
-    | {"quantization", "guard", "compiler", "saved_model"}
+    | {"accuracy", "quantization", "guard", "compiler", "saved_model"}
     | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation"},
     "generation": {"errors", "ir", "engine", "module"},
     "onnx_backend": GROUND | {"ir", "engine", "module"},

@@ -20,8 +20,9 @@ from xrt_core.engine.contract import Executable, InputOutputAlias, RunOptions
 from xrt_core.engine.converters import converters
 from xrt_core.errors import InputError, InternalError
 from xrt_core.guard import launch as launch_module
-from xrt_core.guard.launch import Expectation, GuardedLaunch, _Schedule
+from xrt_core.guard.launch import Expectation, GuardedLaunch
 from xrt_core.guard.record import ClusterRecord, FailureRecord, State
+from xrt_core.guard.sampling import SamplingSchedule, comparisons
 from xrt_core.ir.function import Function
 from xrt_core.options.guard_settings import GuardSettings
 from xrt_core.runtime.arrays import to_numpy
@@ -427,14 +428,14 @@ def test_a_live_executable_is_watched() -> None:
     for _ in range(40):
         before = launch.record.shadow_runs
         launch([X, X])
-        launch_module._shadow_thread.wait()
+        comparisons().wait()
         if launch.record.shadow_runs > before:
             compared.append(launch.record.calls)
     assert compared[:4] == [1, 2, 4, 8]
     wrong = True
     while launch.record.state is State.LIVE:
         launch([X, X])
-        launch_module._shadow_thread.wait()
+        comparisons().wait()
         assert launch.record.calls < 100_000
     assert launch.record.state is State.REJECTED
     assert "in doubt" in launch.record.reason
@@ -482,18 +483,18 @@ def test_a_watch_goes_on_after_what_it_could_not_compare(monkeypatch: pytest.Mon
     launch([X, X])
     assert launch.record.shadow_runs == 2
     with monkeypatch.context() as patch:
-        patch.setattr(launch_module._shadow_thread, "submit", no_room)
+        patch.setattr(comparisons(), "submit", no_room)
         for _ in range(4):
             launch([X, X])
     with monkeypatch.context() as patch:
         patch.setattr(launch, "_host_run", rejects())
         for _ in range(64):
             launch([X, X])
-            launch_module._shadow_thread.wait()
+            comparisons().wait()
     before = launch.record.shadow_runs
     for _ in range(500):
         launch([X, X])
-        launch_module._shadow_thread.wait()
+        comparisons().wait()
     assert launch.record.shadow_runs > before
     assert launch.record.state is State.LIVE
 
@@ -521,7 +522,7 @@ def test_an_executable_that_becomes_slow() -> None:
 
 def test_a_watch_that_costs_little() -> None:
     """The gap between comparisons grows until they take a hundredth of the time of the calls."""
-    schedule = _Schedule(None)
+    schedule = SamplingSchedule(None)
     due = []
     for n in range(1, 20_000):
         if schedule.is_due(n - 1):

@@ -15,7 +15,8 @@ from tests.guard.guarded import chain, eventually
 from tests.training.test_whole_steps import interrupted
 from xrt_core.engine import engines
 from xrt_core.engine.boundary import changed, snapshot
-from xrt_core.guard.launch import GuardedLaunch, _Schedule
+from xrt_core.guard.launch import GuardedLaunch
+from xrt_core.guard.sampling import SamplingSchedule
 from xrt_core.guard.timeouts import TimedCaller
 from xrt_core.module import XRTModule
 from xrt_core.runtime.launch import _launches
@@ -62,7 +63,7 @@ def test_interrupts(engine: str, mode: str, count: int, own_cache: pathlib.Path)
 
 def test_a_comparison_that_was_interrupted_is_made_again() -> None:
     """The next call is compared; what another thread is at is left to it."""
-    schedule = _Schedule(None)
+    schedule = SamplingSchedule(None)
     assert schedule.is_due(0)
     thread = threading.Thread(target=schedule.release)
     thread.start()

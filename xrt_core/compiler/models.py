@@ -53,16 +53,16 @@ class CompiledGraph:
         self.names = tuple(v.name or f"input_{i}" for i, v in enumerate(graph.inputs))
         types = [v.type for v in graph.inputs]
         self.declared = None if shapes is None else declared_shapes(self.names, types, shapes)
-        self._captured = pipeline.capture(graph)
-        self.graph: Graph = self._captured.graph  # not the given one, so that its constant-folded weights can be freed
-        self.plans: PlanCache = pipeline.plan_cache(self._captured, declared=self.declared)
+        self.captured = pipeline.capture(graph)
+        self.graph: Graph = self.captured.graph  # not the given one, so that its constant-folded weights can be freed
+        self.plans: PlanCache = pipeline.plan_cache(self.captured, declared=self.declared)
         self._calls, self._clock = self.plans.calls, self.plans.clock
         self._last: CacheEntry | None = None
         self._by_value = bool(self.plans.by_value)
         self._buckets: Buckets | None = None
         self._last_padded: tuple[Bucket, Mapping[str, int]] | None = None
         if pipeline.options.buckets != "off" and not padded and not self._by_value:
-            reference = None if pipeline.options.guard is False else self._on_host
+            reference = None if pipeline.options.guard is False else self.on_host
             self._buckets = Buckets(
                 self.graph,
                 pipeline.options.buckets,
@@ -110,7 +110,7 @@ class CompiledGraph:
             results = self(plain)
             return results if back is None else back(results)
         if key is None:
-            key = self._key(arrays)
+            key = self.key(arrays)
             found = None if key is None else self._calls.get(key)
             if found is not None:
                 found[1].used = self._clock()
@@ -124,7 +124,7 @@ class CompiledGraph:
         """
         wanted = wanted_of(results, names)
         plain, back = plain_arrays(arrays)
-        key = self._key(plain)
+        key = self.key(plain)
         found = None if key is None else self._calls.get(key)
         if found is None:
             call = self.prepare(plain, key)
@@ -164,7 +164,7 @@ class CompiledGraph:
             plan = _final(plan)
         self._last, self._last_padded = entry, None
         call = bind(plan, arrays, plan.engines, *plan.host)
-        key = self._key(arrays) if key is None else key
+        key = self.key(arrays) if key is None else key
         if key is not None:
             self.plans.bind(key, call, plan, entry)
         return call
@@ -194,7 +194,7 @@ class CompiledGraph:
 
         self._last = bucket.inner._last
         self._last_padded = bucket, sizes
-        key = self._key(arrays) if key is None else key
+        key = self.key(arrays) if key is None else key
         if key is not None and self._last is not None:
             self._calls[key] = call, self._last
             old = buckets.keep(key)
@@ -202,10 +202,10 @@ class CompiledGraph:
                 self._calls.pop(old, None)
         return call
 
-    def _on_host(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
+    def on_host(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """Return the results of the graph as it is on the host alone, without keeping a plan."""
         types, known = self.plans.signature(arrays)
-        optimised = self.pipeline.optimise(self._captured, types, known, engines=False)
+        optimised = self.pipeline.optimise(self.captured, types, known, engines=False)
         return self.pipeline.plan(self.pipeline.partition(optimised)).run(arrays)
 
     def begin(self, arrays: Sequence[Any]) -> None:
@@ -236,7 +236,7 @@ class CompiledGraph:
             if isinstance(plan, BaselinePlan):
                 plan.finish()
 
-    def _key(self, arrays: Sequence[Any]) -> Any:
+    def key(self, arrays: Sequence[Any]) -> Any:
         """Return the cache key of arguments some of which are omitted; None if one is a sequence: those are checked at
         every call."""
         if not all(a is None or is_array(a) for a in arrays):
@@ -285,7 +285,7 @@ class CompiledGraph:
         """Return the partitioned graph for the signature of these arguments, without compiling."""
         types, known = self.plans.signature(self.checked(arrays))
         pipeline = self.pipeline.accelerated
-        return pipeline.partition(pipeline.optimise(pipeline.adopt(self._captured), types, known))
+        return pipeline.partition(pipeline.optimise(pipeline.adopt(self.captured), types, known))
 
     def explain(self, arrays: Sequence[Any] | None) -> Explanation:
         """Return the decisions for the signature of these arguments; None: the last new one, or the declared types."""
@@ -375,8 +375,8 @@ class ImportedModel:
     """A model with fixed inputs and outputs: an ONNX model or an IR graph.
 
     An omitted input that has a default becomes a constant: each set of given optional inputs has a CompiledGraph.
-    caller: the CompiledGraph used last; initially the one for no optional input. shapes: what the user declares of the
-    inputs' shapes. Raises InputError where that does not fit.
+    caller: the CompiledGraph used last; initially the one for no optional input, `plain`. shapes: what the user
+    declares of the inputs' shapes. Raises InputError where that does not fit.
     """
 
     def __init__(self, graph: Graph, pipeline: Pipeline, shapes: Shapes | None = None) -> None:
@@ -389,7 +389,7 @@ class ImportedModel:
         if pipeline.options.unknown_operators == "error":
             check_operators(graph)
         self.output_names = tuple(v.name or f"output_{i}" for i, v in enumerate(graph.outputs))
-        self.caller = self._plain = CompiledGraph(bind_defaults(graph), pipeline, shapes)
+        self.caller = self.plain = CompiledGraph(bind_defaults(graph), pipeline, shapes)
         self._graph = graph
         self._inputs = graph.inputs
         self._pipeline = pipeline
@@ -417,7 +417,7 @@ class ImportedModel:
         if named or len(args) != self._plain_count:
             caller, args = self.bind(args, named)
         else:
-            caller = self.caller = self._plain
+            caller = self.caller = self.plain
         results = caller(args)
         return results[0] if self._single else tuple(results)
 
@@ -429,8 +429,8 @@ class ImportedModel:
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
         """Return the CompiledGraph for the given inputs, and one argument per input of it (None: omitted)."""
         if not args and len(named) == len(self._required) and all(name in named for name in self._required):
-            self.caller = self._plain  # fast path: a model may list every weight as an optional input
-            return self._plain, [named[name] for name in self._required]
+            self.caller = self.plain  # fast path: a model may list every weight as an optional input
+            return self.plain, [named[name] for name in self._required]
         count = len(self._inputs)
         if len(args) > count:
             raise InputError(f"{len(args)} inputs given, the model takes {count}: {input_list(self._inputs)}")
@@ -458,11 +458,11 @@ class ImportedModel:
 
     def saved(self) -> tuple[Graph, list[CompiledGraph]]:
         """Return the contents of a model file: the graph, and the CompiledGraphs that hold its signatures."""
-        return self._graph, [self._plain, *self._callers.values()]
+        return self._graph, [self.plain, *self._callers.values()]
 
     def _caller(self, given: frozenset[int]) -> CompiledGraph:
         if not given:
-            return self._plain
+            return self.plain
         return self._callers.get_or_make(
             given, lambda: CompiledGraph(bind_defaults(self._graph, given), self._pipeline, self.shapes)
         )

@@ -660,7 +660,15 @@ def _are_tolerances(value: Any) -> bool:
         and t.share <= 1
         and _is_text(t.reason)
         and t.accumulates in ("", "float16", "bfloat16")
+        and t.computed_in in ("", "float16", "bfloat16")
         for k, t in value.items()
+    )
+
+
+def _are_precisions(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        k in ("float16", "bfloat16") and isinstance(options, Mapping) and all(map(_is_text, options))
+        for k, options in value.items()
     )
 
 
@@ -686,6 +694,7 @@ _ATTRIBUTES: Final[Mapping[str, tuple[Callable[[Any], bool], str, Callable[[Any]
         "meshes": (_is_bool, "a bool", None),
         "tolerance": (_are_tolerances, "a mapping of dtypes to finite Tolerances", _frozen),
         "dynamic_dims": (lambda v: v in ("none", "any"), "'none' or 'any'", None),
+        "reduced_precisions": (_are_precisions, "a mapping of 'float16', 'bfloat16' to options of the engine", _frozen),
         "native_operators": (lambda v: not v or _are_texts(v), "a tuple of strings", tuple),
         "variables": (lambda v: not v or _are_texts(v), "a tuple of strings", tuple),
     }

@@ -121,6 +121,8 @@ class Tolerance:
     reason: human-readable; an engine that declares a tolerance of its own says why it needs it.
     accumulates: "float16" or "bfloat16" where sums of products of the dtype are kept in that; else they are taken to be
     kept in float32 at least. The bounds of a result grow by its rounding steps and the root of the number of terms.
+    computed_in: the name of a narrower dtype that values of the dtype are computed in, because an option of the engine
+    asks for it: the table's row of that one counts as well.
     """
 
     absolute: float
@@ -128,6 +130,7 @@ class Tolerance:
     share: float = 0.0
     reason: str = ""
     accumulates: str = ""
+    computed_in: Literal["", "float16", "bfloat16"] = ""
 
 
 class Executable(ABC):
@@ -269,6 +272,9 @@ class Engine(ABC):
     meshes: optional; whether the engine runs a Function on several devices at once. Only then it sees nodes of
         `xrt.Boxing`, whose attribute `target` says how their result lies on `mesh` (`ir.sharding`); entries and
         weights that only such nodes read are given to it so.
+    reduced_precisions: optional; narrower dtypes that the engine computes float32 in where options of its own ask for
+        it: the name of a dtype ("bfloat16") -> these options. `accuracy` tries them (docs/precision.md); then
+        `tolerance_with` must say `computed_in`.
     variables: optional; environment variables that the library reads, for `xrt doctor` to show.
     conformance: optional; answers to the conformance kit's questions, by the names of `xrt_core.testing.Capabilities`
         ({"deterministic": False}). Only the kit reads it.
@@ -287,6 +293,7 @@ class Engine(ABC):
     native_operators: ClassVar[tuple[str, ...]] = ()
     open_shapes: ClassVar[bool] = False
     meshes: ClassVar[bool] = False
+    reduced_precisions: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import queue
 import statistics
 import threading
 import time
@@ -21,14 +19,14 @@ from xrt_core.cache.live_notes import Note
 from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
 from xrt_core.engine.converters import converters
-from xrt_core.engine.forking import in_forked_process, keep_for_ever
+from xrt_core.engine.forking import keep_for_ever
 from xrt_core.errors import BrokenContextError, ExecutionError, InputError, XRTError
 from xrt_core.events import Kind
 from xrt_core.guard.isolation import IsolatedExecutable
 from xrt_core.guard.record import ClusterRecord, FailureRecord, FailureSink, State
-from xrt_core.guard.timeouts import CallTimeout, Cancelled, TimedCaller, native_call, watchdog
+from xrt_core.guard.sampling import SamplingSchedule, comparisons
+from xrt_core.guard.timeouts import CallTimeout, TimedCaller, watchdog
 from xrt_core.guard.worker_pool import WorkerFailure
-from xrt_core.host.blas_threads import fewer_blas_threads
 from xrt_core.ir.symbols import Declared
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES, GuardSettings
 from xrt_core.passes.symbolic_shapes import function_at
@@ -58,8 +56,6 @@ _RACES: Final = 200.0  # so that races take 0.5 % of the time at most
 _LONGEST_REST: Final = 3600.0
 """Seconds until the race may be re-opened again: the first, or this many times what the last race took; twice as long
 after each that was provisional again, up to the longest."""
-_SHARE: Final = 0.01
-"""Part of the time of the calls that comparisons with the host may take."""
 _LIMIT: Final = 100.0
 _SHORTEST_LIMIT: Final = 10.0  # seconds
 """Where `guard_run_timeout` is not given: how many times what the host takes a run may take, but for the shortest."""
@@ -70,7 +66,6 @@ _FATAL: Final[Mapping[str, str]] = MappingProxyType(
 """Kinds of failures at run time that end an executable at once."""
 _SHORT: Final = 0.01
 """Seconds of a host run below which its products take all threads of NumPy's BLAS: limiting them takes 1 to 10 ms."""
-_MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
 
 
 class GuardedLaunch(Launch):
@@ -82,9 +77,9 @@ class GuardedLaunch(Launch):
     is not known here.
 
     A live executable is watched. The host runs some calls as well, on copies, and the results must agree: the first one
-    before its results go out, the others in the background (`_Schedule`). Every 64th call is timed. An executable whose
-    results differ is rejected for good, one that has become slow is dropped until the next retry, and if
-    its time is not what it was when it was chosen, the choice is revisited (`Expectation`).
+    before its results go out, the others in the background (`SamplingSchedule`). Every 64th call is timed. An
+    executable whose results differ is rejected for good, one that has become slow is dropped until the next retry, and
+    if its time is not what it was when it was chosen, the choice is revisited (`Expectation`).
 
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
@@ -123,7 +118,7 @@ class GuardedLaunch(Launch):
         self._build = build
         self._donated = tuple(a.input for a in function.aliases)
         self._passed = 0
-        self._schedule = _Schedule(settings.shadow)
+        self._schedule = SamplingSchedule(settings.shadow)
         self._timed: TimedCaller[Any] | None = None
         self._checker: ResultChecker | None = None
         self._call: HostRun = self._waiting
@@ -153,7 +148,7 @@ class GuardedLaunch(Launch):
         asked to, which a time limit needs. Raises InternalError unless the state is READY."""
         self._passed = 0
         self._limit_time(executable, any_thread)
-        self._schedule = _Schedule(self._settings.shadow, self.record.calls)
+        self._schedule = SamplingSchedule(self._settings.shadow, self.record.calls)
         self.failures = self.record.failures = 0
         self.executable = executable
         if self.record.outcome is not None and self.record.outcome.finite_only and self._settings.finite:
@@ -356,7 +351,7 @@ class GuardedLaunch(Launch):
 
         return shadowed
 
-    def _shadow_run(self, call: HostRun, arrays: Arrays, schedule: _Schedule) -> Arrays:
+    def _shadow_run(self, call: HostRun, arrays: Arrays, schedule: SamplingSchedule) -> Arrays:
         """A call whose results are compared with the host's: before they are returned, or in the background."""
         number = self.record.calls + 1
         try:
@@ -385,7 +380,7 @@ class GuardedLaunch(Launch):
                 expected = self._compare(kept, copies, number, seconds, schedule)
                 return results if expected is None else expected
             is_short = 0.0 < self._host_seconds() < _SHORT
-            if not _shadow_thread.submit(partial(self._compare, kept, copies, number, seconds, schedule), is_short):
+            if not comparisons().submit(partial(self._compare, kept, copies, number, seconds, schedule), is_short):
                 schedule.postpone(number, 0.0, 0.0)
             schedule.taker = 0
             return results
@@ -394,7 +389,12 @@ class GuardedLaunch(Launch):
         return self._fall_back(self.executable, kept, failure, kind)
 
     def _compare(
-        self, inputs: list[np.ndarray], results: list[np.ndarray], number: int, seconds: float, schedule: _Schedule
+        self,
+        inputs: list[np.ndarray],
+        results: list[np.ndarray],
+        number: int,
+        seconds: float,
+        schedule: SamplingSchedule,
     ) -> Arrays | None:
         """Compare results of call `number` with the host's. Returns the host's if they differ, which rejects the
         cluster."""
@@ -533,123 +533,6 @@ class Expectation:
                 self._next = math.inf
                 return "it was chosen while the machine was busy"
         return ""
-
-
-class _Schedule:
-    """Which calls of a live executable are compared with the host's.
-
-    every: each N-th one, before its results are returned; 0: none; None: the 1st, 2nd, 4th, 8th, ..., then so many that
-    the comparisons take at most `_SHARE` of the time of the calls. begin: the number of calls so far. due: from which
-    number of calls on the next sampled one is compared. last_right: the last call that was found right. taker: the
-    thread that is at a sampled comparison, until the background has it; 0 for none.
-    """
-
-    __slots__ = ("_begin", "_every", "_lock", "due", "is_on", "last_right", "taker")
-
-    def __init__(self, every: int | None, begin: int = 0) -> None:
-        self._every = every
-        self._begin = begin
-        self._lock = threading.Lock()
-        self.is_on = every != 0
-        self.due: float = begin
-        self.last_right = begin
-        self.taker = 0
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the caller waits for the comparison."""
-        return self._every is not None or self.last_right == self._begin
-
-    @property
-    def is_first_under_way(self) -> bool:
-        """Whether no comparison has been right yet, and another thread is at one: the host answers meanwhile."""
-        return self.last_right == self._begin and math.isinf(self.due)
-
-    def is_due(self, calls: int) -> bool:
-        """Whether the calling thread compares the call after `calls` others.
-
-        Of the sampled ones only one is compared at a time: none is due until `postpone`.
-        """
-        if self._every:
-            return calls % self._every == self._every - 1
-        if calls < self.due:
-            return False
-        with self._lock:
-            if math.isinf(self.due):
-                return False
-            self.taker = get_ident()
-            self.due = math.inf
-            return True
-
-    def release(self) -> None:
-        """The comparison that this thread is at, if any, has ended without an answer: the next call is compared."""
-        if self.taker == get_ident():
-            self.taker = 0
-            self.due = self._begin
-
-    def postpone(self, number: int, cost: float, seconds: float) -> None:
-        """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took.
-        seconds: that the call took."""
-        since = number - self._begin
-        if cost and seconds:
-            gap: float = min(since, max(round(cost / (_SHARE * seconds)), 1))
-        else:
-            gap = since
-        with self._lock:
-            self.taker = 0
-            self.due = number + int(gap) - 1
-
-
-class _ShadowThread:
-    """Compares results in the background, one after another; what comes meanwhile beyond a few is dropped."""
-
-    def __init__(self) -> None:
-        self._work: queue.Queue[tuple[Callable[[], object], bool]] = queue.Queue(_MOST_WAITING)
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def submit(self, work: Callable[[], object], is_short: bool = False) -> bool:
-        """Queue a comparison. is_short: it leaves NumPy's BLAS its threads. Returns False if there is no room, or no
-        thread can be started."""
-        try:
-            with self._lock:
-                if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._serve, name="xrt-shadow", daemon=True)
-                    self._thread.start()
-            self._work.put_nowait((work, is_short))
-        except (queue.Full, RuntimeError):
-            return False
-        return True
-
-    def wait(self) -> None:
-        """Wait until what was submitted is done."""
-        self._work.join()
-
-    def _serve(self) -> None:
-        while True:
-            work, is_short = self._work.get()
-            try:
-                with native_call(), contextlib.nullcontext() if is_short else fewer_blas_threads():
-                    work()
-            except Cancelled:
-                return
-            except Exception:
-                log.exception("a comparison with the host failed")
-            finally:
-                self._work.task_done()
-                del work
-
-
-_shadow_thread = _ShadowThread()
-
-
-def _after_fork() -> None:
-    """The thread of the parent does not exist in a forked process."""
-    global _shadow_thread
-    _shadow_thread = _ShadowThread()
-
-
-in_forked_process(_after_fork)
 
 
 def _noted(run: HostRun, marks: memoryview, record: ClusterRecord) -> HostRun:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Struct
 
 from xrt_core.errors import OptionError
+from xrt_core.options.accuracy import ACCURACY, Accuracy
 from xrt_core.options.declared import CORE_VARIABLES, PREFIX, find_section, find_switch, why_undeclared
 from xrt_core.options.kinds import (
     AUTO,
@@ -206,6 +207,14 @@ class Options:
         "A type: short for `use_fp16` or `use_bf16`. A mapping: what these nodes compute in, whatever the lists say; "
         "names are patterns with * and ?.",
         "XRT_PRECISION",
+    )
+    accuracy: Accuracy | None = _option(  # noqa: RUF009 - it makes a dataclasses.field
+        None,
+        ACCURACY,
+        "How far outputs may be off, relative to their size, for the sake of speed: forms of the model in bfloat16, "
+        "float16 and int8 are tried in the background, and the fastest whose measured error stays within this answers "
+        "(docs/precision.md). For inference; not given, results are the model's own.",
+        "XRT_ACCURACY",
     )
     strict_types: bool = _option(
         False,

@@ -57,6 +57,10 @@ class Recorder:
             ranges = self._found.setdefault(fingerprint, Ranges(graph.name, fingerprint))
             ranges.add(found)
 
+    def ranges(self, graph: Graph) -> Ranges:
+        """The ranges of a graph that was recorded. Raises KeyError for another one."""
+        return self._found[self._runs[id(graph)][1]]
+
     def save(self, folder: os.PathLike[str]) -> None:
         """Merge the recorded ranges into those in the folder. Raises QuantizationError."""
         for fingerprint, new in self._found.items():

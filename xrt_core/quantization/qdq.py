@@ -8,19 +8,71 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from xrt_core.errors import QuantizationError, XRTError
-from xrt_core.ir.graph import Graph, Value, substitute
+from xrt_core.ir.graph import Graph, Node, Value, substitute
 from xrt_core.passes.mixed_precision import Constraint
 from xrt_core.quantization.calibration import PRODUCTS, quantised_inputs
 from xrt_core.quantization.ranges import Ranges
 
 _PER_CHANNEL_OPSET: Final = 13  # the first with an axis of DequantizeLinear
 _INSTALL: Final = "pip install 'xrt-core[quantization]'"
+_QUANTISERS: Final = frozenset(("QuantizeLinear", "DynamicQuantizeLinear"))
+
+
+class QuantisedProducts:
+    """The products of a `prepared` graph in int8, each of which can be taken or left (`with_products`).
+
+    ranges: of the tensors that products read; inputs are quantised per tensor and symmetric, weights per channel, as
+    TensorRT requires (`quantise`). None: inputs are quantised by each call's own range (DynamicQuantizeLinear), and
+    only products with constant weights (MatMul) are.
+
+    Raises QuantizationError if onnxruntime is missing, a tensor has no range, or the library rejects the graph.
+    """
+
+    def __init__(self, graph: Graph, ranges: Ranges | None, marked: Sequence[str] = ()) -> None:
+        self.graph = graph
+        self._made = _quantised(graph, ranges, marked)
+        own = {v for n in graph.nodes for v in n.outputs if v is not None} | set(graph.inputs)
+        self._producers = {v: n for n in self._made.nodes for v in n.outputs if v is not None}
+        self._steps: dict[Node, tuple[Node, ...]] = {}
+        for n in graph.nodes:
+            if n.op_type in PRODUCTS and not n.domain and (steps := self._computing(n.outputs[0], own)) is not None:
+                self._steps[n] = steps
+        # what remains of a node that the library left as it was is the node itself, written anew
+        self.products = tuple(n for n, steps in self._steps.items() if any(s.op_type in _QUANTISERS for s in steps))
+
+    def with_products(self, taken: Collection[Node]) -> Graph:
+        """The graph with these products in int8, and all else as it was."""
+        order = {n: i for i, n in enumerate(self._made.nodes)}
+        nodes: list[Node] = []
+        seen: set[Node] = set()
+        for n in self.graph.nodes:
+            for step in sorted(self._steps[n], key=order.__getitem__) if n in taken else (n,):
+                if step not in seen:
+                    seen.add(step)
+                    nodes.append(step)
+        opsets = {**self.graph.opsets, **self._made.opsets}
+        return self.graph.replace(nodes=nodes, opsets=opsets)
+
+    def _computing(self, output: Value | None, own: Collection[Value]) -> tuple[Node, ...] | None:
+        """The nodes of the quantised graph that compute a value of the graph from others of it; None if none does."""
+        found: dict[Node, None] = {}
+        left = [output]
+        while left:
+            v = left.pop()
+            node = None if v is None else self._producers.get(v)
+            if node is None or node in found:
+                if node is None and v is output:
+                    return None
+                continue
+            found[node] = None
+            left += [x for x in node.inputs if x is not None and x.data is None and x not in own]
+        return tuple(found)
 
 
 def quantise(graph: Graph, ranges: Ranges, marked: Sequence[str] = ()) -> Graph:
@@ -29,6 +81,11 @@ def quantise(graph: Graph, ranges: Ranges, marked: Sequence[str] = ()) -> Graph:
     marked: keys of the option `precision`; nodes that they match are not quantised. Raises QuantizationError if
     onnxruntime is missing, a tensor has no range, or the library rejects the graph.
     """
+    return _quantised(graph, ranges, marked)
+
+
+def _quantised(graph: Graph, ranges: Ranges | None, marked: Sequence[str]) -> Graph:
+    """The graph as the library quantises it; values that both have are the same objects."""
     library = _library()
     constraints = [Constraint.of(key, "float32") for key in marked]
     import onnx
@@ -41,44 +98,43 @@ def quantise(graph: Graph, ranges: Ranges, marked: Sequence[str] = ()) -> Graph:
         numbers = {v: f"t{i}_" for i, v in enumerate(_values(graph))}
         model = _at_least(export_model(_renamed(graph, numbers)), _PER_CHANNEL_OPSET)
         model = onnx.shape_inference.infer_shapes(model)
-        floats = _float_names(model)
-        _check_ranges(graph, ranges, {v.name for v, number in numbers.items() if number in floats})
-        known = {
-            number: library.TensorData(lowest=np.array(r[0], np.float32), highest=np.array(r[1], np.float32))
-            for v, number in numbers.items()
-            if (r := ranges.tensors.get(v.name)) is not None and not math.isnan(r[0])
-        }
-        quantizer = library.QDQQuantizer(
-            model,
-            per_channel=True,
-            reduce_range=False,
-            weight_qType=library.QuantType.QInt8,
-            activation_qType=library.QuantType.QInt8,
-            tensors_range=library.TensorsData(library.CalibrationMethod.MinMax, known),
-            nodes_to_quantize=[],
-            nodes_to_exclude=[n.name for n in graph.nodes if n.name and any(c.matches(n) for c in constraints)],
-            op_types_to_quantize=sorted(PRODUCTS),
-            extra_options={
-                "ActivationSymmetric": True,
-                "WeightSymmetric": True,
-                "QuantizeBias": False,
-                "OpTypesToExcludeOutputQuantization": sorted(PRODUCTS),
-            },
-        )
+        excluded = [n.name for n in graph.nodes if n.name and any(c.matches(n) for c in constraints)]
+        if ranges is None:
+            quantizer = library.dynamic(model, excluded)
+        else:
+            floats = _float_names(model)
+            _check_ranges(graph, ranges, {v.name for v, number in numbers.items() if number in floats})
+            known = {
+                number: (r[0], r[1])
+                for v, number in numbers.items()
+                if (r := ranges.tensors.get(v.name)) is not None and not math.isnan(r[0])
+            }
+            quantizer = library.static(model, known, excluded)
         quantizer.quantize_model()
         made = import_model(quantizer.model.model)
     except XRTError:
         raise
     except Exception as e:
         raise QuantizationError(f"{graph.name or 'the graph'} cannot be quantised: {type(e).__name__}: {e}") from e
-    ends = zip((*made.outputs, *made.inputs), (*graph.outputs, *graph.inputs), strict=True)
-    return _renamed(made, {new: old.name for new, old in ends})
+    return _with_values(made, {number: v for v, number in numbers.items()})
 
 
 def _values(graph: Graph) -> list[Value]:
     """Return every value of the graph (without subgraphs) once."""
     made = [v for n in graph.nodes for v in n.outputs if v is not None]
     return list(dict.fromkeys((*graph.inputs, *graph.constants, *made)))
+
+
+def _with_values(made: Graph, own: Mapping[str, Value]) -> Graph:
+    """The graph with its values replaced by those of the same name in `own`. What it has besides keeps its name."""
+    new = {v: own[v.name] for v in _values(made) if v.name in own}
+    nodes = [
+        substitute(n, new).replace(outputs=[None if v is None else new.get(v, v) for v in n.outputs])
+        for n in made.nodes
+    ]
+    return made.replace(
+        inputs=[new.get(v, v) for v in made.inputs], outputs=[new.get(v, v) for v in made.outputs], nodes=nodes
+    )
 
 
 def _renamed(graph: Graph, names: Mapping[Value, str]) -> Graph:
@@ -93,18 +149,64 @@ def _renamed(graph: Graph, names: Mapping[Value, str]) -> Graph:
 
 
 class _Library:
-    """The objects of `onnxruntime.quantization` that this module uses."""
+    """The quantisers of `onnxruntime.quantization` that this module uses."""
 
     def __init__(self) -> None:
         from onnxruntime.quantization import CalibrationMethod, QuantType
         from onnxruntime.quantization.calibrate import TensorData, TensorsData
+        from onnxruntime.quantization.onnx_quantizer import ONNXQuantizer
         from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
+        from onnxruntime.quantization.quant_utils import QuantizationMode
 
-        self.CalibrationMethod: Any = CalibrationMethod
-        self.QuantType: Any = QuantType
-        self.TensorData: Any = TensorData
-        self.TensorsData: Any = TensorsData
-        self.QDQQuantizer: Any = QDQQuantizer
+        self._method: Any = CalibrationMethod.MinMax
+        self._int8: Any = QuantType.QInt8
+        self._uint8: Any = QuantType.QUInt8
+        self._integer_operators: Any = QuantizationMode.IntegerOps
+        self._TensorData: Any = TensorData
+        self._TensorsData: Any = TensorsData
+        self._QDQQuantizer: Any = QDQQuantizer
+        self._ONNXQuantizer: Any = ONNXQuantizer
+
+    def static(self, model: Any, ranges: Mapping[str, tuple[float, float]], excluded: Sequence[str]) -> Any:
+        """A quantiser of a model by ranges of its tensors."""
+        known = {
+            name: self._TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
+            for name, (low, high) in ranges.items()
+        }
+        return self._QDQQuantizer(
+            model,
+            per_channel=True,
+            reduce_range=False,
+            weight_qType=self._int8,
+            activation_qType=self._int8,
+            tensors_range=self._TensorsData(self._method, known),
+            nodes_to_quantize=[],
+            nodes_to_exclude=list(excluded),
+            op_types_to_quantize=sorted(PRODUCTS),
+            extra_options={
+                "ActivationSymmetric": True,
+                "WeightSymmetric": True,
+                "QuantizeBias": False,
+                "OpTypesToExcludeOutputQuantization": sorted(PRODUCTS),
+            },
+        )
+
+    def dynamic(self, model: Any, excluded: Sequence[str]) -> Any:
+        """A quantiser of a model's products with constants, by the ranges of each call."""
+        return self._ONNXQuantizer(
+            model,
+            per_channel=True,
+            reduce_range=False,
+            mode=self._integer_operators,
+            static=False,
+            weight_qType=self._int8,
+            activation_qType=self._uint8,
+            tensors_range=None,
+            nodes_to_quantize=[],
+            nodes_to_exclude=list(excluded),
+            op_types_to_quantize=["MatMul"],
+            extra_options={"WeightSymmetric": True, "MatMulConstBOnly": True},
+        )
 
 
 def _library() -> _Library:

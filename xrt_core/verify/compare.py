@@ -79,6 +79,7 @@ def tolerance_for(dtype: np.dtype, others: Iterable[np.dtype], own: Mapping[str,
         declared = own.get(dtype_name(dtype), EXACT)
         return Tolerance(min(declared.absolute, 1.0), min(declared.relative, 1.0), declared.share, declared.reason)
     names = {dtype_name(d) for d in (dtype, *others)}
+    names |= {row.computed_in for n in names if (row := own.get(n)) is not None and row.computed_in}
     rows = [row for n in sorted(names) if (row := _declared(own.get(n), table().get(_component(n)))) is not None]
     if not rows:
         raise ValueError(f"no tolerance for {dtype_name(dtype)}; known: {', '.join(table())}")

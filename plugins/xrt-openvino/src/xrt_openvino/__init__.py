@@ -6,10 +6,10 @@ import functools
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from xrt_core import hookimpl
-from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support
+from xrt_core.engine.contract import CompileOptions, Engine, EngineStatus, Phase, Support, Tolerance
 from xrt_core.errors import EngineUnavailableError
 from xrt_core.ir.graph import Node
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["OpenVinoEngine"]
 __version__ = "0.1.0"
 _INSTALL: Final = "pip install -U 'openvino>=2025.3'"
+_HINTS: Final = MappingProxyType({"bfloat16": "bf16", "float16": "f16"})
+"""How the library calls what it computes float32 in, where its own default or an option says so."""
 
 
 class OpenVinoEngine(Engine):
@@ -28,6 +30,12 @@ class OpenVinoEngine(Engine):
     devices = ("cpu",)
     dynamic_dims = "any"
     priority: ClassVar[Mapping[Phase, int]] = MappingProxyType({"train": 0, "inference": 20})
+    reduced_precisions: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+        {
+            dtype: {"config": {"INFERENCE_PRECISION_HINT": hint, "EXECUTION_MODE_HINT": "PERFORMANCE"}}
+            for dtype, hint in _HINTS.items()
+        }
+    )
 
     def probe(self) -> EngineStatus:
         """The library's version, or why it cannot be used."""
@@ -55,6 +63,17 @@ class OpenVinoEngine(Engine):
         from xrt_openvino.compiler import OpenVinoCompiler
 
         return OpenVinoCompiler(options)
+
+    def tolerance_with(self, options: CompileOptions) -> Mapping[str, Tolerance]:
+        """That of bfloat16 or float16 where the option `config` asks for computing in it."""
+        config = options.extra.get("config")
+        hint = config.get("INFERENCE_PRECISION_HINT") if isinstance(config, Mapping) else None
+        dtype: Literal["bfloat16", "float16"]
+        for dtype in ("bfloat16", "float16"):
+            if hint == _HINTS[dtype]:
+                why = f"the option 'config' asks for computing in {dtype}"
+                return {"float32": Tolerance(0.0, 0.0, reason=why, computed_in=dtype)}
+        return self.tolerance
 
     def fingerprint(self, device: str) -> str:
         """Versions of this package and of OpenVINO, and the processor's instruction set."""

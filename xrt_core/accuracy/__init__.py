@@ -1,0 +1,1 @@
+"""Reduced precision within a budget of errors: what the option `accuracy` does."""

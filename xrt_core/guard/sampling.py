@@ -1,0 +1,144 @@
+"""Which calls are compared with a reference while results go out, and the thread that compares them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from typing import Final
+
+from xrt_core.engine.forking import in_forked_process
+from xrt_core.guard.timeouts import Cancelled, native_call
+from xrt_core.host.blas_threads import fewer_blas_threads
+
+log = logging.getLogger("xrt")
+
+_SHARE: Final = 0.01
+"""Part of the time of the calls that comparisons may take."""
+_MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
+
+
+class SamplingSchedule:
+    """Which calls of a live executable are compared with the host's.
+
+    every: each N-th one, before its results are returned; 0: none; None: the 1st, 2nd, 4th, 8th, ..., then so many that
+    the comparisons take at most `_SHARE` of the time of the calls. begin: the number of calls so far. due: from which
+    number of calls on the next sampled one is compared. last_right: the last call that was found right. taker: the
+    thread that is at a sampled comparison, until the background has it; 0 for none.
+    """
+
+    __slots__ = ("_begin", "_every", "_lock", "due", "is_on", "last_right", "taker")
+
+    def __init__(self, every: int | None, begin: int = 0) -> None:
+        self._every = every
+        self._begin = begin
+        self._lock = threading.Lock()
+        self.is_on = every != 0
+        self.due: float = begin
+        self.last_right = begin
+        self.taker = 0
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the caller waits for the comparison."""
+        return self._every is not None or self.last_right == self._begin
+
+    @property
+    def is_first_under_way(self) -> bool:
+        """Whether no comparison has been right yet, and another thread is at one: the host answers meanwhile."""
+        return self.last_right == self._begin and math.isinf(self.due)
+
+    def is_due(self, calls: int) -> bool:
+        """Whether the calling thread compares the call after `calls` others.
+
+        Of the sampled ones only one is compared at a time: none is due until `postpone`.
+        """
+        if self._every:
+            return calls % self._every == self._every - 1
+        if calls < self.due:
+            return False
+        with self._lock:
+            if math.isinf(self.due):
+                return False
+            self.taker = get_ident()
+            self.due = math.inf
+            return True
+
+    def release(self) -> None:
+        """The comparison that this thread is at, if any, has ended without an answer: the next call is compared."""
+        if self.taker == get_ident():
+            self.taker = 0
+            self.due = self._begin
+
+    def postpone(self, number: int, cost: float, seconds: float) -> None:
+        """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took.
+        seconds: that the call took."""
+        since = number - self._begin
+        if cost and seconds:
+            gap: float = min(since, max(round(cost / (_SHARE * seconds)), 1))
+        else:
+            gap = since
+        with self._lock:
+            self.taker = 0
+            self.due = number + int(gap) - 1
+
+
+class ComparisonThread:
+    """Compares results in the background, one after another; what comes meanwhile beyond a few is dropped."""
+
+    def __init__(self) -> None:
+        self._work: queue.Queue[tuple[Callable[[], object], bool]] = queue.Queue(_MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, work: Callable[[], object], is_short: bool = False) -> bool:
+        """Queue a comparison. is_short: it leaves NumPy's BLAS its threads. Returns False if there is no room, or no
+        thread can be started."""
+        try:
+            with self._lock:
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._serve, name="xrt-shadow", daemon=True)
+                    self._thread.start()
+            self._work.put_nowait((work, is_short))
+        except (queue.Full, RuntimeError):
+            return False
+        return True
+
+    def wait(self) -> None:
+        """Wait until what was submitted is done."""
+        self._work.join()
+
+    def _serve(self) -> None:
+        while True:
+            work, is_short = self._work.get()
+            try:
+                with native_call(), contextlib.nullcontext() if is_short else fewer_blas_threads():
+                    work()
+            except Cancelled:
+                return
+            except Exception:
+                log.exception("a comparison with the host failed")
+            finally:
+                self._work.task_done()
+                del work
+
+
+_comparisons = ComparisonThread()
+
+
+def comparisons() -> ComparisonThread:
+    """The one thread of this process that compares results."""
+    return _comparisons
+
+
+def _after_fork() -> None:
+    """The thread of the parent does not exist in a forked process."""
+    global _comparisons
+    _comparisons = ComparisonThread()
+
+
+in_forked_process(_after_fork)
