@@ -282,6 +282,19 @@ class XRTModule(GuardedModule):
 
         return compiled_clusters(self.partitioned(inputs), self._pipeline.accelerated.services.compilation)
 
+    @property
+    def executables(self) -> Sequence[CompiledCluster]:
+        """The clusters that engines run for the last new signature, with the engines that were chosen; empty before the
+        first call, while the host answers alone, and where it runs everything.
+
+        `m.executables[i].stages()` lists the forms of one, `m.executables[i].as_text(stage)` shows it.
+        """
+        from xrt_core.compiler.inspection import executables_of
+
+        caller = self._source.caller
+        plan = None if caller is None else caller.final
+        return () if plan is None else executables_of(plan, self._pipeline.accelerated.services.compilation)
+
     def _record(self, recorder: calibration.Recorder, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         if self.options.use_int8:
             raise QuantizationError("a module with use_int8 is quantised already: calibrate one without it")

@@ -10,7 +10,8 @@ import typer
 
 from xrt_core.cli import arguments
 from xrt_core.cli.display import command, say, working
-from xrt_core.errors import InputError
+from xrt_core.compiler.inspection import FUNCTION
+from xrt_core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ def inspect(
 ) -> None:
     """Show what an engine makes of a cluster: its nodes, HLO, LLVM IR, layers, ...
 
-    It is compiled for this, cached or not. Which stages there are depends on the engine.
+    It is compiled for this, cached or not, which is said. Which stages there are depends on the engine.
     """
     found, text = _shown(model, engine, cluster, stage, inputs, shape, option)
     if text is None:
@@ -47,7 +48,8 @@ def inspect(
         if not found:
             say("no cluster: every node runs on the host (xrt partition says why)")
         for i, c in enumerate(found):
-            say(f"{i}  {c.name}: {len(c.function.body.nodes)} nodes on {c.engine}")
+            kept = f"; {c.origin}" if c.origin else ""
+            say(f"{i}  {c.name}: {len(c.function.body.nodes)} nodes on {c.engine}{kept}")
             for name, what in c.stages().items():
                 say(f"     --stage {name:<16} {what}")
         return
@@ -81,6 +83,11 @@ def _shown(
     named = {c.name: c for c in found} | {str(i): c for i, c in enumerate(found)}
     if cluster not in named:
         there = ", ".join(f"{i} ({c.name})" for i, c in enumerate(found)) or "none"
-        raise InputError(f"--cluster {cluster}: the model has no such cluster for these inputs; there is: {there}")
+        hint = nearest(cluster, [c.name for c in found])
+        raise InputError(f"--cluster {cluster}: there is no such cluster for these inputs; there is: {there}{hint}")
+    chosen = named[cluster]
     with working("compiling"):
-        return found, named[cluster].as_text(stage)
+        text = chosen.as_text(stage)
+    if stage != FUNCTION and chosen.origin:
+        say(f"compiled again for this text: the executable of {chosen.name} is {chosen.origin}", stderr=True)
+    return found, text

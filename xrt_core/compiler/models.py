@@ -76,10 +76,14 @@ class CompiledGraph:
     @property
     def is_final(self) -> bool:
         """Whether engines answer calls of the last new signature: no baseline plan does, and no host for a cluster."""
-        plan = self.last
-        if isinstance(plan, BaselinePlan):
-            plan = plan.final
+        plan = self.final
         return plan is not None and all(x.executable is not None for x in plan.launches)
+
+    @property
+    def final(self) -> Planned | None:
+        """The plan with engines of the last new signature; None before the first, and until it was made."""
+        plan = self.last
+        return plan.final if isinstance(plan, BaselinePlan) else plan
 
     @property
     def last(self) -> Planned | None:

@@ -25,7 +25,12 @@ class OpenVinoCompiler(GraphCompiler):
     """
 
     stages = MappingProxyType(
-        {"onnx": "the model that the library is given", "execution": "its operations after fusions, with their kernels"}
+        {
+            "onnx": "the model that the library is given",
+            "ir": "the same in OpenVINO's IR (XML), as the library reads it",
+            "runtime": "the model that it runs, after fusions, as XML",
+            "execution": "the operations of that, a line each, with their kernels",
+        }
     )
 
     def __init__(self, options: CompileOptions) -> None:
@@ -70,11 +75,17 @@ class OpenVinoCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
         stage: str,
     ) -> str:
-        """The model that the library is given; else what the executable shows."""
+        """The model that the library is given, or what it makes of it; else what the executable shows."""
+        if stage not in ("onnx", "ir", "runtime"):
+            return super().as_text(function, entry_params, return_params, aliases, stage)
+        m = onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
         if stage == "onnx":
-            exported = onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
-            return as_onnx_text(exported.model)
-        return super().as_text(function, entry_params, return_params, aliases, stage)
+            return as_onnx_text(m.model)
+        try:
+            return _toolkit.xml(m.model.SerializeToString(), m.weights, self.config if stage == "runtime" else None)
+        except Exception as e:
+            why = _toolkit.first_line(e)
+            raise CompileError(f"openvino: function {function.name!r} does not compile: {why}") from e
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""
