@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from xrt_core.options import process_config as config
     from xrt_core.options.process_config import init_subblock_optimizer
     from xrt_core.plugins import hookimpl
+    from xrt_core.profiling import profile
     from xrt_core.quantization.calibration import ptq_calibration_mode
     from xrt_core.reports import assert_offloaded
     from xrt_core.training import optimizer as optim
@@ -110,6 +111,7 @@ __all__ = [
     "ops",
     "optim",
     "power_by_engine",
+    "profile",
     "ptq_calibration_mode",
     "register_array_type",
     "register_converter",
@@ -141,6 +143,7 @@ _HOME: Final = {
     "import_model": "frontends.onnx_import",
     "init_subblock_optimizer": "options.process_config",
     "power_by_engine": "frontends.tracing",
+    "profile": "profiling",
     "ptq_calibration_mode": "quantization.calibration",
     "register_array_type": "engine.converters",
     "register_converter": "engine.manager",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xrt_core.ir.graph import Graph
     from xrt_core.ir.types import ValueType
     from xrt_core.quantization import calibration
-    from xrt_core.runtime.scheduler import Timeline
+    from xrt_core.runtime.recording import Timeline
 
 # What a module needs is imported when the first one is made: `from xrt_core import XRTModule` does not import NumPy.
 

@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": GROUND
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"}
     | {"compiler"},
+    "profiling": GROUND | {"ir", "passes", "reports", "options", "engine", "cache", "runtime"},
     "saved_model": GROUND | {"ir", "frontends", "engine", "cache", "options", "compiler"},
     "quantization": GROUND | {"ir", "frontends", "passes", "host"},
     "module": GROUND
@@ -46,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": GROUND | {"ir", "kernels", "host", "frontends", "engine", "runtime", "verify", "module"},
     "cli": GROUND
     | {"verify", "guard", "passes", "compiler", "ir", "frontends", "engine", "engines", "cache", "options", "reports"}
-    | {"module", "host", "training"},
+    | {"module", "host", "training", "profiling"},
 }
 # The one module that may import a library whose runtime is an engine: its tools, an extra of the core.
 TOOLS = {("quantization/qdq.py", "onnxruntime"): "the quantisation library of onnxruntime"}

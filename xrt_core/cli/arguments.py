@@ -35,6 +35,7 @@ Shape = Annotated[
 Option = Annotated[
     list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, any option of docs/options.md; may be repeated.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli.md) instead of text.")]
 Recompile = Annotated[
     bool,
     typer.Option("--recompile", help="For a saved model: compile again what does not fit this machine, do not fail."),

@@ -32,7 +32,7 @@ from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
 from xrt_core.runtime.into import put, wanted_of
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
-from xrt_core.runtime.scheduler import Timeline
+from xrt_core.runtime.recording import Timeline
 from xrt_core.runtime.varying import declared_shapes
 
 Shapes = Mapping[str, Sequence[Any]]

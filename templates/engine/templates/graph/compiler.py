@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from types import MappingProxyType
 
 from xrt_core.engine.contract import CompileOptions, Function, GraphCompiler, InputOutputAlias, Parameter
 from xrt_core.engine.onnx_bridge import as_onnx_text, to_onnx
@@ -18,10 +18,12 @@ class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
 
     # YOUR ENGINE: what `xrt inspect` shows, in the order of compilation; the last is the text of the executable. What
     # your toolkit can print of a compilation (its own IR before and after optimisation, kernels) belongs here.
-    stages: ClassVar[Mapping[str, str]] = {
-        "onnx": "the model that the toolkit is given",
-        "compiled": "what was compiled, as the executable shows it",
-    }
+    stages = MappingProxyType(
+        {
+            "onnx": "the model that the toolkit is given",
+            "compiled": "what was compiled, as the executable shows it",
+        }
+    )
 
     def __init__(self, device: str, options: CompileOptions) -> None:
         # YOUR ENGINE: options of your own come in `extra`; refuse those that you do not know. Look at the other fields

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from xrt_core.engine.contract import CompileOptions, Function, GraphCompiler, InputOutputAlias, Parameter
@@ -22,10 +23,12 @@ class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
 
     # YOUR ENGINE: what `xrt inspect` shows, in the order of compilation; the last is the text of the executable. What
     # your toolkit can print of a compilation (its own IR before and after optimisation, kernels) belongs here.
-    stages: ClassVar[Mapping[str, str]] = {
-        "kernels": "the source of the kernels that are called",
-        "compiled": "what was compiled, as the executable shows it",
-    }
+    stages = MappingProxyType(
+        {
+            "kernels": "the source of the kernels that are called",
+            "compiled": "what was compiled, as the executable shows it",
+        }
+    )
 
     def __init__(self, device: str, options: CompileOptions) -> None:
         # YOUR ENGINE: options of your own come in `extra`; refuse those that you do not know. Look at the other fields
