@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from xrt_core.errors import printable
 from xrt_core.reports.colours import colours
+from xrt_core.runtime.recording import Span
 
-if TYPE_CHECKING:
-    from xrt_core.profiling.profiles import Profile
-    from xrt_core.runtime.recording import Span
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Headers, and a row of cells for each step."""
 
 MOST_SPANS: Final = 50_000
 """Of the timeline; of more, those at its end are left out. The tables are always complete."""
@@ -21,9 +22,15 @@ MOST_SAMPLES: Final = 2000
 _OTHERS: Final = {"call": "#b0bec5", "event": "#d7ccc8"}
 
 
-def to_html(p: Profile) -> str:
-    """Return the page. It loads nothing: style, script and data are in it."""
-    spans = sorted(p.timeline.spans, key=lambda s: (s.start, -s.end))
+def to_html(
+    name: str, summary: str, timeline: Sequence[Span], memory: Sequence[tuple[float, int]], seconds: float,
+    steps: Table, nodes: Table,
+) -> str:  # fmt: skip
+    """Return the page. It loads nothing: style, script and data are in it.
+
+    name: the title. timeline, memory, seconds: what is drawn, from 0 to `seconds`.
+    """
+    spans = sorted(timeline, key=lambda s: (s.start, -s.end))
     shown = spans[:MOST_SPANS]
     threads = list(dict.fromkeys(s.thread for s in shown))
     wheres = sorted({_where(s) for s in shown})
@@ -42,18 +49,13 @@ def to_html(p: Profile) -> str:
             ]
             for s, _depth in zip(shown, _depths(shown), strict=True)
         ],
-        "memory": [[round(t * 1e6), size] for t, size in _thinned(p.memory)],
-        "seconds": p.seconds,
+        "memory": [[round(t * 1e6), size] for t, size in _thinned(memory)],
+        "seconds": seconds,
     }  # fmt: skip
-    headers, cells = p.table()
     rest = len(spans) - len(shown)
     left = f"<p>The last {rest} of {len(spans)} spans are not drawn.</p>" if rest else ""
-    title = html.escape(printable(p.name or "profile"))
+    title = html.escape(printable(name or "profile"))
     key = "".join(f'<span class="key" style="background:{paint[w]}">{html.escape(w)}</span>' for w in wheres)
-    nodes = [
-        (printable(n.name), n.operator, n.engine, f"{n.seconds * 1e6:.1f}", "estimated" if n.estimated else "measured")
-        for n in p.nodes
-    ]
     files = resources.files("xrt_core.profiling")
     style = files.joinpath("page.css").read_text("utf-8")
     script = files.joinpath("page.js").read_text("utf-8")
@@ -63,7 +65,7 @@ def to_html(p: Profile) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{title}</title><style>{style}</style></head><body>\n"
-        f"<h1>{title}</h1><p>{html.escape(p.summary())}</p>\n"
+        f"<h1>{title}</h1><p>{html.escape(summary)}</p>\n"
         f'<p class="keys">{key}</p>\n'
         '<p class="tools"><input id="search" type="search" placeholder="a step or a node" aria-label="search"> '
         '<button id="in">zoom in (+)</button> <button id="out">zoom out (-)</button> <button id="all">all (0)</button> '
@@ -72,9 +74,9 @@ def to_html(p: Profile) -> str:
         '<canvas id="memory" role="img" aria-label="memory of the process over time"></canvas>\n'
         '<pre id="details" aria-live="polite">Drag or use the arrow keys to move, the wheel or + and - to zoom; '
         f"click a step.</pre>\n{left}"
-        f"<h2>Steps</h2>{_table(headers, cells)}\n<h2>Nodes</h2>"
+        f"<h2>Steps</h2>{_table(*steps)}\n<h2>Nodes</h2>"
         f"<p>On the host measured; within clusters a share of the cluster's time, by bytes and operations.</p>"
-        f"{_table(('node', 'operator', 'on', 'us', ''), nodes)}\n"
+        f"{_table(*nodes)}\n"
         f'<script type="application/json" id="data">{embedded}</script>\n<script>{script}</script>\n</body></html>\n'
     )
 
@@ -96,11 +98,11 @@ def _depths(spans: list[Span]) -> list[int]:
     return found
 
 
-def _thinned(samples: tuple[tuple[float, int], ...]) -> tuple[tuple[float, int], ...]:
+def _thinned(samples: Sequence[tuple[float, int]]) -> Sequence[tuple[float, int]]:
     return samples[:: max(1, -(-len(samples) // MOST_SAMPLES))]
 
 
-def _table(headers: tuple[str, ...], rows: Any) -> str:
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th><button>{html.escape(h)}</button></th>" for h in headers)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(printable(c, lines=False))}</td>" for c in row) + "</tr>" for row in rows

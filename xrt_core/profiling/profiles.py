@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import threading
 import time
 from collections import defaultdict
@@ -29,11 +30,10 @@ Kind = Literal["cluster", "host", "control", "conversion", "between"]
 """What a row is of: a cluster; a node that the host runs; one that runs bodies; a value on its way between the host and
 an engine; and what a call spends between its steps."""
 
-_BACKGROUND: Final = "xrt-"
-"""How the names of threads begin that XRT starts. Calls on these are the guard's (comparisons, rehearsals)."""
-_CALLERS: Final = ("xrt-timed-call", "xrt-ort-async")
-"""Those that work for a caller."""
-_SAMPLED: Final = 0.01  # seconds between two looks at the process's memory
+_BACKGROUND: Final = re.compile(r"xrt-(?!ort-async|\d+$)")
+"""How the names of threads begin on which XRT works for itself (comparisons, verification, rehearsals), or on a part of
+a call that is recorded as a whole on the caller's thread. Those with a number run launches of several lanes at once."""
+_SAMPLED: Final = 0.05  # seconds between two looks at the memory; more often they cost a percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +166,23 @@ class Profile:
         return Roofline.here()
 
     @cached_property
-    def _evaluated(self) -> tuple[list[_Sums], list[Record], list[Record]]:
-        """The sums of steps, the calls, and the calls in the background."""
+    def _records(self) -> list[Record]:
+        """What ran, as it was when this is first asked for after the block."""
         if self._end is None:
             raise InputError("a profile is read after its `with` block")
+        return self._recorder.records
+
+    @cached_property
+    def _evaluated(self) -> tuple[list[_Sums], list[Record], list[Record]]:
+        """The sums of steps, the calls, and the calls in the background."""
         by_thread: dict[int, list[Record]] = defaultdict(list)
-        for raw in self._recorder.records:
-            by_thread[raw[3]].append(Record(*raw))
+        for r in self._records:
+            by_thread[r.thread].append(r)
         sums: dict[Any, _Sums] = {}
         calls: list[Record] = []
         background: list[Record] = []
         for thread, records in by_thread.items():
-            name = self._recorder.names.get(thread, "")
-            behind = name.startswith(_BACKGROUND) and name not in _CALLERS
+            behind = _BACKGROUND.match(recording.thread_name(thread)) is not None
             records.sort(key=lambda r: (r.start, -r.end))
             stack: list[_Open] = []
             for r in records:
@@ -197,7 +201,7 @@ class Profile:
         took = r.end - r.start
         if stack:
             stack[-1].inside += took
-        if behind and not (r.what.step is not None and r.what.step.lane):  # launches of lanes are on threads of a pool
+        if behind:
             return
         step = r.what.step
         key = (r.what.plan, None, "") if step is None else (r.what.plan, step.label, step.node, r.where)
@@ -268,9 +272,7 @@ class Profile:
     @cached_property
     def timeline(self) -> Timeline:
         """Every call and step, and what else took time meanwhile (compilations, ...), by the time of its end."""
-        if self._end is None:
-            raise InputError("a profile is read after its `with` block")
-        spans = [self._recorder.span(Record(*r), self._begin) for r in self._recorder.records]
+        spans = [self._recorder.span(r, self._begin) for r in self._records]
         for event, thread in self._events:
             end = event.time - self._epoch
             label = " ".join([event.name, *(str(event.fields[k]) for k in ("cluster", "engine") if k in event.fields)])
@@ -279,15 +281,14 @@ class Profile:
 
     @property
     def memory(self) -> tuple[tuple[float, int], ...]:
-        """(seconds since the beginning, bytes that the process holds), every 10 ms. Empty where /proc is not there."""
+        """(seconds since the beginning, bytes that the process holds), every 50 ms. Empty where /proc is not there."""
         return tuple(self._memory)
 
     @cached_property
     def arrays(self) -> tuple[tuple[float, int], ...]:
         """(seconds since the beginning, bytes of a run's own arrays): what the plan of memory says of each step,
         without inputs, weights and the scratch memory of engines."""
-        steps = [r for r in self._recorder.records if r[0].step is not None]
-        return tuple(sorted((r[1] - self._begin, r[0].step.memory) for r in steps))
+        return tuple(sorted((r.start - self._begin, s.memory) for r in self._records if (s := r.what.step) is not None))
 
     # --- forms ----------------------------------------------------------------------------------------------------
 
@@ -369,7 +370,14 @@ class Profile:
         """A self-contained page: the timeline to zoom into and to search, the tables, and memory over time."""
         from xrt_core.profiling.page import to_html
 
-        return to_html(self)
+        nodes = [
+            (n.name, n.operator, n.engine, _time(n.seconds), "estimated" if n.estimated else "measured")
+            for n in self.nodes
+        ]
+        headers = ("node", "operator", "on", "time", "")
+        return to_html(
+            self.name, self.summary(), self.timeline.spans, self.memory, self.seconds, self.table(), (headers, nodes)
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page (.html) or the trace (.json). Raises InputError for another suffix, and OSError."""

@@ -13,10 +13,11 @@ import numpy as np
 from xrt_core.errors import ExecutionError, InternalError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.symbols import Expr
+from xrt_core.runtime import recording
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy, without_warnings
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import Buffers, Memory
-from xrt_core.runtime.recording import Recorder, Sink, Timeline, recorded, recorded_call, watch
+from xrt_core.runtime.recording import Recorder, Sink, Timeline, recorded, recorded_call
 from xrt_core.runtime.scheduler import Execute, LaneScheduler, Step
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -65,8 +66,8 @@ class Plan:
     """
 
     __slots__ = (
-        "__weakref__", "_call", "_constants", "_execute", "_has_host_steps", "_on_device", "_owned", "_parallel",
-        "_read_only", "_running", "_sink", "_template", "_to_host", "_within",
+        "__weakref__", "_call", "_constants", "_core", "_execute", "_has_host_steps", "_on_device", "_owned",
+        "_parallel", "_read_only", "_running", "_sink", "_template", "_to_host", "_within",
         "engine_inputs", "guards", "launches", "memory", "name", "outputs", "run", "spaces", "steps",
     )  # fmt: skip
 
@@ -90,6 +91,7 @@ class Plan:
         self._execute: Execute = self._in_order
         self.name = program.name
         self._running = self.steps  # as they are run: others while something records
+        self._core = _core(self.steps)
         self._sink: Sink | None = None
         self.run: Call = self._run
         if len(self.steps) == 1 and isinstance(self.steps[0].call, Launch):
@@ -97,7 +99,10 @@ class Plan:
             if step.inputs == tuple(range(program.inputs)) and step.outputs == self.outputs:
                 self.run = step.call  # the whole graph is one Launch: call it directly
         self._call = self.run
-        watch(self)
+        with recording.lock:
+            recording.plans.add(self)
+            if recording.recorders:
+                self.record(recording.sink())
 
     def answer_by(self, call: Call) -> None:
         """Let `run` be another function from the input arrays to the results."""
@@ -108,9 +113,10 @@ class Plan:
         """See `recording.Recordable`."""
         self._sink = sink
         if sink is None:
-            self._running, self.run = self.steps, self._call
+            self._running, self._core, self.run = self.steps, _core(self.steps), self._call
             return
         self._running = tuple(recorded(s, self.name, sink) for s in self.steps)
+        self._core = _core(self._running)
         self.run = recorded_call(self.name, self._running[0].call if self.is_one_launch else self._call, sink)
 
     @property
@@ -143,7 +149,6 @@ class Plan:
     def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """Run as `run` does; return the results and the timeline of the steps."""
         recorder = Recorder()
-        recorder.name_thread()
         begin = time.perf_counter()
         steps = [recorded(s, self.name, recorder) for s in self.steps]
 
@@ -151,7 +156,7 @@ class Plan:
             if self._parallel is not None:
                 self._parallel(registers, steps)
             else:
-                _run_in_order(steps, registers)
+                _run_in_order(_core(steps), registers)
 
         return self._run_by(execute, arrays), Timeline(recorder.spans(begin))
 
@@ -159,7 +164,7 @@ class Plan:
         """Run every launch on the host, after a result of `engine` could not be read. Counts as a failure of its
         launches."""
         steps = [s._replace(call=s.call.on_host) if isinstance(s.call, Launch) else s for s in self.steps]
-        results = self._run_by(lambda registers: _run_in_order(steps, registers), arrays)
+        results = self._run_by(lambda registers: _run_in_order(_core(steps), registers), arrays)
         for launch in self.launches:
             if launch.engine == engine:
                 launch.failed(error)
@@ -192,7 +197,7 @@ class Plan:
         return _own(results, lent) if self._owned else results
 
     def _in_order(self, registers: list[Any]) -> None:
-        _run_in_order(self._running, registers)
+        _run_in_order(self._core, registers)
 
     def _in_lanes(self, registers: list[Any]) -> None:
         assert self._parallel is not None
@@ -213,10 +218,15 @@ class Plan:
         return self.as_text()
 
 
-def _run_in_order(steps: Sequence[Step], registers: list[Any]) -> None:
+def _core(steps: Sequence[Step]) -> tuple[tuple[Any, ...], ...]:
+    """What a run in order needs of each step, as plain tuples, which are unpacked faster than named ones."""
+    return tuple([(s.call, s.inputs, s.outputs, s.dead) for s in steps])
+
+
+def _run_in_order(steps: Sequence[tuple[Any, ...]], registers: list[Any]) -> None:
     """Run the steps sequentially. No local variable keeps an array alive beyond the step that produced it."""
     results: Any
-    for call, inputs, outputs, dead, _, _, _, _ in steps:
+    for call, inputs, outputs, dead in steps:
         results = call([registers[i] for i in inputs])
         if len(outputs) == 1:
             if outputs[0] >= 0:

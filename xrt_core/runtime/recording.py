@@ -6,6 +6,7 @@ is made meanwhile, runs copies of its steps that also append a record; nothing l
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -24,7 +25,19 @@ from xrt_core.runtime.scheduler import Step
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 _clock: Final = time.perf_counter
-_thread: Final = threading.get_ident
+
+
+class _Thread(threading.local):
+    """This thread's number: the system gives that of a thread that ended to another one, and this one not."""
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        _names[self.number] = threading.current_thread().name
+
+
+_numbers: Final = itertools.count()
+_names: Final[dict[int, str]] = {}
+_here: Final = _Thread()
 
 # --- spans ------------------------------------------------------------------------------------------------------------
 
@@ -128,23 +141,28 @@ class Record(NamedTuple):
     moved: int
 
 
-class Recorder:
-    """Takes records from any thread. names: of the threads, by their numbers."""
+_WIDTH: Final = len(Record._fields)
 
-    __slots__ = ("names", "records", "take")
+
+class Recorder:
+    """Takes records from any thread. take: with the fields of a `Record`."""
+
+    __slots__ = ("_fields", "take")
 
     def __init__(self) -> None:
-        self.records: list[Any] = []
-        self.take: Callable[[Any], None] = self.records.append
-        self.names: dict[int, str] = {}
+        # one after the other: an object for each record would have the garbage collector look at the whole heap
+        self._fields: list[Any] = []
+        self.take: Callable[[tuple[Any, ...]], None] = self._fields.extend
 
-    def name_thread(self) -> None:
-        """Note the name of this thread."""
-        self.names[_thread()] = threading.current_thread().name
+    @property
+    def records(self) -> list[Record]:
+        """What was taken, in the order of its ends."""
+        fields = self._fields.copy()
+        return [Record(*fields[i : i + _WIDTH]) for i in range(0, len(fields), _WIDTH)]
 
     def spans(self, begin: float) -> tuple[Span, ...]:
         """The records of steps as spans, in the order of their ends."""
-        return tuple(self.span(r, begin) for r in self.records if r[0].step is not None)
+        return tuple(self.span(r, begin) for r in self.records if r.what.step is not None)
 
     def span(self, r: Record, begin: float) -> Span:
         """One record as a span. begin: when the recording began."""
@@ -152,7 +170,7 @@ class Recorder:
         step = what.step
         label, lane = (what.plan, "") if step is None else (step.label, step.lane)
         nodes = () if step is None or step.node is None else node_names(step.node)
-        return Span(label, lane, self.names.get(thread, str(thread)), start - begin, end - begin, where, nodes, moved)
+        return Span(label, lane, thread_name(thread), start - begin, end - begin, where, nodes, moved)
 
 
 class _Several:
@@ -161,22 +179,21 @@ class _Several:
     def __init__(self, recorders: Sequence[Recorder]) -> None:
         self._recorders = tuple(recorders)
 
-    def take(self, record: Any) -> None:
+    def take(self, record: tuple[Any, ...]) -> None:
         for r in self._recorders:
             r.take(record)
-
-    def name_thread(self) -> None:
-        for r in self._recorders:
-            r.name_thread()
 
 
 class Sink(Protocol):
     """Takes records."""
 
     @property
-    def take(self) -> Callable[[Any], None]: ...
+    def take(self) -> Callable[[tuple[Any, ...]], None]: ...
 
-    def name_thread(self) -> None: ...
+
+def thread_name(number: int) -> str:
+    """The name of a thread, by its number in records; that which it had when it was first recorded."""
+    return _names[number]
 
 
 def node_names(node: Node) -> tuple[str, ...]:
@@ -218,7 +235,7 @@ def recorded(step: Step, plan: str, sink: Sink) -> Step:
                 count += _bytes_of(results)
                 return results
             finally:
-                take((what, start, end or _clock(), _thread(), where, count))
+                take((what, start, end or _clock(), _here.number, where, count))
 
         return step._replace(call=measured)
 
@@ -228,7 +245,7 @@ def recorded(step: Step, plan: str, sink: Sink) -> Step:
             return call(arrays)
         finally:
             end = _clock()
-            take((what, start, end, _thread(), where, moved))
+            take((what, start, end, _here.number, where, moved))
 
     return step._replace(call=run)
 
@@ -246,13 +263,12 @@ def _recorded_launch(launch: Launch, what: What, sink: Sink) -> Call:
         made = launch.executable
         if made is not known[0]:
             known[:] = made, "host" if made is None else ran_by(launch)
-        sink.name_thread()
         start = _clock()
         try:
             return launch(arrays)
         finally:
             end = _clock()
-            take((what, start, end, _thread(), known[1] if made is not None else "host", count))
+            take((what, start, end, _here.number, known[1] if made is not None else "host", count))
             if token is not None:
                 launch_mode.reset(token)
 
@@ -269,13 +285,12 @@ def recorded_call(plan: str, call: Call, sink: Sink) -> Call:
     what, take = What(plan, None), sink.take
 
     def run(arrays: Sequence[Any]) -> Sequence[Any]:
-        sink.name_thread()
         start = _clock()
         try:
             return call(arrays)
         finally:
             end = _clock()
-            take((what, start, end, _thread(), "", 0))
+            take((what, start, end, _here.number, "", 0))
 
     return run
 
@@ -290,46 +305,41 @@ class Recordable(Protocol):
         """Give records to `sink` from the next run on; None: no more."""
 
 
-_plans: weakref.WeakSet[Any] = weakref.WeakSet()
-_recorders: list[Recorder] = []
-_lock = threading.Lock()
-
-
-def watch(plan: Recordable) -> None:
-    """Have a new plan recorded while something records."""
-    with _lock:
-        _plans.add(plan)
-        if _recorders:
-            plan.record(_sink())
+plans: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""Every plan: `Recordable`s, which enter themselves when they are made, and record at once where there are `recorders`."""
+recorders: Final[list[Recorder]] = []
+lock = threading.Lock()
+"""Of both."""
 
 
 def begin(recorder: Recorder) -> None:
     """Give the records of every plan in this process to `recorder`, beside those that record already."""
-    with _lock:
-        _recorders.append(recorder)
+    with lock:
+        recorders.append(recorder)
         _apply()
 
 
 def end(recorder: Recorder) -> None:
     """Give it no more; runs that began before may still."""
-    with _lock:
-        _recorders.remove(recorder)
+    with lock:
+        recorders.remove(recorder)
         _apply()
 
 
-def _sink() -> Sink | None:
-    return _recorders[0] if len(_recorders) == 1 else _Several(_recorders) if _recorders else None
+def sink() -> Sink | None:
+    """What takes the records of all recorders; None where there are none."""
+    return recorders[0] if len(recorders) == 1 else _Several(recorders) if recorders else None
 
 
 def _apply() -> None:
-    sink = _sink()
-    for plan in list(_plans):
-        plan.record(sink)
+    now = sink()
+    for plan in list(plans):
+        plan.record(now)
 
 
 def _new_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global lock
+    lock = threading.Lock()
 
 
 in_forked_process(_new_lock)
