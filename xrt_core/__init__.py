@@ -170,7 +170,9 @@ def __getattr__(name: str) -> Any:
     elif name in __all__:
         found = getattr(importlib.import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from xrt_core.errors import nearest
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, __all__)}")
     return globals().setdefault(name, found)
 
 

@@ -48,4 +48,4 @@ def test_json(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     found = json.loads(done.stdout)
     assert found["calls"] == 2
     assert {"plan", "label", "own", "peak"} <= set(found["rows"][0])
-    assert "wrote" in done.stderr
+    assert (tmp_path / "p.html").exists()

@@ -38,13 +38,19 @@ def _version(wanted: bool) -> None:
 
 
 def _common(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, help="Log events to stderr; give it twice for debug output.")
     ] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
+    if quiet:
+        from xrt_core.cli.display import quietly
+
+        context.with_resource(quietly(True))
     if verbose:
         logging.basicConfig(format="%(relativeCreated)6.0f ms  %(name)s: %(message)s")
         logging.getLogger("xrt").setLevel(logging.DEBUG if verbose > 1 else logging.INFO)

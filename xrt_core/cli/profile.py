@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from msgspec import convert
 
-from xrt_core.cli import arguments
-from xrt_core.cli.display import command, counted, say, show_table, working
+from xrt_core.cli import arguments, results
+from xrt_core.cli.display import counted, giving, say, show_table, working
 
 
-@command
+@giving(results.Profile)
 def profile(
     model: arguments.Model,
     engine: arguments.Engine = None,
@@ -36,12 +38,11 @@ def profile(
     remeasure: Annotated[
         bool, typer.Option("--remeasure", help="Measure what this machine can do again (0.5 s).")
     ] = False,
-    as_json: arguments.Json = False,
     seed: arguments.Seed = 0,
     shape: arguments.Shape = None,
     option: arguments.Option = None,
     recompile: arguments.Recompile = False,
-) -> None:
+) -> Callable[[], results.Profile]:
     """Run a model and show, for each step, its time, the bytes moved, and its share of what this machine can do."""
     from xrt_core.profiling import Profile, Roofline
 
@@ -67,18 +68,16 @@ def profile(
     for path, text in ((html, found.to_html), (trace, lambda: json.dumps(found.to_chrome()))):
         if path is not None:
             path.write_text(text(), encoding="utf-8")
-    if as_json:
-        say(json.dumps(found.to_json(), indent=2))
+    say(found.summary())
+    if nodes:
+        times = [f"{n.seconds * 1e6 / repeat:.1f}" for n in found.nodes]
+        rows = [
+            (n.name, n.operator, n.engine, t, "estimated" if n.estimated else "")
+            for n, t in zip(found.nodes, times, strict=True)
+        ]
+        show_table(("node", "operator", "on", "us a call", ""), rows)
     else:
-        say(found.summary())
-        if nodes:
-            times = [f"{n.seconds * 1e6 / repeat:.1f}" for n in found.nodes]
-            rows = [
-                (n.name, n.operator, n.engine, t, "estimated" if n.estimated else "")
-                for n, t in zip(found.nodes, times, strict=True)
-            ]
-            show_table(("node", "operator", "on", "us a call", ""), rows)
-        else:
-            show_table(*found.table())
+        show_table(*found.table())
     for path in filter(None, (html, trace)):
-        say(f"wrote {path}", stderr=as_json)
+        say(f"wrote {path}")
+    return lambda: convert(found.to_json(), results.Profile)

@@ -19,7 +19,7 @@ from xrt_core.compiler.buckets import Bucket, Buckets
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
-from xrt_core.errors import InputError, ModelLoadError
+from xrt_core.errors import InputError, ModelLoadError, nearest
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
@@ -388,7 +388,10 @@ class ImportedModel:
             declared_shapes([v.name for v in graph.inputs], [v.type for v in graph.inputs], shapes)
             unknown = sorted(set(shapes) - {v.name for v in graph.inputs})
             if unknown:
-                raise InputError(f"shapes: unknown input {unknown[0]!r}; the model takes {input_list(graph.inputs)}")
+                hint = nearest(unknown[0], [v.name for v in graph.inputs])
+                raise InputError(
+                    f"shapes: unknown input {unknown[0]!r}; the model takes {input_list(graph.inputs)}{hint}"
+                )
         self.shapes = shapes
         if pipeline.options.unknown_operators == "error":
             check_operators(graph)
@@ -442,7 +445,8 @@ class ImportedModel:
         for name, array in named.items():
             i = self._index.get(name)
             if i is None:
-                raise InputError(f"unknown input {name!r}; the model takes {input_list(self._inputs)}")
+                hint = nearest(name, self._names)
+                raise InputError(f"unknown input {name!r}; the model takes {input_list(self._inputs)}{hint}")
             if arrays[i] is not _MISSING:
                 raise InputError(f"input {name!r} is given twice, by position and by name")
             arrays[i] = array

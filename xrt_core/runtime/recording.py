@@ -306,7 +306,7 @@ class Recordable(Protocol):
 
 
 plans: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-"""Every plan: `Recordable`s, which enter themselves when they are made, and record at once where there are `recorders`."""
+"""Every plan: `Recordable`s, which enter themselves when made, and record at once where there are `recorders`."""
 recorders: Final[list[Recorder]] = []
 lock = threading.Lock()
 """Of both."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
 from xrt_core.engine.onnx_bridge import as_onnx_text, onnx_model
-from xrt_core.errors import CompileError, OptionError, XRTError
+from xrt_core.errors import CompileError, OptionError, XRTError, nearest
 from xrt_openvino import _toolkit
 from xrt_openvino.deviations import NEWEST
 from xrt_openvino.executable import OpenVinoExecutable, load_executable
@@ -37,7 +37,8 @@ class OpenVinoCompiler(GraphCompiler):
         extra = options.extra
         unknown = sorted(set(extra) - set(_OPTIONS))
         if unknown:
-            raise OptionError(f"openvino: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}")
+            hint = nearest(unknown[0], _OPTIONS)
+            raise OptionError(f"openvino: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}{hint}")
         self.config: dict[str, Any] = dict(_toolkit.EXACT)
         if options.threads is not None:
             self.config["INFERENCE_NUM_THREADS"] = options.threads

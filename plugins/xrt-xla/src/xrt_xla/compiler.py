@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
-from xrt_core.errors import CompileError, OptionError, XRTError
+from xrt_core.errors import CompileError, OptionError, XRTError, nearest
 from xrt_xla import _toolkit
 from xrt_xla.blob import unpack
 from xrt_xla.executable import XlaExecutable
@@ -42,7 +42,9 @@ class XlaGraphCompiler(GraphCompiler):
     def __init__(self, device: str, options: CompileOptions) -> None:
         unknown = set(options.extra) - _OPTIONS
         if unknown:
-            raise OptionError(f"xla: unknown option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
+            name = sorted(unknown)[0]
+            known = ", ".join(sorted(_OPTIONS))
+            raise OptionError(f"xla: unknown option {name!r}; it takes {known}{nearest(name, _OPTIONS)}")
         self._device = _toolkit.device_named(device)
         self._kind = _toolkit.kind_of(self._device)
         self.stages = {**_STAGES, **_DEVICE_STAGES.get(self._kind, {})}
