@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from xrt_core.options.process_config import init_subblock_optimizer
     from xrt_core.plugins import hookimpl
     from xrt_core.profiling import profile
+    from xrt_core.progress import show_progress
     from xrt_core.quantization.calibration import ptq_calibration_mode
     from xrt_core.reports import assert_offloaded
     from xrt_core.training import optimizer as optim
@@ -118,6 +119,7 @@ __all__ = [
     "register_pass",
     "sbp",
     "shard",
+    "show_progress",
     "subscribe",
     "trace",
     "training",
@@ -149,6 +151,7 @@ _HOME: Final = {
     "register_converter": "engine.manager",
     "register_pass": "compiler.passes",
     "shard": "frontends.ops",
+    "show_progress": "progress",
     "subscribe": "events",
     "trace": "frontends.graph",
     "unregister_pass": "compiler.passes",

@@ -99,6 +99,14 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     return undo
 
 
+def _tell(event: Event) -> None:
+    for listener in tuple(_listeners):
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("a listener failed on %s", event)
+
+
 class EventLog:
     """A ring buffer of the latest events. Emitting costs about a microsecond and is thread-safe."""
 
@@ -135,14 +143,17 @@ class EventLog:
         self._notify(event, level)
         return event
 
+    @staticmethod
+    def progress(name: str, **fields: Any) -> None:
+        """Tell listeners what begins, or what is waited for: an event "progress.<name>". It is neither kept nor logged,
+        and not made where nobody listens."""
+        if _listeners:
+            _tell(Event(f"progress.{name}", time.time(), None, MappingProxyType(fields)))
+
     def _notify(self, event: Event, level: int) -> None:
         self._ring.append(event)
         logger.log(level, "%s", event)
-        for listener in tuple(_listeners):
-            try:
-                listener(event)
-            except Exception:
-                logger.exception("a listener failed on %s", event)
+        _tell(event)
 
     @contextmanager
     def span(self, name: str, *, level: int = logging.DEBUG, **fields: Any) -> Iterator[dict[str, Any]]:

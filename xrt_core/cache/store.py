@@ -247,7 +247,11 @@ class ExecutableStore:
         if isinstance(found, Miss) and found.final:
             return compile(compiler)
         if isinstance(found, Miss):
-            with disk.making(key, WAIT_SECONDS) as waited:
+            def wait() -> None:
+                reason = "another process compiles the same"
+                self._events.progress("wait", cluster=function.name, engine=key.row("engine"), reason=reason)
+
+            with disk.making(key, WAIT_SECONDS, wait) as waited:
                 # whoever held the lock may have stored it, or a thread of this process put it into memory
                 known = _memory.get(key.digest)
                 again = self._load(disk, key, text, function, compiler) if waited and known is None else known
@@ -263,10 +267,11 @@ class ExecutableStore:
     ) -> Executable | Miss:
         start = time.perf_counter()
         found = disk.read(key, text)
-        if isinstance(found, Miss) and found.reason == NOTHING and self._fetched(disk, key):
+        if isinstance(found, Miss) and found.reason == NOTHING and self._fetched(disk, key, function.name):
             found = disk.read(key, text)
         reason = found.reason if isinstance(found, Miss) else ""
         if isinstance(found, Hit):
+            self._events.progress("load", cluster=function.name, engine=key.row("engine"))
             try:
                 executable = compiler.load_code(found.blob, function)
                 if isinstance(executable, Executable):
@@ -295,12 +300,13 @@ class ExecutableStore:
         )
         return Miss(reason, stored, isinstance(found, Miss) and found.final)
 
-    def _fetched(self, disk: DiskCache, key: CacheKey) -> bool:
+    def _fetched(self, disk: DiskCache, key: CacheKey, cluster: str) -> bool:
         """Whether a cache that machines share has the entry, which then lies on the disk."""
         if disk.mode == "read":
             return False
         name = f"{key.digest}{SUFFIX}"
         for shared in self._shared:
+            self._events.progress("fetch", cluster=cluster, engine=key.row("engine"))
             try:
                 content = shared.fetch(name)
                 reason = "" if content is None else disk.receive(key, bytes(content))
@@ -462,6 +468,7 @@ class Compilation:
 
         def compile(compiler: GraphCompiler) -> Executable:
             nodes = len(function.body.nodes)
+            self.events.progress("compile", engine=engine, cluster=function.name, nodes=nodes)
             with self.events.span("compile", engine=engine, cluster=function.name, nodes=nodes):
                 return compiler.compile(function, function.params, function.returns, function.aliases)
 

@@ -9,6 +9,7 @@ import typer
 
 from xrt_core.cli import arguments, results
 from xrt_core.cli.display import FailedCheck, giving, say, show_table, working
+from xrt_core.events import process_events
 
 if TYPE_CHECKING:
     from xrt_core.verify.isolate import NodeFault
@@ -47,6 +48,7 @@ def bisect(
     options = module.compile_options(engine)
 
     def compile(function: Function, fused: bool) -> Any:
+        process_events.progress("compile", cluster=function.name, engine=engine, nodes=len(function.body.nodes))
         compiler = owner.compiler(device, module.compile_options(engine, fused))
         return compiler.compile(function, function.params, function.returns, function.aliases)
 

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from xrt_core.errors import XRTError, printable
+from xrt_core.progress import Progress
 
 PIPED_WIDTH: Final = 200
 C = TypeVar("C", bound=Callable[..., Any])
@@ -162,29 +162,23 @@ def _exit_code_and_message(error: Exception) -> tuple[int, str]:
     return ExitCode.BUG, f"internal error: {what} (XRT_DEBUG=1 shows where; please report it)"
 
 
-@contextmanager
-def working(label: str) -> Iterator[None]:
-    """Show a spinner with `label` and the elapsed time while the body runs; nothing if stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        progress.add_task(label, total=None)
-        yield
+def working(label: str) -> Progress:
+    """Show what is done, how far it is and what it waits for, while the body runs; nothing if stderr is not a terminal,
+    and with `--quiet`."""
+    return Progress(label, shown=not is_quiet())
 
 
 def counted(label: str, count: int) -> Iterator[int]:
-    """Yield 0 .. count-1 with a progress bar; without one if stderr is not a terminal or `count` is small."""
-    if not sys.stderr.isatty() or count < 2:
-        yield from range(count)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=count)
+    """Yield 0 .. count-1 with a progress bar; without one as with `working`, or if `count` is small."""
+    with Progress(label, count, shown=count > 1 and not is_quiet()) as progress:
         for i in range(count):
             yield i
-            progress.advance(task)
+            progress.advance()
+
+
+def is_quiet() -> bool:
+    """Whether no progress is wanted."""
+    return _output.get().quiet
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, colours: dict[str, str] | None = None) -> None:

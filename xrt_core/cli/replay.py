@@ -62,7 +62,8 @@ def _in_child(bundle: pathlib.Path, engine: str | None, timeout: float) -> tuple
     if engine is not None:
         given += ["--engine", engine]
     try:
-        done = subprocess.run(given, capture_output=True, text=True, timeout=timeout, check=False)
+        with working(f"replaying in a child process, at most {timeout:g} s"):
+            done = subprocess.run(given, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         return True, f"still fails: no result after {timeout:g} s"
     if done.returncode in (ExitCode.DONE, ExitCode.FAILED_CHECK):

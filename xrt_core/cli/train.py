@@ -10,7 +10,7 @@ import typer
 
 from xrt_core import options
 from xrt_core.cli import arguments, results
-from xrt_core.cli.display import ExitCode, duration, giving, say, working
+from xrt_core.cli.display import ExitCode, duration, giving, is_quiet, say, working
 from xrt_core.cli.inputs import read_inputs
 from xrt_core.errors import OptionError, nearest
 
@@ -57,7 +57,7 @@ def train(
     source = batches(arrays, batch, seed=seed, start=begun)
     start = time.perf_counter()
     try:
-        losses = fit(trainer, source, steps, label=model.stem)
+        losses = fit(trainer, source, steps, label=model.stem, progress=not is_quiet())
     except KeyboardInterrupt:
         if checkpoint is not None:
             trainer.save(checkpoint)
