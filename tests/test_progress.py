@@ -37,8 +37,8 @@ with fake_engine() as engine:
     if sys.argv[1] == "library":
         class Steps(xrt.Graph):
             def build(self, x):
-                for _ in range(2):
-                    x = xrt.ops.Tanh(xrt.ops.MatMul(x, np.eye(8, dtype=np.float32)))
+                for k in range(2):  # of different constants: equal clusters are compiled once
+                    x = xrt.ops.Tanh(xrt.ops.MatMul(x, np.full((8, 8), k, np.float32)))
                 return x
         m = xrt.XRTModule(Steps(), engine="fake", guard=False, prune=False, cache="off")
         with xrt.show_progress("mine"):

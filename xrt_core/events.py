@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from xrt_core.errors import RegistrationError, printable
 
@@ -108,7 +108,12 @@ def _tell(event: Event) -> None:
 
 
 class EventLog:
-    """A ring buffer of the latest events. Emitting costs about a microsecond and is thread-safe."""
+    """A ring buffer of the latest events. Emitting costs about a microsecond and is thread-safe.
+
+    heard: the listeners of every log; empty where nobody listens.
+    """
+
+    heard: ClassVar[Sequence[Listener]] = _listeners
 
     __slots__ = ("_ring",)
 
@@ -157,10 +162,13 @@ class EventLog:
 
     @contextmanager
     def span(self, name: str, *, level: int = logging.DEBUG, **fields: Any) -> Iterator[dict[str, Any]]:
-        """Time the body and emit one event at its end; the body may add fields to the yielded dict.
+        """Time the body and emit one event at its end; the body may add fields to the yielded dict. Listeners hear of
+        the beginning as well (`progress`).
 
         If the body raises, the event has the field `error`, and the exception propagates.
         """
+        if _listeners:
+            _tell(Event(f"progress.{name}", time.time(), None, MappingProxyType(dict(fields))))
         start = time.perf_counter()
         try:
             yield fields

@@ -15,7 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "events": {"errors"},
     "files": {"errors"},
-    "progress": {"errors", "events"},
+    "progress": GROUND,
     "plugins": {"errors", "events"},
     "ir": GROUND,
     "options": GROUND | {"ir"},

@@ -468,7 +468,6 @@ class Compilation:
 
         def compile(compiler: GraphCompiler) -> Executable:
             nodes = len(function.body.nodes)
-            self.events.progress("compile", engine=engine, cluster=function.name, nodes=nodes)
             with self.events.span("compile", engine=engine, cluster=function.name, nodes=nodes):
                 return compiler.compile(function, function.params, function.returns, function.aliases)
 

@@ -279,8 +279,7 @@ class Pipeline:
             return cache
 
         shared = shares_cores(graph)
-        clusters = sum(map(is_launch, graph.nodes))
-        if clusters:
+        if services.events.heard and (clusters := sum(map(is_launch, graph.nodes))):
             services.events.progress("plan", model=graph.name or "graph", clusters=clusters)
 
         def lower(node: Node) -> Lowered:
