@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from xrt_core.options import process_config as config
     from xrt_core.options.process_config import init_subblock_optimizer
     from xrt_core.plugins import hookimpl
+    from xrt_core.profiling import profile
+    from xrt_core.progress import show_progress
     from xrt_core.quantization.calibration import ptq_calibration_mode
     from xrt_core.reports import assert_offloaded
     from xrt_core.training import optimizer as optim
@@ -110,12 +112,14 @@ __all__ = [
     "ops",
     "optim",
     "power_by_engine",
+    "profile",
     "ptq_calibration_mode",
     "register_array_type",
     "register_converter",
     "register_pass",
     "sbp",
     "shard",
+    "show_progress",
     "subscribe",
     "trace",
     "training",
@@ -141,11 +145,13 @@ _HOME: Final = {
     "import_model": "frontends.onnx_import",
     "init_subblock_optimizer": "options.process_config",
     "power_by_engine": "frontends.tracing",
+    "profile": "profiling",
     "ptq_calibration_mode": "quantization.calibration",
     "register_array_type": "engine.converters",
     "register_converter": "engine.manager",
     "register_pass": "compiler.passes",
     "shard": "frontends.ops",
+    "show_progress": "progress",
     "subscribe": "events",
     "trace": "frontends.graph",
     "unregister_pass": "compiler.passes",
@@ -167,7 +173,9 @@ def __getattr__(name: str) -> Any:
     elif name in __all__:
         found = getattr(importlib.import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from xrt_core.errors import nearest
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, __all__)}")
     return globals().setdefault(name, found)
 
 

@@ -6,9 +6,11 @@ and `is_from_program` are for the exceptions of others, of engines and plugins, 
 
 from __future__ import annotations
 
+import difflib
 import dis
 import functools
 import signal
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any, Final
 
@@ -118,6 +120,13 @@ class CacheError(XRTError):
 
 class InternalError(XRTError):
     """XRT violated one of its own invariants (such as a pass that produced an invalid graph). Please report it."""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: "; did you mean 'x'?" for the closest one, "" where none is close."""
+    names = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(str(name).lower(), names, n=1)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
 def printable(text: str, lines: bool = True) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from xrt_core.errors import RegistrationError, printable
 
@@ -99,11 +99,22 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     return undo
 
 
+def _tell(event: Event) -> None:
+    for listener in tuple(_listeners):
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("a listener failed on %s", event)
+
+
 class EventLog:
     """A ring buffer of the latest events. Emitting costs about a microsecond and is thread-safe.
 
-    most: the highest level at which events are logged: what goes wrong with something that is only tried warns nobody.
+    heard: the listeners of every log; empty where nobody listens. most: the highest level at which events are logged:
+    what goes wrong with something that is only tried warns nobody.
     """
+
+    heard: ClassVar[Sequence[Listener]] = _listeners
 
     __slots__ = ("_ring", "most")
 
@@ -139,21 +150,27 @@ class EventLog:
         self._notify(event, level)
         return event
 
+    @staticmethod
+    def progress(name: str, **fields: Any) -> None:
+        """Tell listeners what begins, or what is waited for: an event "progress.<name>". It is neither kept nor logged,
+        and not made where nobody listens."""
+        if _listeners:
+            _tell(Event(f"progress.{name}", time.time(), None, MappingProxyType(fields)))
+
     def _notify(self, event: Event, level: int) -> None:
         self._ring.append(event)
         logger.log(min(level, self.most), "%s", event)
-        for listener in tuple(_listeners):
-            try:
-                listener(event)
-            except Exception:
-                logger.exception("a listener failed on %s", event)
+        _tell(event)
 
     @contextmanager
     def span(self, name: str, *, level: int = logging.DEBUG, **fields: Any) -> Iterator[dict[str, Any]]:
-        """Time the body and emit one event at its end; the body may add fields to the yielded dict.
+        """Time the body and emit one event at its end; the body may add fields to the yielded dict. Listeners hear of
+        the beginning as well (`progress`).
 
         If the body raises, the event has the field `error`, and the exception propagates.
         """
+        if _listeners:
+            _tell(Event(f"progress.{name}", time.time(), None, MappingProxyType(dict(fields))))
         start = time.perf_counter()
         try:
             yield fields

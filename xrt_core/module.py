@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xrt_core.ir.graph import Graph
     from xrt_core.ir.types import ValueType
     from xrt_core.quantization import calibration
-    from xrt_core.runtime.scheduler import Timeline
+    from xrt_core.runtime.recording import Timeline
 
 # What a module needs is imported when the first one is made: `from xrt_core import XRTModule` does not import NumPy.
 
@@ -348,6 +348,19 @@ class XRTModule(GuardedModule):
         from xrt_core.compiler.inspection import compiled_clusters
 
         return compiled_clusters(self.partitioned(inputs), self._pipeline.accelerated.services.compilation)
+
+    @property
+    def executables(self) -> Sequence[CompiledCluster]:
+        """The clusters that engines run for the last new signature, with the engines that were chosen; empty before the
+        first call, while the host answers alone, and where it runs everything.
+
+        `m.executables[i].stages()` lists the forms of one, `m.executables[i].as_text(stage)` shows it.
+        """
+        from xrt_core.compiler.inspection import executables_of
+
+        caller = self._source.caller
+        plan = None if caller is None else caller.final
+        return () if plan is None else executables_of(plan, self._pipeline.accelerated.services.compilation)
 
     def _record(self, recorder: calibration.Recorder, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         if self.options.use_int8:

@@ -15,6 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "events": {"errors"},
     "files": {"errors"},
+    "progress": GROUND,
     "plugins": {"errors", "events"},
     "ir": GROUND,
     "options": GROUND | {"ir"},
@@ -35,7 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"},
     "training": GROUND
     | {"ir", "kernels", "frontends", "passes", "host", "engine", "cache", "runtime", "options", "explanation"}
-    | {"compiler"},
+    | {"compiler", "progress"},
+    "profiling": GROUND | {"ir", "passes", "reports", "options", "engine", "cache", "runtime"},
     "saved_model": GROUND | {"ir", "frontends", "engine", "cache", "options", "compiler"},
     "quantization": GROUND | {"ir", "frontends", "passes", "host"},
     "accuracy": GROUND
@@ -48,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": GROUND | {"ir", "kernels", "host", "frontends", "engine", "runtime", "verify", "module"},
     "cli": GROUND
     | {"verify", "guard", "passes", "compiler", "ir", "frontends", "engine", "engines", "cache", "options", "reports"}
-    | {"module", "host", "training"},
+    | {"module", "host", "training", "profiling", "progress"},
 }
 # The one module that may import a library whose runtime is an engine: its tools, an extra of the core.
 TOOLS = {("quantization/qdq.py", "onnxruntime"): "the quantisation library of onnxruntime"}

@@ -41,7 +41,7 @@ def test_ls(disk: DiskCache) -> None:
     assert "250 ms" in done.stdout
     assert "the file is empty" in done.stdout
 
-    rows = {r["entry"]: r for r in json.loads(xrt("ls", "--json").stdout)}
+    rows = {r["entry"]: r for r in json.loads(xrt("ls", "--json").stdout)["entries"]}
     assert rows[key_of(shifted(1.0)).digest]["engine"] == "host_reference"
     assert rows[key_of(shifted(2.0)).digest]["problem"] == "the file is empty"
 

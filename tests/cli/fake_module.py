@@ -11,7 +11,7 @@ import numpy as np
 from xrt_core.errors import InputError, ModelLoadError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
-from xrt_core.runtime.scheduler import Span, Timeline
+from xrt_core.runtime.recording import Span, Timeline
 
 
 class FakeExplanation:

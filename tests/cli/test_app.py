@@ -96,19 +96,18 @@ def test_run_reads_and_writes_npz(xrt: Xrt, model: pathlib.Path, tmp_path: pathl
 
 
 def test_partition(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report is printed, written as JSON, and the model is exported; '-' leaves nothing but JSON on stdout."""
+    """The report is printed, written as JSON, and the model is exported."""
     saved: list[object] = []
     exporter = types.ModuleType("xrt_core.frontends.onnx_export")
     exporter.save = lambda graph, path: saved.append(path)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "xrt_core.frontends.onnx_export", exporter)
     monkeypatch.setattr("xrt_core.frontends.onnx_export", exporter, raising=False)
 
-    done = xrt("partition", model, "--json", tmp_path / "r.json", "--onnx", tmp_path / "out.onnx")
-    piped = xrt("partition", model, "--json", "-")
+    done = xrt("partition", model, "--report", tmp_path / "r.json", "--onnx", tmp_path / "out.onnx")
 
     assert done.exit_code == 0, done.output
     assert "cluster 0 -> fake [1 node]" in done.stdout
-    assert json.loads((tmp_path / "r.json").read_text()) == json.loads(piped.stdout) == {"clusters": []}
+    assert json.loads((tmp_path / "r.json").read_text()) == {"clusters": []}
     assert saved == [tmp_path / "out.onnx"]
 
 
@@ -125,7 +124,7 @@ def test_partition(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path, monkey
         (["run", "MODEL", "--shape", "x=a,b"], "it takes NAME=DIM,DIM"),
         (["run", "MODEL", "--shape", "z=1"], "no input or dimension 'z'; there are x, flag, batch"),
         (["run", "MODEL", "--output", "MODEL/y.npz"], "/y.npz: Not a directory"),
-        (["partition", "MODEL", "--json", "no/such/folder/r.json"], "No such file or directory"),
+        (["partition", "MODEL", "--report", "no/such/folder/r.json"], "No such file or directory"),
     ],
 )
 def test_errors_are_one_line(xrt: Xrt, model: pathlib.Path, arguments: list[str], message: str) -> None:
@@ -149,11 +148,11 @@ def test_debug_shows_the_traceback(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_bug_is_told_apart(xrt: Xrt, model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception that is not ours has exit code 1 and asks to be reported."""
+    """An exception that is not ours has exit code 3 and asks to be reported."""
     monkeypatch.setattr(FakeModule, "run", lambda self, inputs: 1 // 0)
     done = xrt("run", model)
 
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert "internal error: ZeroDivisionError" in done.stderr
 
 
@@ -161,7 +160,7 @@ def test_version_and_engines(xrt: Xrt) -> None:
     """--version prints it; engines lists the host first, as a table and as JSON."""
     assert xrt("--version").stdout == f"xrt-core {__version__}\n"
     assert xrt("engines").stdout.splitlines()[1].split()[:3] == ["host", "ready", "cpu"]
-    listed = json.loads(xrt("engines", "--json").stdout)
+    listed = json.loads(xrt("engines", "--json").stdout)["engines"]
     assert listed[0]["name"] == "host"
     assert set(listed[0]) >= {"name", "package", "version", "status", "devices", "reason", "remedy"}
 

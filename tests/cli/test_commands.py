@@ -59,7 +59,7 @@ def test_random_shapes(xrt: Xrt, model: pathlib.Path) -> None:
 
 def test_partition_on_the_host(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Every host node has its reason; the exported model is valid ONNX that computes the same."""
-    done = xrt("partition", model, "-e", "host", "--json", tmp_path / "r.json", "--onnx", tmp_path / "out.onnx")
+    done = xrt("partition", model, "-e", "host", "--report", tmp_path / "r.json", "--onnx", tmp_path / "out.onnx")
 
     assert done.exit_code == 0, done.output
     assert "on the host:" in done.stdout
@@ -73,7 +73,7 @@ def test_partition_on_the_host(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.
 
 def test_pictures_and_the_difference_of_two(xrt: Xrt, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A page, a DOT file; equal reports have no difference and exit code 0, others are compared, with exit code 1."""
-    files = ["--html", tmp_path / "p.html", "--dot", tmp_path / "p.dot", "--json", tmp_path / "a.json"]
+    files = ["--html", tmp_path / "p.html", "--dot", tmp_path / "p.dot", "--report", tmp_path / "a.json"]
     done = xrt("partition", model, "-e", "host", *files)
 
     assert done.exit_code == 0, done.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 
 import numpy as np
 import onnx
@@ -11,13 +12,21 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner, Result
 
 import xrt_core as xrt
+from xrt_core.cache import store
 from xrt_core.cli.app import application
 from xrt_core.engine import engines
 
 SHOWN = {
-    "xla": {"hlo": "HloModule", "hlo-optimized": "is_scheduled=true", "llvm": "define ", "llvm-optimized": "define "},
+    "xla": {
+        "stablehlo": "func.func public @main",
+        "hlo": "HloModule",
+        "hlo-optimized": "is_scheduled=true",
+        "llvm": "define ",
+        "llvm-optimized": "define ",
+        "asm": "Disassembly of section",
+    },
     "onnxruntime": {"onnx": "MatMul", "onnx-optimized": "MatMul"},
-    "openvino": {"onnx": "MatMul", "execution": "FullyConnected"},
+    "openvino": {"onnx": "MatMul", "ir": '<net name="', "runtime": "FullyConnected", "execution": "FullyConnected"},
     "toy": {"python": "def matmul", "launches": "MatMul"},
 }
 """Engine -> stage -> what its text has."""
@@ -55,8 +64,13 @@ def test_stages(engine: str, model: pathlib.Path) -> None:
     assert "Relu" in cluster.as_text("function")
     for stage, part in SHOWN[engine].items():
         assert f"--stage {stage} " in listed.stdout
+        if stage == "asm" and not (shutil.which("objdump") or shutil.which("llvm-objdump")):
+            with pytest.raises(xrt.UnsupportedError, match="apt install binutils"):
+                cluster.as_text(stage)
+            continue
         assert part in cluster.as_text(stage), stage
-    assert list(SHOWN[engine].values())[-1] in cluster.as_text()  # the last stage is the default
+    if engine != "xla" or shutil.which("objdump"):
+        assert list(SHOWN[engine].values())[-1] in cluster.as_text()  # the last stage is the default
 
 
 def test_the_command(model: pathlib.Path) -> None:
@@ -77,7 +91,7 @@ def test_the_command(model: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--cluster", "7"), "no such cluster for these inputs; there is: 0 (onnxruntime_0)"),
+        (("--cluster", "7"), "there is no such cluster for these inputs; there is: 0 (onnxruntime_0)"),
         (("--cluster", "0", "--stage", "onnyx"), "it has function, onnx, onnx-optimized; did you mean 'onnx'?"),
         (("--diff", "threads=1"), "name it with --cluster"),
     ],
@@ -88,3 +102,48 @@ def test_what_is_not_there(model: pathlib.Path, arguments: tuple[str, ...], mess
     done = inspect(model, "-e", "onnxruntime", *arguments)
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
+
+
+def test_executables(model: pathlib.Path) -> None:
+    """A module's executables are what engines run: none before the first call, nor where the host runs all; with the
+    guard the engine that was chosen; and each says where it came from, and that it was compiled again for a text."""
+    pytest.importorskip("xrt_openvino._toolkit")  # not openvino itself: imported alone it sends telemetry
+    x = np.zeros((8, 8), np.float32)
+    keywords = {"engine": "openvino", "prune": False}
+    m = xrt.XRTModule(model, guard=False, **keywords)
+    assert m.executables == ()
+    m(x)
+    (executable,) = m.executables
+    assert executable.origin == "compiled in this process"
+    assert "FullyConnected" in executable.as_text("runtime")
+    event = m.events.recent("inspect.compiled")[-1]
+    assert event.fields["executable"] == "compiled in this process"
+
+    on_host = xrt.XRTModule(model, engine="host")
+    on_host(x)
+    assert on_host.executables == ()
+
+    guard = {"guard": True, "guard_async": False, "guard_sandbox": False, "guard_tune": False}
+    with xrt.XRTModule(model, **keywords, **guard) as guarded:
+        guarded(x)
+        assert [e.engine for e in guarded.executables] == ["openvino"], guarded.report().as_text()
+
+
+def test_an_executable_from_the_cache(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What was loaded from the disk is compiled again for its text, and both the executable and the command say so."""
+    pytest.importorskip("xrt_openvino._toolkit")  # not openvino itself: imported alone it sends telemetry
+    store.forget_all()
+    x = np.zeros((8, 8), np.float32)
+    keywords = {"engine": "openvino", "guard": False, "prune": False, "cache_dir": str(tmp_path / "cache")}
+    xrt.XRTModule(model, **keywords)(x)
+    store.forget_all()
+    m = xrt.XRTModule(model, **keywords)
+    assert m.clusters({"x": x})[0].origin == "in the cache on disk, not loaded"
+    done = inspect(model, "-e", "openvino", "--cluster", "0", "--stage", "ir", "-o", f"cache_dir={tmp_path / 'cache'}")
+    assert done.stdout.startswith("<?xml")
+    said = " ".join(done.stderr.split())
+    assert "compiled again for this text: the executable of openvino_0 is in the cache on disk, not loaded" in said
+    m(x)
+    (executable,) = m.executables
+    assert executable.origin == "loaded from the cache on disk"
+    assert "FullyConnected" in executable.as_text()

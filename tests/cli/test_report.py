@@ -44,7 +44,7 @@ def test_text(model: pathlib.Path) -> None:
 
 def test_json_and_prometheus(model: pathlib.Path) -> None:
     """The same as data, and as counters with a HELP and a TYPE line each."""
-    found = json.loads(report(model, "--format", "json"))
+    found = json.loads(report(model, "--json"))
     assert found["clusters"][0]["state"] == "live"
     text = report(model, "--format", "prometheus")
     assert 'xrt_cluster_calls_total{cluster="plain_0",number="0",engine="plain"} 6' in text

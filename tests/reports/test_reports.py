@@ -188,7 +188,7 @@ def test_nodes_that_only_one_has(mixed: Explanation) -> None:
 
 @pytest.mark.parametrize("bad", [{}, {"clusters": 3}, {"clusters": [{"nodes": ["a"]}]}, []])
 def test_other_json_is_refused(mixed: Explanation, bad: object) -> None:
-    with pytest.raises(InputError, match="the second is no report of a partition.*xrt partition MODEL --json"):
+    with pytest.raises(InputError, match="the second is no report of a partition.*xrt partition MODEL --report"):
         difference(mixed.to_json(), bad)  # type: ignore[arg-type]
 
 

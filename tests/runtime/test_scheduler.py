@@ -37,7 +37,8 @@ from xrt_core.options import from_text, resolve
 from xrt_core.runtime import scheduler
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
-from xrt_core.runtime.scheduler import Span, Timeline, independent_lanes
+from xrt_core.runtime.recording import Span, Timeline
+from xrt_core.runtime.scheduler import independent_lanes
 
 pytestmark = pytest.mark.tiny_clusters  # launches run beside each other
 

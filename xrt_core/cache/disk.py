@@ -22,7 +22,7 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, Final, Literal, TypedDict
 
 import numpy as np
@@ -256,8 +256,9 @@ class DiskCache:
         return True
 
     @contextlib.contextmanager
-    def making(self, key: CacheKey, timeout: float) -> Iterator[bool]:
-        """Hold the right to compile for `key`; yields whether somebody else held it before.
+    def making(self, key: CacheKey, timeout: float, waits: Callable[[], None] = lambda: None) -> Iterator[bool]:
+        """Hold the right to compile for `key`; yields whether somebody else held it before. waits: called if so, before
+        it is waited for.
 
         Without a lock (the folder cannot be written, the wait took longer than `timeout` seconds) the body runs all
         the same: then two processes may do the same work, which costs time and nothing else.
@@ -266,10 +267,12 @@ class DiskCache:
             waited = False
             with contextlib.suppress(OSError, CacheError, NotImplementedError, RuntimeError):
                 if self.prepare():
-                    waited = self._acquire(stack, key, timeout)
+                    waited = self._acquire(stack, key, timeout, waits)
             yield waited
 
-    def _acquire(self, stack: contextlib.ExitStack, key: CacheKey, timeout: float) -> bool:
+    def _acquire(
+        self, stack: contextlib.ExitStack, key: CacheKey, timeout: float, waits: Callable[[], None]
+    ) -> bool:
         from filelock import FileLock, Timeout
 
         locks = self.entries / "locks"
@@ -279,6 +282,7 @@ class DiskCache:
             stack.enter_context(lock.acquire(timeout=0))
             return False
         except Timeout:
+            waits()
             with contextlib.suppress(Timeout):
                 stack.enter_context(lock.acquire(timeout=timeout, poll_interval=0.02))
             return True

@@ -50,6 +50,11 @@ def _not_compared(function: Function, one: Executable, other: Executable) -> str
 
 
 _memory: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
+_origins: weakref.WeakKeyDictionary[Executable, str] = weakref.WeakKeyDictionary()
+COMPILED: Final = "compiled in this process"
+FROM_DISK: Final = "loaded from the cache on disk"
+FROM_FILE: Final = "loaded from the model's file"
+ON_DISK: Final = "in the cache on disk, not loaded"
 _said: set[str] = set()
 
 
@@ -116,8 +121,19 @@ class ExecutableStore:
                 assert disk is not None
                 made = self._through_disk(disk, key, function, graph_compiler, compile)
             _memory[key.digest] = made
+            _origins.setdefault(made, COMPILED)
         self._obtained[made] = key, function
         return made
+
+    def origin(self, function: Function, engine: Engine, device: str, options: CompileOptions) -> str:
+        """Where the executable of `function` came from: COMPILED, FROM_DISK, FROM_FILE; ON_DISK where this process has
+        none and the disk does; "" where there is none."""
+        disk = self._usable()
+        key = self._key(function, engine, device, options, disk)
+        made = _memory.get(key.digest)
+        if made is not None:
+            return _origins.get(made, "")
+        return ON_DISK if disk is not None and disk.path_of(key).exists() else ""
 
     def load(
         self,
@@ -174,6 +190,7 @@ class ExecutableStore:
                 load = compiler.load if stored.whole else lambda blob: compiler.load_code(blob, function)
                 executable = load(stored.blob)
                 seconds = time.perf_counter() - start
+                _origins[executable] = FROM_FILE
                 self._events.emit("saved.loaded", seconds=seconds, engine=key.row("engine"), cluster=function.name)
                 return executable
         except Exception as e:  # whatever an engine raises about bytes that it does not take
@@ -230,7 +247,11 @@ class ExecutableStore:
         if isinstance(found, Miss) and found.final:
             return compile(compiler)
         if isinstance(found, Miss):
-            with disk.making(key, WAIT_SECONDS) as waited:
+            def wait() -> None:
+                reason = "another process compiles the same"
+                self._events.progress("wait", cluster=function.name, engine=key.row("engine"), reason=reason)
+
+            with disk.making(key, WAIT_SECONDS, wait) as waited:
                 # whoever held the lock may have stored it, or a thread of this process put it into memory
                 known = _memory.get(key.digest)
                 again = self._load(disk, key, text, function, compiler) if waited and known is None else known
@@ -246,13 +267,15 @@ class ExecutableStore:
     ) -> Executable | Miss:
         start = time.perf_counter()
         found = disk.read(key, text)
-        if isinstance(found, Miss) and found.reason == NOTHING and self._fetched(disk, key):
+        if isinstance(found, Miss) and found.reason == NOTHING and self._fetched(disk, key, function.name):
             found = disk.read(key, text)
         reason = found.reason if isinstance(found, Miss) else ""
         if isinstance(found, Hit):
+            self._events.progress("load", cluster=function.name, engine=key.row("engine"))
             try:
                 executable = compiler.load_code(found.blob, function)
                 if isinstance(executable, Executable):
+                    _origins[executable] = FROM_DISK
                     self._events.emit(
                         "cache.hit",
                         seconds=time.perf_counter() - start,
@@ -277,12 +300,13 @@ class ExecutableStore:
         )
         return Miss(reason, stored, isinstance(found, Miss) and found.final)
 
-    def _fetched(self, disk: DiskCache, key: CacheKey) -> bool:
+    def _fetched(self, disk: DiskCache, key: CacheKey, cluster: str) -> bool:
         """Whether a cache that machines share has the entry, which then lies on the disk."""
         if disk.mode == "read":
             return False
         name = f"{key.digest}{SUFFIX}"
         for shared in self._shared:
+            self._events.progress("fetch", cluster=cluster, engine=key.row("engine"))
             try:
                 content = shared.fetch(name)
                 reason = "" if content is None else disk.receive(key, bytes(content))
@@ -465,10 +489,17 @@ class Compilation:
         """The forms of a Function that an engine shows: name -> what it is. Raises what the engine raises."""
         return dict(self._compiler(engine, self.options.fused).stages)
 
-    def as_text(self, function: Function, engine: str, stage: str) -> str:
+    def as_text(self, function: Function, engine: str, stage: str, fused: bool = True) -> str:
         """What an engine makes of a Function up to a stage; it is compiled for this. Raises as the compiler does."""
-        compiler = self._compiler(engine, self.options.fused)
+        compiler = self._compiler(engine, fused and self.options.fused)
         return compiler.as_text(function, function.params, function.returns, function.aliases, stage)
+
+    def origin(self, function: Function, engine: str, fused: bool = True) -> str:
+        """Where the executable of `function` on an engine came from; see `ExecutableStore.origin`."""
+        owner, device = self.on(engine)
+        ways = (self.options_for(engine, fused, shared) for shared in (False, True))
+        found = [self._store.origin(function, owner, device, options) for options in ways]
+        return next((x for x in found if x not in ("", ON_DISK)), next(filter(None, found), ""))
 
     def key(self, function: Function, engine: str) -> CacheKey:
         """The key of `executable`."""

@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "run": "Run a model: outputs, share on engines, timings.",
     "train": "Train a model on arrays from a file.",
     "partition": "Show the clusters and why other nodes are on the host.",
+    "profile": "Show where the time of calls goes.",
     "inspect": "Show what an engine makes of a cluster: HLO, layers, ...",
     "compile": "Compile a model ahead of time into one file.",
     "engines": "List the engines: version, devices, state, remedy.",
@@ -37,13 +38,19 @@ def _version(wanted: bool) -> None:
 
 
 def _common(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, help="Log events to stderr; give it twice for debug output.")
     ] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
+    if quiet:
+        from xrt_core.cli.display import quietly
+
+        context.with_resource(quietly(True))
     if verbose:
         logging.basicConfig(format="%(relativeCreated)6.0f ms  %(name)s: %(message)s")
         logging.getLogger("xrt").setLevel(logging.DEBUG if verbose > 1 else logging.INFO)

@@ -21,10 +21,28 @@ OnnxFile = Annotated[pathlib.Path, typer.Argument(help="An ONNX file.", show_def
 Model = Annotated[
     pathlib.Path, typer.Argument(help="An ONNX file, or one that `xrt compile` wrote.", show_default=False)
 ]
+
+
+def _engines(incomplete: str) -> list[str]:
+    """Names of engines, for the shell; no engine is imported."""
+    from xrt_core.engine import engines
+
+    return [n for n in ("auto", "host", *engines.names()) if n.startswith(incomplete)]
+
+
+def _options(incomplete: str) -> list[str]:
+    """Names of options, for the shell."""
+    return [f"{n}=" for n in options.TABLE if n.startswith(incomplete)]
+
+
 Engine = Annotated[
     list[str] | None,
-    typer.Option("--engine", "-e", help="An engine; repeat it, by priority; 'host' for none. Default: all."),
-]
+    typer.Option(
+        "--engine", "-e", help="An engine; repeat it, by priority; 'host' for none. Default: all.",
+        autocompletion=_engines,
+    ),
+]  # fmt: skip
+OneEngine = Annotated[str, typer.Option("--engine", "-e", help="The engine to test.", autocompletion=_engines)]
 Inputs = Annotated[pathlib.Path | None, typer.Option("--inputs", "-i", help="A .npz file with the inputs by name.")]
 Random = Annotated[bool, typer.Option("--random", help="Generate random inputs (the default without --inputs).")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
@@ -33,7 +51,10 @@ Shape = Annotated[
     typer.Option("--shape", help="NAME=DIM,DIM,... for an input, or SYMBOL=DIM, of random inputs; others are 1."),
 ]
 Option = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE, any option of docs/options.md; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--option", "-o", help="NAME=VALUE, any option of docs/options.md; may be repeated.", autocompletion=_options
+    ),
 ]
 Recompile = Annotated[
     bool,

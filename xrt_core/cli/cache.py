@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import convert, structs
 
 from xrt_core.cache.archive import export_entries, import_entries
 from xrt_core.cache.disk import DiskCache, EntryFile, Manifest, default_folder
 from xrt_core.cache.live_notes import forget_suspects
-from xrt_core.cli.display import command, duration, say, show_table
+from xrt_core.cli import results
+from xrt_core.cli.display import FailedCheck, duration, giving, say, show_table
 from xrt_core.errors import CacheError
 from xrt_core.options import resolve
 
@@ -29,13 +30,12 @@ _WIDTH: Final = 160
 Folder = Annotated[
     pathlib.Path | None, typer.Option("--dir", help="The cache's folder. Default: XRT_CACHE_DIR, or the user's own.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Entries = Annotated[list[str] | None, typer.Argument(help="Entries, by the first digits of their names. Default: all.")]
 
 
 @cache.command()
-@command
-def ls(folder: Folder = None, as_json: Json = False) -> None:
+@giving(results.CacheList)
+def ls(folder: Folder = None) -> Callable[[], results.CacheList]:
     """List the entries, the most recently used first."""
     disk = _disk(folder)
     rows: list[dict[str, Any]] = []
@@ -55,9 +55,6 @@ def ls(folder: Folder = None, as_json: Json = False) -> None:
                 "used": entry.used,
             }
         )
-    if as_json:
-        say(json.dumps(rows, indent=2))
-        return
     now = time.time()
     show_table(
         ("entry", "engine", "device", "cluster", "nodes", "compiled in", "size", "last used", "problem"),
@@ -76,19 +73,23 @@ def ls(folder: Folder = None, as_json: Json = False) -> None:
             for r in rows
         ],
     )
+    return lambda: results.CacheList(entries=[convert(_named(r), results.CacheEntry) for r in rows])
 
 
 @cache.command()
-@command
+@giving(results.CacheInfo)
 def info(
     entry: Annotated[str | None, typer.Argument(help="An entry, by the first digits of its name.")] = None,
     folder: Folder = None,
-) -> None:
+) -> results.CacheInfo:
     """Show the cache's folder, size and settings; with an entry, its key and the manifest of its blobs."""
     disk = _disk(folder)
+    options, files = resolve(), disk.files()
+    size = sum(f.size for f in files)
+    about = results.CacheInfo(
+        folder=str(disk.folder), mode=options.cache, limit=disk.limit, entries=len(files), bytes=size
+    )
     if entry is None:
-        options = resolve()
-        files = disk.files()
         show_table(
             ("setting", "value", "from"),
             [
@@ -96,49 +97,53 @@ def info(
                 ("mode", options.cache, options.source("cache")),
                 ("limit", _bytes(disk.limit), options.source("cache_bytes")),
                 ("entries", str(len(files)), ""),
-                ("size", _bytes(sum(f.size for f in files)), ""),
+                ("size", _bytes(size), ""),
             ],
         )
-        return
+        return about
     found = _find(disk, entry)
     manifest = disk.manifest(found.path)
     rows = [*manifest.key.rows, *((k, str(v)) for k, v in manifest.info.items())]
     rows += [(f"blob {name}", f"{b.size} bytes, {b.digest}") for name, b in manifest.blobs.items()]
-    show_table(("row", "value"), [*rows, ("problem", disk.check(found.path) or "none")])
+    rows.append(("problem", disk.check(found.path) or "none"))
+    show_table(("row", "value"), rows)
+    return structs.replace(about, entry=dict(rows))
 
 
 @cache.command()
-@command
+@giving(results.CacheDifference)
 def explain(
     one: Annotated[str, typer.Argument(help="An entry, by the first digits of its name, or a file.")],
     other: Annotated[str, typer.Argument(help="Another.")],
     folder: Folder = None,
-) -> None:
+) -> results.CacheDifference:
     """Show the rows in which the keys of two entries differ, which is why one does not hit the other."""
     disk = _disk(folder)
     a, b = _find(disk, one), _find(disk, other)
     mine, theirs = disk.manifest(a.path).key, disk.manifest(b.path).key
     differences = mine.differences(theirs)
+    functions: list[str] = []
     if not differences:
         say("the keys are the same")
-        return
     for line in differences:
         say(line)
     if mine.row("function") != theirs.row("function"):
         say("the functions differ in:")
         before, after = (disk.function_text(x.path).splitlines() for x in (a, b))
         lines = difflib.unified_diff(before, after, a.digest[:_SHORT], b.digest[:_SHORT], n=0, lineterm="")
-        for line in itertools.islice(lines, _DIFFERENT_LINES):
+        functions = list(itertools.islice(lines, _DIFFERENT_LINES))
+        for line in functions:
             say("  " + (line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..."))
+    return results.CacheDifference(differences=list(differences), functions=functions)
 
 
 @cache.command()
-@command
+@giving(results.CacheDeleted)
 def clear(
     entries: Entries = None,
     engine: Annotated[str | None, typer.Option("--engine", "-e", help="Only entries of this engine.")] = None,
     folder: Folder = None,
-) -> None:
+) -> results.CacheDeleted:
     """Delete entries: all, or the given ones."""
     disk = _disk(folder)
     chosen = [e for e in _chosen(disk, entries) if engine is None or _engine_of(disk, e) == engine]
@@ -148,15 +153,17 @@ def clear(
         forget_suspects(disk.folder)
         for path in (disk.entries / "digests").glob("*.json"):
             path.unlink(missing_ok=True)
-    say(f"{_count(len(gone))} deleted, {_bytes(sum(e.size for e in gone))}")
+    freed = sum(e.size for e in gone)
+    say(f"{_count(len(gone))} deleted, {_bytes(freed)}")
+    return results.CacheDeleted(entries=len(gone), bytes=freed)
 
 
 @cache.command()
-@command
+@giving(results.CacheVerified)
 def verify(
     remove: Annotated[bool, typer.Option("--remove", help="Delete the damaged entries.")] = False,
     folder: Folder = None,
-) -> None:
+) -> results.CacheVerified | FailedCheck:
     """Check the digests of every entry without loading it. Exit code 1 if a damaged entry remains."""
     disk = _disk(folder)
     files = disk.files()
@@ -164,37 +171,43 @@ def verify(
     for e, reason in bad:
         say(f"{e.digest[:_SHORT]}: {reason}" + ("; deleted" if remove and disk.remove(e.path) else ""))
     say(f"{_count(len(files))} checked, {len(bad)} damaged")
-    if bad and not remove:
-        raise typer.Exit(1)
+    result = results.CacheVerified(checked=len(files), damaged={e.digest: reason for e, reason in bad})
+    return FailedCheck(result) if bad and not remove else result
 
 
 @cache.command("export")
-@command
+@giving(results.CacheExported)
 def export_(
     target: Annotated[pathlib.Path, typer.Argument(help="The file to write.")],
     entries: Entries = None,
     folder: Folder = None,
-) -> None:
+) -> results.CacheExported:
     """Write entries into one archive, to import on another machine of the same kind."""
     disk = _disk(folder)
     written = export_entries(disk, _chosen(disk, entries), target)
     say(f"{_count(len(written))} written to {target}")
+    return results.CacheExported(entries=len(written), file=str(target))
 
 
 @cache.command("import")
-@command
+@giving(results.CacheImported)
 def import_(
     source: Annotated[pathlib.Path, typer.Argument(help="A file that `xrt cache export` wrote.")],
     folder: Folder = None,
-) -> None:
+) -> results.CacheImported | FailedCheck:
     """Store the entries of an archive. Executables are code: import only archives that you trust."""
     disk = _disk(folder)
     stored, refused = import_entries(disk, source)
     for name, reason in refused:
         say(f"{name}: rejected: {reason}")
     say(f"{_count(len(stored))} stored in {disk.folder}")
-    if refused:
-        raise typer.Exit(1)
+    result = results.CacheImported(stored=len(stored), rejected=dict(refused), folder=str(disk.folder))
+    return FailedCheck(result) if refused else result
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """A row under the names of `results.CacheEntry`."""
+    return {k.replace(" ", "_"): v for k, v in row.items()}
 
 
 def _disk(folder: pathlib.Path | None) -> DiskCache:

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from xrt_core.cli import arguments
-from xrt_core.cli.display import command, duration, say, working
+from xrt_core.cli import arguments, results
+from xrt_core.cli.display import duration, giving, say, working
 from xrt_core.errors import CompileError, OptionError
 
 
-@command
+@giving(results.Compile)
 def compile(
     model: arguments.Model,
     output: Annotated[pathlib.Path, typer.Option("--output", help="The file to write; XRTModule.load runs it.")],
@@ -31,7 +31,7 @@ def compile(
     ] = False,
     option: arguments.Option = None,
     recompile: arguments.Recompile = False,
-) -> None:
+) -> results.Compile:
     """Compile a model for the signature of its inputs; write the graph, weights and executables into one file."""
     start = time.perf_counter()
     given = list(option or ())
@@ -53,5 +53,8 @@ def compile(
     for line in failed:
         say(f"not compiled, the host runs it: {line}")
     where = f" for {target}" if target is not None else ""
-    size = output.stat().st_size
-    say(f"wrote {output}{where}: {size / 1e6:.1f} MB in {duration(time.perf_counter() - start)}")
+    size, took = output.stat().st_size, time.perf_counter() - start
+    say(f"wrote {output}{where}: {size / 1e6:.1f} MB in {duration(took)}")
+    return results.Compile(
+        file=str(output), bytes=size, seconds=took, target=target, summary=explanation.summary(), not_compiled=failed
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import platform
+import re
 from collections.abc import Collection, Iterator
 from importlib import metadata
 from typing import Annotated, Final, NamedTuple
@@ -12,8 +13,8 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from xrt_core import __version__, options
-from xrt_core.cli import cuda_report, engines, passes
-from xrt_core.cli.display import command, say, show_table
+from xrt_core.cli import cuda_report, engines, passes, results
+from xrt_core.cli.display import FailedCheck, giving, say, show_table
 from xrt_core.cli.plugin_commands import add_commands
 from xrt_core.engine.device_kinds import DeviceKindListing, device_kinds
 from xrt_core.engine.manager import EngineListing
@@ -27,7 +28,6 @@ from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE, GROUPS, Plugin, requirement_name
 from xrt_core.plugins.manager import Problem as PluginProblem
 
-PROBLEMS_FOUND: Final = 1
 _REQUIRED: Final = ("numpy", "onnx", "ml_dtypes", "pluggy", "packaging", "rich", "typer")
 _ARRAY_LIBRARIES: Final = ("jax", "cupy-cuda13x", "cupy-cuda12x", "torch")
 _CPU_FEATURES: Final = (
@@ -47,14 +47,66 @@ class Problem(NamedTuple):
     what: str
     remedy: str
 
+    @property
+    def command(self) -> str:
+        """The shell command in the remedy; "" where it has none."""
+        found = _COMMAND.match(self.remedy)
+        return found[1].strip() if found else ""
 
-@command
-def doctor(context: typer.Context, model: Examined = None) -> None:
+
+_COMMAND: Final = re.compile(
+    r"((?:pip|apt|unset|export) [^;,()]+?)(?= (?:with|where|instead|as|and|to|if|or|in)\b|[;,(]|$)"
+)
+"""A remedy that begins with what can be typed; words and brackets behind it explain."""
+
+
+@giving(results.Doctor)
+def doctor(
+    context: typer.Context,
+    model: Examined = None,
+    fix_hints: Annotated[
+        bool, typer.Option("--fix-hints", help="Print only what to do, as a shell script; other hints are comments.")
+    ] = False,
+) -> results.Doctor | FailedCheck:
     """Show versions, processor, engines and settings, then every problem with its remedy; exit code 1 if any.
 
     With a model: also the operators in it that no installed package defines.
     """
     lines = engines.listing()
+    commands = getattr(context.find_root().command, "commands", ())
+    problems = list(_problems(lines, commands))
+    if model is not None:
+        problems += _unknown_operators(model)
+    if fix_hints:
+        _show_fixes(problems, lines)
+    else:
+        _show_all(problems, lines)
+    result = results.Doctor(
+        versions=dict(_versions()), processor=_processor(), engines=engines.as_results(lines),
+        devices=[_device_line(line).strip() for line in device_kinds()],
+        cuda=dict(cuda_report.lines(_version, _cuda_libraries())), environment=dict(_variables()),
+        settings=_known_settings(),
+        problems=[results.FoundProblem(what=p.what, remedy=p.remedy, command=p.command) for p in problems],
+    )  # fmt: skip
+    return FailedCheck(result) if problems else result
+
+
+def _show_fixes(problems: list[Problem], lines: list[EngineListing]) -> None:
+    """A shell script that mends what commands mend; of engines that are not usable here what would be needed, as
+    comments."""
+    for p in problems:
+        say(f"# {p.what}")
+        say(p.command if p.command else f"#   {p.remedy}")
+        if p.command and p.command != p.remedy:
+            say(f"#   {p.remedy}")
+    for e in lines:
+        if e.status == "unavailable" and e.remedy:
+            say(f"# optional, for engine {e.name} ({e.reason}):\n#   {e.remedy}")
+    if not problems:
+        say("# no problems found")
+
+
+def _show_all(problems: list[Problem], lines: list[EngineListing]) -> None:
     say("versions")
     show_table(("  package", "version"), [(f"  {name}", version) for name, version in _versions()])
     say(f"\nprocessor\n  {_processor()}\n\nengines")
@@ -68,20 +120,21 @@ def doctor(context: typer.Context, model: Examined = None) -> None:
     variables = _variables()
     say("\n".join(f"  {name}={value}" for name, value in variables) or "  nothing that XRT reads is set")
     say("\nsettings in force")
-    problems = list(_problems(lines, getattr(context.find_root().command, "commands", ())))
-    if model is not None:
-        problems += _unknown_operators(model)
-    try:
-        for name, setting, source in _settings():
-            say(f"  {name} = {setting}  (from {source})")
-    except OptionError:
-        say("  none: see the problem below")
+    settings = _known_settings()
+    say("\n".join(f"  {name} = {value}" for name, value in settings.items()) or "  none: see the problem below")
     say()
     for problem in problems:
         say(f"problem: {problem.what}\n   remedy: {problem.remedy}")
-    if problems:
-        raise typer.Exit(PROBLEMS_FOUND)
-    say("no problems found" + (f"; {NOTHING_INSTALLED}" if len(lines) == 1 else ""))
+    if not problems:
+        say("no problems found" + (f"; {NOTHING_INSTALLED}" if len(lines) == 1 else ""))
+
+
+def _known_settings() -> dict[str, str]:
+    """Option -> its value and source; empty where one of them cannot be read, which is a problem of its own."""
+    try:
+        return {name: f"{setting}  (from {source})" for name, setting, source in _settings()}
+    except OptionError:
+        return {}
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -184,7 +237,7 @@ def _problems(lines: list[EngineListing], commands: Collection[str]) -> Iterator
     except OptionError as e:
         yield Problem(str(e), "correct the variable, or unset it")
     for name in options.undeclared(os.environ):
-        yield Problem(f"{name} is set: {declared.why_undeclared(name.removeprefix('FLAGS_'))}", "unset it")
+        yield Problem(f"{name} is set: {declared.why_undeclared(name.removeprefix('FLAGS_'))}", f"unset {name}")
     known = {e.name for e in lines} | {e.package for e in lines} | {n for p in _plugins() for n in (p.name, p.package)}
     for name in filter(None, (n.strip() for n in os.environ.get(DISABLE_VARIABLE, "").split(","))):
         if name not in known:

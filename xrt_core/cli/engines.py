@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import Annotated, Final
+from typing import Final
 
+import msgspec
 import numpy as np
-import typer
 
 from xrt_core import __version__
-from xrt_core.cli.display import command, say, show_table, working
+from xrt_core.cli import results
+from xrt_core.cli.display import giving, say, show_table, working
 from xrt_core.engine.converters import HOST
 from xrt_core.engine.device_kinds import CPU
 from xrt_core.engine.manager import EngineListing
@@ -19,18 +19,19 @@ from xrt_core.engines import NOTHING_INSTALLED, explanation
 _COLOURS: Final = {"ready": "green", "unavailable": "yellow", "broken": "red", "disabled": "yellow"}
 
 
-@command
-def engines(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
-) -> None:
+@giving(results.Engines)
+def engines() -> results.Engines:
     """List every engine: version, devices, state; if not ready, the reason and the remedy."""
     lines = listing()
-    if as_json:
-        say(json.dumps([dataclasses.asdict(e) for e in lines], indent=2))
-        return
     show(lines)
     if len(lines) == 1:
         say(NOTHING_INSTALLED)
+    return results.Engines(engines=as_results(lines))
+
+
+def as_results(lines: list[EngineListing]) -> list[results.EngineLine]:
+    """The listing as results."""
+    return [msgspec.convert(dataclasses.asdict(e) | {"devices": list(e.devices)}, results.EngineLine) for e in lines]
 
 
 def listing() -> list[EngineListing]:

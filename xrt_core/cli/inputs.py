@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.errors import InputError, OptionError
+from xrt_core.errors import InputError, OptionError, nearest
 from xrt_core.files import replace_file
 from xrt_core.ir.types import STRING, Dim, TensorType, ValueType
 
@@ -70,7 +70,8 @@ def parse_shapes(texts: Sequence[str], types: Mapping[str, ValueType | None]) ->
             raise OptionError(f"--shape {text!r}: it takes NAME=DIM,DIM,... such as image=1,3,224,224") from None
         if name not in types and name not in symbols:
             known = ", ".join([*types, *sorted(symbols)])
-            raise OptionError(f"--shape {text!r}: there is no input or dimension {name!r}; there are {known}")
+            hint = nearest(name, [*types, *symbols])
+            raise OptionError(f"--shape {text!r}: there is no input or dimension {name!r}; there are {known}{hint}")
         if name not in types and len(shape) != 1:
             raise OptionError(f"--shape {text!r}: the dimension {name!r} takes one number")
         found[name] = shape

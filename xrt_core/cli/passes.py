@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from xrt_core.cli.display import command, say, show_table, working
+from xrt_core.cli import results
+from xrt_core.cli.display import giving, say, show_table, working
 
 
-@command
-def passes(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+@giving(results.Passes)
+def passes() -> results.Passes:
     """List the passes in execution order: stage, owner, reason for the position; then plugin passes left out."""
     with working("looking for passes"):
         rows, left_out = listing()
-    if as_json:
-        say(json.dumps({"passes": rows, "left_out": left_out}, indent=2))
-        return
     shown = [(str(i), r["name"], r["stage"], r["owner"], r["reason"]) for i, r in enumerate(rows, 1)]
     show_table(("", "pass", "stage", "owner", "reason"), shown)
     for name, why in left_out.items():
         say(f"left out: {name}: {why}")
+    return results.Passes(passes=[results.Pass(**r) for r in rows], left_out=left_out)
 
 
 def listing() -> tuple[list[dict[str, Any]], dict[str, str]]:

@@ -9,14 +9,12 @@ from typing import Annotated
 
 import typer
 
-from xrt_core.cli.display import command, say, working
+from xrt_core.cli import results
+from xrt_core.cli.display import ExitCode, FailedCheck, giving, say, working
 from xrt_core.errors import OptionError
 
-STILL_FAILS = 3
-"""Exit code if the bundle still fails."""
 
-
-@command
+@giving(results.Replay)
 def replay(
     bundle: Annotated[pathlib.Path, typer.Argument(help="A repro bundle that a failure wrote.", show_default=False)],
     engine: Annotated[str | None, typer.Option("--engine", "-e", help="Engine to use instead of the bundle's.")] = None,
@@ -27,8 +25,8 @@ def replay(
     onnx: Annotated[
         pathlib.Path | None, typer.Option("--onnx", help="Also write the function as an ONNX model.")
     ] = None,
-) -> None:
-    """Compile and verify the function of a bundle in a worker process. The exit code is 3 if it still fails."""
+) -> results.Replay | FailedCheck:
+    """Compile and verify the function of a bundle in a worker process. The exit code is 1 if it still fails."""
     from xrt_core.frontends.onnx_export import export_function
     from xrt_core.verify.repro import read_bundle
 
@@ -42,8 +40,10 @@ def replay(
         versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
         say(f"{found.function.name}: {len(found.function.body.nodes)} nodes on {found.engine} ({versions})")
         say(f"then: {found.error}")
-        say(f"now: {_in_child(bundle, engine, timeout)}")
-        return
+        fails, now = _in_child(bundle, engine, timeout)
+        say(f"now: {now}")
+        answer = results.Replay(fails=fails, then=found.error, now=now)
+        return FailedCheck(answer) if fails else answer
     from xrt_core.engine import engines
     from xrt_core.verify.repro import replay as replay_bundle
 
@@ -51,28 +51,25 @@ def replay(
     with working("replaying"):
         result = replay_bundle(found, owner, engines.device(owner))
     say(f"{'still fails' if result.fails else 'fixed'}: {result.text}")
-    if result.fails:
-        raise typer.Exit(STILL_FAILS)
+    answer = results.Replay(fails=result.fails, then=found.error, now=result.text)
+    return FailedCheck(answer) if result.fails else answer
 
 
-def _in_child(bundle: pathlib.Path, engine: str | None, timeout: float) -> str:
-    """Run the command with --here in a child process; return its output. Raises Exit if the bundle still fails."""
+def _in_child(bundle: pathlib.Path, engine: str | None, timeout: float) -> tuple[bool, str]:
+    """Run the command with --here in a child process; return whether it still fails, and its output. Raises Exit where
+    the child could not try."""
     given = [sys.executable, "-m", "xrt_core.cli.app", "replay", "--here", str(bundle)]
     if engine is not None:
         given += ["--engine", engine]
     try:
-        done = subprocess.run(given, capture_output=True, text=True, timeout=timeout, check=False)
+        with working(f"replaying in a child process, at most {timeout:g} s"):
+            done = subprocess.run(given, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        say(f"now: still fails: no result after {timeout:g} s")
-        raise typer.Exit(STILL_FAILS) from None
-    if done.returncode == 0:
-        return done.stdout.strip()
-    if done.returncode == STILL_FAILS:
-        say(f"now: {done.stdout.strip()}")
-        raise typer.Exit(STILL_FAILS)
+        return True, f"still fails: no result after {timeout:g} s"
+    if done.returncode in (ExitCode.DONE, ExitCode.FAILED_CHECK):
+        return done.returncode != ExitCode.DONE, done.stdout.strip()
     if done.returncode < 0:
-        say(f"now: still fails: the process was killed by signal {-done.returncode}; its last output:")
-        say("\n".join(done.stderr.splitlines()[-20:]))
-        raise typer.Exit(STILL_FAILS)
+        last = "\n".join(done.stderr.splitlines()[-20:])
+        return True, f"still fails: the process was killed by signal {-done.returncode}; its last output:\n{last}"
     say(done.stderr.strip(), stderr=True)
     raise typer.Exit(done.returncode)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from enum import StrEnum
-from json import dumps
 from typing import Annotated
 
 import typer
+from msgspec import convert
 
-from xrt_core.cli import arguments
-from xrt_core.cli.display import command, counted, say, working
+from xrt_core.cli import arguments, results
+from xrt_core.cli.display import counted, giving, say, working
 
 
 class Form(StrEnum):
     """Output format of the report."""
 
     text = "text"
-    json = "json"
     prometheus = "prometheus"
 
 
-@command
+@giving(results.Report)
 def report(
     model: arguments.Model,
     engine: arguments.Engine = None,
@@ -34,7 +34,7 @@ def report(
     shape: arguments.Shape = None,
     option: arguments.Option = None,
     recompile: arguments.Recompile = False,
-) -> None:
+) -> Callable[[], results.Report]:
     """Run a model with the guard on, wait for its verdicts, run it again, and print the guard's report."""
     module = arguments.load_module(model, engine, ["guard=true", *(option or ())], recompile)
     with module:
@@ -46,9 +46,7 @@ def report(
         for _ in counted("running", repeat):
             module.run(arrays)
         found = module.report()
-    if form is Form.text:
-        say(found.as_text())
-    else:
-        say(dumps(found.to_json(), indent=2) if form is Form.json else found.to_prometheus().rstrip())
+    say(found.as_text() if form is Form.text else found.to_prometheus().rstrip())
     if not done:
         say(f"the guard did not finish within {wait:g} s", stderr=True)
+    return lambda: convert(found.to_json(), results.Report)

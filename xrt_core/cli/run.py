@@ -6,18 +6,18 @@ import json
 import pathlib
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from xrt_core.cli import arguments
-from xrt_core.cli.display import command, counted, duration, say, show_table, working
+from xrt_core.cli import arguments, results
+from xrt_core.cli.display import counted, duration, giving, say, show_table, working
 from xrt_core.cli.inputs import write_outputs
 
 
-@command
+@giving(results.Run)
 def run(
     model: arguments.Model,
     engine: arguments.Engine = None,
@@ -33,7 +33,7 @@ def run(
         pathlib.Path | None,
         typer.Option("--timeline", help="A JSON file for the step timings of one additional run, for ui.perfetto.dev."),
     ] = None,
-) -> None:
+) -> results.Run:
     """Run a model and print its outputs, the share of nodes and FLOPs on engines, and timings."""
     start = time.perf_counter()
     module = arguments.load_module(model, engine, option, recompile)
@@ -47,47 +47,66 @@ def run(
     times = []
     for _ in counted("running", repeat):
         begin = time.perf_counter()
-        results = module.run(arrays)
+        made = module.run(arrays)
         times.append(time.perf_counter() - begin)
     if output is not None:
-        write_outputs(output, results)
+        write_outputs(output, made)
     if timeline is not None:
         timeline.write_text(json.dumps(module.run_timed(arrays)[1].to_json()), encoding="utf-8")
 
     origin = str(inputs) if inputs is not None else f"random, seed {seed}"
     say(f"inputs ({origin}):")
-    _show(arrays)
+    given = _values(arrays)
+    _show(given)
     say("outputs:")
-    _show(results)
-    say(module.explain(arrays).summary())
+    gives = _values(made)
+    _show(gives)
+    summary = module.explain(arrays).summary()
+    say(summary)
     parts = [f"load {duration(loaded - start)}", f"compile {duration(compiled - ready)}", f"run {duration(times[0])}"]
     if repeat > 1:
         parts[-1] = f"{repeat} runs: median {duration(statistics.median(times))}, best {duration(min(times))}"
         parts.append(f"worst {duration(max(times))}")
     say(", ".join(parts))
-    for path in filter(None, (output, timeline)):
+    wrote = [str(path) for path in (output, timeline) if path is not None]
+    for path in wrote:
         say(f"wrote {path}")
+    return results.Run(
+        inputs=given, outputs=gives, summary=summary, load_seconds=loaded - start, compile_seconds=compiled - ready,
+        run_seconds=times, wrote=wrote,
+    )  # fmt: skip
 
 
-def _show(arrays: Mapping[str, Any]) -> None:
-    rows = []
+def _show(values: Sequence[results.Value]) -> None:
+    rows = [("  " + v.name, v.type, *map(_number, (v.min, v.max, v.mean))) for v in values]
+    show_table(("  name", "type", "min", "max", "mean"), rows)
+
+
+def _number(x: float | None) -> str:
+    return "" if x is None else str(x) if isinstance(x, int) else f"{x:.4g}"
+
+
+def _values(arrays: Mapping[str, Any]) -> list[results.Value]:
+    found = []
     for name, value in arrays.items():
         if isinstance(value, list | tuple):
-            rows.append((name, f"sequence of {len(value)}", "", "", ""))
+            found.append(results.Value(name=name, type=f"sequence of {len(value)}"))
         elif value is None:
-            rows.append((name, "absent", "", "", ""))
+            found.append(results.Value(name=name, type="absent"))
         else:
             array = np.asarray(value)
-            type_ = "string" if array.dtype == object else array.dtype.name
-            rows.append((name, f"{type_}[{', '.join(map(str, array.shape))}]", *_statistics(array)))
-    show_table(("  name", "type", "min", "max", "mean"), [("  " + r[0], *r[1:]) for r in rows])
+            kind = "string" if array.dtype == object else array.dtype.name
+            type_ = f"{kind}[{', '.join(map(str, array.shape))}]"
+            found.append(results.Value(name=name, type=type_, **_statistics(array)))
+    return found
 
 
-def _statistics(array: np.ndarray) -> tuple[str, str, str]:
+def _statistics(array: np.ndarray) -> dict[str, float]:
+    """Smallest, largest and mean element; nothing for what has no order."""
     if not array.size or array.dtype == object or array.dtype.kind in "cSU":
-        return ("", "", "")
+        return {}
     if array.dtype.kind in "iub":
-        return (str(array.min()), str(array.max()), f"{array.mean():.4g}")
+        return {"min": int(array.min()), "max": int(array.max()), "mean": float(array.mean())}
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
-        return (f"{wide.min():.4g}", f"{wide.max():.4g}", f"{wide.mean():.4g}")
+        return {"min": float(wide.min()), "max": float(wide.max()), "mean": float(wide.mean())}

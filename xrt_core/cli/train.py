@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import pathlib
 import time
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from xrt_core import options
-from xrt_core.cli import arguments
-from xrt_core.cli.display import command, duration, say, working
+from xrt_core.cli import arguments, results
+from xrt_core.cli.display import ExitCode, duration, giving, is_quiet, say, working
 from xrt_core.cli.inputs import read_inputs
-from xrt_core.errors import OptionError
-
-_INTERRUPTED: Final = 130  # the exit code of a process ended by SIGINT, by convention of shells
+from xrt_core.errors import OptionError, nearest
 
 
-@command
+@giving(results.Train)
 def train(
     model: arguments.OnnxFile,
     data: Annotated[
@@ -41,7 +39,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from --checkpoint if the file exists.")] = False,
     output: Annotated[pathlib.Path | None, typer.Option("--output", help="Write the trained model (ONNX).")] = None,
     option: arguments.Option = None,
-) -> None:
+) -> results.Train:
     """Train a model. Ctrl-C saves --checkpoint too; a resumed run gives the same losses as an uninterrupted one."""
     from xrt_core.training.loop import batches, fit, save_curve
     from xrt_core.training.module import TrainModule
@@ -59,14 +57,15 @@ def train(
     source = batches(arrays, batch, seed=seed, start=begun)
     start = time.perf_counter()
     try:
-        losses = fit(trainer, source, steps, label=model.stem)
+        losses = fit(trainer, source, steps, label=model.stem, progress=not is_quiet())
     except KeyboardInterrupt:
         if checkpoint is not None:
             trainer.save(checkpoint)
             say(f"interrupted after step {trainer.step_count}; wrote {checkpoint}, --resume continues from there")
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     took = time.perf_counter() - start
-    say(trainer.explain().summary())
+    summary = trainer.explain().summary()
+    say(summary)
     say(
         f"steps {begun + 1} to {begun + len(losses)}: loss {losses[0]:.6g} -> {losses[-1]:.6g}, {duration(took)} in all"
     )
@@ -76,9 +75,13 @@ def train(
         trainer.save(checkpoint)
     if output is not None:
         trainer.export(output)
-    for path in (curve, checkpoint, output):
-        if path is not None:
-            say(f"wrote {path}")
+    wrote = [str(path) for path in (curve, checkpoint, output) if path is not None]
+    for path in wrote:
+        say(f"wrote {path}")
+    return results.Train(
+        first_step=begun + 1, last_step=begun + len(losses), first_loss=losses[0], last_loss=losses[-1], seconds=took,
+        summary=summary, wrote=wrote,
+    )  # fmt: skip
 
 
 def _optimizer(name: str, rate: float) -> Any:
@@ -89,4 +92,4 @@ def _optimizer(name: str, rate: float) -> Any:
     for k, kind in known.items():
         if k.lower() == name.lower():
             return kind(rate)
-    raise OptionError(f"--optimizer {name!r}: it takes one of {', '.join(known)}")
+    raise OptionError(f"--optimizer {name!r}: it takes one of {', '.join(known)}{nearest(name, known)}")

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from xrt_core.errors import OptionError
+from xrt_core.errors import OptionError, nearest
 from xrt_core.events import EventLog
 from xrt_core.ir.graph import Graph
 from xrt_core.ir.symbols import Declared, Expr, expression
@@ -131,7 +131,8 @@ class Buckets:
         for name in self._explicit or ():
             if name not in self._symbols:
                 known = ", ".join(self._symbols) or "no symbols"
-                raise OptionError(f"buckets: the model has no symbol {name!r}; its inputs have {known}")
+                hint = nearest(name, self._symbols)
+                raise OptionError(f"buckets: the model has no symbol {name!r}; its inputs have {known}{hint}")
 
     def find(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
         """The bucket for the sizes of these arguments, made if it is worth it, and the sizes of its symbols."""

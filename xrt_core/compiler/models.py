@@ -19,7 +19,7 @@ from xrt_core.compiler.buckets import Bucket, Buckets
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
-from xrt_core.errors import InputError, ModelLoadError
+from xrt_core.errors import InputError, ModelLoadError, nearest
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
@@ -32,7 +32,7 @@ from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
 from xrt_core.runtime.into import put, wanted_of
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
-from xrt_core.runtime.scheduler import Timeline
+from xrt_core.runtime.recording import Timeline
 from xrt_core.runtime.varying import declared_shapes
 
 Shapes = Mapping[str, Sequence[Any]]
@@ -76,10 +76,14 @@ class CompiledGraph:
     @property
     def is_final(self) -> bool:
         """Whether engines answer calls of the last new signature: no baseline plan does, and no host for a cluster."""
-        plan = self.last
-        if isinstance(plan, BaselinePlan):
-            plan = plan.final
+        plan = self.final
         return plan is not None and all(x.executable is not None for x in plan.launches)
+
+    @property
+    def final(self) -> Planned | None:
+        """The plan with engines of the last new signature; None before the first, and until it was made."""
+        plan = self.last
+        return plan.final if isinstance(plan, BaselinePlan) else plan
 
     @property
     def last(self) -> Planned | None:
@@ -384,7 +388,10 @@ class ImportedModel:
             declared_shapes([v.name for v in graph.inputs], [v.type for v in graph.inputs], shapes)
             unknown = sorted(set(shapes) - {v.name for v in graph.inputs})
             if unknown:
-                raise InputError(f"shapes: unknown input {unknown[0]!r}; the model takes {input_list(graph.inputs)}")
+                hint = nearest(unknown[0], [v.name for v in graph.inputs])
+                raise InputError(
+                    f"shapes: unknown input {unknown[0]!r}; the model takes {input_list(graph.inputs)}{hint}"
+                )
         self.shapes = shapes
         if pipeline.options.unknown_operators == "error":
             check_operators(graph)
@@ -438,7 +445,8 @@ class ImportedModel:
         for name, array in named.items():
             i = self._index.get(name)
             if i is None:
-                raise InputError(f"unknown input {name!r}; the model takes {input_list(self._inputs)}")
+                hint = nearest(name, self._names)
+                raise InputError(f"unknown input {name!r}; the model takes {input_list(self._inputs)}{hint}")
             if arrays[i] is not _MISSING:
                 raise InputError(f"input {name!r} is given twice, by position and by name")
             arrays[i] = array

@@ -279,6 +279,8 @@ class Pipeline:
             return cache
 
         shared = shares_cores(graph)
+        if services.events.heard and (clusters := sum(map(is_launch, graph.nodes))):
+            services.events.progress("plan", model=graph.name or "graph", clusters=clusters)
 
         def lower(node: Node) -> Lowered:
             return self._lowering.lower(node, graph, make_part, shared, partitioned.sizes)

@@ -20,7 +20,7 @@ from xrt_core.engine import engines as process_engines
 from xrt_core.engine.contract import CompileOptions, Engine, Executable, Function
 from xrt_core.engine.converters import converters
 from xrt_core.engine.device_kinds import CPU, is_host, kinds, same_device
-from xrt_core.errors import DeviceNotFoundError, EngineError, OptionError
+from xrt_core.errors import DeviceNotFoundError, EngineError, OptionError, nearest
 from xrt_core.events import EventLog
 from xrt_core.host.place import HostPlace
 from xrt_core.options import AUTO, Options
@@ -88,7 +88,8 @@ class Services:
         if is_known and same_device(wanted, CPU.name):
             return CPU.name
         here = [CPU.name, *(d for e, _ in self.engines for d in process_engines.devices(e))]
-        raise DeviceNotFoundError(f"there is no device {wanted!r} here; there are {', '.join(dict.fromkeys(here))}")
+        names = ", ".join(dict.fromkeys(here))
+        raise DeviceNotFoundError(f"there is no device {wanted!r} here; there are {names}{nearest(wanted, here)}")
 
 
 def build_services(

@@ -126,10 +126,9 @@ class TieredPipeline(Pipeline):
         start = time.perf_counter()
         plan = self.compile(captured, types, known, engines=False, owned=not part, kind=BaselinePlan, symbolic=symbolic)
         assert isinstance(plan, BaselinePlan)
-        name = captured.graph.name or "graph"
         rehearse = self.background.settings.real_inputs or (symbolic is None and _has_parts(plan.partitioned.graph))
-        plan.attach(job, name, rehearse)
-        self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=name)
+        plan.attach(job, rehearse)
+        self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=plan.name)
         return plan
 
     @property
@@ -215,14 +214,12 @@ class BaselinePipeline(TieredPipeline):
 class BaselinePlan(Planned):
     """A host-only plan, and the tier-up job that replaces it by the plan with engines.
 
-    The end of its first call starts that job; if the job fails, this plan stays in use and a later call retries. name:
-    of the graph, human-readable. calls: the number of calls it has run. final: the plan that replaced it; itself if no
-    engine can be used.
+    The end of its first call starts that job; if the job fails, this plan stays in use and a later call retries.
+    calls: the number of calls it has run. final: the plan that replaced it; itself if no engine can be used.
     """
 
     __slots__ = (
-        "_attempts", "_due", "_job", "_lock", "_ranges", "_rehearse", "_rehearsed", "_started", "calls",
-        "final", "name",
+        "_attempts", "_due", "_job", "_lock", "_ranges", "_rehearse", "_rehearsed", "_started", "calls", "final",
     )  # fmt: skip
 
     def __init__(self, *planned: Any) -> None:
@@ -236,12 +233,11 @@ class BaselinePlan(Planned):
         self._ranges: tuple[Range | None, ...] = ()
         self.calls = 0
         self.final: Planned | None = None
-        self.name = ""
-        self.run = self._answer
+        self.answer_by(self._answer)
 
-    def attach(self, job: TierUpJob, name: str, rehearse: bool) -> None:
+    def attach(self, job: TierUpJob, rehearse: bool) -> None:
         """Attach the tier-up job. rehearse: keep a copy of the first call's inputs for a warm-up run."""
-        self._job, self.name, self._rehearse = job, name, rehearse
+        self._job, self._rehearse = job, rehearse
 
     def run_timed(self, arrays: Sequence[Any]) -> Any:
         """See `Plan.run_timed`."""
@@ -278,7 +274,8 @@ class BaselinePlan(Planned):
     def _swap(self, job: TierUpJob, made: Planned | None) -> None:
         self._due = float("inf")
         if made is None:
-            self.final, self.run = self, self._run
+            self.final = self
+            self.answer_by(self._run)
             if job.symbolic is not None:  # other calls get exact plans
                 job.pipeline.exact_from_now_on(job.cache, self, "engines take more of the graph by exact shapes")
         else:

@@ -24,7 +24,7 @@ from msgspec import Struct
 from xrt_core.engine import cuda
 from xrt_core.engine.converters import FAMILIES
 from xrt_core.engine.registry import Registry
-from xrt_core.errors import DeviceNotFoundError, PluginError, RegistrationError
+from xrt_core.errors import DeviceNotFoundError, PluginError, RegistrationError, nearest
 from xrt_core.ir.graph import Support
 from xrt_core.plugins import plugins
 
@@ -207,7 +207,10 @@ class DeviceKinds:
         line = self._line(kind)
         # a library may divide the host's processor into several devices: which there are, its engine knows
         if not line.reason and not kind.is_host and number_of(device) >= len(line.devices):
-            raise DeviceNotFoundError(f"there is no device {device!r} here; there are {', '.join(line.devices)}")
+            here = ", ".join(line.devices)
+            raise DeviceNotFoundError(
+                f"there is no device {device!r} here; there are {here}{nearest(device, line.devices)}"
+            )
 
     def listing(self) -> list[DeviceKindListing]:
         """A line for each kind, with its devices and their memory, or the reason why there are none."""

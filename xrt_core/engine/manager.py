@@ -27,6 +27,7 @@ from xrt_core.errors import (
     OptionError,
     PluginError,
     RegistrationError,
+    nearest,
 )
 from xrt_core.events import EventLog, process_events
 from xrt_core.ir.graph import Phase
@@ -380,11 +381,12 @@ class EngineManager:
             if name not in known and name not in options.sections:
                 raise OptionError(
                     f"option 'engine_options' ({options.source('engine_options')}) speaks of engine {name!r}; there "
-                    f"are {', '.join(known) or 'none'}"
+                    f"are {', '.join(known) or 'none'}{nearest(name, known)}"
                 )
 
     def _not_found(self, name: str) -> str:
-        return miss("engine", name, list(self.names()), f"{_HINT}; an engine {name!r} would be pip install xrt-{name}")
+        known = [*self.names(), HOST, AUTO]
+        return miss("engine", name, known, f"{_HINT}; an engine {name!r} would be pip install xrt-{name}")
 
     def _switched_by(self, switch: str) -> str:
         """The name of the engine that declares a switch; "" for none."""

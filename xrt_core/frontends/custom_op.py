@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 import numpy as np
 
-from xrt_core.errors import ExecutionError, RegistrationError, ShapeError
+from xrt_core.errors import ExecutionError, RegistrationError, ShapeError, nearest
 from xrt_core.frontends.graph import trace
 from xrt_core.frontends.onnx_functions import inlined
 from xrt_core.frontends.operators import attribute_value
@@ -104,7 +104,8 @@ class CustomOp:
         unknown = sorted(attributes.keys() - self._form.attributes.keys())
         if unknown:
             known = ", ".join(self._form.attributes) or "none"
-            raise trace_error(f"{operator} has no attribute {unknown[0]!r}; it has {known}")
+            hint = nearest(unknown[0], self._form.attributes)
+            raise trace_error(f"{operator} has no attribute {unknown[0]!r}; it has {known}{hint}")
         found = {
             key: attribute_value(self._form.attributes[key].kind, value, f"{operator}: {key}")
             for key, value in attributes.items()

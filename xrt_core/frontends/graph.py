@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from xrt_core.errors import InputError, TraceError
+from xrt_core.errors import InputError, TraceError, nearest
 from xrt_core.frontends.control_flow import as_output, is_tensor_like
 from xrt_core.frontends.numpy_interop import is_array
 from xrt_core.frontends.pytree import LEAF, Structure, flatten
@@ -93,7 +93,8 @@ class Graph:
             raise InputError(f"{type(self).__name__} also has the parameter {missing[0]!r}, which is not given")
         for name, a in new.items():
             if name not in own:
-                raise InputError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(own) or 'none'}")
+                has = ", ".join(own) or "none"
+                raise InputError(f"{type(self).__name__} has no parameter {name!r}; it has {has}{nearest(name, own)}")
             old = np.asarray(own[name])
             if (a.dtype, a.shape) != (old.dtype, old.shape):
                 raise InputError(

@@ -13,7 +13,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -137,6 +137,8 @@ class ClusterBuilder:
             return known, True
         record.move(State.COMPILING)
         self._events.emit("guard.begin", cluster=function.name, engine=launch.engine, candidates=", ".join(names))
+        if self._settings.sandbox:
+            self._events.progress("wait", cluster=function.name, reason="a worker process takes it")
         build = self._in_worker if self._settings.sandbox else self._in_process
         outcome = build(launch, names, inputs, slot, until)
         if outcome.verdict == "wrong" and kind_of(outcome) in ("raised", "memory"):
@@ -208,6 +210,10 @@ class ClusterBuilder:
         if outcome.serialised:
             made = SerialExecutable(made, [p.engine for p in outcome.pieces if p.engine != HOST])
         return made
+
+    def _verifying(self, record: ClusterRecord, engine: str) -> None:
+        record.move_from(State.COMPILING, State.VERIFYING)
+        self._events.progress("verify", cluster=record.name, engine=engine)
 
     def after_fork(self) -> None:
         """In a process that was just forked: the isolated one is its parent's."""
@@ -302,8 +308,8 @@ class ClusterBuilder:
             names,
             self._examination(launch),
             inputs,
-            lambda engine: None,
-            lambda: _verifying(launch.record),
+            lambda engine: self._events.progress("compile", cluster=launch.function.name, engine=engine),
+            lambda: self._verifying(launch.record, launch.engine),
             False,
             launch.ranges,
             self._place,
@@ -325,7 +331,7 @@ class ClusterBuilder:
             request = self._request(launch, names, inputs, folder)
             while True:
                 left = [n for n in names if n not in lost]
-                attempt = _Attempt(record, left)
+                attempt = _Attempt(record, left, self._verifying, self._events)
                 try:
                     seconds = _left(until) * (_OF_AN_ATTEMPT if len(left) > 1 else 1.0)
                     outcome = self._answer(slot, {**request, "candidates": left}, attempt, launch.function, seconds)
@@ -404,9 +410,17 @@ def _left(until: float) -> float:
 class _Attempt:
     """How far the worker is with a request: the one of the engines that it compiles with, and the stage."""
 
-    def __init__(self, record: ClusterRecord, engines: Sequence[str]) -> None:
+    def __init__(
+        self,
+        record: ClusterRecord,
+        engines: Sequence[str],
+        verifying: Callable[[ClusterRecord, str], None],
+        events: EventLog,
+    ) -> None:
         self._record = record
         self._engines = engines
+        self._verifying = verifying
+        self._events = events
         self.engine = engines[0]
         self.stage = "compile"
 
@@ -415,13 +429,10 @@ class _Attempt:
             self.stage = "compile"
             if message.engine in self._engines:
                 self.engine = message.engine
+            self._events.progress("compile", cluster=self._record.name, engine=self.engine, nodes=self._record.nodes)
         else:
             self.stage = "examine"
-            _verifying(self._record)
-
-
-def _verifying(record: ClusterRecord) -> None:
-    record.move_from(State.COMPILING, State.VERIFYING)
+            self._verifying(self._record, self.engine)
 
 
 _TYPES: Final = re.compile(r"is (\w+)\[[^]]*\], expected (\w+)\[")

@@ -83,10 +83,10 @@ class HostPlace:
 
     def runner(self, body: Graph) -> Call:
         """The plan of a graph that the host runs alone, for arrays of any family."""
-        run, to_host = self.plan(body).run, self.to_host
+        plan, to_host = self.plan(body), self.to_host
 
         def call(arrays: Sequence[Any]) -> Sequence[Any]:
-            return run([to_host(a) for a in arrays])
+            return plan.run([to_host(a) for a in arrays])
 
         def call_on_device(arrays: Sequence[Any]) -> Sequence[Any]:
             with self.within():

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from xrt_core.errors import OptionError
+from xrt_core.errors import OptionError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Mesh:
         for name, size in self.sizes:
             if name == axis:
                 return size
-        raise OptionError(f"the mesh has no axis {axis!r}; it has {self}")
+        raise OptionError(f"the mesh has no axis {axis!r}; it has {self}{nearest(axis, self.names)}")
 
     def __str__(self) -> str:
         return ",".join(f"{n}={s}" for n, s in self.sizes)

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from msgspec import Struct
 
-from xrt_core.errors import GraphError
+from xrt_core.errors import GraphError, nearest
 
 DType = np.dtype
 Dim = int | str | None
@@ -56,7 +56,8 @@ def dtype_from_name(name: str) -> np.dtype:
     try:
         return _NAME_TO_DTYPE[name]
     except KeyError:
-        raise GraphError(f"unknown dtype {name!r}; known: {', '.join(sorted(_NAME_TO_DTYPE))}") from None
+        known = ", ".join(sorted(_NAME_TO_DTYPE))
+        raise GraphError(f"unknown dtype {name!r}; known: {known}{nearest(name, _NAME_TO_DTYPE)}") from None
 
 
 class TensorType(Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from xrt_core.errors import GraphError, RegistrationError
+from xrt_core.errors import GraphError, RegistrationError, nearest
 from xrt_core.ir.dag import sort_indices
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.pass_base import Pass
@@ -64,8 +64,9 @@ class PassRegistry:
             raise RegistrationError(f"pass {p.name!r} is registered twice: by {taken.owner} and by {p.owner}")
         for stage in p.stages:
             if stage not in STAGES:
+                hint = nearest(stage, STAGES)
                 raise RegistrationError(
-                    f"pass {p.name!r} of {p.owner}: there is no stage {stage!r}; stages are {', '.join(STAGES)}"
+                    f"pass {p.name!r} of {p.owner}: there is no stage {stage!r}; stages are {', '.join(STAGES)}{hint}"
                 )
         if not p.before and not p.after and not p.requires:
             p = replace(p, before=(CLEANING,) if self._shares_stage(p, CLEANING) else ())

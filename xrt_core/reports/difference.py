@@ -89,7 +89,7 @@ class _Partition:
         self.where: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.clusters: dict[tuple[str, ...], str] = {}
-        where = f"{which} is no report of a partition, as `xrt partition MODEL --json FILE` writes them: it"
+        where = f"{which} is no report of a partition, as `xrt partition MODEL --report FILE` writes them: it"
         self.report = convert(report, _Report, where, InputError)
         for c in self.report.clusters:
             self.clusters[c.nodes] = f"{c.name} on {c.engine}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from xrt_core.errors import InputError
+from xrt_core.errors import InputError, nearest
 from xrt_core.passes.partitioning.report import PartitionReport
 
 
@@ -40,7 +40,8 @@ def assert_offloaded(
     wanted = None if ops is None else {_named(o) for o in ([ops] if isinstance(ops, str) else ops)}
     present = {o for c in found.clusters for o, _ in c.operators} | {h.operator for h in found.host_nodes}
     if missing := sorted((wanted or set()) - present):
-        raise InputError(f"the model has no {', '.join(missing)}; its operators are {', '.join(sorted(present))}")
+        hint = nearest(missing[0], present)
+        raise InputError(f"the model has no {', '.join(missing)}; its operators are {', '.join(sorted(present))}{hint}")
     wrong = []
     if wanted is not None or share is None:
         wrong += [

@@ -14,7 +14,7 @@ from xrt_core.engine.contract import Engine, RunOptions
 from xrt_core.engine.cuda import naming_broken_context
 from xrt_core.engine.device_kinds import DeviceKind, Streams, device_kind, number_of, same_device
 from xrt_core.runtime.arrays import Converter, UnreadableResult, family_of, from_numpy, is_array, to_numpy
-from xrt_core.runtime.launch import Launch, engine_failure, launch_mode
+from xrt_core.runtime.launch import engine_failure, launch_mode
 from xrt_core.runtime.plan import HOST, Plan
 from xrt_core.runtime.transfers import on_host, to_caller, to_engine
 
@@ -39,7 +39,6 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
     place = _place(engines, host_device)
     if place is not None:
         return DeviceCall(plan, arrays, engines, xp, *place)
-    run = plan.run
     taken = [() if _has_streams(engines, name) else taken_by(engines, name) for name in plan.engine_inputs]
     convert = [
         i
@@ -59,7 +58,7 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
                 arrays[i] = to_numpy(arrays[i])
         read: list[Any] = []
         try:
-            results = run(arrays)
+            results = plan.run(arrays)
         except UnreadableResult as e:
             engine = e.engine
             failure = engine_failure(e, engine)
@@ -175,8 +174,8 @@ class DeviceCall:
         self, plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, kind: DeviceKind, streams: Streams,
         device: int,
     ) -> None:  # fmt: skip
-        self._run = plan.run
-        self._is_one_launch = isinstance(plan.run, Launch)
+        self._plan = plan
+        self._is_one_launch = plan.is_one_launch
         self._kind, self._streams, self._device = kind, streams, device
         self._family = family_of_first(arrays) or "numpy"
         families = [family_of(type(a)) if is_array(a) else "" for a in arrays]
@@ -207,11 +206,11 @@ class DeviceCall:
         out = to_caller(family, arrays[self._first]) if like_first else from_numpy(family)
         if self._host_alone:
             with self._streams.using(self._stream_of(arrays, place), self._device):
-                return [out(r) for r in self._run(self._entered(arrays))]
+                return [out(r) for r in self._plan.run(self._entered(arrays))]
         if not self._ahead:
             given = [arrays[i] for i, p in places.items() if p == self._device]
             with settled(self._streams, self._device, given):
-                return [out(r) for r in self._run(self._entered(arrays))]
+                return [out(r) for r in self._plan.run(self._entered(arrays))]
         stream = self._stream_of(arrays, place)
         # before the results are complete, an array of the caller on the CPU may still be read
         finished = not (on_device or family == "jax")
@@ -245,7 +244,7 @@ class DeviceCall:
         results = wanted if self._is_one_launch else ()
         token = launch_mode.set((RunOptions(stream=stream, results=results), wait))
         try:
-            return [out(r) for r in self._run(arrays)]
+            return [out(r) for r in self._plan.run(arrays)]
         finally:
             launch_mode.reset(token)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.errors import InputError
+from xrt_core.errors import InputError, nearest
 from xrt_core.runtime.arrays import family_of, is_array, to_cupy, to_numpy
 from xrt_core.runtime.transfers import to_caller
 
@@ -22,7 +22,8 @@ def wanted_of(results: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ..
     """
     for name, x in results.items():
         if name not in names:
-            raise InputError(f"results: unknown output {name!r}; the model gives {', '.join(map(repr, names))}")
+            known = ", ".join(map(repr, names))
+            raise InputError(f"results: unknown output {name!r}; the model gives {known}{nearest(name, names)}")
         if not is_array(x) or family_of(type(x)) not in WRITABLE:
             raise InputError(
                 f"results[{name!r}] is a {type(x).__name__}, which cannot be written to; give an array of NumPy or "

@@ -13,10 +13,12 @@ import numpy as np
 from xrt_core.errors import ExecutionError, InternalError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.symbols import Expr
+from xrt_core.runtime import recording
 from xrt_core.runtime.arrays import Converter, family_of, to_numpy, without_warnings
 from xrt_core.runtime.launch import DeviceLaunch, Launch
 from xrt_core.runtime.memory_planner import Buffers, Memory
-from xrt_core.runtime.scheduler import Execute, LaneScheduler, Span, Step, Timeline, timed
+from xrt_core.runtime.recording import Recorder, Sink, Timeline, recorded, recorded_call
+from xrt_core.runtime.scheduler import Execute, LaneScheduler, Step
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 Scope = Callable[[], AbstractContextManager[Any]]
@@ -35,7 +37,7 @@ class Program(NamedTuple):
         that a writable result shares no memory with them. on_device: those that host steps read in the host's
         namespace: under CuPy `to_host` takes them to the device, once. within: makes the context of a run, in which
         that namespace works on its device; None for NumPy. owned: whether results must not share memory (see `_own`);
-        not needed for subgraphs, whose results are read by further steps.
+        not needed for subgraphs, whose results are read by further steps. name: of the graph, human-readable.
     """
 
     inputs: int
@@ -51,20 +53,22 @@ class Program(NamedTuple):
     within: Scope | None
     owned: bool
     memory: Memory
+    name: str = "graph"
 
 
 class Plan:
     """Steps over numbered registers. Thread-safe: each run has its own registers.
 
-    outputs, spaces, engine_inputs: see `Program`. memory: of a run. guards: of a symbolic plan, expressions over its
-    symbols that must not be negative for it to hold.
-    run: function from the input arrays to the results.
+    outputs, spaces, engine_inputs, name: see `Program`. memory: of a run. guards: of a symbolic plan, expressions over
+    its symbols that must not be negative for it to hold.
+    run: function from the input arrays to the results. It is replaced, as are the steps that run, while something
+    records (`runtime.recording`), so it is looked up for each call.
     """
 
     __slots__ = (
-        "__weakref__", "_constants", "_execute", "_has_host_steps", "_on_device", "_owned", "_parallel", "_read_only",
-        "_template", "_to_host", "_within",
-        "engine_inputs", "guards", "launches", "memory", "outputs", "run", "spaces", "steps",
+        "__weakref__", "_call", "_constants", "_core", "_execute", "_has_host_steps", "_on_device", "_owned",
+        "_parallel", "_read_only", "_running", "_sink", "_template", "_to_host", "_within",
+        "engine_inputs", "guards", "launches", "memory", "name", "outputs", "run", "spaces", "steps",
     )  # fmt: skip
 
     def __init__(self, program: Program) -> None:
@@ -85,18 +89,47 @@ class Plan:
         self._has_host_steps = any(not isinstance(s.call, Launch) for s in self.steps)
         self._parallel: LaneScheduler | None = None
         self._execute: Execute = self._in_order
+        self.name = program.name
+        self._running = self.steps  # as they are run: others while something records
+        self._core = _core(self.steps)
+        self._sink: Sink | None = None
         self.run: Call = self._run
         if len(self.steps) == 1 and isinstance(self.steps[0].call, Launch):
             step = self.steps[0]
             if step.inputs == tuple(range(program.inputs)) and step.outputs == self.outputs:
                 self.run = step.call  # the whole graph is one Launch: call it directly
+        self._call = self.run
+        with recording.lock:
+            recording.plans.add(self)
+            if recording.recorders:
+                self.record(recording.sink())
+
+    def answer_by(self, call: Call) -> None:
+        """Let `run` be another function from the input arrays to the results."""
+        self._call = call
+        self.record(self._sink)
+
+    def record(self, sink: Sink | None) -> None:
+        """See `recording.Recordable`."""
+        self._sink = sink
+        if sink is None:
+            self._running, self._core, self.run = self.steps, _core(self.steps), self._call
+            return
+        self._running = tuple(recorded(s, self.name, sink) for s in self.steps)
+        self._core = _core(self._running)
+        self.run = recorded_call(self.name, self._running[0].call if self.is_one_launch else self._call, sink)
+
+    @property
+    def is_one_launch(self) -> bool:
+        """Whether the whole graph is one Launch, which is called directly."""
+        return isinstance(self._call, Launch)
 
     def run_side_by_side(self) -> None:
         """Run launches of different lanes concurrently from now on."""
         kept = [*self.outputs, *(i for i, r in enumerate(self._template) if r is not None)]
         alone = [i for i, s in enumerate(self.steps) if isinstance(s.call, Launch) and s.call.function.aliases]
         self._parallel = LaneScheduler(self.steps, kept, alone)
-        self._execute = self._parallel
+        self._execute = self._in_lanes
 
     @property
     def side_by_side(self) -> bool:
@@ -115,23 +148,23 @@ class Plan:
 
     def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """Run as `run` does; return the results and the timeline of the steps."""
-        spans: list[Span] = []
+        recorder = Recorder()
         begin = time.perf_counter()
-        steps = [timed(s, spans, begin) for s in self.steps]
+        steps = [recorded(s, self.name, recorder) for s in self.steps]
 
         def execute(registers: list[Any]) -> None:
             if self._parallel is not None:
                 self._parallel(registers, steps)
             else:
-                _run_in_order(steps, registers)
+                _run_in_order(_core(steps), registers)
 
-        return self._run_by(execute, arrays), Timeline(tuple(spans))
+        return self._run_by(execute, arrays), Timeline(recorder.spans(begin))
 
     def run_on_host(self, arrays: Sequence[Any], error: XRTError, engine: str) -> list[Any]:
         """Run every launch on the host, after a result of `engine` could not be read. Counts as a failure of its
         launches."""
         steps = [s._replace(call=s.call.on_host) if isinstance(s.call, Launch) else s for s in self.steps]
-        results = self._run_by(lambda registers: _run_in_order(steps, registers), arrays)
+        results = self._run_by(lambda registers: _run_in_order(_core(steps), registers), arrays)
         for launch in self.launches:
             if launch.engine == engine:
                 launch.failed(error)
@@ -164,7 +197,11 @@ class Plan:
         return _own(results, lent) if self._owned else results
 
     def _in_order(self, registers: list[Any]) -> None:
-        _run_in_order(self.steps, registers)
+        _run_in_order(self._core, registers)
+
+    def _in_lanes(self, registers: list[Any]) -> None:
+        assert self._parallel is not None
+        self._parallel(registers, self._running)
 
     def as_text(self) -> str:
         """Return the program, one step per line."""
@@ -181,10 +218,15 @@ class Plan:
         return self.as_text()
 
 
-def _run_in_order(steps: Sequence[Step], registers: list[Any]) -> None:
+def _core(steps: Sequence[Step]) -> tuple[tuple[Any, ...], ...]:
+    """What a run in order needs of each step, as plain tuples, which are unpacked faster than named ones."""
+    return tuple([(s.call, s.inputs, s.outputs, s.dead) for s in steps])
+
+
+def _run_in_order(steps: Sequence[tuple[Any, ...]], registers: list[Any]) -> None:
     """Run the steps sequentially. No local variable keeps an array alive beyond the step that produced it."""
     results: Any
-    for call, inputs, outputs, dead, _, _ in steps:
+    for call, inputs, outputs, dead in steps:
         results = call([registers[i] for i in inputs])
         if len(outputs) == 1:
             if outputs[0] >= 0:
@@ -249,9 +291,10 @@ def make_plan(
     order = list(range(len(lowered))) if writes else buffers.better_order()
     builder = _Builder(graph, to_host, within)
     with contextlib.nullcontext() if within is None else within():
-        for i in order:
-            builder.add(graph.nodes[i], lowered[i])
-        return kind(builder.program(owned, buffers.memory(order, [x.label for x in lowered])))
+        memory = buffers.memory(order, [x.label for x in lowered])
+        for i, own_bytes in zip(order, memory.steps, strict=False):  # the last is at the return
+            builder.add(graph.nodes[i], lowered[i], own_bytes)
+        return kind(builder.program(owned, memory))
 
 
 def _space(graph: Graph, v: Value, lowered: Sequence[Lowered]) -> str:
@@ -372,7 +415,7 @@ class _Builder:
         self.readers.setdefault(r, set()).add(space)
         return r
 
-    def add(self, node: Node, lowered: Lowered) -> None:
+    def add(self, node: Node, lowered: Lowered, memory: int) -> None:
         call, space, label = lowered.call, lowered.space, lowered.label
         first, made = node.inputs[0] if node.inputs else None, node.outputs[0] if node.outputs else None
         if call is None:
@@ -396,7 +439,7 @@ class _Builder:
             self.launches.append(call)
         if lowered.reusable:
             self.reusing[len(self.steps)] = lowered
-        self.steps.append(Step(call, inputs, tuple(outputs), (), label, lowered.lane))
+        self.steps.append(Step(call, inputs, tuple(outputs), (), label, lowered.lane, node, memory))
 
     def program(self, owned: bool, memory: Memory) -> Program:
         """Return the finished program."""
@@ -418,7 +461,7 @@ class _Builder:
                 steps[i] = steps[i]._replace(call=lowered.reusing(dying))
         return Program(
             len(graph.inputs), self.registers, steps, outputs, spaces, engine_inputs, self.launches, read_only,
-            on_device, self.to_host, self.within, owned, memory,
+            on_device, self.to_host, self.within, owned, memory, graph.name or "graph",
         )  # fmt: skip
 
 

@@ -11,14 +11,10 @@ import contextlib
 import contextvars
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
-
-from msgspec import Struct
 
 from xrt_core.engine.forking import in_forked_process
 from xrt_core.ir.graph import Graph, Node
@@ -31,7 +27,8 @@ _MAX_THREADS: Final = max(4, 2 * (os.cpu_count() or 1))
 
 class Step(NamedTuple):
     """One step: `call` reads the registers `inputs`, its results are stored in `outputs` (-1: unused), and the
-    registers `dead` are cleared after it. lane: the engine and device of a launch, "" for a host step."""
+    registers `dead` are cleared after it. lane: the engine and device of a launch, "" for a host step. node: that it
+    computes, None for what is no node's. memory: the bytes of the run's own arrays while it runs, as far as known."""
 
     call: Callable[[Sequence[Any]], Sequence[Any]]
     inputs: tuple[int, ...]
@@ -39,52 +36,8 @@ class Step(NamedTuple):
     dead: tuple[int, ...]
     label: str
     lane: str = ""
-
-
-class Span(NamedTuple):
-    """One step of one run: start and end in seconds since the run began. thread: the name of its thread."""
-
-    label: str
-    lane: str
-    thread: str
-    start: float
-    end: float
-
-
-class Timeline(Struct, frozen=True):
-    """The spans of the steps of one run, in the order of their ends."""
-
-    spans: tuple[Span, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the spans in Chrome's trace event format, for chrome://tracing and ui.perfetto.dev: a row per lane.
-
-        Source: "Trace Event Format", complete events ("X") and metadata events ("M"), times in microseconds.
-        """
-        lanes = list(dict.fromkeys(s.lane for s in self.spans))
-        rows: list[dict[str, Any]] = [
-            {"name": "thread_name", "ph": "M", "pid": 1, "tid": i, "args": {"name": lane or "host"}}
-            for i, lane in enumerate(lanes)
-        ]
-        rows += [
-            {
-                "name": s.label, "cat": s.lane or "host", "ph": "X", "pid": 1, "tid": lanes.index(s.lane),
-                "ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6, "args": {"thread": s.thread},
-            }
-            for s in self.spans
-        ]  # fmt: skip
-        return {"traceEvents": rows, "displayTimeUnit": "ms"}
-
-    @property
-    def overlap(self) -> float:
-        """Seconds in which steps of two or more lanes were running at once."""
-        edges = sorted((t, d) for s in self.spans for t, d in ((s.start, 1), (s.end, -1)))
-        total, running = 0.0, 0
-        for (t, d), (after, _) in pairwise(edges):
-            running += d
-            if running > 1:
-                total += after - t
-        return total
+    node: Node | None = None
+    memory: int = 0
 
 
 def independent_lanes(graph: Graph, lane: Callable[[Node], str]) -> frozenset[str]:
@@ -313,18 +266,3 @@ def _new_pool() -> None:
 
 
 in_forked_process(_new_pool)
-
-
-def timed(step: Step, spans: list[Span], begin: float) -> Step:
-    """Return the step with a call that also appends its span to `spans`."""
-    call, label, lane = step.call, step.label, step.lane
-
-    def run(arrays: Sequence[Any]) -> Sequence[Any]:
-        start = time.perf_counter()
-        try:
-            return call(arrays)
-        finally:
-            end = time.perf_counter()
-            spans.append(Span(label, lane, threading.current_thread().name, start - begin, end - begin))
-
-    return step._replace(call=run)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt_core.errors import GradientError
+from xrt_core.errors import GradientError, nearest
 from xrt_core.frontends import ops
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor, literal
@@ -376,7 +376,7 @@ def _resolve(graph: Graph, table: Mapping[str, Value], which: Which, what: str) 
         return which
     if isinstance(which, str):
         if which not in table:
-            raise GradientError(f"{what}: graph {graph.name!r} has no value {which!r}")
+            raise GradientError(f"{what}: graph {graph.name!r} has no value {which!r}{nearest(which, table)}")
         return table[which]
     if not -len(graph.outputs) <= which < len(graph.outputs):
         raise GradientError(f"{what}: graph {graph.name!r} has {len(graph.outputs)} outputs, there is no {which}")

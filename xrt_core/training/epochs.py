@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from xrt_core.errors import InputError, OptionError
+from xrt_core.progress import Progress
 from xrt_core.runtime.arrays import is_array, to_numpy
 from xrt_core.training.callbacks import Trainer
 from xrt_core.training.metrics import metrics_of
@@ -39,8 +41,9 @@ def run(
     try:
         while position.epoch < epochs and not ended:
             epoch = position.epoch
-            with _bar(f"epoch {epoch + 1}/{epochs}", progress) as advance:
-                stop = _epoch(trainer, _rest(trainer, data, batch_size, position), position, advance)
+            with Progress(f"epoch {epoch + 1}/{epochs}", shown=progress) as bar:
+                rest = _rest(trainer, data, batch_size, position)
+                stop = _epoch(trainer, rest, position, partial(_advance, bar))
             if not position.batch:
                 raise InputError(
                     f"the data gave no batch in epoch {epoch + 1}"
@@ -231,26 +234,5 @@ def _call(callback: Any, method: str, trainer: Trainer, logs: Mapping[str, float
     return None
 
 
-class _bar:
-    """A progress bar with the loss, if stderr is a terminal."""
-
-    def __init__(self, label: str, shown: bool) -> None:
-        self._label, self._shown = label, shown
-        self._progress: Any = None
-
-    def __enter__(self) -> Callable[[float], None]:
-        from rich.console import Console
-        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        console = Console(stderr=True)
-        if not self._shown or not console.is_terminal:
-            return lambda loss: None
-        columns = TextColumn("{task.description}"), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}")
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
-        self._progress.start()
-        task = self._progress.add_task(self._label, total=None, loss="")
-        return lambda loss: self._progress.update(task, advance=1, loss=f"{loss:.4f}")
-
-    def __exit__(self, *exception: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+def _advance(bar: Progress, loss: float) -> None:
+    bar.advance(f"loss {loss:.4f}")

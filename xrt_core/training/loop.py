@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt_core.errors import InputError, OptionError
+from xrt_core.progress import Progress
 
 if TYPE_CHECKING:
     from xrt_core.training.module import TrainModule
@@ -58,20 +59,11 @@ def fit(
     progress: show a progress bar with the loss if stderr is a terminal. An error of a step propagates; the module
     then has the state after the last successful step.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(),
-    )  # fmt: skip
     losses: list[float] = []
-    with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as bar:
-        task = bar.add_task(label, total=steps, loss="")
+    with Progress(label, steps, shown=progress) as bar:
         for batch in itertools.islice(data, steps):
             losses.append(float(trainer.step(**batch)))
-            bar.update(task, advance=1, loss=f"{losses[-1]:.4f}")
+            bar.advance(f"loss {losses[-1]:.4f}")
     return losses
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from xrt_core.errors import GradientError, InputError, OptionError
+from xrt_core.errors import GradientError, InputError, OptionError, nearest
 from xrt_core.frontends import ops
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor, literal
@@ -239,7 +239,8 @@ def loss_of(
         known = [n for n, p in inspect.signature(LOSSES[loss]).parameters.items() if p.default is not p.empty]
         for name in options:
             if name not in known:
-                raise OptionError(f"loss={loss!r} has no option {name!r}; it takes {', '.join(known) or 'none'}")
+                takes = ", ".join(known) or "none"
+                raise OptionError(f"loss={loss!r} has no option {name!r}; it takes {takes}{nearest(name, known)}")
         return LossFunction.of(partial(LOSSES[loss], **options), 0 if output is None else output)
     if options:
         raise OptionError(f"loss_options: they are those of {', '.join(LOSSES)}, and loss={loss!r} is none of these")

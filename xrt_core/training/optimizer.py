@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 
-from xrt_core.errors import OptionError
+from xrt_core.errors import OptionError, nearest
 from xrt_core.frontends import ops
 from xrt_core.frontends.tensor import Tensor
 from xrt_core.training.callbacks import Callback
@@ -62,8 +62,10 @@ class Optimizer(ABC):
         **unknown: Any,
     ) -> None:
         if unknown:
-            known = ", ".join(_options(type(self)))
-            raise OptionError(f"{type(self).__name__} has no option {next(iter(unknown))!r}; it takes {known}")
+            known, name = list(_options(type(self))), next(iter(unknown))
+            raise OptionError(
+                f"{type(self).__name__} has no option {name!r}; it takes {', '.join(known)}{nearest(name, known)}"
+            )
         if not callable(learning_rate):
             _within("learning_rate", learning_rate, 0.0)
         _within("weight_decay", weight_decay, 0.0)

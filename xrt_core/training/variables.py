@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.errors import GradientError
+from xrt_core.errors import GradientError, nearest
 from xrt_core.frontends.numpy_interop import as_array
 from xrt_core.frontends.promotion import is_float
 from xrt_core.frontends.tensor import Tensor, constant
@@ -234,7 +234,8 @@ def _none_of_that_name(pattern: str, known: Iterable[Value], floats: Sequence[Va
     if whole is not None and whole.dtype is not None and not is_float(whole.dtype):
         return GradientError(f"{whole.name!r} is {dtype_name(whole.dtype)}: only floats are trained")
     some = ", ".join(v.name for v in floats[:8])
-    return GradientError(f"the model has no float constant {pattern!r} to train; it has {some}, ...")
+    hint = nearest(pattern, [v.name for v in floats])
+    return GradientError(f"the model has no float constant {pattern!r} to train; it has {some}, ...{hint}")
 
 
 def master(array: np.ndarray) -> np.ndarray:

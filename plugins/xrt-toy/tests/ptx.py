@@ -9,7 +9,7 @@ from typing import Any
 try:
     from toy_cases import cases
     from xrt_toy import _toolkit, kernels
-    from xrt_toy.compiler import make_program
+    from xrt_toy.compiler import make_program, ptx_of
     from xrt_toy.executable import Slot
 except Exception as e:  # numba.cuda itself does not import where CUDA's runtime library is not found
     if type(e).__name__ != "DynamicLibNotFoundError":
@@ -19,17 +19,6 @@ except Exception as e:  # numba.cuda itself does not import where CUDA's runtime
 
 assert kernels.__all__
 assert not _toolkit.SIMULATED
-
-
-def signature(arguments: tuple[Any, ...], dtypes: list[Any]) -> Any:
-    """What numba sees when the launch happens: flat contiguous arrays, 64-bit integers and tuples of them."""
-    import numba
-    from numba import types
-
-    found = [
-        types.Array(numba.from_dtype(dtypes[a]), 1, "C") if isinstance(a, Slot) else numba.typeof(a) for a in arguments
-    ]
-    return types.void(*found)
 
 
 def missing() -> str:
@@ -63,16 +52,19 @@ def main() -> None:
         operators.add(case.op_type)
         function, _ = case.function()
         program = make_program(function, function.params, function.returns)
+        if wanted:  # as `xrt inspect` shows it
+            assert ".visible .entry" in ptx_of(program, (9, 0))
         dtypes = program.dtypes()
         for code in program.codes:
             for capability in filter(str.isdigit, sys.argv):
-                key = (code.kernel, signature(code.arguments, dtypes), capability)
+                arguments = [dtypes[a] if isinstance(a, Slot) else a for a in code.arguments]
+                key = (code.kernel, _toolkit.signature(arguments), capability)
                 if key in seen:
                     continue
                 seen.add(key)
                 try:
                     cc = int(capability[:-1]), int(capability[-1])
-                    ptx, _ = _toolkit.cuda.compile_ptx(code.kernel, key[1], cc=cc)
+                    ptx = _toolkit.ptx(code.kernel, key[1], cc)
                     assert f".target sm_{capability}" in ptx
                     assert ".visible .entry" in ptx
                     compiled += 1

@@ -18,7 +18,7 @@ from xrt_core.engine.contract import (
     Tolerance,
 )
 from xrt_core.engine.onnx_bridge import as_onnx_text, onnx_model
-from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError
+from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError, nearest
 from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.device import DeviceExecutable
 from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
@@ -61,7 +61,8 @@ class OnnxRuntimeCompiler(GraphCompiler):
         self.index = index
         unknown = sorted(set(extra) - set(_OPTIONS))
         if unknown:
-            raise OptionError(f"onnxruntime: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}")
+            hint = nearest(unknown[0], _OPTIONS)
+            raise OptionError(f"onnxruntime: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}{hint}")
         self._level = extra.get("optimization", "all")
         if self._level not in _toolkit.LEVELS:
             known = ", ".join(_toolkit.LEVELS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import io
+import pathlib
 import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -135,6 +137,15 @@ def layers(compiled: Any) -> set[str]:
         for k, v in node.get_rt_info().items()
         if k == "layerType"
     }
+
+
+def xml(model: bytes, weights: Mapping[str, np.ndarray], config: Mapping[str, Any] | None) -> str:
+    """A model in OpenVINO's IR, without its constants' data; with `config` the runtime model of what is compiled."""
+    found = core().read_model(model) if config is None else compile_model(model, weights, config).get_runtime_model()
+    with tempfile.TemporaryDirectory(prefix="xrt-openvino-") as folder:
+        path = pathlib.Path(folder) / "model.xml"
+        ov.serialize(found, path, path.with_suffix(".bin"))
+        return path.read_text(encoding="utf-8", errors="replace")
 
 
 def listing(compiled: Any) -> str:

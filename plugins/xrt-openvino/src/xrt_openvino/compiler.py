@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
 from xrt_core.engine.onnx_bridge import as_onnx_text, onnx_model
-from xrt_core.errors import CompileError, OptionError, XRTError
+from xrt_core.errors import CompileError, OptionError, XRTError, nearest
 from xrt_openvino import _toolkit
 from xrt_openvino.deviations import NEWEST
 from xrt_openvino.executable import OpenVinoExecutable, load_executable
@@ -25,14 +25,20 @@ class OpenVinoCompiler(GraphCompiler):
     """
 
     stages = MappingProxyType(
-        {"onnx": "the model that the library is given", "execution": "its operations after fusions, with their kernels"}
+        {
+            "onnx": "the model that the library is given",
+            "ir": "the same in OpenVINO's IR (XML), as the library reads it",
+            "runtime": "the model that it runs, after fusions, as XML",
+            "execution": "the operations of that, a line each, with their kernels",
+        }
     )
 
     def __init__(self, options: CompileOptions) -> None:
         extra = options.extra
         unknown = sorted(set(extra) - set(_OPTIONS))
         if unknown:
-            raise OptionError(f"openvino: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}")
+            hint = nearest(unknown[0], _OPTIONS)
+            raise OptionError(f"openvino: unknown option {unknown[0]!r}; it takes {', '.join(_OPTIONS)}{hint}")
         self.config: dict[str, Any] = dict(_toolkit.EXACT)
         if options.threads is not None:
             self.config["INFERENCE_NUM_THREADS"] = options.threads
@@ -70,11 +76,17 @@ class OpenVinoCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
         stage: str,
     ) -> str:
-        """The model that the library is given; else what the executable shows."""
+        """The model that the library is given, or what it makes of it; else what the executable shows."""
+        if stage not in ("onnx", "ir", "runtime"):
+            return super().as_text(function, entry_params, return_params, aliases, stage)
+        m = onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
         if stage == "onnx":
-            exported = onnx_model(function, engine="openvino", newest_opset=NEWEST, location=_toolkit.location)
-            return as_onnx_text(exported.model)
-        return super().as_text(function, entry_params, return_params, aliases, stage)
+            return as_onnx_text(m.model)
+        try:
+            return _toolkit.xml(m.model.SerializeToString(), m.weights, self.config if stage == "runtime" else None)
+        except Exception as e:
+            why = _toolkit.first_line(e)
+            raise CompileError(f"openvino: function {function.name!r} does not compile: {why}") from e
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""

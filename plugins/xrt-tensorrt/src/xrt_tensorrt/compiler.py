@@ -59,7 +59,7 @@ class TensorRTCompiler(GraphCompiler):
     Raises OptionError for a bad option, EngineUnavailableError where nothing can be built for the device or target.
     """
 
-    stages = MappingProxyType({"layers": "the layers of the engine, as TensorRT's inspector shows them on a GPU"})
+    stages = MappingProxyType({"trt-layers": "the layers of the engine, as TensorRT's inspector shows them on a GPU"})
 
     def __init__(self, toolkit: Toolkit, device: int, options: CompileOptions, target: str = "") -> None:
         self._toolkit = toolkit

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Tolerance
-from xrt_core.errors import EngineUnavailableError, OptionError
+from xrt_core.errors import EngineUnavailableError, OptionError, nearest
 
 LEVELS: Final = range(6)
 COMPATIBILITY: Final = ("none", "ampere_plus", "same_compute_capability")
@@ -51,7 +51,8 @@ class Settings:
         extra = dict(options.extra)
         unknown = sorted(set(extra) - set(_READERS))
         if unknown:
-            raise OptionError(f"tensorrt: unknown option {unknown[0]!r}; it takes {', '.join(sorted(_READERS))}")
+            hint = nearest(unknown[0], _READERS)
+            raise OptionError(f"tensorrt: unknown option {unknown[0]!r}; it takes {', '.join(sorted(_READERS))}{hint}")
         read: dict[str, Any] = {name: _READERS[name](name, value) for name, value in extra.items() if value is not None}
         if read.get("refit"):
             read["strip_weights"] = True

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xrt_core.errors import EngineUnavailableError
+from xrt_core.errors import CompileError, EngineUnavailableError
 
 __all__ = ["BLOCKS", "SIMULATED", "THREADS", "TILE", "cuda", "device_function", "element_type", "library"]
 
@@ -163,6 +163,29 @@ def launch(
     """Enqueue a kernel with `shared` bytes of shared memory."""
     with _one_launch:
         compiled(kernel)[grid, block, stream, shared](*arguments)
+
+
+def signature(arguments: Sequence[Any]) -> Any:
+    """What numba sees of a launch's arguments: a dtype stands for a flat contiguous array of it."""
+    found = [
+        numba.types.Array(numba.from_dtype(a), 1, "C") if isinstance(a, np.dtype) else numba.typeof(a)
+        for a in arguments
+    ]
+    return numba.types.void(*found)
+
+
+def ptx(kernel: Callable[..., None], types_: Any, capability: tuple[int, int]) -> str:
+    """The PTX of a kernel for a signature. Raises CompileError where CUDA's compiler is not found, or fails."""
+    try:
+        return str(cuda.compile_ptx(kernel, types_, cc=capability)[0])
+    except Exception as e:
+        raise CompileError(f"toy: {kernel.__qualname__} gives no PTX: {type(e).__name__}: {e}") from e
+
+
+def capability(index: int) -> tuple[int, int]:
+    """The compute capability of a device."""
+    major, minor = cuda.gpus[index].compute_capability
+    return int(major), int(minor)
 
 
 # --- memory -------------------------------------------------------------------------------------------------------

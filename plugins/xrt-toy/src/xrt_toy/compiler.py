@@ -28,7 +28,13 @@ _ALIGN: Final = 256  # bytes; what cudaMalloc aligns to, so that any vector load
 class ToyGraphCompiler(GraphCompiler):
     """Compiles Functions for one GPU, or for the simulator. It keeps no state between compilations."""
 
-    stages = MappingProxyType({"python": "the source of its kernels", "launches": "its buffers and kernel launches"})
+    stages = MappingProxyType(
+        {
+            "python": "the source of its kernels",
+            **({} if _toolkit.SIMULATED else {"ptx": "what numba makes of them"}),
+            "launches": "its buffers and kernel launches",
+        }
+    )
 
     def __init__(self, device: str, options: CompileOptions) -> None:
         if options.extra:
@@ -53,11 +59,24 @@ class ToyGraphCompiler(GraphCompiler):
         aliases: Sequence[InputOutputAlias],
         stage: str,
     ) -> str:
-        """The source of its kernels; else what the executable shows."""
-        if stage != "python":
+        """The source of its kernels, or their PTX; else what the executable shows."""
+        if stage not in self.stages or stage == "launches":
             return super().as_text(function, entry_params, return_params, aliases, stage)
-        kernels = dict.fromkeys(c.kernel for c in make_program(function, entry_params, return_params, aliases).codes)
-        return "\n".join(inspect.getsource(inspect.unwrap(k)) for k in kernels)
+        program = make_program(function, entry_params, return_params, aliases)
+        if stage == "ptx":
+            return ptx_of(program, _toolkit.capability(self._device))
+        return "\n".join(inspect.getsource(inspect.unwrap(k)) for k in dict.fromkeys(c.kernel for c in program.codes))
+
+
+def ptx_of(program: Program, capability: tuple[int, int]) -> str:
+    """The PTX of a program's kernels, each once for the types of its arguments, for a compute capability. Needs CUDA's
+    compiler (pip install 'numba-cuda[cu13]'), and no GPU."""
+    dtypes = program.dtypes()
+    kernels = dict.fromkeys(
+        (c.kernel, _toolkit.signature([dtypes[a] if isinstance(a, Slot) else a for a in c.arguments]))
+        for c in program.codes
+    )
+    return "\n".join(_toolkit.ptx(kernel, signature, capability) for kernel, signature in kernels)
 
 
 def make_program(

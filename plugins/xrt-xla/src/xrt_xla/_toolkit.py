@@ -10,6 +10,8 @@ import math
 import os
 import pathlib
 import re
+import shutil
+import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -26,7 +28,7 @@ from jax.experimental import serialize_executable as _serialize
 from xrt_core.engine.contract import WORKER_VARIABLE
 from xrt_core.engine.forking import let_forks_end
 from xrt_core.engine.serialization import instruction_set
-from xrt_core.errors import EngineUnavailableError
+from xrt_core.errors import CompileError, EngineUnavailableError, UnsupportedError
 from xrt_core.ir.sharding import Mesh, parse_sbp
 from xrt_xla.weights import aligned
 
@@ -307,20 +309,39 @@ def sharding_of(mesh: str, sbp: str, kind: str) -> Any:
 
 _DUMPED: Final = {
     "hlo-optimized": "*after_optimizations.txt", "llvm": "*ir-no-opt.ll", "llvm-optimized": "*ir-with-opt.ll",
-    "ptx": "*.ptx",
+    "asm": "*.o", "ptx": "*.ptx",
 }  # fmt: skip
 """Stage -> the names of XLA's dumps of it."""
 
 
 def text_of(lowered: Any, options: Mapping[str, Any], stage: str) -> str:
     """The text of a lowered program at a stage, which is compiled for it; several files are put one after another."""
+    if stage == "stablehlo":
+        return str(lowered.as_text())
     if stage == "hlo":
         return str(lowered.compiler_ir("hlo").as_hlo_text())
     with tempfile.TemporaryDirectory(prefix="xrt-xla-") as folder:
         dumping = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         lowered.compile(compiler_options={**options, **dumping})
         found = sorted(pathlib.Path(folder).glob(_DUMPED[stage]))
-        return "\n".join(p.read_text(encoding="utf-8", errors="replace") for p in found)
+        read = _disassembled if stage == "asm" else _content
+        return "\n".join(map(read, found)) or f"XLA made nothing for the stage {stage!r} of this program"
+
+
+def _content(path: pathlib.Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _disassembled(path: pathlib.Path) -> str:
+    """The machine code in an object file. Raises UnsupportedError where no disassembler is installed."""
+    tool = shutil.which("objdump") or shutil.which("llvm-objdump")
+    if tool is None:
+        raise UnsupportedError("the stage 'asm' needs objdump, of the package binutils (apt install binutils)")
+    command = [tool, "--disassemble", "--no-show-raw-insn", "--reloc", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    if done.returncode:
+        raise CompileError(f"{tool} does not read XLA's object file: {done.stderr.strip()}")
+    return done.stdout.replace(str(path), path.name)
 
 
 def library_version() -> str:

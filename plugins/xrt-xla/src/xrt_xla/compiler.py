@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
-from xrt_core.errors import CompileError, OptionError, XRTError
+from xrt_core.errors import CompileError, OptionError, XRTError, nearest
 from xrt_xla import _toolkit
 from xrt_xla.blob import unpack
 from xrt_xla.executable import XlaExecutable
@@ -20,12 +20,16 @@ from xrt_xla.tracing import Traced, first_lines
 _OPTIONS: Final = frozenset(("fold_bytes", "xla"))
 _DISABLE: Final = "xla_disable_hlo_passes"
 _STAGES: Final = {
-    "hlo": "the program that JAX hands to XLA",
+    "stablehlo": "the program that JAX traced, as StableHLO",
+    "hlo": "the same as HLO, which XLA is given",
     "hlo-optimized": "the program after XLA's passes",
     "llvm": "the LLVM IR of its kernels",
     "llvm-optimized": "the same after LLVM's passes",
 }
-_GPU_STAGES: Final = {"ptx": "the PTX of its kernels"}
+_DEVICE_STAGES: Final = {
+    "cpu": {"asm": "the machine code of its kernels, by objdump"},
+    "cuda": {"ptx": "the PTX of its kernels"},
+}
 
 
 class XlaGraphCompiler(GraphCompiler):
@@ -38,10 +42,12 @@ class XlaGraphCompiler(GraphCompiler):
     def __init__(self, device: str, options: CompileOptions) -> None:
         unknown = set(options.extra) - _OPTIONS
         if unknown:
-            raise OptionError(f"xla: unknown option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
+            name = sorted(unknown)[0]
+            known = ", ".join(sorted(_OPTIONS))
+            raise OptionError(f"xla: unknown option {name!r}; it takes {known}{nearest(name, _OPTIONS)}")
         self._device = _toolkit.device_named(device)
         self._kind = _toolkit.kind_of(self._device)
-        self.stages = {**_STAGES, **(_GPU_STAGES if self._kind == "cuda" else {})}
+        self.stages = {**_STAGES, **_DEVICE_STAGES.get(self._kind, {})}
         self._fold = int(options.extra.get("fold_bytes", FOLD_BYTES))
         self._asked: Mapping[str, Any] = options.extra.get("xla", {})
         # unfused: no fused loops, and dot products by XLA's own code instead of the library's

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from types import MappingProxyType
 
 from xrt_core.engine.contract import CompileOptions, Function, GraphCompiler, InputOutputAlias, Parameter
-from xrt_core.engine.onnx_bridge import to_onnx
+from xrt_core.engine.onnx_bridge import as_onnx_text, to_onnx
 from xrt_core.errors import CompileError, OptionError
 
 from {{ cookiecutter.__module }} import _toolkit
@@ -16,8 +16,14 @@ from {{ cookiecutter.__module }}.executable import {{ cookiecutter.__class }}Exe
 class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
     """Compiles Functions for one device. It keeps no state between compilations, so any thread may call it."""
 
-    # YOUR ENGINE: what `xrt inspect` shows, in the order of compilation; the last is the text of the executable.
-    stages: ClassVar[Mapping[str, str]] = {"compiled": "what was compiled, as the executable shows it"}
+    # YOUR ENGINE: what `xrt inspect` shows, in the order of compilation; the last is the text of the executable. What
+    # your toolkit can print of a compilation (its own IR before and after optimisation, kernels) belongs here.
+    stages = MappingProxyType(
+        {
+            "onnx": "the model that the toolkit is given",
+            "compiled": "what was compiled, as the executable shows it",
+        }
+    )
 
     def __init__(self, device: str, options: CompileOptions) -> None:
         # YOUR ENGINE: options of your own come in `extra`; refuse those that you do not know. Look at the other fields
@@ -47,6 +53,19 @@ class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
                 f"{{ cookiecutter.engine }}: function {function.name!r} of {nodes} does not compile: {type(e).__name__}: {e}"
             ) from e
         return {{ cookiecutter.__class }}Executable(session, model, entry_params, return_params, aliases, self._device)
+
+    def as_text(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+        stage: str,
+    ) -> str:
+        """The model that the toolkit is given; for the last stage `function` is compiled."""
+        if stage == "onnx":
+            return as_onnx_text(to_onnx(function))
+        return super().as_text(function, entry_params, return_params, aliases, stage)
 
     def load(self, blob: bytes) -> {{ cookiecutter.__class }}Executable:
         """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""

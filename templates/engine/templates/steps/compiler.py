@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import inspect
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from xrt_core.engine.contract import CompileOptions, Function, GraphCompiler, InputOutputAlias, Parameter
@@ -19,8 +21,14 @@ from {{ cookiecutter.__module }}.executable import {{ [cookiecutter.__class ~ 'E
 class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
     """Compiles Functions for one device. It keeps no state between compilations, so any thread may call it."""
 
-    # YOUR ENGINE: what `xrt inspect` shows, in the order of compilation; the last is the text of the executable.
-    stages: ClassVar[Mapping[str, str]] = {"compiled": "what was compiled, as the executable shows it"}
+    # YOUR ENGINE: what `xrt inspect` shows, in the order of compilation; the last is the text of the executable. What
+    # your toolkit can print of a compilation (its own IR before and after optimisation, kernels) belongs here.
+    stages = MappingProxyType(
+        {
+            "kernels": "the source of the kernels that are called",
+            "compiled": "what was compiled, as the executable shows it",
+        }
+    )
 
     def __init__(self, device: str, options: CompileOptions) -> None:
         # YOUR ENGINE: options of your own come in `extra`; refuse those that you do not know. Look at the other fields
@@ -47,6 +55,21 @@ class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
         return {{ cookiecutter.__class }}Executable(
             _with_deaths(steps, kept), registers.initial, entry_params, return_params, results, aliases, self._device
         )
+
+    def as_text(
+        self,
+        function: Function,
+        entry_params: Sequence[Parameter],
+        return_params: Sequence[Parameter],
+        aliases: Sequence[InputOutputAlias],
+        stage: str,
+    ) -> str:
+        """The source of the kernels, each once; for the last stage `function` is compiled."""
+        if stage != "kernels":
+            return super().as_text(function, entry_params, return_params, aliases, stage)
+        registers = _Registers(function.body.inputs, self._device)
+        kernels = dict.fromkeys(inspect.unwrap(_step(node, registers).kernel) for node in function.body.nodes)
+        return "\n".join(inspect.getsource(k) for k in kernels)
 
 
 class _Registers:
