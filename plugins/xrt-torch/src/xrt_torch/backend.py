@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,34 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
 
 def _devices(inputs: Sequence[Any]) -> set[str]:
     return {x.device.type for x in inputs if isinstance(x, torch.Tensor)}
+
+
+def captured(function: Callable[..., Any], options: Mapping[str, Any], graphs: list[CompiledGraph]) -> Any:
+    """A function of tensors, captured by AOTAutograd alone at its first call, without TorchDynamo. graphs: where its
+    compiled graphs are added. Calls wait for XRT."""
+    from functorch.compile import make_boxed_func
+    from torch._functorch.aot_autograd import aot_function
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    parameters: set[int] = set()
+
+    def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
+        graphs.append(CompiledGraph(graph, kind, options, False, parameters))
+        return make_boxed_func(graphs[-1])
+
+    made = aot_function(
+        function,
+        fw_compiler=functools.partial(compiler, "forward"),
+        bw_compiler=functools.partial(compiler, "backward"),
+        inference_compiler=functools.partial(compiler, "inference"),
+        decompositions=table(),
+    )
+
+    def call(*args: Any) -> Any:
+        with sdpa_kernel(SDPBackend.MATH):
+            return made(*args)
+
+    return call
 
 
 def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool) -> Any:

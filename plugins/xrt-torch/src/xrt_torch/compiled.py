@@ -56,7 +56,7 @@ class CompiledGraph:
         self.eager_nodes: dict[str, str] = {}
         self.reason: str | None = None
         self.parameters = parameters
-        self._module, self._options, self._background = module, dict(options), background
+        self.module, self._options, self._background = module, dict(options), background
         self._stages: list[_Ran] | None = None
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
@@ -75,14 +75,14 @@ class CompiledGraph:
     def __call__(self, *args: Any) -> list[Any]:
         """The results. Raises what torch eager raises for these arguments."""
         if self.reason is not None:
-            return list(self._module(*args))
+            return list(self.module(*args))
         signature = self._signature(args)
         if signature in self._proven:
             try:
                 return self._on_xrt(args)
             except Exception as e:
                 self._fall_back("run", e)
-                return list(self._module(*args))
+                return list(self.module(*args))
         return self._first(signature, args)
 
     def _signature(self, args: Sequence[Any]) -> Signature:
@@ -101,7 +101,7 @@ class CompiledGraph:
         if not self._background:
             work.result()
         if not work.done() or self.reason is not None:
-            return list(self._module(*args))
+            return list(self.module(*args))
         return self._prove(signature, args)
 
     def _prepare(self, args: Sequence[Any]) -> None:
@@ -115,7 +115,7 @@ class CompiledGraph:
             self._fall_back("compile", e)
 
     def _build(self) -> list[_Ran]:
-        graph = self._module.graph
+        graph = self.module.graph
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr", "call_module"):
                 reason = reason_for_eager(node, translatable)
@@ -132,7 +132,7 @@ class CompiledGraph:
 
     def _ran(self, i: int, stage: Stage) -> _Ran:
         if not stage.on_xrt:
-            return _Ran(stage, GraphModule(self._module, stage.graph), None)
+            return _Ran(stage, GraphModule(self.module, stage.graph), None)
         module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **self._options)
         sizes = [isinstance(n.meta.get("val"), int | torch.SymInt) for n in stage.graph.output_node().all_input_nodes]
         return _Ran(stage, _caller(module, sizes if any(sizes) else None), module)
@@ -167,8 +167,8 @@ class CompiledGraph:
         except Exception as e:
             torch.set_rng_state(state)
             self._fall_back("run", e)
-            return list(self._module(*args))
-        expected = list(self._module(*args))
+            return list(self.module(*args))
+        expected = list(self.module(*args))
         least = max(map(_scale, expected), default=0.0) / 100  # below is the rounding error of what cancels out
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
             wrong = _difference(a, b, least)
@@ -194,7 +194,7 @@ class CompiledGraph:
 
     def explain(self) -> str:
         """What runs where, and why, as text."""
-        count = sum(n.op == "call_function" for n in self._module.graph.nodes)
+        count = sum(n.op == "call_function" for n in self.module.graph.nodes)
         lines = [f"{self.name}: {count} operators of torch"]
         stages = self._stages
         if self.reason is not None:

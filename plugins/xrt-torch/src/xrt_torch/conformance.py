@@ -1,0 +1,248 @@
+"""Every operator of torch's own test suite (`op_db`) through the backend, and the table of docs/torch-operators.md.
+
+    python -m xrt_torch.conformance --log ops.jsonl [NAME ...]          # run, half an hour on two cores
+    python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md   # from a log
+
+Samples are those of `OpInfo.sample_inputs`. Each is captured by AOTAutograd, as `torch.compile` does, translated, run by
+XRT's host and compared with torch eager, forward and, where torch differentiates the operator, backward. Needs the
+package expecttest, as torch's test suite does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import itertools
+import json
+import logging
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from xrt_torch.backend import captured
+from xrt_torch.compiled import CompiledGraph
+
+DTYPES: Final = ("float32", "int64", "bool", "bfloat16", "float16")
+_SAMPLES: Final = 3
+_SECONDS: Final = 120  # for the samples of one dtype
+_UNSET: Final = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+"""Operators whose results are whatever the memory holds."""
+
+
+def operators() -> dict[str, Any]:
+    """Name, with the variant, -> OpInfo."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {f"{o.name}.{o.variant_test_name}" if o.variant_test_name else o.name: o for o in op_db}
+
+
+def outcome_of(info: Any, dtype: torch.dtype, samples: int = _SAMPLES) -> dict[str, Any]:
+    """What becomes of an operator's samples of one dtype.
+
+    samples: how many were run, forward / backward; eager: reasons for nodes that torch ran; fallen: reasons for which
+    graphs became eager, or calls differed from eager's. Samples that torch eager refuses do not count.
+    """
+    found: dict[str, Any] = {"samples": 0, "backward": 0, "nodes": 0, "eager": [], "fallen": []}
+    for sample in _some(info, dtype, samples):
+        leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        at = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        if any(leaves[i].layout is not torch.strided for i in at):
+            continue
+
+        def function(*tensors: Any, leaves: Any = leaves, spec: Any = spec, at: Any = at) -> Any:
+            filled = list(leaves)
+            for i, t in zip(at, tensors, strict=True):
+                filled[i] = t
+            first, args, kwargs = pytree.tree_unflatten(filled, spec)
+            return info(first, *args, **kwargs)
+
+        given = [leaves[i].detach().clone() for i in at]
+        differentiable = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+        _run(info, function, given, found, backward=bool(differentiable))
+    found["eager"], found["fallen"] = sorted(set(found["eager"])), sorted(set(found["fallen"]))
+    return found
+
+
+def _some(info: Any, dtype: torch.dtype, count: int) -> list[Any]:
+    """Samples from the beginning, the middle and the end of the first few."""
+    some = list(itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), 24))
+    return [some[i] for i in sorted({round(k * (len(some) - 1) / max(count - 1, 1)) for k in range(count)})] if some else []
+
+
+def _run(info: Any, function: Any, given: list[Any], found: dict[str, Any], *, backward: bool) -> None:
+    def tensors() -> list[Any]:
+        made = [t.clone() for t in given]
+        for t in made:
+            if backward and t.is_floating_point():
+                t.requires_grad_()
+        return made
+
+    def seeded(call: Any) -> tuple[list[Any], list[Any]]:
+        torch.manual_seed(0)
+        args = tensors()
+        results = pytree.tree_leaves(call(*args))
+        own = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+        gradients: list[Any] = []
+        if own:
+            weights = [torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in own]
+            wanted = [t for t in args if t.requires_grad]
+            gradients = list(torch.autograd.grad(own, wanted, weights, allow_unused=True))
+        return [r.detach() if isinstance(r, torch.Tensor) else r for r in results], gradients
+
+    try:
+        expected = seeded(function)
+    except Exception:
+        if backward:
+            _run(info, function, given, found, backward=False)
+        return
+    graphs: list[CompiledGraph] = []
+    call = captured(function, {"engine": "host"}, graphs)
+    try:
+        for _ in range(2):
+            results = seeded(call)
+    except Exception as e:
+        found["fallen"].append(f"raised {type(e).__name__}: {str(e).strip()[:300]}")
+        return
+    found["samples"] += 1
+    found["backward"] += bool(expected[1])
+    for g in graphs:
+        found["nodes"] += sum(n.op == "call_function" for n in g.module.graph.nodes)
+        found["eager"] += [f"{g.kind}: {why}" for why in g.eager_nodes.values()]
+        if g.reason is not None:
+            found["fallen"].append(f"{g.kind}: {g.reason}")
+    if info.name not in _UNSET:
+        for part, a, b in zip(("results", "gradients"), results, expected, strict=True):
+            try:
+                torch.testing.assert_close(a, b, **_close(b), equal_nan=True)
+            except AssertionError as e:
+                found["fallen"].append(f"{part}: {str(e).strip()[:300]}")
+
+
+def _close(expected: Iterable[Any]) -> dict[str, float]:
+    dtypes = {t.dtype for t in expected if isinstance(t, torch.Tensor)}
+    if torch.bfloat16 in dtypes:
+        return {"rtol": 5e-2, "atol": 5e-2}
+    return {"rtol": 1e-2, "atol": 1e-2} if torch.float16 in dtypes else {"rtol": 1e-3, "atol": 1e-4}
+
+
+@contextlib.contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    def ring(*_: Any) -> None:
+        raise TimeoutError(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _work(names: Sequence[str], dtypes: Sequence[str], log: pathlib.Path) -> None:
+    """Run operators in this process, a line of JSON for each dtype, and one before it."""
+    known = operators()
+    logging.disable(logging.CRITICAL)
+    with log.open("a", buffering=1) as file:
+        for name in names:
+            info = known[name]
+            for d in dtypes:
+                dtype = getattr(torch, d)
+                if dtype not in info.supported_dtypes("cpu"):
+                    continue
+                file.write(json.dumps({"name": name, "dtype": d}) + "\n")
+                start = time.perf_counter()
+                try:
+                    with _limited(_SECONDS), warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        found = outcome_of(info, dtype)
+                except Exception as e:
+                    found = {"fallen": [f"raised {type(e).__name__}: {str(e)[:300]}"]}
+                seconds = round(time.perf_counter() - start, 2)
+                file.write(json.dumps({"name": name, "dtype": d, **found, "seconds": seconds}) + "\n")
+
+
+def run(names: Sequence[str], dtypes: Sequence[str], log: pathlib.Path) -> None:
+    """Run operators in a process of its own; one that ends the process is a crash, and the rest goes on."""
+    left = [n for n in names if n not in {r["name"] for r in read(log)}]
+    while left:
+        command = [sys.executable, "-m", "xrt_torch.conformance", "--worker", "--log", str(log)]
+        command += ["--dtypes", ",".join(dtypes), *left[:60]]
+        done = subprocess.run(command, check=False)
+        finished, begun = _lines(log)
+        for name, d in begun - set(finished):
+            with log.open("a") as file:
+                fallen = [f"the process ended with {done.returncode}"]
+                file.write(json.dumps({"name": name, "dtype": d, "fallen": fallen, "crash": True, "seconds": 0}) + "\n")
+        known = {n for n, _ in begun}
+        tried = [n for n in left[:60] if n in known] if done.returncode else left[:60]
+        if not tried:
+            raise SystemExit(f"the worker ended with {done.returncode} before its first operator")
+        left = [n for n in left if n not in tried]
+
+
+def _lines(log: pathlib.Path) -> tuple[dict[tuple[str, str], dict[str, Any]], set[tuple[str, str]]]:
+    finished: dict[tuple[str, str], dict[str, Any]] = {}
+    begun = set()
+    for line in log.read_text().splitlines() if log.exists() else ():
+        row = json.loads(line)
+        key = row["name"], row["dtype"]
+        begun.add(key)
+        if "seconds" in row:
+            finished[key] = row
+    return finished, begun
+
+
+def read(log: pathlib.Path) -> list[dict[str, Any]]:
+    """The outcomes in a log; of several of the same operator and dtype the last."""
+    return list(_lines(log)[0].values())
+
+
+def kind_of(rows: Iterable[dict[str, Any]]) -> str:
+    """"translated": XRT runs all of it; "random": all but the drawing of random numbers, which is torch's; "part": nodes
+    of it run in torch; "eager": nothing runs on XRT; "wrong": a graph fell back, or differed."""
+    rows = list(rows)
+    if any(r["fallen"] for r in rows):
+        return "wrong"
+    reasons = [e for r in rows for e in r.get("eager", ())]
+    if not reasons:
+        return "translated"
+    if all("random numbers" in e for e in reasons):
+        return "random"
+    return "part"
+
+
+def main() -> None:
+    """Run, or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--log", type=pathlib.Path, required=True)
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--table", type=pathlib.Path)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--part", default="0/1", help="the K-th of N parts of the operators, as K/N")
+    args = parser.parse_args()
+    dtypes = args.dtypes.split(",")
+    if args.worker:
+        _work(args.names, dtypes, args.log)
+        return
+    if args.table is None:
+        k, n = map(int, args.part.split("/"))
+        run(args.names or list(operators())[k::n], dtypes, args.log)
+    by_name = collections.defaultdict(list)
+    for row in read(args.log):
+        by_name[row["name"]].append(row)
+    print(collections.Counter(kind_of(rows) for rows in by_name.values()))
+
+
+if __name__ == "__main__":
+    main()
