@@ -60,6 +60,7 @@ class CompiledGraph:
         self._stages: list[_Ran] | None = None
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
+        self._seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
         self._inputs = [n.name for n in module.graph.nodes if n.op == "placeholder"]
         results: Any = module.graph.output_node().args[0]
@@ -69,7 +70,7 @@ class CompiledGraph:
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
-        self._is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
+        self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
         _known.add(self)
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -85,8 +86,27 @@ class CompiledGraph:
                 return list(self.module(*args))
         return self._first(signature, args)
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether XRT compiles for a call."""
+        return any(not w.done() for w in tuple(self._work.values()))
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether XRT's results agreed with eager's."""
+        return bool(self._proven)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing changes any more: it fell back, or was timed against eager."""
+        return self.reason is not None or self._seconds is not None
+
+    def timed(self, xrt: float, eager: float) -> None:
+        """Note the seconds of a call with its backward pass: what `explain` shows."""
+        self._seconds = xrt, eager
+
     def _signature(self, args: Sequence[Any]) -> Signature:
-        if not self._is_dynamic:
+        if not self.is_dynamic:
             return ()
         return tuple(tuple(a.shape) if isinstance(a, torch.Tensor) else (int(a),) for a in args)
 
@@ -204,6 +224,10 @@ class CompiledGraph:
         else:
             on_xrt = sum(r.stage.size for r in stages if r.module is not None)
             lines[0] += f", {on_xrt} on XRT in {sum(r.module is not None for r in stages)} stages"
+        if self._seconds is not None:
+            a, b = self._seconds
+            which = "XRT" if a <= b else "torch eager, which is quicker"
+            lines[0] += f"; a call takes {a * 1e6:.0f} us on XRT, {b * 1e6:.0f} us in eager: {which} answers"
         lines += [f"  in torch eager: {name}: {why}" for name, why in self.eager_nodes.items()]
         for ran in stages or ():
             if ran.module is not None:
