@@ -16,8 +16,8 @@ from torch.fx import GraphModule
 
 import xrt_core as xrt
 from xrt_core.events import process_events
-from xrt_torch.partition import Stage, reason_for_eager, stages_of
-from xrt_torch.translation import UntranslatableError, translatable, translate
+from xrt_torch.partition import VIEWS, Stage, reason_for_eager, stages_of
+from xrt_torch.translation import UntranslatableError, mistrust, translatable, translate
 
 _known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 _numbers = itertools.count()
@@ -66,6 +66,7 @@ class CompiledGraph:
         results: Any = module.graph.output_node().args[0]
         self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
         self._constants = [None if isinstance(r, torch.fx.Node) else r for r in results]
+        self._unset = {i for i, r in enumerate(results) if _is_unset(r)}
         self._layout = [_strides_wanted(r) for r in results]
         for node in module.graph.nodes:
             if node.op == "get_attr":
@@ -138,7 +139,7 @@ class CompiledGraph:
         graph = self.module.graph
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr", "call_module"):
-                reason = reason_for_eager(node, translatable)
+                reason = reason_for_eager(node, translatable, mistrust)
                 if reason is not None:
                     self.eager_nodes[node.name] = f"{node.target}: {reason}"
         for _ in range(_ATTEMPTS):
@@ -191,6 +192,8 @@ class CompiledGraph:
         expected = list(self.module(*args))
         least = max(map(_scale, expected), default=0.0) / 100  # below is the rounding error of what cancels out
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            if i in self._unset:
+                continue
             wrong = _difference(a, b, least)
             if wrong:
                 self._fall_back("examine", xrt.ExecutionError(f"result {i} ({self._results[i]}): {wrong}"))
@@ -279,7 +282,8 @@ def _tensor(result: Any) -> torch.Tensor:
     """A NumPy result as a tensor of the same memory."""
     import numpy as np
 
-    array = result if type(result) is np.ndarray and result.flags.writeable else np.array(result)
+    plain = type(result) is np.ndarray and result.flags.writeable and all(s >= 0 for s in result.strides)
+    array = result if plain else np.array(result, order="C")
     if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":  # which torch does not take from NumPy
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -292,6 +296,23 @@ _PLAIN: Final = frozenset(
     )
 )  # fmt: skip
 _DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
+
+
+def _is_unset(result: Any) -> bool:
+    """Whether a result holds whatever the memory did."""
+    while isinstance(result, torch.fx.Node):
+        packet = getattr(result.target, "overloadpacket", None)
+        if packet in _EMPTY:
+            return True
+        if packet not in VIEWS:
+            return False
+        result = result.args[0]
+    return False
+
+
+_EMPTY: Final = tuple(
+    getattr(torch.ops.aten, n) for n in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
 
 
 def _address(x: torch.Tensor) -> int:

@@ -87,7 +87,7 @@ def _run(info: Any, function: Any, given: list[Any], found: dict[str, Any], *, b
         return made
 
     def seeded(call: Any) -> tuple[list[Any], list[Any]]:
-        torch.manual_seed(0)
+        torch.manual_seed(42)  # what torch's own tests of random operators set within the call
         args = tensors()
         results = pytree.tree_leaves(call(*args))
         own = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
@@ -122,16 +122,20 @@ def _run(info: Any, function: Any, given: list[Any], found: dict[str, Any], *, b
     if info.name not in _UNSET:
         for part, a, b in zip(("results", "gradients"), results, expected, strict=True):
             try:
-                torch.testing.assert_close(a, b, **_close(b), equal_nan=True)
+                for x, y in zip(a, b, strict=True):
+                    torch.testing.assert_close(x, y, **_close(y), equal_nan=True)
             except AssertionError as e:
                 found["fallen"].append(f"{part}: {str(e).strip()[:300]}")
 
 
-def _close(expected: Iterable[Any]) -> dict[str, float]:
-    dtypes = {t.dtype for t in expected if isinstance(t, torch.Tensor)}
-    if torch.bfloat16 in dtypes:
-        return {"rtol": 5e-2, "atol": 5e-2}
-    return {"rtol": 1e-2, "atol": 1e-2} if torch.float16 in dtypes else {"rtol": 1e-3, "atol": 1e-4}
+def _close(expected: Any) -> dict[str, float]:
+    """Tolerances, the absolute one relative to the largest number."""
+    if not isinstance(expected, torch.Tensor) or not expected.dtype.is_floating_point:
+        return {"rtol": 0, "atol": 0}
+    finite = expected[torch.isfinite(expected)].abs().double()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    limit = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-9}.get(expected.dtype, 1e-3)
+    return {"rtol": limit, "atol": limit * max(largest, 0.1)}
 
 
 @contextlib.contextmanager
