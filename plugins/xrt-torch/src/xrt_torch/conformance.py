@@ -123,6 +123,9 @@ def _run(info: Any, function: Any, given: list[Any], found: dict[str, Any], *, b
         for part, a, b in zip(("results", "gradients"), results, expected, strict=True):
             try:
                 for x, y in zip(a, b, strict=True):
+                    if isinstance(y, torch.Tensor) and y.dtype in (torch.float16, torch.bfloat16):
+                        there = torch.isfinite(y)  # what overflows may be computed in wider floats
+                        x, y = x[there], y[there]
                     torch.testing.assert_close(x, y, **_close(y), equal_nan=True)
             except AssertionError as e:
                 found["fallen"].append(f"{part}: {str(e).strip()[:300]}")

@@ -23,9 +23,6 @@ _OF_TORCH = [
     aten._batch_norm_with_update_functional,
     aten._native_batch_norm_legit_functional,
     aten._scaled_dot_product_flash_attention_for_cpu,
-    aten.adaptive_max_pool2d,
-    aten.adaptive_max_pool3d,
-    aten.diagonal_scatter,
     aten.embedding_dense_backward,
     aten.linalg_vector_norm,
     aten.native_group_norm_backward,
@@ -66,12 +63,21 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 
 
 def _layer_norm(x: Tensor, *rest: Any) -> Any:
-    """ONNX's operator gives mean and deviation in float32: it is for narrower inputs."""
-    if x.dtype is not torch.float64:
+    """ONNX's operator gives mean and deviation in float32, torch's in the type of the input."""
+    if x.dtype is torch.float32:
         return NotImplemented
     from torch._refs import native_layer_norm
 
     return native_layer_norm(x, *rest)
+
+
+def _batch_norm(x: Tensor, *rest: Any) -> Any:
+    """As `_layer_norm`."""
+    if x.dtype in (torch.float32, torch.float64):
+        return NotImplemented
+    from torch._decomp import decompositions
+
+    return decompositions._native_batch_norm_legit_no_training(x, *rest)
 
 
 def _squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -188,14 +194,25 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """Only with a divisor, which ONNX's operator does not have."""
-    if divisor_override is None:
+    """Only of integers, and with a divisor, which ONNX's operator does not have."""
+    if divisor_override is None and x.dtype.is_floating_point:
         return NotImplemented
     n = len(kernel)
+    counts = torch.ones([], dtype=x.dtype, device=x.device)
     for i, (k, s, p, size) in enumerate(_pooling(x, kernel, stride, padding, n)):
         starts = torch.arange(_pooled(size, k, s, p, ceil_mode), device=x.device) * s - p
         x = _along(x, i - n, _windows(size, starts, starts + k, x))
-    return x / divisor_override if x.dtype.is_floating_point else x // divisor_override
+        counted = _counted(starts, starts + k, size, p, count_include_pad).to(x.dtype)
+        counts = counts.unsqueeze(-1) * counted
+    divisor = counts if divisor_override is None else divisor_override
+    return x / divisor if x.dtype.is_floating_point else torch.div(x, divisor, rounding_mode="trunc")
+
+
+def _counted(starts: Tensor, ends: Tensor, size: int, p: int, count_include_pad: bool) -> Tensor:
+    """The numbers of elements of windows."""
+    if count_include_pad:
+        return torch.clamp(ends, max=size + p) - starts
+    return torch.clamp(ends, max=size) - torch.clamp(starts, min=0)
 
 
 def _pooling(
@@ -230,9 +247,7 @@ def _avg_pool_backward(
         ends = starts + k
         matrix = _windows(size, starts, ends, grad)
         if divisor_override is None:
-            counted = torch.clamp(ends, max=size + p) - starts
-            if not count_include_pad:
-                counted = torch.clamp(ends, max=size) - torch.clamp(starts, min=0)
+            counted = _counted(starts, ends, size, p, count_include_pad)
             matrix = matrix / counted.unsqueeze(1).to(grad.dtype)
         grad = _along(grad, i - n, matrix.t())
     return grad if divisor_override is None else grad / divisor_override
@@ -536,19 +551,120 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     return aten.cat([t.to(kind) for t in kept], dim) if len(kept) > 1 else kept[0].to(kind, copy=True)
 
 
-def _grid_sampler_2d(x: Tensor, grid: Tensor, *rest: Any) -> Any:
-    """In float32, where torch computes narrower floats in it too."""
-    if x.dtype in (torch.float32, torch.float64):
-        return NotImplemented
-    return aten.grid_sampler_2d(x.to(torch.float32), grid.to(torch.float32), *rest).to(x.dtype)
-
-
 def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return x.narrow(dim, start, length).clone()
 
 
 def _efficientzerotensor(size: Sequence[int], **given: Any) -> Tensor:
     return torch.zeros(size, **given)
+
+
+def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    if not src.shape[-1]:
+        return x.clone()
+    matrix = x.movedim((dim1, dim2), (-2, -1))
+    rows, columns = (torch.arange(n, device=x.device) for n in matrix.shape[-2:])
+    place = torch.clamp(rows + min(offset, 0), 0, src.shape[-1] - 1)
+    values = src.index_select(-1, place).unsqueeze(-1)
+    made = torch.where(columns - rows.unsqueeze(1) == offset, values, matrix)
+    return made.movedim((-2, -1), (dim1, dim2)).clone()
+
+
+def _adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The elements of each window side by side, the last one repeated in those that are shorter than others."""
+    n = len(size)
+    lead, shape = list(x.shape[:-n]), list(x.shape[-n:])
+    places, longest = [], []
+    for total, m in zip(shape, size, strict=True):
+        i = torch.arange(m, device=x.device)
+        starts, ends = i * total // m, ((i + 1) * total + m - 1) // m
+        longest.append(max(((j + 1) * total + m - 1) // m - j * total // m for j in range(m)))
+        places.append(torch.minimum(starts.unsqueeze(1) + torch.arange(longest[-1], device=x.device), (ends - 1).unsqueeze(1)))
+    flat: Any = 0
+    for d in range(n):
+        where = [1] * (2 * n)
+        where[d], where[n + d] = size[d], longest[d]
+        flat = flat * shape[d] + places[d].reshape(where)
+    flat = flat.reshape([*size, -1])
+    windows = x.reshape([*lead, -1]).index_select(-1, flat.reshape(-1)).reshape([*lead, *flat.shape])
+    at = torch.argmax(windows, -1, keepdim=True)
+    values = torch.gather(windows, -1, at).squeeze(-1)
+    return values, torch.gather(flat.expand(windows.shape), -1, at).squeeze(-1)
+
+
+def _median(x: Tensor, dim: int, keepdim: bool, ignores_nan: bool) -> Any:
+    """The lower of the two in the middle. Of integers torch chooses among equal ones by its own order."""
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    if x.dim() == 0:
+        return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
+    absent = torch.isnan(x)
+    values, indices = aten.sort.default(torch.where(absent, torch.full_like(x, math.inf), x), dim, False)
+    count = (~absent).sum(dim, keepdim=True)
+    place = torch.clamp((count - 1) // 2, min=0) if ignores_nan else torch.full_like(count, (x.shape[dim] - 1) // 2)
+    gone = count == 0 if ignores_nan else count < x.shape[dim]
+    first = torch.argmax(absent.to(torch.int64), dim, keepdim=True)
+    value = torch.where(gone, math.nan, torch.gather(values, dim, place))
+    index = torch.where(gone, first, torch.gather(indices, dim, place))
+    return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
+
+
+def _median_of_all(x: Tensor, ignores_nan: bool) -> Any:
+    if not x.dtype.is_floating_point or not x.numel():
+        return NotImplemented
+    return _median(x.reshape(-1), 0, False, ignores_nan)[0]
+
+
+def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
+    i, j = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
+    return i, j
+
+
+def _pdist(x: Tensor, p: float = 2) -> Tensor:
+    i, j = _pairs(x)
+    return torch.linalg.vector_norm(x.index_select(0, i) - x.index_select(0, j), p, dim=-1)
+
+
+def _pdist_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Tensor:
+    i, j = _pairs(x)
+    if not distances.numel():
+        return torch.zeros_like(x)
+    first, second = x.index_select(0, i).unsqueeze(1), x.index_select(0, j).unsqueeze(1)
+    each = _cdist_backward(grad.reshape(-1, 1, 1), first, second, p, distances.reshape(-1, 1, 1)).squeeze(-2)
+    return torch.zeros_like(x).index_add(0, i, each).index_add(0, j, -each)
+
+
+def _trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    for d in expand1:
+        a = a.unsqueeze(d)
+    for d in expand2:
+        b = b.unsqueeze(d)
+    for d in expand3:
+        c = c.unsqueeze(d)
+    if math.prod(torch.broadcast_shapes(a.shape, b.shape, c.shape)) > _MOST_COMPARED:
+        return NotImplemented
+    return (a * b * c).sum(list(sumdim)) if sumdim else a * b * c
+
+
+def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    if x.dim() == 0:
+        return x.clone()
+
+    def combine(early: list[Tensor], late: list[Tensor]) -> list[Tensor]:
+        most, least = torch.maximum(early[0], late[0]), torch.minimum(early[0], late[0])
+        added = most + torch.log1p(torch.exp(least - most))
+        return [torch.where(most.abs() == math.inf, most, added)]
+
+    return _scan([x], dim, combine)[0].clone()
 
 
 _OWN: dict[Any, Callable[..., Any]] = {
@@ -558,6 +674,12 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten._cdist_backward.default: _cdist_backward,
     aten._cdist_forward.default: _cdist,
     aten._efficientzerotensor.default: _efficientzerotensor,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten._pdist_backward.default: _pdist_backward,
+    aten._pdist_forward.default: _pdist,
+    aten._trilinear.default: _trilinear,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool,
     aten.adaptive_max_pool2d_backward.default: _max_pool2d_backward,
     aten.adaptive_max_pool3d_backward.default: _max_pool3d_backward,
     aten.amax.default: _amax,
@@ -578,19 +700,24 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.cummax.default: _cummax,
     aten.cummin.default: _cummin,
     aten.cumprod.default: _cumprod,
+    aten.diagonal_scatter.default: _diagonal_scatter,
     aten.dist.default: _dist,
     aten.empty_permuted.default: _empty_permuted,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.fractional_max_pool2d_backward.default: _max_pool2d_backward,
     aten.fractional_max_pool3d_backward.default: _max_pool3d_backward,
-    aten.grid_sampler_2d.default: _grid_sampler_2d,
     aten.hypot.default: _hypot,
     aten.index_reduce.default: _index_reduce,
     aten.kthvalue.default: _kth_value,
     aten.ldexp.Tensor: _ldexp,
+    aten.logcumsumexp.default: _logcumsumexp,
     aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
     aten.max_pool3d_with_indices_backward.default: _max_pool3d_backward,
+    aten.median.default: functools.partial(_median_of_all, ignores_nan=False),
+    aten.median.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, ignores_nan=False),
+    aten.nanmedian.default: functools.partial(_median_of_all, ignores_nan=True),
+    aten.nanmedian.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, ignores_nan=True),
     aten.narrow_copy.default: _narrow_copy,
     aten.native_dropout.default: _dropout,
     aten.native_layer_norm.default: _layer_norm,

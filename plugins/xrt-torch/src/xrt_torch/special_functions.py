@@ -1,7 +1,7 @@
 """Special functions that ONNX has no operator for, in terms of elementary ones; computed in float64.
 
-Series and recurrences are those of the Digital Library of Mathematical Functions (https://dlmf.nist.gov), whose numbers the
-functions name. Each is held against torch eager in float64 by the tests.
+Series and recurrences are those of the Digital Library of Mathematical Functions (https://dlmf.nist.gov), by whose numbers
+they are named. Each is held against torch eager in float64 by the tests.
 """
 
 from __future__ import annotations
@@ -75,27 +75,37 @@ def digamma(x: Tensor) -> Tensor:
     return torch.where(x == 0, -1 / x, made)
 
 
+def polygamma(n: int, x: Tensor) -> Tensor:
+    """DLMF 5.5.2 by 12 steps up, from there 5.15.9; the reflection 5.15.6 below 1/2."""
+    return digamma(x) if n == 0 else _polygamma(x, n)
+
+
 @_in_double
-def trigamma(x: Tensor) -> Tensor:
-    """DLMF 5.15.5 up to 8, from there 5.15.8; 5.15.6 below 1/2."""
+def _polygamma(x: Tensor, n: int) -> Tensor:
     low = x < 0.5
     y = torch.where(low, 1 - x, x)
-    shift: Any = 0.0
-    for k in range(8):
-        shift = shift + 1 / ((y + k) * (y + k))
-    z = y + 8
-    inverse = 1 / (z * z)
-    tail: Any = 0.0
-    for b in reversed(_BERNOULLI):
-        tail = (tail + b) * inverse
-    made = 1 / z + 0.5 * inverse + tail / z + shift
-    sine = torch.sin(math.pi * (x - torch.round(x)))
-    return torch.where(low, (math.pi / sine) ** 2 - made, made)
+    z = y + 12
+    total: Any = math.factorial(n - 1) / z**n + math.factorial(n) / (2 * z ** (n + 1))
+    for k in range(12):
+        total = total + math.factorial(n) / (y + k) ** (n + 1)
+    for k, b in enumerate(_BERNOULLI, 1):
+        total = total + b * (math.factorial(2 * k + n - 1) / math.factorial(2 * k)) / z ** (2 * k + n)
+    sign = 1.0 if n % 2 else -1.0
+    cotangent = 1 / torch.tan(math.pi * (x - torch.round(x)))
+    derivative: Any = 0.0
+    for c in reversed(_cotangent_derivative(n)):
+        derivative = derivative * cotangent + c
+    made = torch.where(low, -math.pi * derivative - total, sign * total)
+    return torch.where(low & (x == torch.round(x)), _like(x, sign * math.inf), made)
 
 
-def polygamma(n: int, x: Tensor) -> Any:
-    """Orders 0 and 1."""
-    return digamma(x) if n == 0 else trigamma(x) if n == 1 else NotImplemented
+def _cotangent_derivative(n: int) -> list[float]:
+    """The n-th derivative of cot(pi x) as a polynomial in the cotangent, the lowest coefficient first."""
+    p = [0.0, 1.0]
+    for _ in range(n):
+        slope = [i * c for i, c in enumerate(p)][1:]
+        p = [-math.pi * (a + b) for a, b in zip([*slope, 0.0, 0.0], [0.0, 0.0, *slope], strict=True)]
+    return p
 
 
 @_in_double
@@ -162,6 +172,64 @@ def i1(x: Tensor) -> Tensor:
 def i1e(x: Tensor) -> Tensor:
     """exp(-|x|) i1(x)."""
     return _modified(x, 1)
+
+
+@_in_double
+def ndtri(p: Tensor) -> Tensor:
+    """The inverse of the normal distribution: Newton's steps on the logarithm of the smaller tail."""
+    tail = torch.minimum(p, 1 - p)
+    log = torch.log(tail)
+    t = torch.sqrt(-2 * log)
+    x = t - (2.30753 + 0.27061 * t) / (1 + 0.99229 * t + 0.04481 * t * t)
+    for _ in range(4):
+        scaled = erfcx(x / math.sqrt(2))
+        x = x + (torch.log(scaled / 2) - x * x / 2 - log) * scaled * math.sqrt(math.pi / 2)
+    x = torch.where(tail == 0, _like(x, math.inf), x)
+    return torch.where(p < 0.5, -x, x)
+
+
+def _modified_k(x: Tensor, order: int) -> Tensor:
+    """exp(x) K(x): the series of DLMF 10.31.1 and 2 up to 2, then the integral 10.32.9."""
+    low, z = torch.clamp(x, max=2.0), torch.clamp(x, min=2.0)
+    t = low * low / 4
+    total, scale = torch.zeros_like(low), torch.ones_like(low)
+    for k in range(24):
+        harmonic = (_harmonic(k) + _harmonic(k + order)) / 2 - _EULER
+        total = total + scale * harmonic
+        scale = scale * (t / ((k + 1) * (k + 1 + order)))
+    log = torch.log(low / 2) * _modified(low, order) * torch.exp(low)
+    near = 1 / low + log - low / 2 * total if order else total - log
+    step = 0.125
+    integral: Any = step / 2
+    for k in range(1, 32):
+        integral = integral + step * math.cosh(order * k * step) * torch.exp(z * (1 - math.cosh(k * step)))
+    made = torch.where(x < 2, near * torch.exp(low), integral)
+    made = torch.where(x == 0, _like(x, math.inf), made)
+    return torch.where(x < 0, _like(x, math.nan), made)
+
+
+@_in_double
+def k0(x: Tensor) -> Tensor:
+    """The modified Bessel function of the second kind, of order 0."""
+    return _modified_k(x, 0) * torch.exp(-x)
+
+
+@_in_double
+def k1(x: Tensor) -> Tensor:
+    """The modified Bessel function of the second kind, of order 1."""
+    return _modified_k(x, 1) * torch.exp(-x)
+
+
+@_in_double
+def scaled_k0(x: Tensor) -> Tensor:
+    """exp(x) k0(x)."""
+    return _modified_k(x, 0)
+
+
+@_in_double
+def scaled_k1(x: Tensor) -> Tensor:
+    """exp(x) k1(x)."""
+    return _modified_k(x, 1)
 
 
 _EDGE: Final = 12.0  # from where on the asymptotic expansions are as good as the series
@@ -286,6 +354,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         ("expm1", expm1), ("i0", i0), ("special_i0e", i0e), ("special_i1", i1), ("special_i1e", i1e),
         ("special_modified_bessel_i0", i0), ("special_modified_bessel_i1", i1), ("special_bessel_j0", bessel_j0),
         ("special_bessel_j1", bessel_j1), ("special_bessel_y0", bessel_y0), ("special_bessel_y1", bessel_y1),
+        ("special_modified_bessel_k0", k0), ("special_modified_bessel_k1", k1), ("special_ndtri", ndtri),
+        ("special_scaled_modified_bessel_k0", scaled_k0), ("special_scaled_modified_bessel_k1", scaled_k1),
         ("special_spherical_bessel_j0", spherical_bessel_j0), ("special_erfcx", erfcx),
     ]  # fmt: skip
     return {getattr(aten, name).default: function for name, function in names}

@@ -35,7 +35,16 @@ def registry() -> Any:
     """Torchlib's registry. The first call imports onnxscript, which takes two seconds."""
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _registration.ONNXRegistry.from_torchlib()
+        made = _registration.ONNXRegistry.from_torchlib()
+        made.register_op(torch.ops.aten.sort.stable, _sort_stable)
+        return made
+
+
+def _sort_stable(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """Of equal elements the first comes first, as in ONNX's TopK."""
+    from onnxscript.function_libs.torch_lib.ops.core import aten_sort
+
+    return aten_sort(x, dim, descending)
 
 
 def translate(graph: torch.fx.Graph, name: str) -> Graph:
@@ -163,8 +172,14 @@ def mistrust(node: torch.fx.Node) -> str | None:
     first = next((v for v in values if isinstance(v, torch.Tensor)), None)
     packet = getattr(target, "overloadpacket", None)
     aten = torch.ops.aten
+    if target is aten.sort.stable and node.kwargs.get("stable") and first is not None and first.dtype is not torch.bool:
+        return None
     if packet in (aten.sort, aten.topk) and first is not None and first.dtype not in (torch.float32, torch.float64):
         return "which of equal elements comes first is torch's affair"
+    if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
+        return "torch rounds the grid to narrow floats"
+    if packet is aten._native_batch_norm_legit_no_training and any(u.args[1:] != (0,) and u.users for u in node.users):
+        return "torch's statistics are empty"
     if packet in _WRONG:
         return "torchlib's translation computes something else"
     return None
