@@ -51,13 +51,16 @@ def _devices(inputs: Sequence[Any]) -> set[str]:
     return {x.device.type for x in inputs if isinstance(x, torch.Tensor)}
 
 
-def captured(function: Callable[..., Any], options: Mapping[str, Any], graphs: list[CompiledGraph]) -> Any:
+def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, graphs: list[CompiledGraph]) -> Any:
     """A function of tensors, captured by AOTAutograd alone at its first call, without TorchDynamo. graphs: where its
-    compiled graphs are added. Calls wait for XRT."""
+    compiled graphs are added. Calls wait for XRT. options: those of XRTModule; None for graphs that run in eager."""
     from torch._functorch.aot_autograd import aot_function
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    made = aot_function(function, **_compilers(options, False, graphs))
+    compilers = _compilers(options or {}, False, graphs)
+    if options is None:
+        compilers.update(dict.fromkeys(("fw_compiler", "bw_compiler", "inference_compiler"), lambda graph, _: graph))
+    made = aot_function(function, **compilers)
 
     def call(*args: Any) -> Any:
         with sdpa_kernel(SDPBackend.MATH):

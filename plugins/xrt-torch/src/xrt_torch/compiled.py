@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 import xrt_core as xrt
 from xrt_core.events import process_events
+from xrt_torch.calls import StageCall
 from xrt_torch.partition import VIEWS, Stage, reason_for_eager, stages_of
 from xrt_torch.translation import UntranslatableError, mistrust, translatable, translate
 
@@ -67,7 +68,6 @@ class CompiledGraph:
         self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
         self._constants = [None if isinstance(r, torch.fx.Node) else r for r in results]
         self._unset = {i for i, r in enumerate(results) if _is_unset(r)}
-        self._layout = [_strides_wanted(r) for r in results]
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
@@ -155,8 +155,7 @@ class CompiledGraph:
         if not stage.on_xrt:
             return _Ran(stage, GraphModule(self.module, stage.graph), None)
         module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **self._options)
-        sizes = [isinstance(n.meta.get("val"), int | torch.SymInt) for n in stage.graph.output_node().all_input_nodes]
-        return _Ran(stage, _caller(module, sizes if any(sizes) else None), module)
+        return _Ran(stage, StageCall(module, stage), module)
 
     def _on_xrt(self, args: Sequence[Any], prepare: bool = False) -> list[Any]:
         assert self._stages is not None
@@ -171,11 +170,7 @@ class CompiledGraph:
                 results = ran.call(*given)
                 ran.module.wait()
             values.update(zip(ran.stage.outputs, results, strict=True))
-        made = [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
-        for i, strides in enumerate(self._layout):
-            if strides is not None and made[i].stride() != strides:
-                made[i] = torch.empty_strided(made[i].shape, strides, dtype=made[i].dtype).copy_(made[i])
-        return made
+        return [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
 
     def _prove(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """Run both, and return eager's results; XRT answers from now on if its own are as good."""
@@ -254,50 +249,6 @@ class _WithoutChance(torch.fx.Interpreter):
             return super().call_function(target, args, kwargs)
 
 
-def _caller(module: Any, sizes: list[bool] | None) -> Callable[..., Any]:
-    """A module as a function of tensors and integers, whose results are a sequence of the same."""
-    import numpy as np
-
-    single = len(module.output_names) == 1
-
-    def call(*args: Any) -> Sequence[Any]:
-        # NumPy's views of tensors on the CPU take the shortest way through XRT
-        is_plain = all(a.dtype in _PLAIN and a.device.type == "cpu" for a in args if isinstance(a, torch.Tensor))
-        given = [
-            (a.detach().numpy() if is_plain else a.detach())
-            if isinstance(a, torch.Tensor)
-            else np.asarray(a, _DTYPES[type(a)])
-            for a in args
-        ]
-        made = module(*given)
-        results = [r if isinstance(r, torch.Tensor) else _tensor(r) for r in ((made,) if single else made)]
-        if sizes is not None:
-            return [int(r) if s else r for r, s in zip(results, sizes, strict=True)]
-        return results
-
-    return call
-
-
-def _tensor(result: Any) -> torch.Tensor:
-    """A NumPy result as a tensor of the same memory."""
-    import numpy as np
-
-    plain = type(result) is np.ndarray and result.flags.writeable and all(s >= 0 for s in result.strides)
-    array = result if plain else np.array(result, order="C")
-    if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":  # which torch does not take from NumPy
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-_PLAIN: Final = frozenset(
-    (
-        torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-        torch.bool,
-    )
-)  # fmt: skip
-_DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
-
-
 def _is_unset(result: Any) -> bool:
     """Whether a result holds whatever the memory did."""
     while isinstance(result, torch.fx.Node):
@@ -317,15 +268,6 @@ _EMPTY: Final = tuple(
 
 def _address(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-def _strides_wanted(result: Any) -> tuple[int, ...] | None:
-    """The strides that torch expects of a result, where they are known and not those of a contiguous tensor."""
-    value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
-    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
-        return None
-    repeats = any(n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True))  # nothing writes there
-    return None if value.is_contiguous() or repeats else tuple(value.stride())
 
 
 def _scale(x: Any) -> float:

@@ -34,6 +34,7 @@ from xrt_torch.compiled import CompiledGraph
 DTYPES: Final = ("float32", "int64", "bool", "bfloat16", "float16")
 _SAMPLES: Final = 3
 _SECONDS: Final = 120  # for the samples of one dtype
+_UNCAPTURED: Final = ("DynamicOutputShapeException", "DataDependentOutputException")
 _UNSET: Final = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 """Operators whose results are whatever the memory holds."""
 
@@ -49,9 +50,12 @@ def outcome_of(info: Any, dtype: torch.dtype, samples: int = _SAMPLES) -> dict[s
     """What becomes of an operator's samples of one dtype.
 
     samples: how many were run, forward / backward; eager: reasons for nodes that torch ran; fallen: reasons for which
-    graphs became eager, or calls differed from eager's. Samples that torch eager refuses do not count.
+    graphs became eager, or calls differed from eager's; uncaptured: why AOTAutograd makes no graph of a sample (its
+    shapes depend on data: a graph break of TorchDynamo); captured: differences that AOTAutograd's graphs have in eager
+    as well. Samples that torch eager refuses do not count.
     """
     found: dict[str, Any] = {"samples": 0, "backward": 0, "nodes": 0, "eager": [], "fallen": []}
+    found |= {"captured": [], "uncaptured": []}
     for sample in _some(info, dtype, samples):
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
         at = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
@@ -68,7 +72,8 @@ def outcome_of(info: Any, dtype: torch.dtype, samples: int = _SAMPLES) -> dict[s
         given = [leaves[i].detach().clone() for i in at]
         differentiable = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
         _run(info, function, given, found, backward=bool(differentiable))
-    found["eager"], found["fallen"] = sorted(set(found["eager"])), sorted(set(found["fallen"]))
+    for part in ("eager", "fallen", "captured", "uncaptured"):
+        found[part] = sorted(set(found[part]))
     return found
 
 
@@ -110,7 +115,8 @@ def _run(info: Any, function: Any, given: list[Any], found: dict[str, Any], *, b
         for _ in range(2):
             results = seeded(call)
     except Exception as e:
-        found["fallen"].append(f"raised {type(e).__name__}: {str(e).strip()[:300]}")
+        where = "uncaptured" if type(e).__name__ in _UNCAPTURED or "Sparse" in str(e) else "fallen"
+        found[where].append(f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200]}")
         return
     found["samples"] += 1
     found["backward"] += bool(expected[1])
@@ -119,16 +125,27 @@ def _run(info: Any, function: Any, given: list[Any], found: dict[str, Any], *, b
         found["eager"] += [f"{g.kind}: {why}" for why in g.eager_nodes.values()]
         if g.reason is not None:
             found["fallen"].append(f"{g.kind}: {g.reason}")
-    if info.name not in _UNSET:
-        for part, a, b in zip(("results", "gradients"), results, expected, strict=True):
+    if info.name in _UNSET:
+        return
+    wrong = _mismatch(results, expected)
+    if wrong and not _mismatch(results, seeded(captured(function, None, []))):
+        found["captured"].append(wrong)  # AOTAutograd's own difference: its graph in eager has it too
+    elif wrong:
+        found["fallen"].append(wrong)
+
+
+def _mismatch(results: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]]) -> str:
+    """How results and gradients differ; "" where they do not."""
+    for part, a, b in zip(("results", "gradients"), results, expected, strict=True):
+        for x, y in zip(a, b, strict=True):
+            if isinstance(y, torch.Tensor) and y.dtype in (torch.float16, torch.bfloat16):
+                there = torch.isfinite(y)  # what overflows may be computed in wider floats
+                x, y = x[there], y[there]
             try:
-                for x, y in zip(a, b, strict=True):
-                    if isinstance(y, torch.Tensor) and y.dtype in (torch.float16, torch.bfloat16):
-                        there = torch.isfinite(y)  # what overflows may be computed in wider floats
-                        x, y = x[there], y[there]
-                    torch.testing.assert_close(x, y, **_close(y), equal_nan=True)
+                torch.testing.assert_close(x, y, **_close(y), equal_nan=True)
             except AssertionError as e:
-                found["fallen"].append(f"{part}: {str(e).strip()[:300]}")
+                return f"{part}: {str(e).strip()[:300]}"
+    return ""
 
 
 def _close(expected: Any) -> dict[str, float]:
@@ -214,18 +231,82 @@ def read(log: pathlib.Path) -> list[dict[str, Any]]:
     return list(_lines(log)[0].values())
 
 
-def kind_of(rows: Iterable[dict[str, Any]]) -> str:
-    """"translated": XRT runs all of it; "random": all but the drawing of random numbers, which is torch's; "part": nodes
-    of it run in torch; "eager": nothing runs on XRT; "wrong": a graph fell back, or differed."""
+def kind_of(rows: Iterable[dict[str, Any]], backward: bool = True) -> str:
+    """What becomes of an operator.
+
+    "xrt": XRT runs all of it, but for the drawing of random numbers, which is torch's; "part": some of it runs in torch;
+    "torch": it is not captured, or all of it runs in torch; "wrong": a graph fell back, or results differed.
+    backward: whether the gradients count.
+    """
     rows = list(rows)
     if any(r["fallen"] for r in rows):
         return "wrong"
-    reasons = [e for r in rows for e in r.get("eager", ())]
-    if not reasons:
-        return "translated"
-    if all("random numbers" in e for e in reasons):
-        return "random"
-    return "part"
+    reasons = [e for r in rows for e in r.get("eager", ()) if backward or not e.startswith("backward")]
+    if any(r.get("uncaptured") for r in rows):
+        return "torch"
+    reasons = [e for e in reasons if "random numbers" not in e]
+    return "part" if reasons else "xrt"
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """The page docs/torch-operators.md."""
+    by_name: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for row in rows:
+        if row.get("samples", 1) or row.get("uncaptured"):
+            by_name[row["name"]].append(row)
+    kinds = {n: kind_of(r) for n, r in sorted(by_name.items())}
+    forward = sum(kind_of(r, backward=False) == "xrt" for r in by_name.values())
+    whole = [n for n, k in kinds.items() if k == "xrt"]
+    drawn = [n for n in whole if any("random numbers" in e for r in by_name[n] for e in r.get("eager", ()))]
+    text = [
+        "# Operators of PyTorch",
+        "",
+        "Made by `python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md` from a run of all of torch's",
+        "operator tests (`op_db`, with variants), each with samples of float32, int64, bool, bfloat16 and float16 where it",
+        f"takes them, forward and, where it has one, backward, on XRT's host: {len(kinds)} operators, "
+        f"{sum(r.get('samples', 0) for rows_ in by_name.values() for r in rows_)} samples, torch {torch.__version__.partition('+')[0]}.",
+        "",
+        "| | operators | of all |",
+        "|---|---|---|",
+        f"| XRT runs all of it, forward | {forward} | {forward / len(kinds):.1%} |",
+        f"| forward and backward, in every dtype | {len(whole)} | {len(whole) / len(kinds):.1%} |",
+    ]
+    names = {"part": "some samples, or the backward pass, have nodes in torch", "torch": "not captured: torch", "wrong": "wrong, or fallen back"}
+    text += [f"| {names[k]} | {list(kinds.values()).count(k)} | {list(kinds.values()).count(k) / len(kinds):.1%} |" for k in names]
+    text += [
+        "",
+        f"Of {len(drawn)} the random numbers are drawn by torch, so that a seed gives eager's: {', '.join(drawn)}.",
+        "",
+        "## Run by XRT",
+        "",
+        ", ".join(n for n in whole if n not in drawn) + ".",
+        "",
+        "## With nodes in torch",
+        "",
+        "| operator | runs in torch, and why |",
+        "|---|---|",
+    ]
+    for name, kind in kinds.items():
+        if kind == "xrt":
+            continue
+        reasons = [e for r in by_name[name] for e in (*r.get("eager", ()), *r.get("uncaptured", ()), *r["fallen"])]
+        text.append(f"| {name} | {_shortened(reasons)} |")
+    return "\n".join(text) + "\n"
+
+
+def _shortened(reasons: Iterable[str]) -> str:
+    """Reasons without what repeats: of complex numbers the operators are left out."""
+    short = []
+    for r in reasons:
+        r = r.partition(": Error when calling")[0] if ": Error when calling" in r else r
+        kind, _, rest = r.partition(": ")
+        rest = "complex numbers" if rest.endswith("complex numbers") else rest
+        rest = rest.replace(": torchlib has no translation of it", "").replace("aten.", "").replace("|", "/")
+        if "random numbers" not in rest:
+            short.append(f"{rest} (backward)" if kind == "backward" else rest if kind in ("forward", "inference") else r)
+    found = list(dict.fromkeys(short))
+    plain = [f for f in found if not (f.endswith(" (backward)") and f.removesuffix(" (backward)") in found)]
+    return ", ".join(plain[:5]) + (", ..." if len(plain) > 5 else "")
 
 
 def main() -> None:
@@ -245,6 +326,8 @@ def main() -> None:
     if args.table is None:
         k, n = map(int, args.part.split("/"))
         run(args.names or list(operators())[k::n], dtypes, args.log)
+    else:
+        args.table.write_text(table(read(args.log)))
     by_name = collections.defaultdict(list)
     for row in read(args.log):
         by_name[row["name"]].append(row)

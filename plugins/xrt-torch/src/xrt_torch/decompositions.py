@@ -75,9 +75,27 @@ def _batch_norm(x: Tensor, *rest: Any) -> Any:
     """As `_layer_norm`."""
     if x.dtype in (torch.float32, torch.float64):
         return NotImplemented
-    from torch._decomp import decompositions
+    from torch._decomp.decompositions import native_batch_norm_helper
 
-    return decompositions._native_batch_norm_legit_no_training(x, *rest)
+    weight, bias, mean, variance, momentum, epsilon = rest
+    return native_batch_norm_helper(x, weight, bias, mean, variance, False, momentum, epsilon, True)[:3]
+
+
+def _norm_without_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
+) -> Any:
+    """As `_layer_norm`."""
+    if x.dtype in (torch.float32, torch.float64):
+        return NotImplemented
+    from torch._decomp.decompositions import native_batch_norm_helper
+
+    return native_batch_norm_helper(x, weight, bias, None, None, training, momentum, epsilon, False)[:3]
+
+
+def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    others = [d for d in range(v.dim()) if d != dim % v.dim()]
+    along = (grad * v).sum(others, keepdim=True)
+    return (g / norms * (grad - v * (along / (norms * norms)))).to(grad.dtype), (along / norms).to(g.dtype)
 
 
 def _squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -674,10 +692,12 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten._cdist_backward.default: _cdist_backward,
     aten._cdist_forward.default: _cdist,
     aten._efficientzerotensor.default: _efficientzerotensor,
+    aten._native_batch_norm_legit.no_stats: _norm_without_statistics,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._pdist_backward.default: _pdist_backward,
     aten._pdist_forward.default: _pdist,
     aten._trilinear.default: _trilinear,
+    aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.adaptive_max_pool2d.default: _adaptive_max_pool,
     aten.adaptive_max_pool3d.default: _adaptive_max_pool,
     aten.adaptive_max_pool2d_backward.default: _max_pool2d_backward,
