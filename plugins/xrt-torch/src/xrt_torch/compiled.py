@@ -18,7 +18,7 @@ import xrt_core as xrt
 from xrt_core.events import process_events
 from xrt_torch.calls import StageCall
 from xrt_torch.partition import VIEWS, Stage, reason_for_eager, stages_of
-from xrt_torch.translation import UntranslatableError, mistrust, translatable, translate
+from xrt_torch.translation import UntranslatableError, copy_of, mistrust, translatable, translate
 
 _known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 _numbers = itertools.count()
@@ -58,6 +58,7 @@ class CompiledGraph:
         self.reason: str | None = None
         self.parameters = parameters
         self.module, self._options, self._background = module, dict(options), background
+        self._eager = _for_eager(module, module.graph)
         self._stages: list[_Ran] | None = None
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
@@ -77,14 +78,14 @@ class CompiledGraph:
     def __call__(self, *args: Any) -> list[Any]:
         """The results. Raises what torch eager raises for these arguments."""
         if self.reason is not None:
-            return list(self.module(*args))
+            return list(self._eager(*args))
         signature = self._signature(args)
         if signature in self._proven:
             try:
                 return self._on_xrt(args)
             except Exception as e:
                 self._fall_back("run", e)
-                return list(self.module(*args))
+                return list(self._eager(*args))
         return self._first(signature, args)
 
     @property
@@ -122,7 +123,7 @@ class CompiledGraph:
         if not self._background:
             work.result()
         if not work.done() or self.reason is not None:
-            return list(self.module(*args))
+            return list(self._eager(*args))
         return self._prove(signature, args)
 
     def _prepare(self, args: Sequence[Any]) -> None:
@@ -153,7 +154,7 @@ class CompiledGraph:
 
     def _ran(self, i: int, stage: Stage) -> _Ran:
         if not stage.on_xrt:
-            return _Ran(stage, GraphModule(self.module, stage.graph), None)
+            return _Ran(stage, _for_eager(self.module, stage.graph), None)
         module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **self._options)
         return _Ran(stage, StageCall(module, stage), module)
 
@@ -183,8 +184,8 @@ class CompiledGraph:
         except Exception as e:
             torch.set_rng_state(state)
             self._fall_back("run", e)
-            return list(self.module(*args))
-        expected = list(self.module(*args))
+            return list(self._eager(*args))
+        expected = list(self._eager(*args))
         least = max(map(_scale, expected), default=0.0) / 100  # below is the rounding error of what cancels out
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
             if i in self._unset:
@@ -231,6 +232,16 @@ class CompiledGraph:
             if ran.module is not None:
                 lines.append(ran.module.explain().as_text("  "))
         return "\n".join(lines)
+
+
+def _for_eager(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
+    """A graph as a module whose views take tensors of every layout: kernels may lay results out otherwise than was
+    foreseen when the graph was captured."""
+    copied = copy_of(graph)
+    for node in copied.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    return GraphModule(module, copied)
 
 
 class _WithoutChance(torch.fx.Interpreter):

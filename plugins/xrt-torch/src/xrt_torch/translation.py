@@ -62,7 +62,7 @@ def translate(graph: torch.fx.Graph, name: str) -> Graph:
 
 def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     root = torch.nn.Module()
-    copied = _copy(graph)
+    copied = copy_of(graph)
     for node in copied.nodes:
         if node.op == "get_attr":
             setattr(root, str(node.target), node.meta["val"])
@@ -83,7 +83,8 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     return model
 
 
-def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
+def copy_of(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A graph of its own, with what is known of the nodes."""
     made = torch.fx.Graph()
     made.output(made.graph_copy(graph, {}))
     for old, new in zip(graph.nodes, made.nodes, strict=True):
