@@ -2,10 +2,10 @@
 
     python benchmarks/torch_architectures.py [NAME ...] [--engine host]    # one line of a table each
 
-Results, the loss and the gradients of XRT's float32 and of eager's are compared with each other and with eager's in float64:
-`off` is the largest difference to eager's, relative to the largest number of the tensor (but for gradients at least a hundredth
-of the largest of all); `error` is the same to float64, of eager and of XRT. Graphs are those of TorchDynamo, for XRT and for a
-backend that runs them as they are, in inference and in training. Dropout is on, from one seed. Needs transformers.
+Results, the loss and the gradients of XRT's float32 and of eager's are compared with each other and with eager's in
+float64: `off` is the largest difference to eager's, relative to the largest number of the tensor (but for gradients at
+least a hundredth of the largest of all); `error` is the same to float64, of eager and of XRT. Graphs are those of
+TorchDynamo, for XRT and for a backend that runs them as they are, in inference and in training. Dropout is on, from one seed. Needs transformers.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def models() -> dict[str, Callable[[], Model]]:
         "Gemma": lambda: (t.GemmaForCausalLM(t.GemmaConfig(**decoder, head_dim=8)), causal),
         "T5": lambda: (
             t.T5ForConditionalGeneration(
-                t.T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
+                t.T5Config(
+                    vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+                )
             ),
             seq,
         ),
@@ -128,7 +130,9 @@ def models() -> dict[str, Callable[[], Model]]:
             t.ResNetConfig(embedding_size=8, hidden_sizes=[16, 24, 32, 40], depths=[1, 1, 1, 1]),
             large,
         ),
-        "MobileNetV2": lambda: pixels(t.MobileNetV2ForImageClassification, t.MobileNetV2Config(depth_multiplier=0.35), large),
+        "MobileNetV2": lambda: pixels(
+            t.MobileNetV2ForImageClassification, t.MobileNetV2Config(depth_multiplier=0.35), large
+        ),
         "CLIP": lambda: (
             t.CLIPModel(
                 t.CLIPConfig(
@@ -159,7 +163,11 @@ def models() -> dict[str, Callable[[], Model]]:
 
 def tensors(result: Any) -> list[torch.Tensor]:
     """The tensors of a result, in order."""
-    return [x for x in pytree.tree_leaves(dict(result) if hasattr(result, "keys") else result) if isinstance(x, torch.Tensor)]
+    return [
+        x
+        for x in pytree.tree_leaves(dict(result) if hasattr(result, "keys") else result)
+        if isinstance(x, torch.Tensor)
+    ]
 
 
 def step(model: Any, call: Any, inputs: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -211,9 +219,10 @@ def trial(name: str, make: Callable[[], Model], engine: str | None) -> str:
 
     torch.manual_seed(0)
     model, inputs = make()
-    double, inputs64 = copy.deepcopy(model).double(), {
-        k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in inputs.items()
-    }
+    double, inputs64 = (
+        copy.deepcopy(model).double(),
+        {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in inputs.items()},
+    )
     options = {"engine": engine, "background": False} if engine else {}
     cells, on_xrt = [], []
     start = time.perf_counter()
@@ -271,7 +280,10 @@ def main() -> None:
     logging.getLogger("xrt").setLevel(logging.ERROR)
     torch.manual_seed(0)
     known = models()
-    print("| model | results off | training: results off | gradients off | gradients' error, eager and XRT | graphs, XRT / eager | nodes on XRT |")
+    print(
+        "| model | results off | training: results off | gradients off | gradients' error, eager and XRT "
+        "| graphs, XRT / eager | nodes on XRT |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name in args.names or known:
         try:

@@ -49,9 +49,7 @@ class StageCall:
                 for i, a in enumerate(args)
             ]
         else:
-            given = [
-                a.detach() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args
-            ]
+            given = [a.detach() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args]
         made = self._module(*given)
         return [
             int(r) if layout is None else _laid_out(r if isinstance(r, torch.Tensor) else _tensor(r), layout)

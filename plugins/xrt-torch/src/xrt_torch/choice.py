@@ -1,7 +1,7 @@
 """Choice: what answers the calls of one graph of TorchDynamo: its module in torch eager, or XRT.
 
-While XRT compiles, eager does. Once XRT's results agree with eager's, the two take turns for a few calls, each timed with
-its backward pass, and the quicker one answers from then on.
+While XRT compiles, eager does. Once XRT's results agree with eager's, the two take turns for a few calls, each timed
+with its backward pass, and the quicker one answers from then on.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m xrt_torch.conformance --log ops.jsonl [NAME ...]          # run, half an hour on two cores
     python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md   # from a log
 
-Samples are those of `OpInfo.sample_inputs`. Each is captured by AOTAutograd, as `torch.compile` does, translated, run by
-XRT's host and compared with torch eager, forward and, where torch differentiates the operator, backward. Needs the
+Samples are those of `OpInfo.sample_inputs`. Each is captured by AOTAutograd, as `torch.compile` does, translated, run
+by XRT's host and compared with torch eager, forward and, where torch differentiates the operator, backward. Needs the
 package expecttest, as torch's test suite does.
 """
 
@@ -80,7 +80,11 @@ def outcome_of(info: Any, dtype: torch.dtype, samples: int = _SAMPLES) -> dict[s
 def _some(info: Any, dtype: torch.dtype, count: int) -> list[Any]:
     """Samples from the beginning, the middle and the end of the first few."""
     some = list(itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), 24))
-    return [some[i] for i in sorted({round(k * (len(some) - 1) / max(count - 1, 1)) for k in range(count)})] if some else []
+    return (
+        [some[i] for i in sorted({round(k * (len(some) - 1) / max(count - 1, 1)) for k in range(count)})]
+        if some
+        else []
+    )
 
 
 def _run(info: Any, function: Any, given: list[Any], found: dict[str, Any], *, backward: bool) -> None:
@@ -98,7 +102,9 @@ def _run(info: Any, function: Any, given: list[Any], found: dict[str, Any], *, b
         own = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
         gradients: list[Any] = []
         if own:
-            weights = [torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in own]
+            weights = [
+                torch.linspace(0.5, 1.5, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in own
+            ]
             wanted = [t for t in args if t.requires_grad]
             gradients = list(torch.autograd.grad(own, wanted, weights, allow_unused=True))
         return [r.detach() if isinstance(r, torch.Tensor) else r for r in results], gradients
@@ -234,7 +240,8 @@ def read(log: pathlib.Path) -> list[dict[str, Any]]:
 def kind_of(rows: Iterable[dict[str, Any]], backward: bool = True) -> str:
     """What becomes of an operator.
 
-    "xrt": XRT runs all of it, but for the drawing of random numbers, which is torch's; "part": some of it runs in torch;
+    "xrt": XRT runs all of it, but for the drawing of random numbers, which is torch's; "part": some of it runs in
+    torch;
     "torch": it is not captured, or all of it runs in torch; "wrong": a graph fell back, or results differed.
     backward: whether the gradients count.
     """
@@ -258,21 +265,29 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     forward = sum(kind_of(r, backward=False) == "xrt" for r in by_name.values())
     whole = [n for n, k in kinds.items() if k == "xrt"]
     drawn = [n for n in whole if any("random numbers" in e for r in by_name[n] for e in r.get("eager", ()))]
+    samples = sum(r.get("samples", 0) for own in by_name.values() for r in own)
     text = [
         "# Operators of PyTorch",
         "",
-        "Made by `python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md` from a run of all of torch's",
-        "operator tests (`op_db`, with variants), each with samples of float32, int64, bool, bfloat16 and float16 where it",
-        f"takes them, forward and, where it has one, backward, on XRT's host: {len(kinds)} operators, "
-        f"{sum(r.get('samples', 0) for rows_ in by_name.values() for r in rows_)} samples, torch {torch.__version__.partition('+')[0]}.",
+        "Made by `python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md` from a run of all of",
+        "torch's operator tests (`op_db`, with variants), each with samples of float32, int64, bool, bfloat16 and float16",
+        "where it takes them, forward and, where it has one, backward, on XRT's host: "
+        f"{len(kinds)} operators, {samples} samples, torch {torch.__version__.partition('+')[0]}.",
         "",
         "| | operators | of all |",
         "|---|---|---|",
         f"| XRT runs all of it, forward | {forward} | {forward / len(kinds):.1%} |",
         f"| forward and backward, in every dtype | {len(whole)} | {len(whole) / len(kinds):.1%} |",
     ]
-    names = {"part": "some samples, or the backward pass, have nodes in torch", "torch": "not captured: torch", "wrong": "wrong, or fallen back"}
-    text += [f"| {names[k]} | {list(kinds.values()).count(k)} | {list(kinds.values()).count(k) / len(kinds):.1%} |" for k in names]
+    names = {
+        "part": "some samples, or the backward pass, have nodes in torch",
+        "torch": "not captured: torch",
+        "wrong": "wrong, or fallen back",
+    }
+    text += [
+        f"| {names[k]} | {list(kinds.values()).count(k)} | {list(kinds.values()).count(k) / len(kinds):.1%} |"
+        for k in names
+    ]
     text += [
         "",
         f"Of {len(drawn)} the random numbers are drawn by torch, so that a seed gives eager's: {', '.join(drawn)}.",
@@ -303,7 +318,9 @@ def _shortened(reasons: Iterable[str]) -> str:
         rest = "complex numbers" if rest.endswith("complex numbers") else rest
         rest = rest.replace(": torchlib has no translation of it", "").replace("aten.", "").replace("|", "/")
         if "random numbers" not in rest:
-            short.append(f"{rest} (backward)" if kind == "backward" else rest if kind in ("forward", "inference") else r)
+            short.append(
+                f"{rest} (backward)" if kind == "backward" else rest if kind in ("forward", "inference") else r
+            )
     found = list(dict.fromkeys(short))
     plain = [f for f in found if not (f.endswith(" (backward)") and f.removesuffix(" (backward)") in found)]
     return ", ".join(plain[:5]) + (", ..." if len(plain) > 5 else "")

@@ -313,7 +313,9 @@ def _cdist_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Ten
     else:
         safe = torch.where(far == 0, torch.ones_like(far), far)
         power = torch.where(difference == 0, torch.zeros_like(difference), difference.abs() ** (p - 1))
-        made = torch.where(far == 0, torch.zeros_like(difference), grad * torch.sign(difference) * power / safe ** (p - 1))
+        made = torch.where(
+            far == 0, torch.zeros_like(difference), grad * torch.sign(difference) * power / safe ** (p - 1)
+        )
     return made.sum(-2)
 
 
@@ -389,7 +391,9 @@ def _power_of_bool(x: Tensor, exponent: Any) -> Any:
     return aten.pow.Tensor_Scalar(x.to(torch.int64), exponent) if x.dtype is torch.bool else NotImplemented
 
 
-def _scan(values: list[Tensor], dim: int, combine: Callable[[list[Tensor], list[Tensor]], list[Tensor]]) -> list[Tensor]:
+def _scan(
+    values: list[Tensor], dim: int, combine: Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+) -> list[Tensor]:
     """Inclusive prefix combinations, in as many steps as the length has binary digits."""
     n, step = values[0].shape[dim], 1
     while step < n:
@@ -435,12 +439,12 @@ def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return _cumulative_extreme(x, dim, False)
 
 
-def _scatter_reduce(
-    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Any:
+def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Any:
     """Tensors without dimensions, and means, as sums over counts, are none of ONNX."""
     if x.dim() == 0 or index.dim() == 0 or src.dim() == 0:
-        return _flat(x, index, src, lambda a, i, s: aten.scatter_reduce.two(a, dim, i, s, reduce, include_self=include_self))
+        return _flat(
+            x, index, src, lambda a, i, s: aten.scatter_reduce.two(a, dim, i, s, reduce, include_self=include_self)
+        )
     if reduce != "mean":
         return NotImplemented
     total = aten.scatter_reduce.two(x, dim, index, src, "sum", include_self=include_self)
@@ -528,9 +532,6 @@ def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> An
 
 
 def _kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """Of integers torch chooses among equal ones by its own order."""
-    if not x.dtype.is_floating_point:
-        return NotImplemented
     if x.dim() == 0:
         return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
     values, indices = aten.sort.default(x, dim, False)
@@ -550,7 +551,7 @@ def _amin(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     return NotImplemented if dim else aten.amin(x, list(range(x.dim())), keepdim)
 
 
-def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     if x.dim():
         return NotImplemented
     return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
@@ -597,7 +598,9 @@ def _adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
         i = torch.arange(m, device=x.device)
         starts, ends = i * total // m, ((i + 1) * total + m - 1) // m
         longest.append(max(((j + 1) * total + m - 1) // m - j * total // m for j in range(m)))
-        places.append(torch.minimum(starts.unsqueeze(1) + torch.arange(longest[-1], device=x.device), (ends - 1).unsqueeze(1)))
+        places.append(
+            torch.minimum(starts.unsqueeze(1) + torch.arange(longest[-1], device=x.device), (ends - 1).unsqueeze(1))
+        )
     flat: Any = 0
     for d in range(n):
         where = [1] * (2 * n)
@@ -611,11 +614,11 @@ def _adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _median(x: Tensor, dim: int, keepdim: bool, ignores_nan: bool) -> Any:
-    """The lower of the two in the middle. Of integers torch chooses among equal ones by its own order."""
-    if not x.dtype.is_floating_point:
-        return NotImplemented
+    """The lower of the two in the middle."""
     if x.dim() == 0:
         return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
+    if not x.dtype.is_floating_point:
+        return _kth_value(x, (x.shape[dim] + 1) // 2, dim, keepdim)
     absent = torch.isnan(x)
     values, indices = aten.sort.default(torch.where(absent, torch.full_like(x, math.inf), x), dim, False)
     count = (~absent).sum(dim, keepdim=True)
@@ -628,7 +631,7 @@ def _median(x: Tensor, dim: int, keepdim: bool, ignores_nan: bool) -> Any:
 
 
 def _median_of_all(x: Tensor, ignores_nan: bool) -> Any:
-    if not x.dtype.is_floating_point or not x.numel():
+    if not x.numel():
         return NotImplemented
     return _median(x.reshape(-1), 0, False, ignores_nan)[0]
 

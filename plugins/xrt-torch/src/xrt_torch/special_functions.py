@@ -1,7 +1,7 @@
 """Special functions that ONNX has no operator for, in terms of elementary ones; computed in float64.
 
-Series and recurrences are those of the Digital Library of Mathematical Functions (https://dlmf.nist.gov), by whose numbers
-they are named. Each is held against torch eager in float64 by the tests.
+Series and recurrences are those of the Digital Library of Mathematical Functions (DLMF, https://dlmf.nist.gov), by
+whose numbers they are named. Each is held against torch eager in float64 by the tests.
 """
 
 from __future__ import annotations

@@ -175,7 +175,13 @@ def mistrust(node: torch.fx.Node) -> str | None:
     aten = torch.ops.aten
     if target is aten.sort.stable and node.kwargs.get("stable") and first is not None and first.dtype is not torch.bool:
         return None
-    if packet in (aten.sort, aten.topk) and first is not None and first.dtype not in (torch.float32, torch.float64):
+    shows_places = any(u.args[1:] == (1,) and u.users for u in node.users)
+    if (
+        packet in (aten.sort, aten.topk)
+        and shows_places
+        and first is not None
+        and first.dtype not in (torch.float32, torch.float64)
+    ):
         return "which of equal elements comes first is torch's affair"
     if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
         return "torch rounds the grid to narrow floats"
