@@ -17,6 +17,7 @@ _PLAIN: Final = frozenset(
         torch.bool,
     )
 )  # fmt: skip
+_LARGE: Final = 1 << 20  # bytes
 _DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
 
 
@@ -24,8 +25,9 @@ class StageCall:
     """A function of tensors and integers (SymInts), whose results are a sequence of the same.
 
     Tensors on the CPU go in as NumPy's views of their memory, the shortest way through XRT. A parameter's view is kept
-    while it is the same object on the same memory: what is written into it shows there. Results have the strides that
-    torch expects, as its kernels may rely on them.
+    while it is the same object on the same memory: what is written into it shows there. Where results are large, the
+    first tensor goes in as it is, so that XRT gives tensors, which share the engine's memory: NumPy's arrays would be
+    copies. Results have the strides that torch expects, as its kernels may rely on them.
     """
 
     def __init__(self, module: Any, stage: Stage) -> None:
@@ -37,6 +39,7 @@ class StageCall:
         results = stage.graph.output_node().all_input_nodes
         values = [n.meta.get("val") for n in stage.graph.output_node().args[0]]  # type: ignore[union-attr]
         assert len(results) <= len(values)
+        self._gives_tensors = sum(map(_bytes, values)) >= _LARGE
         self._layout = [None if isinstance(v, int | torch.SymInt) else strides_of(v) for v in values]
 
     def __call__(self, *args: Any) -> Sequence[Any]:
@@ -50,6 +53,10 @@ class StageCall:
             ]
         else:
             given = [a.detach() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args]
+        if self._gives_tensors:
+            first = next((i for i, a in enumerate(args) if isinstance(a, torch.Tensor)), None)
+            if first is not None:
+                given[first] = args[first].detach()
         made = self._module(*given)
         return [
             int(r) if layout is None else _laid_out(r if isinstance(r, torch.Tensor) else _tensor(r), layout)
@@ -63,6 +70,12 @@ class StageCall:
         view = parameter.detach().numpy()
         self._views[i] = weakref.ref(parameter), place, view
         return view
+
+
+def _bytes(value: Any) -> int:
+    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
+        return 0
+    return value.numel() * value.element_size()
 
 
 def _is_plain(value: Any) -> bool:
