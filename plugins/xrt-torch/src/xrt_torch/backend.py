@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 
 from xrt_core.errors import OptionError
 from xrt_core.events import process_events
-from xrt_core.options import resolve
+from xrt_core.options import AUTO, resolve
+from xrt_torch.choice import Choice
 from xrt_torch.compiled import CompiledGraph
 from xrt_torch.decompositions import table
 
@@ -50,21 +51,54 @@ def _devices(inputs: Sequence[Any]) -> set[str]:
     return {x.device.type for x in inputs if isinstance(x, torch.Tensor)}
 
 
+def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, graphs: list[CompiledGraph]) -> Any:
+    """A function of tensors, captured by AOTAutograd alone at its first call, without TorchDynamo. graphs: where its
+    compiled graphs are added. Calls wait for XRT. options: those of XRTModule; None for graphs that run in eager."""
+    from torch._functorch.aot_autograd import aot_function
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    compilers = _compilers(options or {}, False, graphs)
+    if options is None:
+        compilers.update(dict.fromkeys(("fw_compiler", "bw_compiler", "inference_compiler"), lambda graph, _: graph))
+    made = aot_function(function, **compilers)
+
+    def call(*args: Any) -> Any:
+        with sdpa_kernel(SDPBackend.MATH):
+            return made(*args)
+
+    return call
+
+
 def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool) -> Any:
-    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
     from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    graphs: list[CompiledGraph] = []
+    made = aot_autograd(**_compilers(options, background, graphs))
+    with sdpa_kernel(SDPBackend.MATH):  # attention as matrix products, whose derivative has operators of its own
+        compiled = made(module, inputs)
+    choice = Choice(module.forward, compiled, graphs, race=options.get("engine", AUTO) in (None, AUTO))
+
+    def call(*args: Any) -> Any:
+        return choice.answer(*args)
+
+    return call
+
+
+def _compilers(options: Mapping[str, Any], background: bool, graphs: list[CompiledGraph]) -> dict[str, Any]:
+    """The arguments of AOTAutograd. graphs: where compiled graphs are added."""
+    from functorch.compile import make_boxed_func
 
     parameters: set[int] = set()
 
     def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
-        return make_boxed_func(CompiledGraph(graph, kind, options, background, parameters))
+        made = CompiledGraph(graph, kind, options, background, parameters)
+        graphs.append(made)
+        return make_boxed_func(made)
 
-    made = aot_autograd(
-        fw_compiler=functools.partial(compiler, "forward"),
-        bw_compiler=functools.partial(compiler, "backward"),
-        inference_compiler=functools.partial(compiler, "inference"),
-        decompositions=table(),
-    )
-    with sdpa_kernel(SDPBackend.MATH):  # attention as matrix products, whose derivative has operators of its own
-        return made(module, inputs)
+    return {
+        "fw_compiler": functools.partial(compiler, "forward"),
+        "bw_compiler": functools.partial(compiler, "backward"),
+        "inference_compiler": functools.partial(compiler, "inference"),
+        "decompositions": table(),
+    }

@@ -16,13 +16,17 @@ from torch.fx import GraphModule
 
 import xrt_core as xrt
 from xrt_core.events import process_events
-from xrt_torch.partition import Stage, reason_for_eager, stages_of
-from xrt_torch.translation import UntranslatableError, translatable, translate
+from xrt_core.options import AUTO
+from xrt_torch.calls import StageCall
+from xrt_torch.partition import VIEWS, Stage, reason_for_eager, stages_of
+from xrt_torch.translation import UntranslatableError, copy_of, mistrust, translatable, translate
 
 _known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 _numbers = itertools.count()
 _compiler: Final = ThreadPoolExecutor(1, "xrt-torch")
 _TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
+_QUICK: Final = {"guard_verify": False, "guard_tune": False}
+_AGAIN: Final = frozenset((16, 64, 256, 1024, 4096))  # calls of graphs that are compared with eager again
 _ATTEMPTS: Final = 32  # translations of one graph; each that fails moves a node to eager
 
 Signature = tuple[tuple[int, ...], ...]
@@ -56,37 +60,65 @@ class CompiledGraph:
         self.eager_nodes: dict[str, str] = {}
         self.reason: str | None = None
         self.parameters = parameters
-        self._module, self._options, self._background = module, dict(options), background
+        self.module, self._options, self._background = module, dict(options), background
+        self._eager = _for_eager(module, module.graph)
         self._stages: list[_Ran] | None = None
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
+        self._calls = 0
+        # what a training step computes is compared with eager's own numbers: the guard's reference would be slower
+        named = [n for n in options if n == "guard" or n.startswith("guard_")]
+        self._is_quick = kind != "inference" and not named and options.get("engine", AUTO) in (None, AUTO)
+        self._seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
         self._inputs = [n.name for n in module.graph.nodes if n.op == "placeholder"]
         results: Any = module.graph.output_node().args[0]
         self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
         self._constants = [None if isinstance(r, torch.fx.Node) else r for r in results]
-        self._layout = [_strides_wanted(r) for r in results]
+        self._unset = {i for i, r in enumerate(results) if _is_unset(r)}
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
-        self._is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
+        self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
         _known.add(self)
 
     def __call__(self, *args: Any) -> list[Any]:
         """The results. Raises what torch eager raises for these arguments."""
         if self.reason is not None:
-            return list(self._module(*args))
+            return list(self._eager(*args))
         signature = self._signature(args)
         if signature in self._proven:
+            self._calls += 1
+            if self._calls in _AGAIN and self._is_quick:
+                return self._prove(signature, args)
             try:
                 return self._on_xrt(args)
             except Exception as e:
                 self._fall_back("run", e)
-                return list(self._module(*args))
+                return list(self._eager(*args))
         return self._first(signature, args)
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether XRT compiles for a call."""
+        return any(not w.done() for w in tuple(self._work.values()))
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether XRT's results agreed with eager's."""
+        return bool(self._proven)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing changes any more: it fell back, or was timed against eager."""
+        return self.reason is not None or self._seconds is not None
+
+    def timed(self, xrt: float, eager: float) -> None:
+        """Note the seconds of a call with its backward pass: what `explain` shows."""
+        self._seconds = xrt, eager
+
     def _signature(self, args: Sequence[Any]) -> Signature:
-        if not self._is_dynamic:
+        if not self.is_dynamic:
             return ()
         return tuple(tuple(a.shape) if isinstance(a, torch.Tensor) else (int(a),) for a in args)
 
@@ -94,15 +126,32 @@ class CompiledGraph:
         """A call that no call of its shapes has proven: start compilation, or compare XRT's results with eager's."""
         with self._lock:
             work = self._work.get(signature)
+            is_new = work is None
             if work is None:
-                given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
                 self.parameters.update(_address(a) for a in args if isinstance(a, torch.nn.Parameter))
-                work = self._work[signature] = _compiler.submit(self._prepare, given)
+                work = self._work[signature] = Future()
+        if is_new and self._background:
+            results = list(self._eager(*args))  # before compilation takes its share of the processor
+            self._begin(work, args)
+            return results
+        if is_new:
+            self._begin(work, args)
         if not self._background:
             work.result()
         if not work.done() or self.reason is not None:
-            return list(self._module(*args))
+            return list(self._eager(*args))
         return self._prove(signature, args)
+
+    def _begin(self, work: Future[None], args: Sequence[Any]) -> None:
+        given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
+
+        def run() -> None:
+            try:
+                self._prepare(given)
+            finally:
+                work.set_result(None)
+
+        _compiler.submit(run)
 
     def _prepare(self, args: Sequence[Any]) -> None:
         """Translate, and compile for these shapes. Never raises."""
@@ -115,10 +164,10 @@ class CompiledGraph:
             self._fall_back("compile", e)
 
     def _build(self) -> list[_Ran]:
-        graph = self._module.graph
+        graph = self.module.graph
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr", "call_module"):
-                reason = reason_for_eager(node, translatable)
+                reason = reason_for_eager(node, translatable, mistrust)
                 if reason is not None:
                     self.eager_nodes[node.name] = f"{node.target}: {reason}"
         for _ in range(_ATTEMPTS):
@@ -132,10 +181,10 @@ class CompiledGraph:
 
     def _ran(self, i: int, stage: Stage) -> _Ran:
         if not stage.on_xrt:
-            return _Ran(stage, GraphModule(self._module, stage.graph), None)
-        module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **self._options)
-        sizes = [isinstance(n.meta.get("val"), int | torch.SymInt) for n in stage.graph.output_node().all_input_nodes]
-        return _Ran(stage, _caller(module, sizes if any(sizes) else None), module)
+            return _Ran(stage, _for_eager(self.module, stage.graph), None)
+        options = {**self._options, **_QUICK} if self._is_quick else self._options
+        module = xrt.XRTModule(translate(stage.graph, f"{self.name}_{i}"), **options)
+        return _Ran(stage, StageCall(module, stage), module)
 
     def _on_xrt(self, args: Sequence[Any], prepare: bool = False) -> list[Any]:
         assert self._stages is not None
@@ -150,11 +199,7 @@ class CompiledGraph:
                 results = ran.call(*given)
                 ran.module.wait()
             values.update(zip(ran.stage.outputs, results, strict=True))
-        made = [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
-        for i, strides in enumerate(self._layout):
-            if strides is not None and made[i].stride() != strides:
-                made[i] = torch.empty_strided(made[i].shape, strides, dtype=made[i].dtype).copy_(made[i])
-        return made
+        return [c if n is None else values[n] for n, c in zip(self._results, self._constants, strict=True)]
 
     def _prove(self, signature: Signature, args: Sequence[Any]) -> list[Any]:
         """Run both, and return eager's results; XRT answers from now on if its own are as good."""
@@ -167,16 +212,30 @@ class CompiledGraph:
         except Exception as e:
             torch.set_rng_state(state)
             self._fall_back("run", e)
-            return list(self._module(*args))
-        expected = list(self._module(*args))
+            return list(self._eager(*args))
+        expected = list(self._eager(*args))
         least = max(map(_scale, expected), default=0.0) / 100  # below is the rounding error of what cancels out
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            if i in self._unset:
+                continue
             wrong = _difference(a, b, least)
+            if wrong and self._is_quick:
+                self._begin_again(f"result {i} ({self._results[i]}): {wrong}")
+                return expected
             if wrong:
                 self._fall_back("examine", xrt.ExecutionError(f"result {i} ({self._results[i]}): {wrong}"))
                 return expected
         self._proven.add(signature)
         return expected
+
+    def _begin_again(self, why: str) -> None:
+        """Let the next call compile with the guard's verification, which finds the engine that is at fault."""
+        with self._lock:
+            self._is_quick = False
+            self._stages = None
+            self._proven.clear()
+            self._work.clear()
+        process_events.emit("torch.verified", level=logging.WARNING, graph=self.name, reason=why)
 
     def _fall_back(self, stage: str, error: BaseException) -> None:
         self.reason = f"{stage}: {type(error).__name__}: {str(error).strip()[:600]}"
@@ -194,7 +253,7 @@ class CompiledGraph:
 
     def explain(self) -> str:
         """What runs where, and why, as text."""
-        count = sum(n.op == "call_function" for n in self._module.graph.nodes)
+        count = sum(n.op == "call_function" for n in self.module.graph.nodes)
         lines = [f"{self.name}: {count} operators of torch"]
         stages = self._stages
         if self.reason is not None:
@@ -204,11 +263,25 @@ class CompiledGraph:
         else:
             on_xrt = sum(r.stage.size for r in stages if r.module is not None)
             lines[0] += f", {on_xrt} on XRT in {sum(r.module is not None for r in stages)} stages"
+        if self._seconds is not None:
+            a, b = self._seconds
+            which = "XRT" if a <= b else "torch eager, which is quicker"
+            lines[0] += f"; a call takes {a * 1e6:.0f} us on XRT, {b * 1e6:.0f} us in eager: {which} answers"
         lines += [f"  in torch eager: {name}: {why}" for name, why in self.eager_nodes.items()]
         for ran in stages or ():
             if ran.module is not None:
                 lines.append(ran.module.explain().as_text("  "))
         return "\n".join(lines)
+
+
+def _for_eager(module: GraphModule, graph: torch.fx.Graph) -> GraphModule:
+    """A graph as a module whose views take tensors of every layout: kernels may lay results out otherwise than was
+    foreseen when the graph was captured."""
+    copied = copy_of(graph)
+    for node in copied.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    return GraphModule(module, copied)
 
 
 class _WithoutChance(torch.fx.Interpreter):
@@ -227,60 +300,25 @@ class _WithoutChance(torch.fx.Interpreter):
             return super().call_function(target, args, kwargs)
 
 
-def _caller(module: Any, sizes: list[bool] | None) -> Callable[..., Any]:
-    """A module as a function of tensors and integers, whose results are a sequence of the same."""
-    import numpy as np
-
-    single = len(module.output_names) == 1
-
-    def call(*args: Any) -> Sequence[Any]:
-        # NumPy's views of tensors on the CPU take the shortest way through XRT
-        is_plain = all(a.dtype in _PLAIN and a.device.type == "cpu" for a in args if isinstance(a, torch.Tensor))
-        given = [
-            (a.detach().numpy() if is_plain else a.detach())
-            if isinstance(a, torch.Tensor)
-            else np.asarray(a, _DTYPES[type(a)])
-            for a in args
-        ]
-        made = module(*given)
-        results = [r if isinstance(r, torch.Tensor) else _tensor(r) for r in ((made,) if single else made)]
-        if sizes is not None:
-            return [int(r) if s else r for r, s in zip(results, sizes, strict=True)]
-        return results
-
-    return call
+def _is_unset(result: Any) -> bool:
+    """Whether a result holds whatever the memory did."""
+    while isinstance(result, torch.fx.Node):
+        packet = getattr(result.target, "overloadpacket", None)
+        if packet in _EMPTY:
+            return True
+        if packet not in VIEWS:
+            return False
+        result = result.args[0]
+    return False
 
 
-def _tensor(result: Any) -> torch.Tensor:
-    """A NumPy result as a tensor of the same memory."""
-    import numpy as np
-
-    array = result if type(result) is np.ndarray and result.flags.writeable else np.array(result)
-    if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":  # which torch does not take from NumPy
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-_PLAIN: Final = frozenset(
-    (
-        torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-        torch.bool,
-    )
-)  # fmt: skip
-_DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
+_EMPTY: Final = tuple(
+    getattr(torch.ops.aten, n) for n in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
 
 
 def _address(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-def _strides_wanted(result: Any) -> tuple[int, ...] | None:
-    """The strides that torch expects of a result, where they are known and not those of a contiguous tensor."""
-    value = result.meta.get("val") if isinstance(result, torch.fx.Node) else None
-    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
-        return None
-    repeats = any(n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True))  # nothing writes there
-    return None if value.is_contiguous() or repeats else tuple(value.stride())
 
 
 def _scale(x: Any) -> float:

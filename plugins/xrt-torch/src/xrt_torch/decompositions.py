@@ -14,9 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xrt_torch import special_functions
+
 aten = torch.ops.aten
 
-_KEPT = (aten.bernoulli,)  # run by torch itself, so that a seed gives the numbers of eager
+_OF_TORCH = [
+    aten._adaptive_avg_pool2d,
+    aten._batch_norm_with_update_functional,
+    aten._native_batch_norm_legit_functional,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten.embedding_dense_backward,
+    aten.linalg_vector_norm,
+    aten.native_group_norm_backward,
+    aten.native_layer_norm_backward,
+    aten.permute_copy,
+    aten.rrelu_with_noise_backward,
+    aten.tril_indices,
+    aten.triu_indices,
+    aten.unbind_copy,
+    aten.var.correction,
+    aten.var_mean.correction,
+]
+_KEPT = (aten.bernoulli, aten.rrelu)  # run by torch itself, so that a seed gives the numbers of eager
 
 
 @functools.cache
@@ -25,32 +44,13 @@ def table() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions, get_decompositions
 
     made = dict(core_aten_decompositions().items())
-    made.update(
-        get_decompositions(
-            [
-                aten._adaptive_avg_pool2d,
-                aten._native_batch_norm_legit_functional,
-                aten._scaled_dot_product_flash_attention_for_cpu,
-                aten.embedding_dense_backward,
-                aten.native_group_norm_backward,
-                aten.native_layer_norm_backward,
-                aten.var.correction,
-                aten.var_mean.correction,
-            ]
-        )
-    )
+    made.update(get_decompositions(_OF_TORCH))
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
-    made[aten.native_dropout.default] = _dropout
-    made[aten.native_layer_norm.default] = _layer_norm
-    made[aten.squeeze.dims] = _squeeze
-    made[aten.convolution_backward.default] = _convolution_backward
-    made[aten.max_pool2d_with_indices_backward.default] = _max_pool2d_backward
-    made[aten.avg_pool2d_backward.default] = _avg_pool2d_backward
-    made[aten._adaptive_avg_pool2d_backward.default] = _adaptive_avg_pool2d_backward
-    made[aten.copy.default] = _copy
-    made[aten.empty_permuted.default] = _empty_permuted
+    made.update(special_functions.decompositions())
+    for operator, function in _OWN.items():
+        made[operator] = function
     return made
 
 
@@ -63,12 +63,39 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 
 
 def _layer_norm(x: Tensor, *rest: Any) -> Any:
-    """ONNX's operator gives mean and deviation in float32: it is for narrower inputs."""
-    if x.dtype is not torch.float64:
+    """ONNX's operator gives mean and deviation in float32, torch's in the type of the input."""
+    if x.dtype is torch.float32:
         return NotImplemented
     from torch._refs import native_layer_norm
 
     return native_layer_norm(x, *rest)
+
+
+def _batch_norm(x: Tensor, *rest: Any) -> Any:
+    """As `_layer_norm`."""
+    if x.dtype in (torch.float32, torch.float64):
+        return NotImplemented
+    from torch._decomp.decompositions import native_batch_norm_helper
+
+    weight, bias, mean, variance, momentum, epsilon = rest
+    return native_batch_norm_helper(x, weight, bias, mean, variance, False, momentum, epsilon, True)[:3]
+
+
+def _norm_without_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, epsilon: float
+) -> Any:
+    """As `_layer_norm`."""
+    if x.dtype in (torch.float32, torch.float64):
+        return NotImplemented
+    from torch._decomp.decompositions import native_batch_norm_helper
+
+    return native_batch_norm_helper(x, weight, bias, None, None, training, momentum, epsilon, False)[:3]
+
+
+def _weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    others = [d for d in range(v.dim()) if d != dim % v.dim()]
+    along = (grad * v).sum(others, keepdim=True)
+    return (g / norms * (grad - v * (along / (norms * norms)))).to(grad.dtype), (along / norms).to(g.dtype)
 
 
 def _squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -132,23 +159,95 @@ def _wide(given: Sequence[int], n: int) -> list[int]:
     return list(given) * n if len(given) == 1 else list(given)
 
 
-def _max_pool2d_backward(
-    grad: Tensor,
+def _windows(n: int, starts: Tensor, ends: Tensor, x: Tensor) -> Tensor:
+    """The matrix with a row of ones per window over n elements. starts, ends: of the windows."""
+    at = torch.arange(n, device=x.device)
+    return ((at >= starts.unsqueeze(1)) & (at < ends.unsqueeze(1))).to(x.dtype)
+
+
+def _adaptive(n: int, m: int, x: Tensor) -> Tensor:
+    """The matrix that averages n elements to m."""
+    i = torch.arange(m, device=x.device)
+    starts, ends = i * n // m, ((i + 1) * n + m - 1) // m
+    return _windows(n, starts, ends, x) / (ends - starts).unsqueeze(1).to(x.dtype)
+
+
+def _along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
+    """A matrix applied along a dimension."""
+    return torch.matmul(x.movedim(dim, -1), matrix.t()).movedim(-1, dim)
+
+
+def _adaptive_avg_pool3d(x: Tensor, size: Sequence[int]) -> Tensor:
+    for d, m in zip((-3, -2, -1), size, strict=True):
+        x = _along(x, d, _adaptive(x.shape[d], m, x))
+    return x
+
+
+def _adaptive_avg_pool_backward(grad: Tensor, x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Each gradient spread over its window: at once where all windows are of one size."""
+    if len(dims) == 2 and not any(x.shape[d] % grad.shape[d] for d in dims):
+        (h, oh), (w, ow) = [(x.shape[d], grad.shape[d]) for d in dims]
+        lead = list(x.shape[:-2])
+        spread = (grad / float((h // oh) * (w // ow))).reshape([*lead, oh, 1, ow, 1])
+        return spread.expand([*lead, oh, h // oh, ow, w // ow]).reshape(x.shape)
+    for d in dims:
+        grad = _along(grad, d, _adaptive(x.shape[d], grad.shape[d], grad).t())
+    return grad
+
+
+def _adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return _adaptive_avg_pool_backward(grad, x, (-2, -1))
+
+
+def _adaptive_avg_pool3d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return _adaptive_avg_pool_backward(grad, x, (-3, -2, -1))
+
+
+def _avg_pool(
     x: Tensor,
     kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
-    flat = [*x.shape[:-2], x.shape[-2] * x.shape[-1]]
-    at = indices.reshape([*x.shape[:-2], -1])
-    zeros = torch.zeros(flat, dtype=grad.dtype, device=grad.device)
-    return zeros.scatter_add(-1, at, grad.reshape(at.shape)).reshape(x.shape)
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """Only of integers, and with a divisor, which ONNX's operator does not have."""
+    if divisor_override is None and x.dtype.is_floating_point:
+        return NotImplemented
+    n = len(kernel)
+    counts = torch.ones([], dtype=x.dtype, device=x.device)
+    for i, (k, s, p, size) in enumerate(_pooling(x, kernel, stride, padding, n)):
+        starts = torch.arange(_pooled(size, k, s, p, ceil_mode), device=x.device) * s - p
+        x = _along(x, i - n, _windows(size, starts, starts + k, x))
+        counted = _counted(starts, starts + k, size, p, count_include_pad).to(x.dtype)
+        counts = counts.unsqueeze(-1) * counted
+    divisor = counts if divisor_override is None else divisor_override
+    return x / divisor if x.dtype.is_floating_point else torch.div(x, divisor, rounding_mode="trunc")
 
 
-def _avg_pool2d_backward(
+def _counted(starts: Tensor, ends: Tensor, size: int, p: int, count_include_pad: bool) -> Tensor:
+    """The numbers of elements of windows."""
+    if count_include_pad:
+        return torch.clamp(ends, max=size + p) - starts
+    return torch.clamp(ends, max=size) - torch.clamp(starts, min=0)
+
+
+def _pooling(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], n: int
+) -> list[tuple[int, int, int, int]]:
+    kernel = _wide(kernel, n)
+    stride = _wide(stride, n) if stride else kernel
+    return list(zip(kernel, stride, _wide(padding, n), x.shape[-n:], strict=True))
+
+
+def _pooled(size: int, k: int, s: int, p: int, ceil_mode: bool) -> int:
+    """The number of windows; the last one begins within the input or the padding before it."""
+    made = (size + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
+    return made - 1 if ceil_mode and (made - 1) * s >= size + p else made
+
+
+def _avg_pool_backward(
     grad: Tensor,
     x: Tensor,
     kernel: Sequence[int],
@@ -157,27 +256,508 @@ def _avg_pool2d_backward(
     ceil_mode: bool,
     count_include_pad: bool,
     divisor_override: int | None,
-) -> Any:
-    """A transposed depthwise convolution with ones."""
-    kernel, padding = _wide(kernel, 2), _wide(padding, 2)
-    stride = _wide(stride, 2) if stride else kernel
-    if ceil_mode or (any(padding) and not count_include_pad and divisor_override is None):
-        return NotImplemented  # windows of different sizes: torch runs it
-    channels = x.shape[-3]
-    ones = torch.ones([channels, 1, *kernel], dtype=grad.dtype, device=grad.device)
-    scaled = grad / float(divisor_override or math.prod(kernel))
-    whole = scaled if x.dim() == 4 else scaled.unsqueeze(0)
-    rest = [x.shape[i - 2] - ((grad.shape[i - 2] - 1) * stride[i] - 2 * padding[i] + kernel[i]) for i in range(2)]
-    made = aten.convolution(whole, ones, None, stride, padding, [1, 1], True, rest, channels)
-    return made.reshape(x.shape)
+) -> Tensor:
+    """Each gradient, divided by the size of its window, spread over it."""
+    n = len(kernel)
+    sides = _pooling(x, kernel, stride, padding, n)
+    for i, (k, s, p, size) in enumerate(sides):
+        starts = torch.arange(grad.shape[i - n], device=x.device) * s - p
+        ends = starts + k
+        matrix = _windows(size, starts, ends, grad)
+        if divisor_override is None:
+            counted = _counted(starts, ends, size, p, count_include_pad)
+            matrix = matrix / counted.unsqueeze(1).to(grad.dtype)
+        grad = _along(grad, i - n, matrix.t())
+    return grad if divisor_override is None else grad / divisor_override
 
 
-def _adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Any:
-    """Where all windows are of one size: each gradient spread over its window."""
-    sizes = [(x.shape[d], grad.shape[d]) for d in (-2, -1)]
-    if any(n % m for n, m in sizes):
+def _scatter_at_indices(grad: Tensor, x: Tensor, indices: Tensor, dims: int) -> Tensor:
+    """The gradient of a maximum over windows of the last dimensions, whose places are known."""
+    flat = [*x.shape[:-dims], math.prod(x.shape[-dims:])]
+    at = indices.reshape([*x.shape[:-dims], -1])
+    zeros = torch.zeros(flat, dtype=grad.dtype, device=grad.device)
+    return zeros.scatter_add(-1, at, grad.reshape(at.shape)).reshape(x.shape)
+
+
+def _max_pool2d_backward(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+    return _scatter_at_indices(grad, x, rest[-1], 2)
+
+
+def _max_pool3d_backward(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+    return _scatter_at_indices(grad, x, rest[-1], 3)
+
+
+def _replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
+    """Each gradient added where its element came from."""
+    for i in range(len(padding) // 2):
+        d, left = -1 - i, padding[2 * i]
+        source = torch.clamp(torch.arange(grad.shape[d], device=x.device) - left, 0, x.shape[d] - 1)
+        matrix = (source.unsqueeze(1) == torch.arange(x.shape[d], device=x.device)).to(grad.dtype)
+        grad = _along(grad, d, matrix.t())
+    return grad
+
+
+def _cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, dim=-1)
+
+
+def _cdist_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tensor) -> Tensor:
+    difference = x.unsqueeze(-2) - y.unsqueeze(-3)
+    far, grad = distances.unsqueeze(-1), grad.unsqueeze(-1)
+    if p == 0:
+        made = torch.zeros_like(difference)
+    elif p == 1:
+        made = grad * torch.sign(difference)
+    elif p == math.inf:
+        made = grad * torch.sign(difference) * (difference.abs() == far)
+    else:
+        safe = torch.where(far == 0, torch.ones_like(far), far)
+        power = torch.where(difference == 0, torch.zeros_like(difference), difference.abs() ** (p - 1))
+        made = torch.where(
+            far == 0, torch.zeros_like(difference), grad * torch.sign(difference) * power / safe ** (p - 1)
+        )
+    return made.sum(-2)
+
+
+def _fmax(a: Tensor, b: Tensor) -> Tensor:
+    if not torch.result_type(a, b).is_floating_point:
+        return torch.maximum(a, b)
+    return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.maximum(a, b)))
+
+
+def _fmin(a: Tensor, b: Tensor) -> Tensor:
+    if not torch.result_type(a, b).is_floating_point:
+        return torch.minimum(a, b)
+    return torch.where(torch.isnan(a), b, torch.where(torch.isnan(b), a, torch.minimum(a, b)))
+
+
+def _is_negative(x: Tensor) -> Tensor:
+    """Whether the sign is minus, that of zero included."""
+    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.dtype.is_floating_point else x < 0
+
+
+def _copysign(a: Tensor, b: Any) -> Tensor:
+    a = a if a.dtype.is_floating_point else a.to(torch.get_default_dtype())
+    if not isinstance(b, Tensor):
+        return -a.abs() if math.copysign(1.0, b) < 0 else a.abs()
+    a = a.to(torch.result_type(a, b))
+    return torch.where(_is_negative(b), -a.abs(), a.abs())
+
+
+def _hypot(a: Tensor, b: Tensor) -> Tensor:
+    a, b = a.abs(), b.abs()
+    most, least = torch.maximum(a, b), torch.minimum(a, b)
+    ratio = least / torch.where(most == 0, torch.ones_like(most), most)
+    made = torch.where(most == 0, most, most * torch.sqrt(1 + ratio * ratio))
+    return torch.where((a == math.inf) | (b == math.inf), torch.full_like(made, math.inf), made)
+
+
+def _ldexp(a: Tensor, b: Tensor) -> Tensor:
+    return a * torch.pow(2.0, b.to(torch.result_type(a, 1.0)))
+
+
+def _dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
+    return torch.linalg.vector_norm(a - b, p)
+
+
+def _angle(x: Tensor) -> Any:
+    if x.dtype.is_complex:
         return NotImplemented
-    (h, oh), (w, ow) = sizes
-    lead = list(x.shape[:-2])
-    spread = (grad / float((h // oh) * (w // ow))).reshape([*lead, oh, 1, ow, 1])
-    return spread.expand([*lead, oh, h // oh, ow, w // ow]).reshape(x.shape)
+    made = torch.where(x < 0, math.pi, 0.0).to(x.dtype if x.dtype.is_floating_point else torch.get_default_dtype())
+    return torch.where(torch.isnan(x), x, made) if x.dtype.is_floating_point else made
+
+
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """By the quotient, which infinite operands are made finite for."""
+    kind = torch.result_type(y, x)
+    kind = kind if kind.is_floating_point else torch.get_default_dtype()
+    y, x = y.to(kind), x.to(kind)
+    endless = (y.abs() == math.inf) & (x.abs() == math.inf)
+    b, a = torch.where(endless, torch.sign(y), y), torch.where(endless, torch.sign(x), x)
+    quotient = torch.atan(b / torch.where(a == 0, torch.ones_like(a), a))
+    below = _is_negative(b)
+    turned = torch.where(below, quotient - math.pi, quotient + math.pi)
+    upright = torch.where(b == 0, b, torch.sign(b) * (math.pi / 2))
+    flat = torch.where(below, _filled(b, -math.pi), _filled(b, math.pi))
+    upright = torch.where((b == 0) & _is_negative(a), flat, upright)
+    return torch.where(a == 0, upright, torch.where(a < 0, turned, quotient))
+
+
+def _filled(x: Tensor, value: float) -> Tensor:
+    return torch.full_like(x, value)
+
+
+def _power_of_bool(x: Tensor, exponent: Any) -> Any:
+    return aten.pow.Tensor_Scalar(x.to(torch.int64), exponent) if x.dtype is torch.bool else NotImplemented
+
+
+def _scan(
+    values: list[Tensor], dim: int, combine: Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+) -> list[Tensor]:
+    """Inclusive prefix combinations, in as many steps as the length has binary digits."""
+    n, step = values[0].shape[dim], 1
+    while step < n:
+        late = [v.narrow(dim, step, n - step) for v in values]
+        early = [v.narrow(dim, 0, n - step) for v in values]
+        first = [v.narrow(dim, 0, step) for v in values]
+        values = [torch.cat([f, c], dim) for f, c in zip(first, combine(early, late), strict=True)]
+        step *= 2
+    return values
+
+
+def _cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    kind = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+    if x.dim() == 0:
+        return x.to(kind, copy=True)
+    return _scan([x.to(kind)], dim, lambda a, b: [a[0] * b[0]])[0].clone()
+
+
+def _cumulative_extreme(x: Tensor, dim: int, larger: bool) -> tuple[Tensor, Tensor]:
+    """The last of equal elements counts, and NaN above all."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros(x.shape, dtype=torch.int64, device=x.device)
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    places = torch.arange(x.shape[dim], device=x.device).reshape(shape).expand(x.shape)
+
+    def combine(early: list[Tensor], late: list[Tensor]) -> list[Tensor]:
+        a, b = early[0], late[0]
+        takes = b >= a if larger else b <= a
+        if x.dtype.is_floating_point:
+            takes = torch.isnan(b) | (takes & ~torch.isnan(a))
+        return [torch.where(takes, s, r) for r, s in zip(early, late, strict=True)]
+
+    values, indices = _scan([x, places], dim, combine)
+    return values.clone(), indices.clone()
+
+
+def _cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    return _cumulative_extreme(x, dim, True)
+
+
+def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    return _cumulative_extreme(x, dim, False)
+
+
+def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Any:
+    """Tensors without dimensions, and means, as sums over counts, are none of ONNX."""
+    if x.dim() == 0 or index.dim() == 0 or src.dim() == 0:
+        return _flat(
+            x, index, src, lambda a, i, s: aten.scatter_reduce.two(a, dim, i, s, reduce, include_self=include_self)
+        )
+    if reduce != "mean":
+        return NotImplemented
+    total = aten.scatter_reduce.two(x, dim, index, src, "sum", include_self=include_self)
+    ones, zeros = torch.ones_like(src), torch.zeros_like(x)
+    hits = aten.scatter_add(zeros, dim, index, ones)
+    count = torch.clamp(hits + 1 if include_self else hits, min=1)
+    return total / count if x.dtype.is_floating_point else torch.div(total, count, rounding_mode="floor")
+
+
+def _flat(x: Tensor, index: Tensor, src: Any, call: Callable[..., Tensor]) -> Tensor:
+    one = src.reshape(-1) if isinstance(src, Tensor) else src
+    return call(x.reshape(-1), index.reshape(-1), one).reshape(x.shape)
+
+
+def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
+    if x.dim():
+        return NotImplemented
+    return _flat(x, index, src, lambda a, i, s: aten.scatter_add(a, 0, i, s))
+
+
+def _scatter(x: Tensor, dim: int, index: Tensor, src: Any) -> Any:
+    if x.dim():
+        return NotImplemented
+    call = aten.scatter.src if isinstance(src, Tensor) else aten.scatter.value
+    return _flat(x, index, src, lambda a, i, s: call(a, 0, i, s))
+
+
+def _scatter_by(x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str) -> Tensor:
+    source = src if isinstance(src, Tensor) else torch.full(index.shape, src, dtype=x.dtype, device=x.device)
+    return aten.scatter_reduce.two(x, dim, index, source, "sum" if reduce == "add" else "prod")
+
+
+def _index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if x.dim() == 0:
+        x, source = x.reshape(1), source.reshape(-1)
+        return _index_reduce(x, 0, index.reshape(-1), source, reduce, include_self=include_self).reshape(())
+    shape = [1] * x.dim()
+    shape[dim] = index.numel()
+    at = index.reshape(shape).expand(source.shape)
+    return aten.scatter_reduce.two(x, dim, at, source, reduce, include_self=include_self)
+
+
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    at = index.reshape(-1)
+    return aten.index_put(x.reshape(-1), [at], source.reshape(-1), accumulate).reshape(x.shape)
+
+
+_MOST_COMPARED = 1 << 24
+
+
+def _searchsorted(
+    sequence: Tensor,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Any:
+    """The number of elements below each value: all are compared, where that are few."""
+    if not isinstance(values, Tensor):
+        values = torch.full([], values, dtype=sequence.dtype, device=sequence.device)
+    if sequence.shape[-1] * values.numel() > _MOST_COMPARED:
+        return NotImplemented
+    if sorter is not None:
+        sequence = torch.gather(sequence, -1, sorter)
+    after = right or side == "right"
+    many = sequence.dim() > 1
+    a, b = (sequence.unsqueeze(-2) if many else sequence), values.unsqueeze(-1)
+    made = (a <= b if after else a < b).sum(-1)
+    return made.to(torch.int32) if out_int32 else made
+
+
+def _bucketize(values: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _searchsorted(boundaries, values, out_int32=out_int32, right=right)
+
+
+def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Any:
+    if output_size is None or output_size * repeats.numel() > _MOST_COMPARED:
+        return NotImplemented
+    ends = torch.cumsum(repeats, 0)
+    return (ends <= torch.arange(output_size, device=repeats.device).unsqueeze(1)).sum(1).to(repeats.dtype)
+
+
+def _kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    if x.dim() == 0:
+        return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
+    values, indices = aten.sort.default(x, dim, False)
+    values, indices = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
+    return (values.clone(), indices.clone()) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
+
+
+def _amax(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    if x.dim() == 0:
+        return x.clone()
+    return NotImplemented if dim else aten.amax(x, list(range(x.dim())), keepdim)
+
+
+def _amin(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    if x.dim() == 0:
+        return x.clone()
+    return NotImplemented if dim else aten.amin(x, list(range(x.dim())), keepdim)
+
+
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    if x.dim():
+        return NotImplemented
+    return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    """Tensors of no elements and one dimension, which fit every other, are left out."""
+    kept = [t for t in tensors if t.dim() != 1 or t.shape[0] != 0]
+    if len(kept) == len(tensors):
+        return NotImplemented
+    kind = tensors[0].dtype
+    for t in tensors[1:]:
+        kind = torch.promote_types(kind, t.dtype)
+    if not kept:
+        return torch.empty([0], dtype=kind, device=tensors[0].device)
+    return aten.cat([t.to(kind) for t in kept], dim) if len(kept) > 1 else kept[0].to(kind, copy=True)
+
+
+def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return x.narrow(dim, start, length).clone()
+
+
+def _efficientzerotensor(size: Sequence[int], **given: Any) -> Tensor:
+    return torch.zeros(size, **given)
+
+
+def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    if not src.shape[-1]:
+        return x.clone()
+    matrix = x.movedim((dim1, dim2), (-2, -1))
+    rows, columns = (torch.arange(n, device=x.device) for n in matrix.shape[-2:])
+    place = torch.clamp(rows + min(offset, 0), 0, src.shape[-1] - 1)
+    values = src.index_select(-1, place).unsqueeze(-1)
+    made = torch.where(columns - rows.unsqueeze(1) == offset, values, matrix)
+    return made.movedim((-2, -1), (dim1, dim2)).clone()
+
+
+def _adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The elements of each window side by side, the last one repeated in those that are shorter than others."""
+    n = len(size)
+    lead, shape = list(x.shape[:-n]), list(x.shape[-n:])
+    places, longest = [], []
+    for total, m in zip(shape, size, strict=True):
+        i = torch.arange(m, device=x.device)
+        starts, ends = i * total // m, ((i + 1) * total + m - 1) // m
+        longest.append(max(((j + 1) * total + m - 1) // m - j * total // m for j in range(m)))
+        places.append(
+            torch.minimum(starts.unsqueeze(1) + torch.arange(longest[-1], device=x.device), (ends - 1).unsqueeze(1))
+        )
+    flat: Any = 0
+    for d in range(n):
+        where = [1] * (2 * n)
+        where[d], where[n + d] = size[d], longest[d]
+        flat = flat * shape[d] + places[d].reshape(where)
+    flat = flat.reshape([*size, -1])
+    windows = x.reshape([*lead, -1]).index_select(-1, flat.reshape(-1)).reshape([*lead, *flat.shape])
+    at = torch.argmax(windows, -1, keepdim=True)
+    values = torch.gather(windows, -1, at).squeeze(-1)
+    return values, torch.gather(flat.expand(windows.shape), -1, at).squeeze(-1)
+
+
+def _median(x: Tensor, dim: int, keepdim: bool, ignores_nan: bool) -> Any:
+    """The lower of the two in the middle."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
+    if not x.dtype.is_floating_point:
+        return _kth_value(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    absent = torch.isnan(x)
+    values, indices = aten.sort.default(torch.where(absent, torch.full_like(x, math.inf), x), dim, False)
+    count = (~absent).sum(dim, keepdim=True)
+    place = torch.clamp((count - 1) // 2, min=0) if ignores_nan else torch.full_like(count, (x.shape[dim] - 1) // 2)
+    gone = count == 0 if ignores_nan else count < x.shape[dim]
+    first = torch.argmax(absent.to(torch.int64), dim, keepdim=True)
+    value = torch.where(gone, math.nan, torch.gather(values, dim, place))
+    index = torch.where(gone, first, torch.gather(indices, dim, place))
+    return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
+
+
+def _median_of_all(x: Tensor, ignores_nan: bool) -> Any:
+    if not x.numel():
+        return NotImplemented
+    return _median(x.reshape(-1), 0, False, ignores_nan)[0]
+
+
+def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
+    i, j = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
+    return i, j
+
+
+def _pdist(x: Tensor, p: float = 2) -> Tensor:
+    i, j = _pairs(x)
+    return torch.linalg.vector_norm(x.index_select(0, i) - x.index_select(0, j), p, dim=-1)
+
+
+def _pdist_backward(grad: Tensor, x: Tensor, p: float, distances: Tensor) -> Tensor:
+    i, j = _pairs(x)
+    if not distances.numel():
+        return torch.zeros_like(x)
+    first, second = x.index_select(0, i).unsqueeze(1), x.index_select(0, j).unsqueeze(1)
+    each = _cdist_backward(grad.reshape(-1, 1, 1), first, second, p, distances.reshape(-1, 1, 1)).squeeze(-2)
+    return torch.zeros_like(x).index_add(0, i, each).index_add(0, j, -each)
+
+
+def _trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    for d in expand1:
+        a = a.unsqueeze(d)
+    for d in expand2:
+        b = b.unsqueeze(d)
+    for d in expand3:
+        c = c.unsqueeze(d)
+    if math.prod(torch.broadcast_shapes(a.shape, b.shape, c.shape)) > _MOST_COMPARED:
+        return NotImplemented
+    return (a * b * c).sum(list(sumdim)) if sumdim else a * b * c
+
+
+def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    if x.dim() == 0:
+        return x.clone()
+
+    def combine(early: list[Tensor], late: list[Tensor]) -> list[Tensor]:
+        most, least = torch.maximum(early[0], late[0]), torch.minimum(early[0], late[0])
+        added = most + torch.log1p(torch.exp(least - most))
+        return [torch.where(most.abs() == math.inf, most, added)]
+
+    return _scan([x], dim, combine)[0].clone()
+
+
+_OWN: dict[Any, Callable[..., Any]] = {
+    aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool2d_backward,
+    aten._adaptive_avg_pool3d.default: _adaptive_avg_pool3d,
+    aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool3d_backward,
+    aten._cdist_backward.default: _cdist_backward,
+    aten._cdist_forward.default: _cdist,
+    aten._efficientzerotensor.default: _efficientzerotensor,
+    aten._native_batch_norm_legit.no_stats: _norm_without_statistics,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten._pdist_backward.default: _pdist_backward,
+    aten._pdist_forward.default: _pdist,
+    aten._trilinear.default: _trilinear,
+    aten._weight_norm_interface_backward.default: _weight_norm_backward,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool,
+    aten.adaptive_max_pool2d_backward.default: _max_pool2d_backward,
+    aten.adaptive_max_pool3d_backward.default: _max_pool3d_backward,
+    aten.amax.default: _amax,
+    aten.amin.default: _amin,
+    aten.angle.default: _angle,
+    aten.atan2.default: _atan2,
+    aten.avg_pool2d.default: _avg_pool,
+    aten.avg_pool2d_backward.default: _avg_pool_backward,
+    aten.avg_pool3d.default: _avg_pool,
+    aten.avg_pool3d_backward.default: _avg_pool_backward,
+    aten.bucketize.Scalar: _bucketize,
+    aten.bucketize.Tensor: _bucketize,
+    aten.cat.default: _cat,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.copy.default: _copy,
+    aten.copysign.Scalar: _copysign,
+    aten.copysign.Tensor: _copysign,
+    aten.cummax.default: _cummax,
+    aten.cummin.default: _cummin,
+    aten.cumprod.default: _cumprod,
+    aten.diagonal_scatter.default: _diagonal_scatter,
+    aten.dist.default: _dist,
+    aten.empty_permuted.default: _empty_permuted,
+    aten.fmax.default: _fmax,
+    aten.fmin.default: _fmin,
+    aten.fractional_max_pool2d_backward.default: _max_pool2d_backward,
+    aten.fractional_max_pool3d_backward.default: _max_pool3d_backward,
+    aten.hypot.default: _hypot,
+    aten.index_reduce.default: _index_reduce,
+    aten.kthvalue.default: _kth_value,
+    aten.ldexp.Tensor: _ldexp,
+    aten.logcumsumexp.default: _logcumsumexp,
+    aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
+    aten.max_pool3d_with_indices_backward.default: _max_pool3d_backward,
+    aten.median.default: functools.partial(_median_of_all, ignores_nan=False),
+    aten.median.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, ignores_nan=False),
+    aten.nanmedian.default: functools.partial(_median_of_all, ignores_nan=True),
+    aten.nanmedian.dim: lambda x, dim, keepdim=False: _median(x, dim, keepdim, ignores_nan=True),
+    aten.narrow_copy.default: _narrow_copy,
+    aten.native_dropout.default: _dropout,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.pow.Tensor_Scalar: _power_of_bool,
+    aten.put.default: _put,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+    aten.replication_pad1d_backward.default: _replication_pad_backward,
+    aten.replication_pad2d_backward.default: _replication_pad_backward,
+    aten.replication_pad3d_backward.default: _replication_pad_backward,
+    aten.scatter.reduce: _scatter_by,
+    aten.scatter.src: _scatter,
+    aten.scatter.value: _scatter,
+    aten.scatter.value_reduce: _scatter_by,
+    aten.scatter_add.default: _scatter_add,
+    aten.scatter_reduce.two: _scatter_reduce,
+    aten.searchsorted.Scalar: _searchsorted,
+    aten.searchsorted.Tensor: _searchsorted,
+    aten.squeeze.dims: _squeeze,
+    aten.topk.default: _topk,
+}

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
-_VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.expand, aten.squeeze, aten.alias}
+VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.expand, aten.squeeze, aten.alias}
 _FACTORIES = {aten.empty, aten.full, aten.arange, aten.scalar_tensor, aten.zeros, aten.ones}
 
 
@@ -33,7 +33,9 @@ class Stage:
         return sum(n.op == "call_function" for n in self.graph.nodes)
 
 
-def reason_for_eager(node: Node, translatable: Callable[[Any], bool]) -> str | None:
+def reason_for_eager(
+    node: Node, translatable: Callable[[Any], bool], mistrust: Callable[[Node], str | None]
+) -> str | None:
     """Why torch has to run a node; None where XRT can."""
     if node.op == "get_attr":
         return None if type(node.meta.get("val")) is torch.Tensor else "it reads an attribute that is no tensor"
@@ -49,6 +51,8 @@ def reason_for_eager(node: Node, translatable: Callable[[Any], bool]) -> str | N
             return "it writes its operand"
         if not translatable(target):
             return "torchlib has no translation of it"
+        if (why := mistrust(node)) is not None:
+            return why
     for value in _tensors(node):
         if value.dtype.is_complex:
             return "complex numbers"
@@ -88,7 +92,7 @@ def _views_of_inputs(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for n in graph.nodes:
         packet = getattr(n.target, "overloadpacket", None)
-        if n.op == "call_function" and packet in _VIEWS and len(n.all_input_nodes) == 1:
+        if n.op == "call_function" and packet in VIEWS and len(n.all_input_nodes) == 1:
             source = n.all_input_nodes[0]
             if source.op == "placeholder" or source in found:
                 found.add(n)

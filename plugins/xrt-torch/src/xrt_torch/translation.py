@@ -35,7 +35,16 @@ def registry() -> Any:
     """Torchlib's registry. The first call imports onnxscript, which takes two seconds."""
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _registration.ONNXRegistry.from_torchlib()
+        made = _registration.ONNXRegistry.from_torchlib()
+        made.register_op(torch.ops.aten.sort.stable, _sort_stable)
+        return made
+
+
+def _sort_stable(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """Of equal elements the first comes first, as in ONNX's TopK."""
+    from onnxscript.function_libs.torch_lib.ops.core import aten_sort
+
+    return aten_sort(x, dim, descending)
 
 
 def translate(graph: torch.fx.Graph, name: str) -> Graph:
@@ -53,7 +62,7 @@ def translate(graph: torch.fx.Graph, name: str) -> Graph:
 
 def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
     root = torch.nn.Module()
-    copied = _copy(graph)
+    copied = copy_of(graph)
     for node in copied.nodes:
         if node.op == "get_attr":
             setattr(root, str(node.target), node.meta["val"])
@@ -66,14 +75,16 @@ def _onnx_of(graph: torch.fx.Graph, name: str) -> ir.Model:
         _keep_doubles(module.graph)
         model = ir.Model(ir.Graph([], [], nodes=[], name=name), ir_version=10)
         values = _translated(module.graph, model)
+        _connect(module.graph, model.graph, values)
         _ir_passes.add_opset_imports(model)
+        model.opset_imports.setdefault("", registry().opset_version)  # of a graph without nodes
     finally:
         logging.disable(disabled)
-    _connect(module.graph, model.graph, values)
     return model
 
 
-def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
+def copy_of(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A graph of its own, with what is known of the nodes."""
     made = torch.fx.Graph()
     made.output(made.graph_copy(graph, {}))
     for old, new in zip(graph.nodes, made.nodes, strict=True):
@@ -103,12 +114,7 @@ def _keep_doubles(graph: torch.fx.Graph) -> None:
             continue
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if node.target is torch.ops.aten.scalar_tensor.default and isinstance(node.args[0], float):
-            with graph.inserting_before(node):
-                constant = graph.get_attr(f"double_{node.name}")
-            constant.meta["val"] = torch.tensor(node.args[0], dtype=torch.float64)
-            node.replace_all_uses_with(constant)
-            graph.erase_node(node)
+        if _replaced_by_double(graph, node, value):
             continue
         wanted = [a.type.kind() == "TensorType" for a in node.target._schema.arguments]
         for i, (a, is_tensor) in enumerate(zip(node.args, wanted, strict=False)):
@@ -117,6 +123,26 @@ def _keep_doubles(graph: torch.fx.Graph) -> None:
                     constant = graph.get_attr(f"double_{node.name}_{i}")
                 constant.meta["val"] = torch.tensor(a, dtype=torch.float64)
                 node.update_arg(i, constant)
+
+
+def _replaced_by_double(graph: torch.fx.Graph, node: torch.fx.Node, value: torch.Tensor) -> bool:
+    """Replace a node that makes a tensor of one float, where it is such a node."""
+    aten = torch.ops.aten
+    place = {aten.scalar_tensor.default: 0, aten.full.default: 1, aten.full_like.default: 1}.get(node.target)
+    if place is None or not isinstance(number := node.args[place], float):
+        return False
+    with graph.inserting_before(node):
+        made = graph.get_attr(f"double_{node.name}")
+        made.meta["val"] = torch.tensor(number, dtype=torch.float64)
+        if place:
+            size = node.args[0] if node.target is aten.full.default else list(value.shape)
+            if not all(isinstance(n, int | torch.fx.Node) for n in size):  # type: ignore[union-attr]
+                return False
+            made = graph.call_function(aten.expand.default, (made, size))
+            made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+    return True
 
 
 def _translated(graph: torch.fx.Graph, model: ir.Model) -> dict[str, Any]:
@@ -140,6 +166,35 @@ def translatable(target: Any) -> bool:
     return not isinstance(target, torch._ops.OpOverload) or bool(registry().is_registered(target))
 
 
+def mistrust(node: torch.fx.Node) -> str | None:
+    """Why torchlib's translation of an operator is not taken for these arguments; None where it is."""
+    target: Any = node.target
+    values = [a.meta.get("val") for a in node.all_input_nodes]
+    first = next((v for v in values if isinstance(v, torch.Tensor)), None)
+    packet = getattr(target, "overloadpacket", None)
+    aten = torch.ops.aten
+    if target is aten.sort.stable and node.kwargs.get("stable") and first is not None and first.dtype is not torch.bool:
+        return None
+    shows_places = any(u.args[1:] == (1,) and u.users for u in node.users)
+    if (
+        packet in (aten.sort, aten.topk)
+        and shows_places
+        and first is not None
+        and first.dtype not in (torch.float32, torch.float64)
+    ):
+        return "which of equal elements comes first is torch's affair"
+    if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
+        return "torch rounds the grid to narrow floats"
+    if packet is aten._native_batch_norm_legit_no_training and any(u.args[1:] != (0,) and u.users for u in node.users):
+        return "torch's statistics are empty"
+    if packet in _WRONG:
+        return "torchlib's translation computes something else"
+    return None
+
+
+_WRONG = (torch.ops.aten._linalg_det, torch.ops.aten._upsample_bilinear2d_aa, torch.ops.aten.histc)
+
+
 def _connect(graph: torch.fx.Graph, made: ir.Graph, values: dict[str, Any]) -> None:
     """Make inputs of the placeholders and outputs of the results, each a value of its own."""
     made.inputs.clear()
@@ -151,5 +206,15 @@ def _connect(graph: torch.fx.Graph, made: ir.Graph, values: dict[str, Any]) -> N
     for i, node in enumerate(results):
         value = values[node.name]
         result = ir.Value(name=f"result_{i}", type=value.type, shape=value.shape)
-        made.append(ir.Node("", "Identity", [value], outputs=[result]))
+        wanted = node.meta.get("val")
+        kind = _onnx_dtype(wanted.dtype) if isinstance(wanted, torch.Tensor) else None
+        if kind is None or value.dtype == kind:
+            made.append(ir.Node("", "Identity", [value], outputs=[result]))
+        else:  # statistics of norms, which torchlib gives in float32
+            result.type = ir.TensorType(kind)
+            made.append(ir.Node("", "Cast", [value], [ir.AttrInt64("to", kind)], outputs=[result]))
         made.outputs.append(result)
+
+
+def _onnx_dtype(dtype: torch.dtype) -> ir.DataType | None:
+    return _core.torch_dtype_to_onnx_dtype(dtype)

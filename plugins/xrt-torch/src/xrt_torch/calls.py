@@ -1,0 +1,107 @@
+"""Calls: a stage's XRTModule as a function of torch's tensors and integers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from xrt_torch.partition import Stage
+
+_PLAIN: Final = frozenset(
+    (
+        torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+        torch.bool,
+    )
+)  # fmt: skip
+_LARGE: Final = 1 << 20  # bytes
+_DTYPES: Final = {int: "int64", bool: "bool", float: "float64"}
+
+
+class StageCall:
+    """A function of tensors and integers (SymInts), whose results are a sequence of the same.
+
+    Tensors on the CPU go in as NumPy's views of their memory, the shortest way through XRT. A parameter's view is kept
+    while it is the same object on the same memory: what is written into it shows there. Where results are large, the
+    first tensor goes in as it is, so that XRT gives tensors, which share the engine's memory: NumPy's arrays would be
+    copies. Results have the strides that torch expects, as its kernels may rely on them.
+    """
+
+    def __init__(self, module: Any, stage: Stage) -> None:
+        self._module = module
+        self._is_single = len(module.output_names) == 1
+        nodes = [n for n in stage.graph.nodes if n.op == "placeholder"]
+        self._is_plain = all(_is_plain(n.meta.get("val")) for n in nodes)
+        self._views: list[tuple[weakref.ref[Any], int, Any] | None] = [None] * len(nodes)
+        results = stage.graph.output_node().all_input_nodes
+        values = [n.meta.get("val") for n in stage.graph.output_node().args[0]]  # type: ignore[union-attr]
+        assert len(results) <= len(values)
+        self._gives_tensors = sum(map(_bytes, values)) >= _LARGE
+        self._layout = [None if isinstance(v, int | torch.SymInt) else strides_of(v) for v in values]
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """The results. Raises what XRT raises."""
+        if self._is_plain:
+            given = [
+                (self._view(i, a) if type(a) is torch.nn.Parameter else a.detach().numpy())
+                if isinstance(a, torch.Tensor)
+                else np.asarray(a, _DTYPES[type(a)])
+                for i, a in enumerate(args)
+            ]
+        else:
+            given = [a.detach() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args]
+        if self._gives_tensors:
+            first = next((i for i, a in enumerate(args) if isinstance(a, torch.Tensor)), None)
+            if first is not None:
+                given[first] = args[first].detach()
+        made = self._module(*given)
+        return [
+            int(r) if layout is None else _laid_out(r if isinstance(r, torch.Tensor) else _tensor(r), layout)
+            for r, layout in zip((made,) if self._is_single else made, self._layout, strict=True)
+        ]
+
+    def _view(self, i: int, parameter: Any) -> Any:
+        known, place = self._views[i], parameter.data_ptr()
+        if known is not None and known[0]() is parameter and known[1] == place:
+            return known[2]
+        view = parameter.detach().numpy()
+        self._views[i] = weakref.ref(parameter), place, view
+        return view
+
+
+def _bytes(value: Any) -> int:
+    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
+        return 0
+    return value.numel() * value.element_size()
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or (value.dtype in _PLAIN and value.device.type == "cpu")
+
+
+def strides_of(value: Any) -> tuple[int, ...]:
+    """The strides that torch expects of a result; () for those of a contiguous tensor, and where they are not known."""
+    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+        return ()
+    repeats = any(n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True))  # nothing writes there
+    return () if value.is_contiguous() or repeats else tuple(value.stride())
+
+
+def _laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if not strides:
+        return x if x.is_contiguous() else x.contiguous()
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _tensor(result: Any) -> torch.Tensor:
+    """A NumPy result as a tensor of the same memory."""
+    plain = type(result) is np.ndarray and result.flags.writeable and all(s >= 0 for s in result.strides)
+    array = result if plain else np.array(result, order="C")
+    if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":  # which torch does not take from NumPy
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
