@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "run": "Run a model: outputs, share on engines, timings.",
     "train": "Train a model on arrays from a file.",
     "partition": "Show the clusters and why other nodes are on the host.",
+    "export": "Write a stage of a model as ONNX, for Netron.",
     "inspect": "Show what an engine makes of a cluster: HLO, layers, ...",
     "compile": "Compile a model ahead of time into one file.",
     "engines": "List the engines: version, devices, state, remedy.",
