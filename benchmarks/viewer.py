@@ -15,8 +15,8 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from tests.reports.browser import browser, show  # noqa: E402
-from tests.reports.partitions import many  # noqa: E402
+from tests.reports.browser import browser, show
+from tests.reports.partitions import many
 
 OPENINGS = 7
 
