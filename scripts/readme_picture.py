@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 import xrt_core as xrt  # noqa: E402
 from xrt_core import ops  # noqa: E402
 from xrt_core.reports.colours import colours  # noqa: E402
-from xrt_core.reports.diagram import Diagram, diagram  # noqa: E402
+from xrt_core.reports.diagram import Diagram, diagram, groups  # noqa: E402
 from xrt_core.reports.layout import HEIGHT, place  # noqa: E402
 
 TARGET = ROOT / "docs" / "clusters.svg"
@@ -56,10 +56,11 @@ class Recogniser(xrt.Graph):
 
 
 def drawn(engines: Any, **options: Any) -> Diagram:
-    """The diagram of the recogniser on engines, a box per cluster."""
+    """The diagram of the recogniser on engines, a box per cluster; on the host, a box per node."""
     x = {"line": np.zeros((1, 1, 32, 64), np.float32)}
     with xrt.XRTModule(Recogniser(), engine=engines, guard=False, prune=False, **options) as m:
-        return diagram(m.partitioned(x), m.explain(x).report, expanded=False)
+        every = diagram(m.partitioned(x), m.explain(x).report)
+        return every if engines == "host" else groups(every).diagram
 
 
 def _boxes(picture: Diagram, x0: float, head: str, tall: float = 0.0) -> tuple[list[str], float, float]:

@@ -194,6 +194,12 @@ class Explanation:
 
         return to_dot(self._graph(), self.report)
 
+    def _repr_html_(self) -> str:
+        """Return what notebooks show."""
+        from xrt_core.reports import to_notebook
+
+        return to_notebook(self.partitioned, self.report, self.name or "graph", self.summary())
+
     def _graph(self) -> Graph:
         if self.partitioned is None:
             raise InputError("this explanation has no graph; use the one that XRTModule.explain returns")

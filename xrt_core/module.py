@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xrt_core.compiler.guarded import GuardedModule
-from xrt_core.errors import CacheError, InputError, ModelLoadError, QuantizationError, UnsupportedError
+from xrt_core.errors import CacheError, InputError, ModelLoadError, QuantizationError, UnsupportedError, printable
 from xrt_core.events import EventLog
 from xrt_core.options import Options, resolve
 
@@ -339,6 +339,15 @@ class XRTModule(GuardedModule):
         caller, arrays = self._source.bind((), _mapping(inputs))
         return caller.partition(arrays).graph
 
+    def optimised(self, inputs: Mapping[str, Any] | None = None) -> Graph:
+        """Return the graph after specialisation and the passes, before it is partitioned, for the signature of `inputs`
+        (see `explain`)."""
+        if inputs is None:
+            caller = self._known_caller()
+            return caller.optimise(caller.example()).graph
+        caller, arrays = self._source.bind((), _mapping(inputs))
+        return caller.optimise(arrays).graph
+
     def clusters(self, inputs: Mapping[str, Any] | None = None) -> Sequence[CompiledCluster]:
         """Return the clusters of the graph for the signature of `inputs` (see `explain`).
 
@@ -383,6 +392,15 @@ class XRTModule(GuardedModule):
         name = (caller.graph.name if caller else "") or "graph"
         takes = input_list(caller.graph.inputs) if caller else "..."
         return f"<XRTModule {name}: {takes} -> {', '.join(self.output_names)}; engines {self._pipeline.engine_names}>"
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: inputs, outputs, engines, and the partition of the last call."""
+        from html import escape
+
+        caller = self._source.caller
+        known = caller.explained() if caller is not None else None
+        head = f"<div>{escape(printable(repr(self), lines=False))}</div>"
+        return head + ("" if known is None else known._repr_html_())
 
 
 def warmup(

@@ -15,17 +15,15 @@ from tests.architecture.source import ROOT
 from tests.frontends.onnx_models import N, model
 from xrt_core.errors import InternalError
 from xrt_core.module import XRTModule
+from xrt_core.testing import fuzz, mutations
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = ROOT / "scripts" / "fuzz_models.py"
 
 
-sys.path.append(str(ROOT / "scripts"))  # also in the workers that it starts
-import fuzz_models as fuzz  # noqa: E402
-
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-BASE = fuzz.Base("relu", model([N("Relu", ["x"], ["y"], name="n")]), {"x": X})
+BASE = mutations.Base("relu", model([N("Relu", ["x"], ["y"], name="n")]), {"x": X})
 
 
 def _fuzz(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,15 +47,15 @@ def test_ten_thousand_cases_have_no_findings(tmp_path: pathlib.Path) -> None:
 
 def test_cases_are_made_of_seed_and_number() -> None:
     """The same model and arguments for the same number, others for another number or seed."""
-    cases = [fuzz.model_case([BASE], 3, i) for i in range(60)]
-    assert all(fuzz.model_case([BASE], 3, i).content == c.content for i, c in enumerate(cases))
+    cases = [mutations.model_case([BASE], 3, i) for i in range(60)]
+    assert all(mutations.model_case([BASE], 3, i).content == c.content for i, c in enumerate(cases))
     assert len({c.content for c in cases}) > 40
-    assert {c.content for c in cases} != {fuzz.model_case([BASE], 4, i).content for i in range(60)}
+    assert {c.content for c in cases} != {mutations.model_case([BASE], 4, i).content for i in range(60)}
 
 
 def test_what_surprises_is_a_finding(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exceptions that are no XRTErrors, InternalErrors, and other types, errors or numbers than the host's."""
-    fuzz.store(fuzz.Case("relu", BASE.model.SerializeToString(), [{"x": X}]), tmp_path / "case")
+    fuzz.store(mutations.Case("relu", BASE.model.SerializeToString(), [{"x": X}]), tmp_path / "case")
     assert fuzz.examine(tmp_path / "case", [], sandbox=False).findings == []
 
     def raises(error: Exception) -> Any:
@@ -95,7 +93,7 @@ def test_a_worker_that_ends_is_told(tmp_path: pathlib.Path) -> None:
     """And the next case has another one."""
     worker = fuzz._Worker(tmp_path, 0, [])
     try:
-        fuzz.store(fuzz.Case("relu", BASE.model.SerializeToString(), [{"x": X}]), tmp_path / "good")
+        fuzz.store(mutations.Case("relu", BASE.model.SerializeToString(), [{"x": X}]), tmp_path / "good")
         assert worker.run("replay", str(tmp_path / "good")).findings == []
         worker._process.kill()
         worker._process.join()

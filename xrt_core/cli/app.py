@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "train": "Train a model on arrays from a file.",
     "partition": "Show the clusters and why other nodes are on the host.",
     "profile": "Show where the time of calls goes.",
+    "export": "Write a stage of a model as ONNX, for Netron.",
     "inspect": "Show what an engine makes of a cluster: HLO, layers, ...",
     "compile": "Compile a model ahead of time into one file.",
     "engines": "List the engines: version, devices, state, remedy.",
@@ -26,6 +27,8 @@ COMMANDS: Final = {
     "report": "Run a model under guard: verdicts and timings.",
     "bisect": "Find the nodes that an engine computes wrongly.",
     "replay": "Run a bundle of a wrong result again.",
+    "new-engine": "Write the package of a new engine from a template.",
+    "check-engine": "Test an engine: score by operator family and dtype.",
     "cache": "Show, export or delete executables on the disk.",
 }
 """The core's commands, each a function or an application in the module of its name: its line in `xrt --help`."""
@@ -74,7 +77,8 @@ def application(asked: str | None = None) -> typer.Typer:
         if asked is not None and name != asked:
             app.command(name, short_help=line)(_not_imported)
             continue
-        found = getattr(importlib.import_module(f"xrt_core.cli.{name}"), name)
+        module = name.replace("-", "_")
+        found = getattr(importlib.import_module(f"xrt_core.cli.{module}"), module)
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name, short_help=line)
         else:

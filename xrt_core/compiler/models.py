@@ -17,7 +17,7 @@ from xrt_core.cache.lru import LRU
 from xrt_core.cache.model_file import is_model_file
 from xrt_core.compiler.buckets import Bucket, Buckets
 from xrt_core.compiler.pipeline import Pipeline
-from xrt_core.compiler.stages import Partitioned, Planned
+from xrt_core.compiler.stages import Optimised, Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
 from xrt_core.errors import InputError, ModelLoadError, nearest
 from xrt_core.explanation import Explanation
@@ -285,11 +285,15 @@ class CompiledGraph:
             arrays.append(np.zeros(shape, v.type.dtype))
         return arrays
 
-    def partition(self, arrays: Sequence[Any]) -> Partitioned:
-        """Return the partitioned graph for the signature of these arguments, without compiling."""
+    def optimise(self, arrays: Sequence[Any]) -> Optimised:
+        """Return the optimised graph for the signature of these arguments, without compiling."""
         types, known = self.plans.signature(self.checked(arrays))
         pipeline = self.pipeline.accelerated
-        return pipeline.partition(pipeline.optimise(pipeline.adopt(self.captured), types, known))
+        return pipeline.optimise(pipeline.adopt(self.captured), types, known)
+
+    def partition(self, arrays: Sequence[Any]) -> Partitioned:
+        """Return the partitioned graph for the signature of these arguments, without compiling."""
+        return self.pipeline.accelerated.partition(self.optimise(arrays))
 
     def explain(self, arrays: Sequence[Any] | None) -> Explanation:
         """Return the decisions for the signature of these arguments; None: the last new one, or the declared types."""
@@ -306,6 +310,13 @@ class CompiledGraph:
             return self._with_padding(bucket.inner.explain(bucket.form.pad(checked, sizes)), found)
         explanation = _final(plan).explain() if isinstance(plan, Planned) else self.partition(arrays).explain()
         return explanation if self._buckets is None else self._with_padding(explanation, None)
+
+    def explained(self) -> Explanation | None:
+        """Return the decisions for the last new signature; None before the first, and where the plan with engines is
+        still being made. Nothing is compiled."""
+        plan = self.last
+        plan = plan.final if isinstance(plan, BaselinePlan) else plan
+        return None if plan is None else plan.explain()
 
     def _with_padding(self, explanation: Explanation, served: tuple[Bucket, Mapping[str, int]] | None) -> Explanation:
         """Return the explanation with what was decided about buckets. served: the bucket of the signature, if any."""

@@ -188,6 +188,12 @@ class Function(_Frozen):
     def __str__(self) -> str:
         return self.as_text()
 
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from xrt_core.ir.text import as_html
+
+        return as_html(self)
+
     def __repr__(self) -> str:
         return (
             f"<Function {self.name!r}: {len(self.params)} params, {len(self.body.nodes)} nodes, "

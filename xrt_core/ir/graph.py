@@ -458,6 +458,12 @@ class Graph(_Frozen):
 
         return graph_text(self)
 
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from xrt_core.ir.text import as_html
+
+        return as_html(self)
+
 
 def is_placed(graph: Graph) -> bool:
     """Whether any node, those of subgraphs aside, is annotated with a device."""

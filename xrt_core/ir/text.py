@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from xrt_core.errors import printable
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value
 from xrt_core.ir.types import STRING, TensorType
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from xrt_core.ir.function import Function
 
 _PLAIN: Final = re.compile(r"[\w.:/\-]+")
+SHOWN_LINES: Final = 400
 _SHORT: Final = 8  # elements of a constant that are shown
 
 
@@ -26,6 +30,22 @@ def graph_text(graph: Graph) -> str:
 def function_text(function: Function) -> str:
     """The function in SSA form: `function name { input {...} output {...} node {...} }`."""
     return "\n".join(_Printer().function(function))
+
+
+def as_html(thing: Graph | Function) -> str:
+    """What notebooks show of a graph or function: a line with its operators, and its text, of which the first
+    `SHOWN_LINES` lines, folded."""
+    graph = thing if isinstance(thing, Graph) else thing.body
+    counts = Counter(n.operator for n in graph.nodes).most_common()
+    operators = ", ".join(f"{o} x{k}" if k > 1 else o for o, k in counts)
+    lines = printable(str(thing)).splitlines()
+    if len(lines) > SHOWN_LINES:
+        lines = [*lines[:SHOWN_LINES], f"... {len(lines) - SHOWN_LINES} more lines"]
+    head = f"{type(thing).__name__} {thing.name}: {len(graph.nodes)} nodes ({operators})"
+    return (
+        f"<details><summary>{html.escape(printable(head, lines=False))}</summary>"
+        f"<pre>{html.escape(chr(10).join(lines))}</pre></details>"
+    )
 
 
 class _Printer:

@@ -1,10 +1,11 @@
-"""A partitioned graph as boxes and edges, and the transfers of values between its spaces."""
+"""A partitioned graph as boxes and edges, their groups, and the transfers of values between its spaces."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,15 +17,16 @@ from xrt_core.ir.types import TensorType
 from xrt_core.passes.partitioning.report import PartitionReport
 
 HOST: Final = "host"
-_SHOWN: Final = 4  # operators named on a cluster's box
-
+_SHOWN: Final = 26  # characters of the operators on the box of a group
 Kind = Literal["input", "output", "node", "cluster"]
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """A box of the diagram. label, detail: its two lines of text. space: "host" or an engine. cluster: the name of the
-    cluster that it is, or belongs to, "" for none. tip: the tooltip."""
+    cluster that it is, or belongs to, "" for none. tip: what it is, line by line.
+
+    A box of the kind "cluster" stands for several nodes: of a cluster, or of a chain of host nodes."""
 
     kind: Kind
     label: str
@@ -62,10 +64,21 @@ class Transfer:
     target: str
 
 
-def diagram(graph: Graph, report: PartitionReport, *, expanded: bool) -> Diagram:
-    """Return the diagram of a partitioned graph. report: its partition report, for the reasons of host nodes.
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A diagram whose clusters, and whose chains of host nodes, are one box each.
 
-    expanded: a box per node of a cluster; else a box per cluster. Constants are omitted.
+    members: for each box the indices of its boxes in the diagram that was grouped; a single one for what is no group.
+    """
+
+    diagram: Diagram
+    members: tuple[tuple[int, ...], ...]
+
+
+def diagram(graph: Graph, report: PartitionReport) -> Diagram:
+    """Return the diagram of a partitioned graph, with a box per node, those of clusters too. Constants are omitted.
+
+    report: its partition report, for the reasons of host nodes.
     """
     reasons = _Reasons(report)
     boxes: list[Box] = []
@@ -89,8 +102,6 @@ def diagram(graph: Graph, report: PartitionReport, *, expanded: bool) -> Diagram
         elif not isinstance(function, Function):
             tip = f"{n.operator} {_name(n)}\non the host: {reasons.of(n)}"
             add(Box("node", n.operator, _name(n), HOST, "", tip), [*n.inputs, *n.captures], n.outputs)
-        elif not expanded:
-            add(_cluster_box(function, str(n.attributes["engine"])), n.inputs, n.outputs)
         else:
             body, engine, cluster = function.body, str(n.attributes["engine"]), _name(function)
             made.update({b: made[o] for b, o in zip(body.inputs, n.inputs, strict=False) if o in made})
@@ -101,6 +112,63 @@ def diagram(graph: Graph, report: PartitionReport, *, expanded: bool) -> Diagram
     for v in graph.outputs:
         add(Box("output", _name(v) or "output", str(v.type or "?"), HOST, "", _described(v)), (v,), ())
     return Diagram(tuple(boxes), tuple(edges))
+
+
+def groups(drawn: Diagram) -> Groups:
+    """Return a diagram with a box per cluster, and per chain of host nodes each of which only the next one reads.
+
+    Boxes of one cluster are neighbours in `drawn`, so the first ones of the groups are in topological order.
+    """
+    sources: dict[int, set[int]] = {}
+    targets: dict[int, set[int]] = {}
+    for e in drawn.edges:
+        sources.setdefault(e.target, set()).add(e.source)
+        targets.setdefault(e.source, set()).add(e.target)
+    members: list[list[int]] = []
+    group: list[int] = []
+
+    def follows(i: int) -> int | None:
+        """The group that box i is a part of, if not of one of its own."""
+        box, last = drawn.boxes[i], drawn.boxes[i - 1] if i else None
+        if box.cluster:
+            return group[i - 1] if last is not None and last.cluster == box.cluster else None
+        if box.kind != "node" or len(before := sources.get(i, set())) != 1:
+            return None
+        (j,) = before
+        alone = drawn.boxes[j].kind == "node" and not drawn.boxes[j].cluster and targets[j] == {i}
+        return group[j] if alone else None
+
+    for i in range(len(drawn.boxes)):
+        found = follows(i)
+        if found is None:
+            found = len(members)
+            members.append([])
+        members[found].append(i)
+        group.append(found)
+    boxes = [_group_box([drawn.boxes[i] for i in inner]) for inner in members]
+    joined: dict[tuple[int, int], list[str]] = {}
+    for e in drawn.edges:
+        if group[e.source] != group[e.target]:
+            said = joined.setdefault((group[e.target], group[e.source]), [])
+            if e.text not in said:
+                said.append(e.text)
+    edges = (Edge(source, target, "\n".join(said)) for (target, source), said in sorted(joined.items()))
+    return Groups(Diagram(tuple(boxes), tuple(edges)), tuple(map(tuple, members)))
+
+
+def parts(drawn: Diagram, members: Iterable[Sequence[int]]) -> Iterator[tuple[Diagram, tuple[int, ...]]]:
+    """Yield for each sorted selection of boxes the diagram of these and of those that they exchange values with, and
+    for each box of it its index in `drawn`."""
+    edges_of: dict[int, list[int]] = {}
+    for k, e in enumerate(drawn.edges):
+        edges_of.setdefault(e.source, []).append(k)
+        edges_of.setdefault(e.target, []).append(k)
+    for chosen in members:
+        edges = [drawn.edges[k] for k in sorted({k for i in chosen for k in edges_of.get(i, ())})]
+        indices = tuple(sorted({*chosen, *(i for e in edges for i in (e.source, e.target))}))
+        renumbered = {i: k for k, i in enumerate(indices)}
+        kept = tuple(Edge(renumbered[e.source], renumbered[e.target], e.text) for e in edges)
+        yield Diagram(tuple(drawn.boxes[i] for i in indices), kept), indices
 
 
 def node_count(graph: Graph) -> int:
@@ -140,14 +208,19 @@ def _place(node: Node) -> str:
     return f"{_name(function)} ({node.attributes['engine']!s})" if isinstance(function, Function) else HOST
 
 
-def _cluster_box(function: Function, engine: str) -> Box:
-    nodes = function.body.nodes
-    counted = Counter(n.operator for n in nodes).most_common()
-    said = [f"{o} x{k}" if k > 1 else o for o, k in counted]
-    short = ", ".join(said[:_SHOWN]) + (", ..." if len(said) > _SHOWN else "")
-    name = _name(function)
-    tip = f"{name} on {engine}: {len(nodes)} nodes\n{', '.join(said)}"
-    return Box("cluster", f"{name} on {engine}: {len(nodes)} nodes", short, engine, name, tip)
+def _group_box(boxes: Sequence[Box]) -> Box:
+    """The box of a cluster or of a chain of host nodes; a host node, an input or an output alone is itself."""
+    first = boxes[0]
+    if not first.cluster and len(boxes) == 1:
+        return first
+    counted = Counter(b.label for b in boxes).most_common()
+    said = ", ".join(f"{o} x{k}" if k > 1 else o for o, k in counted)
+    short = textwrap.shorten(said, _SHOWN, placeholder=" ...")
+    count = f"{len(boxes)} node{'s' if len(boxes) > 1 else ''}"
+    if first.cluster:
+        tip = f"{first.cluster} on {first.space}: {count}\n{said}"
+        return Box("cluster", f"{first.cluster}: {count}", short, first.space, first.cluster, tip)
+    return Box("cluster", f"{count} on the host", short, HOST, "", "\n".join(b.tip for b in boxes))
 
 
 class _Reasons:

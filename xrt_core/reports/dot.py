@@ -11,7 +11,7 @@ from xrt_core.reports.diagram import HOST, Box, diagram
 
 def to_dot(graph: Graph, report: PartitionReport) -> str:
     """Return a partitioned graph in DOT: each cluster a subgraph in its engine's colour, reasons as tooltips."""
-    drawn = diagram(graph, report, expanded=True)
+    drawn = diagram(graph, report)
     paint = colours([c.engine for c in report.clusters])
     lines = [
         f"digraph {_quoted(graph.name or 'graph')} {{",

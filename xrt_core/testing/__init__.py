@@ -6,7 +6,8 @@
         engine = "xla"
 
 What an engine cannot do for ever stands in `unsupported.txt`, what is to be repaired in `xfails.txt`, both beside the
-file of that class. Nothing in XRT imports this package, and importing it imports nothing else before it is used.
+file of that class. In XRT only `xrt check-engine` imports this package, and importing it imports nothing else
+before it is used.
 """
 
 from __future__ import annotations

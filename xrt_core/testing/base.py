@@ -11,7 +11,7 @@ import pytest
 from xrt_core.engine.contract import Engine
 from xrt_core.testing.capabilities import Capabilities
 from xrt_core.testing.lists import Lists
-from xrt_core.testing.operator_claims import Claimed
+from xrt_core.testing.operator_claims import Claimed, dtype_of
 from xrt_core.testing.scorecard import PROPERTY, recorder
 from xrt_core.testing.subject import Subject, spec_of, subject_for
 
@@ -54,8 +54,10 @@ class SuiteBase:
         claimed: Claimed | None = request.node.funcargs.get("claimed") or _parameter(request)
         key = claimed.key if claimed is not None else request.node.originalname
         operator = claimed.case.node.operator if claimed is not None else ""
-        request.node.user_properties.append((PROPERTY, (subject.name, operator, key)))
-        lists = self.exceptions()
+        dtype = dtype_of(claimed.case) if claimed is not None else ""
+        request.node.user_properties.append((PROPERTY, (subject.name, operator, key, dtype)))
+        given = request.config.getoption("--xrt-lists", default=None)
+        lists = self.exceptions() if given is None else Lists.read(pathlib.Path(given))
         if claimed is None and (reason := lists.why_unsupported(key)) is not None:
             request.applymarker(pytest.mark.xfail(strict=True, reason=f"unsupported: {reason}"))
         if (reason := lists.why_xfail(key)) is not None:

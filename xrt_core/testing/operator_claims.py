@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from xrt_core.engine.contract import Function
-from xrt_core.ir.types import dtype_name
+from xrt_core.ir.types import dtype_name, float_like
 from xrt_core.testing.functions import forms_of
 from xrt_core.testing.generated import all_generated
 from xrt_core.testing.node_cases import Case, all_cases
@@ -41,11 +41,14 @@ class Claims:
     """What an engine takes and refuses.
 
     onnx, generated: the cases it takes. refused: key of a backend test or generated case -> (operator, reason).
+    offered, taken: dtype (of `dtype_of`) -> number of cases.
     """
 
     onnx: list[Claimed] = field(default_factory=list)
     generated: list[Claimed] = field(default_factory=list)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    offered: Counter[str] = field(default_factory=Counter)
+    taken: Counter[str] = field(default_factory=Counter)
 
     @property
     def operators(self) -> dict[str, str]:
@@ -60,6 +63,13 @@ class Claims:
             yield c.key
         yield from self.refused
         yield from (f"operator/{o}" for o in self.operators)
+
+
+def dtype_of(case: Case) -> str:
+    """The dtype that a case is about: of its first floating input, else of its first input, else of its output."""
+    arrays = [x for x in (*case.inputs, *case.outputs) if x is not None]
+    floating = (x.dtype for x in case.inputs if x is not None and float_like(x.dtype))
+    return dtype_name(next(floating, arrays[0].dtype))
 
 
 @functools.cache
@@ -100,9 +110,11 @@ def claims_of(subject: Subject, full: bool) -> Claims:
 def _form(subject: Subject, key: str, case: Case, claims: Claims) -> tuple[Function, list[np.ndarray]] | None:
     """The first form of the case whose node the engine takes; None, and a refusal on record, where it takes none."""
     reason = ""
+    claims.offered[dtype_of(case)] += 1
     for function, arguments in forms_of(case, subject.name):
         verdict = subject.supports(function.body.nodes[0])
         if verdict:
+            claims.taken[dtype_of(case)] += 1
             return function, arguments
         reason = reason or verdict.reason
     claims.refused[key] = (case.node.operator, reason)

@@ -41,7 +41,7 @@ class OperatorTests(SuiteBase):
         except Exception as e:  # a test must say it, not the collection
             metafunc.parametrize("claimed", [pytest.param(e, id="claims")])
             return
-        records.card(subject.name).claims.update(claims.operators)
+        records.card(subject.name).claim(claims)
         cases = claims.onnx if "onnx" in metafunc.function.__name__ else claims.generated
         if full:
             metafunc.config.addinivalue_line("markers", "slow: a case of the XRT conformance kit beyond the sample")

@@ -1,10 +1,10 @@
-"""The pytest plugin: four options, and nothing else until a suite is collected."""
+"""The pytest plugin: its options, and nothing else until a suite is collected."""
 
 from __future__ import annotations
 
 import pytest
 
-for _name in ("contract_tests", "execution_tests", "operator_tests", "tolerance"):
+for _name in ("contract_tests", "execution_tests", "operator_tests", "robustness_tests", "tolerance"):
     pytest.register_assert_rewrite(f"xrt_core.testing.{_name}")
 
 
@@ -18,6 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--xrt-device", metavar="NAME", help="the device to run on, such as cuda:1; the engine's first")
     group.addoption("--xrt-scorecard", metavar="FILE", help="write the score card of every engine tested as JSON")
+    group.addoption("--xrt-lists", metavar="FOLDER", help="where unsupported.txt and xfails.txt of that engine are")
+    group.addoption("--xrt-fuzz", metavar="NUMBER", type=int, default=0, help="run so many mutated models on it")
     group.addoption("--xrt-full", action="store_true", help="run every case of the kit, not only the sample (minutes)")
 
 

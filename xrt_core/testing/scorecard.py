@@ -11,8 +11,13 @@ from typing import Any, Final, Literal, cast
 
 import pytest
 
+from xrt_core.kernels import find_kernel
+from xrt_core.testing.operator_claims import Claims
+
 PROPERTY: Final = "xrt_conformance"
-"""Name of the user property by which a test says which engine, operator and key it is about."""
+"""Name of the user property by which a test says which engine, operator, key and dtype it is about."""
+
+_LONGEST: Final = 400  # characters of a reason
 
 Outcome = Literal["passed", "failed", "xfailed", "skipped"]
 
@@ -21,22 +26,35 @@ Outcome = Literal["passed", "failed", "xfailed", "skipped"]
 class ScoreCard:
     """What one engine has shown.
 
-    claims: operator -> "" where the engine takes a case of it, else its reason for refusing. The cases and tests that
-    ran are counted by `add`.
+    claims: operator -> "" where the engine takes a case of it, else its reason for refusing. offered, taken: dtype ->
+    number of the kit's cases of it, and of those that the engine takes. The cases and tests that ran are counted by
+    `add`: by operator, and by dtype. contract: test that is about no operator -> its outcome. reasons: failed or
+    skipped test -> why.
     """
 
     engine: str
     version: str = ""
     device: str = ""
     claims: dict[str, str] = field(default_factory=dict)
+    offered: Counter[str] = field(default_factory=Counter)
+    taken: Counter[str] = field(default_factory=Counter)
     cases: dict[str, Counter[str]] = field(default_factory=dict)
+    dtypes: dict[str, Counter[str]] = field(default_factory=dict)
     tests: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    contract: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
-    def add(self, operator: str, key: str, outcome: Outcome) -> None:
-        """Count the outcome of one test; operator: "" for a test of the contract."""
+    def claim(self, claims: Claims) -> None:
+        """Take down what the engine takes and refuses."""
+        self.claims.update(claims.operators)
+        self.offered, self.taken = claims.offered, claims.taken
+
+    def add(self, operator: str, key: str, outcome: Outcome, dtype: str = "") -> None:
+        """Count the outcome of one test; operator, dtype: "" for a test of the contract."""
         if operator:
             self.cases.setdefault(operator, Counter())[outcome] += 1
+            self.dtypes.setdefault(dtype, Counter())[outcome] += 1
         else:
             self.tests[outcome] += 1
         if outcome == "failed":
@@ -55,6 +73,34 @@ class ScoreCard:
         """Every operator there are cases of -> its state."""
         return {o: self.state(o) for o in sorted({*self.claims, *self.cases})}
 
+    @property
+    def score(self) -> float:
+        """Share of the kit's operators that the engine takes, and of which every case that ran has passed."""
+        states = list(self.operators.values())
+        return states.count("passed") / len(states) if states else 0.0
+
+    def families(self) -> dict[str, dict[str, int]]:
+        """Family of operators (`family_of`) -> numbers of operators: of the kit, taken, passed."""
+        found: dict[str, dict[str, int]] = {}
+        for operator, state in self.operators.items():
+            row = found.setdefault(family_of(operator), {"operators": 0, "taken": 0, "passed": 0})
+            row["operators"] += 1
+            row["taken"] += state != "not claimed"
+            row["passed"] += state == "passed"
+        return dict(sorted(found.items()))
+
+    def by_dtype(self) -> dict[str, dict[str, int]]:
+        """Dtype -> numbers of cases: of the kit, taken, run, passed."""
+        return {
+            d: {
+                "cases": count,
+                "taken": self.taken[d],
+                "run": sum(n for o, n in self.dtypes.get(d, Counter()).items() if o != "skipped"),
+                "passed": self.dtypes.get(d, Counter())["passed"],
+            }
+            for d, count in sorted(self.offered.items())
+        }
+
     def summary(self) -> dict[str, int]:
         """Numbers of operators by state, and "claimed"."""
         states = Counter(self.operators.values())
@@ -67,13 +113,18 @@ class ScoreCard:
             "engine": self.engine,
             "version": self.version,
             "device": self.device,
+            "score": self.score,
             "summary": self.summary(),
+            "families": self.families(),
+            "dtypes": self.by_dtype(),
             "tests": dict(self.tests),
             "operators": {
                 o: {"state": s, **({"reason": self.claims[o]} if s == "not claimed" else dict(self.cases.get(o, {})))}
                 for o, s in self.operators.items()
             },
             "failures": self.failures,
+            "contract": self.contract,
+            "reasons": self.reasons,
         }
 
     def lines(self) -> Iterator[str]:
@@ -93,6 +144,13 @@ class ScoreCard:
                 yield f"{state}: {', '.join(names)}"
 
 
+def family_of(operator: str) -> str:
+    """The family of an operator, by the module of its portable kernel; "other" for one without."""
+    domain, _, op_type = operator.rpartition(".")
+    kernel = find_kernel(domain, op_type)
+    return "other" if kernel is None else kernel.function.__module__.rpartition(".")[2].replace("_", " ")
+
+
 class Recorder:
     """The pytest plugin that fills score cards; registered when the first suite is collected."""
 
@@ -110,10 +168,15 @@ class Recorder:
             return
         for name, about in report.user_properties:
             if name == PROPERTY:
-                engine, operator, key = cast("tuple[str, str, str]", about)
+                engine, operator, key, dtype = cast("tuple[str, str, str, str]", about)
                 expected = hasattr(report, "wasxfail")
                 outcome: Outcome = "xfailed" if report.skipped and expected else report.outcome
-                self.card(engine).add(operator, key, outcome)
+                card, name = self.card(engine), report.nodeid.rpartition("::")[2]
+                card.add(operator, key, outcome, dtype)
+                if not operator:
+                    card.contract[name] = outcome
+                if outcome != "passed":
+                    card.reasons[name if not operator else key] = _reason(report)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Write the tables."""
@@ -129,6 +192,18 @@ class Recorder:
         if self._path and self.cards and not hasattr(session.config, "workerinput"):
             text = json.dumps({"engines": [c.as_dict() for c in self.cards.values()]}, indent=1)
             pathlib.Path(self._path).write_text(text + "\n", encoding="utf-8")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped or failed, in a line."""
+    expected = getattr(report, "wasxfail", "")
+    if expected:
+        return str(expected).removeprefix("reason: ")
+    if isinstance(report.longrepr, tuple):  # of a skip: file, line, reason
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext
+    return " ".join(text.split())[:_LONGEST]
 
 
 def recorder(config: pytest.Config) -> Recorder:

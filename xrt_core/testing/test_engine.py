@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from xrt_core.testing.robustness_tests import RobustnessTests
 from xrt_core.testing.suite import ConformanceSuite
 
 
 class TestEngine(ConformanceSuite):
-    """Everything the kit has, against the engine of the command line."""
+    """The contract and the operators, for the engine of the command line."""
+
+
+class TestRobustness(RobustnessTests):
+    """Planted faults and mutated models, for the engine of the command line."""
