@@ -22,6 +22,7 @@ from xrt_core.cli import inputs, reference, results
 from xrt_core.cli.app import application
 from xrt_core.cli.display import ExitCode
 from xrt_core.profiling import Roofline, roofline
+from xrt_core.testing.scorecard import ScoreCard
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "cli.md"
 KINDS = {words: type_ for words, _, type_ in reference.commands()}
@@ -82,6 +83,8 @@ def test_run_partition_inspect_profile_compile(folder: pathlib.Path) -> None:
     assert "another" in found("partition", "--diff", "a.json", "b.json", code=ExitCode.FAILED_CHECK).reasons[0]
     assert found("inspect", "model.onnx", "-e", "host").clusters == []
     assert found("profile", "model.onnx", "-e", "host", "-n", 2).calls == 2
+    exported = found("export", "model.onnx", "-e", "host", "--stage", "optimised", "-o", "out.onnx")
+    assert (exported.file, exported.stage) == ("out.onnx", "optimised")
     written = found("compile", "model.onnx", "-e", "host", "--output", "m.xrt")
     assert written.bytes == pathlib.Path("m.xrt").stat().st_size
 
@@ -109,6 +112,16 @@ def test_train_and_what_is_installed(folder: pathlib.Path) -> None:
     assert found("engines").engines[0].name == "host"
     assert found("passes").passes
     assert found("doctor").problems == []
+
+
+def test_of_engines_authors(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new engine's folder, and the score card of one."""
+    pytest.importorskip("cookiecutter")
+    made = found("new-engine", "acme", "--style", "kernels", "--author", "A. Uthor", "--no-ask")
+    assert pathlib.Path(made.folder, "pyproject.toml").is_file()
+    card = ScoreCard("acme", "1", "cpu", claims={"Exp": "", "Log": "not yet"}).as_dict()
+    monkeypatch.setattr("xrt_core.cli.check_engine._tested", lambda *_: (card, 1))
+    assert found("check-engine", "openvino", code=ExitCode.FAILED_CHECK).operators["Log"]["reason"] == "not yet"
 
 
 def test_the_cache(folder: pathlib.Path) -> None:

@@ -135,7 +135,7 @@ def test_what_is_no_engine_is_refused(tmp_path: pathlib.Path) -> None:
 def test_the_command(tmp_path: pathlib.Path) -> None:
     """The host as an engine passes with its lists, and every output is written."""
     lists = pathlib.Path(__file__).with_name("host")
-    files = ("--json", tmp_path / "c.json", "--html", tmp_path / "c.html", "--badges", tmp_path / "b", "--fuzz", 0)
+    files = ("--report", tmp_path / "c.json", "--html", tmp_path / "c.html", "--badges", tmp_path / "b", "--fuzz", 0)
     done = check(HOST, "--lists", lists, *files)
     assert done.exit_code == 0, done.output
     assert "operators are taken, and pass" in done.output
@@ -150,7 +150,7 @@ def test_the_command(tmp_path: pathlib.Path) -> None:
 @pytest.mark.nightly
 def test_a_faulty_engine_fails(tmp_path: pathlib.Path) -> None:
     """Exit code 1, with each failure and its reason; JSON goes to stdout alone."""
-    done = check(f"{faults.__name__}:{faults.ZeroNumbers.__name__}", "--fuzz", 0, "--json", "-")
+    done = check(f"{faults.__name__}:{faults.ZeroNumbers.__name__}", "--fuzz", 0, "--json")
     assert done.exit_code == 1
     card = json.loads(done.stdout)
     assert card["operators"]["Exp"]["state"] == "failed"

@@ -14,8 +14,10 @@ from json import dumps
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import convert
 
-from xrt_core.cli.display import command, say, show_table, working
+from xrt_core.cli import results
+from xrt_core.cli.display import FailedCheck, giving, say, show_table, working
 from xrt_core.errors import EngineError, InputError, UnsupportedError
 from xrt_core.files import decode, replace_file
 
@@ -23,7 +25,7 @@ _PLUGIN: Final = "xrt_core.testing.plugin"
 _LAST: Final = 25  # lines of the tests' output that an error shows
 
 
-@command
+@giving(results.CheckEngine)
 def check_engine(
     package: Annotated[
         str,
@@ -38,16 +40,14 @@ def check_engine(
         pathlib.Path | None,
         typer.Option("--lists", help="The folder of its unsupported.txt and xfails.txt (tests/conformance)."),
     ] = None,
-    json: Annotated[
-        pathlib.Path | None, typer.Option("--json", help="Write the score as JSON; '-' writes it to stdout instead.")
-    ] = None,
+    report: Annotated[pathlib.Path | None, typer.Option("--report", help="Write the score as JSON.")] = None,
     html: Annotated[
         pathlib.Path | None, typer.Option("--html", help="Write a page: score, what fails, what is missing and why.")
     ] = None,
     badges: Annotated[
         pathlib.Path | None, typer.Option("--badges", help="Write SVG badges into this folder.")
     ] = None,
-) -> None:
+) -> results.CheckEngine | FailedCheck:
     """Test an engine with the conformance kit; print its score by family of operators and by data type.
 
     Exit code 1 if anything fails that is not in its lists.
@@ -59,15 +59,10 @@ def check_engine(
     if lists is not None and not lists.is_dir():
         raise InputError(f"--lists {lists}: there is no such folder")
     spec = _spec(package)
-    to_stdout = json is not None and str(json) == "-"
     with working(f"testing {spec}"):
         card, status = _tested(spec, device, full, fuzz, lists)
-    text = dumps(card, indent=1)
-    if to_stdout:
-        say(text)
-    else:
-        _show(card, card_page.failed(card))
-    written = [(html, card_page.card_page(card)), (None if to_stdout else json, text + "\n")]
+    _show(card, card_page.failed(card))
+    written = [(html, card_page.card_page(card)), (report, dumps(card, indent=1) + "\n")]
     if badges is not None:
         badges.mkdir(parents=True, exist_ok=True)
         written += [(badges / name, svg) for name, svg in card_page.badges(card).items()]
@@ -75,9 +70,9 @@ def check_engine(
         if path is not None:
             with replace_file(path) as file:
                 file.write(content.encode())
-            say(f"wrote {path}", stderr=to_stdout)
-    if status:
-        raise typer.Exit(1)
+            say(f"wrote {path}")
+    result = convert(card, results.CheckEngine)
+    return FailedCheck(result) if status else result
 
 
 def _spec(package: str) -> str:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from xrt_core.cli import arguments
-from xrt_core.cli.display import command, say, working
+from xrt_core.cli import arguments, results
+from xrt_core.cli.display import giving, say, working
 from xrt_core.errors import InputError
 
 
@@ -21,7 +21,7 @@ class Stage(enum.StrEnum):
     partitioned = "partitioned"
 
 
-@command
+@giving(results.Export)
 def export(
     model: arguments.Model,
     output: Annotated[pathlib.Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
@@ -40,7 +40,7 @@ def export(
         list[str] | None, typer.Option("--option", help="NAME=VALUE, any option of docs/options.md; may be repeated.")
     ] = None,
     recompile: arguments.Recompile = False,
-) -> None:
+) -> results.Export:
     """Write a stage of a model's compilation as ONNX: open it in Netron, or compare two stages.
 
     Exit code 0 also for a file with operators that only XRT has; it is said then.
@@ -58,7 +58,9 @@ def export(
         from xrt_core.frontends import onnx_export
 
         onnx_export.save(graph, output)
-    say(f"wrote {output}: {len(graph.nodes)} nodes, {_validity(output)}")
+    found = results.Export(str(output), str(stage), len(graph.nodes), _validity(output))
+    say(f"wrote {output}: {found.nodes} nodes, {found.validity}")
+    return found
 
 
 def _validity(path: pathlib.Path) -> str:

@@ -11,7 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
-from xrt_core.cli.display import command, say
+from xrt_core.cli import results
+from xrt_core.cli.display import giving, say
 from xrt_core.errors import InputError, UnsupportedError
 
 _PACKAGE: Final = pathlib.Path(__file__).resolve().parents[1]
@@ -19,7 +20,7 @@ _PLACES: Final = (_PACKAGE / "templates" / "engine", _PACKAGE.parent / "template
 """Where the template is: in an installed package, and in a clone of the repository."""
 
 
-@command
+@giving(results.NewEngine)
 def new_engine(
     engine: Annotated[
         str | None, typer.Argument(help='The engine\'s name, as users write it in engine="...".', show_default=False)
@@ -53,7 +54,7 @@ def new_engine(
     ask: Annotated[
         bool | None, typer.Option("--ask/--no-ask", help="Ask for what is not given; the default on a terminal.")
     ] = None,
-) -> None:
+) -> results.NewEngine:
     """Write the package of a new engine: it installs, runs models and passes its tests before a line of it is changed.
 
     docs/writing-an-engine.md describes what to do then.
@@ -67,6 +68,7 @@ def new_engine(
     _check(template, given)
     made = _bake(template, given, output, sys.stdin.isatty() if ask is None else ask)
     say(f"wrote {made}")
+    return results.NewEngine(str(made))
 
 
 def _template() -> pathlib.Path:

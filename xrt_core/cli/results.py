@@ -169,6 +169,15 @@ class Inspect(Result):
     diff: Annotated[list[str] | None, _is("with --diff: lines of a unified diff")] = None
 
 
+class Export(Result):
+    """`xrt export`."""
+
+    file: str
+    stage: str
+    nodes: int
+    validity: Annotated[str, _is("what ONNX's checker says, and which operators only XRT knows")]
+
+
 # --- profile ----------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +244,46 @@ class Engines(Result):
     """`xrt engines`."""
 
     engines: list[EngineLine]
+
+
+class NewEngine(Result):
+    """`xrt new-engine`."""
+
+    folder: str
+
+
+class Share(Result):
+    """How many operators of a family an engine takes and passes."""
+
+    operators: int
+    taken: int
+    passed: int
+
+
+class DtypeCases(Result):
+    """How many of the kit's cases of a dtype an engine takes, ran and passed."""
+
+    cases: int
+    taken: int
+    run: int
+    passed: int
+
+
+class CheckEngine(Result):
+    """`xrt check-engine`: the score card of an engine."""
+
+    engine: str
+    version: str
+    device: str
+    score: Annotated[float, _is("share of the kit's operators that it takes and passes, 0 to 1")]
+    summary: Annotated[dict[str, int], _is("state of operators -> how many")]
+    families: Annotated[dict[str, Share], _is("family of operators -> counts")]
+    dtypes: Annotated[dict[str, DtypeCases], _is("dtype -> counts")]
+    tests: Annotated[dict[str, int], _is("outcome of the tests that are about no operator -> how many")]
+    operators: Annotated[dict[str, dict[str, Any]], _is("operator -> its state, with the reason or counts of cases")]
+    failures: Annotated[list[str], _is("cases that failed")]
+    contract: Annotated[dict[str, str], _is("test that is about no operator -> its outcome")]
+    reasons: Annotated[dict[str, str], _is("test that did not pass -> why")]
 
 
 class FoundProblem(Result):
