@@ -55,7 +55,7 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
 
 def _why_eager(x: torch.Tensor) -> str:
     """Why a graph with this input is torch's; "" where it is not."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+    from torch._subclasses.fake_tensor import FakeTensor
 
     if x.device.type != "cpu":
         return f"a tensor on {x.device}: only those of the CPU are compiled"
@@ -63,7 +63,8 @@ def _why_eager(x: torch.Tensor) -> str:
         return f"a tensor of layout {x.layout}"
     if x.is_quantized:
         return "a quantised tensor"
-    return f"a tensor of class {type(x).__qualname__}" if is_traceable_wrapper_subclass(x) else ""
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+    return "" if type(x) in plain else f"a tensor of class {type(x).__qualname__}"
 
 
 def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, graphs: list[CompiledGraph]) -> Any:
