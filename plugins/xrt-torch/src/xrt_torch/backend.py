@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from xrt_core.errors import OptionError
+from xrt_core.errors import OptionError, UnsupportedError
 from xrt_core.events import process_events
 from xrt_core.options import AUTO, resolve
 from xrt_torch.choice import Choice
@@ -21,24 +21,30 @@ from xrt_torch.decompositions import table
 def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any) -> Any:
     """Compile a graph of TorchDynamo: the function that `torch.compile(model, backend="xrt", options=...)` calls.
 
-    options: those of `XRTModule`, and `background`: whether calls run eager while XRT compiles (default: True where the
-    guard compiles in the background, as it does by default).
+    options: those of `XRTModule`, and
+    background: whether calls run eager while XRT compiles (default: True where the guard compiles in the background, as
+        it does by default).
+    freeze: whether inference takes parameters as constants: True, False, or None for those that need no gradient. One
+        that is written, or replaced, is seen at the next call, which runs eager while XRT compiles without them. What is
+        written through `.data` is not seen.
 
     A graph that cannot be captured runs eager, with a FallbackEvent. Raises OptionError for an option that XRT does not
     have, or a value that it does not take.
     """
     given = dict(options or {})
     background = given.pop("background", None)
-    if background not in (None, True, False):
-        raise OptionError(f"background={background!r}: it takes True or False")
+    freeze = given.pop("freeze", None)
+    for name, value in (("background", background), ("freeze", freeze)):
+        if value not in (None, True, False):
+            raise OptionError(f"{name}={value!r}: it takes True or False")
     resolved = resolve(given)
     if background is None:
         background = resolved.guard is not False and resolved.guard_async is not False
     try:
-        devices = _devices(inputs)
-        if devices - {"cpu"}:
-            raise OptionError(f"tensors on {', '.join(sorted(devices))}: only those of the CPU are compiled")
-        return _aot(module, inputs, given, background)
+        for x in inputs:
+            if isinstance(x, torch.Tensor) and (why := _why_eager(x)):
+                raise UnsupportedError(why)
+        return _aot(module, inputs, given, background, freeze)
     except Exception as e:
         reason = f"{type(e).__name__}: {str(e).strip()[:600]}"
         process_events.fallback(
@@ -47,8 +53,18 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         return module.forward
 
 
-def _devices(inputs: Sequence[Any]) -> set[str]:
-    return {x.device.type for x in inputs if isinstance(x, torch.Tensor)}
+def _why_eager(x: torch.Tensor) -> str:
+    """Why a graph with this input is torch's; "" where it is not."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if x.device.type != "cpu":
+        return f"a tensor on {x.device}: only those of the CPU are compiled"
+    if x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}"
+    if x.is_quantized:
+        return "a quantised tensor"
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+    return "" if type(x) in plain else f"a tensor of class {type(x).__qualname__}"
 
 
 def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, graphs: list[CompiledGraph]) -> Any:
@@ -69,12 +85,14 @@ def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, gr
     return call
 
 
-def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool) -> Any:
+def _aot(
+    module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool | None
+) -> Any:
     from torch._dynamo.backends.common import aot_autograd
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     graphs: list[CompiledGraph] = []
-    made = aot_autograd(**_compilers(options, background, graphs))
+    made = aot_autograd(**_compilers(options, background, graphs, freeze))
     with sdpa_kernel(SDPBackend.MATH):  # attention as matrix products, whose derivative has operators of its own
         compiled = made(module, inputs)
     choice = Choice(module.forward, compiled, graphs, race=options.get("engine", AUTO) in (None, AUTO))
@@ -85,14 +103,16 @@ def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], ba
     return call
 
 
-def _compilers(options: Mapping[str, Any], background: bool, graphs: list[CompiledGraph]) -> dict[str, Any]:
+def _compilers(
+    options: Mapping[str, Any], background: bool, graphs: list[CompiledGraph], freeze: bool | None = False
+) -> dict[str, Any]:
     """The arguments of AOTAutograd. graphs: where compiled graphs are added."""
     from functorch.compile import make_boxed_func
 
     parameters: set[int] = set()
 
     def compiler(kind: str, graph: GraphModule, _: Sequence[Any]) -> Any:
-        made = CompiledGraph(graph, kind, options, background, parameters)
+        made = CompiledGraph(graph, kind, options, background, parameters, freeze)
         graphs.append(made)
         return make_boxed_func(made)
 

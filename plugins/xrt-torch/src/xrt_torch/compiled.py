@@ -32,6 +32,22 @@ _ATTEMPTS: Final = 32  # translations of one graph; each that fails moves a node
 Signature = tuple[tuple[int, ...], ...]
 
 
+class _Frozen:
+    """A parameter as a constant. value: a tensor of its memory."""
+
+    __slots__ = ("_at", "_memory", "_parameter", "_version", "value")
+
+    def __init__(self, at: int, parameter: torch.nn.Parameter) -> None:
+        self._at, self._parameter = at, weakref.ref(parameter)
+        self._version, self._memory = parameter._version, parameter.data_ptr()
+        self.value = parameter.detach()
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments have the parameter as it was."""
+        x = args[self._at]
+        return x is self._parameter() and x._version == self._version and x.data_ptr() == self._memory
+
+
 class _Ran:
     """A stage and what runs it."""
 
@@ -46,13 +62,19 @@ class CompiledGraph:
 
     kind: "inference", "forward" or "backward". parameters: where those that it is called with have their memory, a set
     that forward and backward share. background: whether calls run eager while XRT compiles; otherwise the
-    first call waits.
+    first call waits. freeze: whether inference takes parameters as constants; None: those that need no gradient.
 
     Whatever fails makes the graph eager, with a FallbackEvent and `reason`; Ctrl-C passes through.
     """
 
     def __init__(
-        self, module: GraphModule, kind: str, options: Mapping[str, Any], background: bool, parameters: set[int]
+        self,
+        module: GraphModule,
+        kind: str,
+        options: Mapping[str, Any],
+        background: bool,
+        parameters: set[int],
+        freeze: bool | None = False,
     ) -> None:
         self.number = next(_numbers)
         self.name = f"torch_{kind}_{self.number}"
@@ -66,6 +88,8 @@ class CompiledGraph:
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
         self._calls = 0
+        self._freeze = freeze if kind == "inference" else False
+        self._frozen: dict[str, _Frozen] = {}
         # what a training step computes is compared with eager's own numbers: the guard's reference would be slower
         named = [n for n in options if n == "guard" or n.startswith("guard_")]
         self._is_quick = kind != "inference" and not named and options.get("engine", AUTO) in (None, AUTO)
@@ -86,6 +110,8 @@ class CompiledGraph:
         """The results. Raises what torch eager raises for these arguments."""
         if self.reason is not None:
             return list(self._eager(*args))
+        if self._frozen and not all(f.holds(args) for f in self._frozen.values()):
+            self._thaw()
         signature = self._signature(args)
         if signature in self._proven:
             self._calls += 1
@@ -129,6 +155,12 @@ class CompiledGraph:
             is_new = work is None
             if work is None:
                 self.parameters.update(_address(a) for a in args if isinstance(a, torch.nn.Parameter))
+                if self._freeze is not False and not self._work:
+                    self._frozen = {
+                        n: _Frozen(i, a)
+                        for i, (n, a) in enumerate(zip(self._inputs, args, strict=True))
+                        if isinstance(a, torch.nn.Parameter) and (self._freeze or not a.requires_grad)
+                    }
                 work = self._work[signature] = Future()
         if is_new and self._background:
             results = list(self._eager(*args))  # before compilation takes its share of the processor
@@ -143,15 +175,17 @@ class CompiledGraph:
         return self._prove(signature, args)
 
     def _begin(self, work: Future[None], args: Sequence[Any]) -> None:
-        given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
-
-        def run() -> None:
+        def run(given: Sequence[Any]) -> None:
             try:
                 self._prepare(given)
             finally:
                 work.set_result(None)
 
-        _compiler.submit(run)
+        try:
+            _compiler.submit(run, [a.detach() if isinstance(a, torch.Tensor) else a for a in args])
+        except Exception as e:  # the interpreter is ending, or a tensor is of a class of its own
+            self._fall_back("compile", e)
+            work.set_result(None)
 
     def _prepare(self, args: Sequence[Any]) -> None:
         """Translate, and compile for these shapes. Never raises."""
@@ -159,7 +193,9 @@ class CompiledGraph:
             with torch.no_grad():
                 if self._stages is None:
                     self._stages = self._build()
+                    self._trace("graph", lambda: str(self.module.print_readable(print_output=False)))
                 self._on_xrt(args, prepare=True)
+                self._trace("explain", self.explain)
         except BaseException as e:
             self._fall_back("compile", e)
 
@@ -180,6 +216,8 @@ class CompiledGraph:
         )
 
     def _ran(self, i: int, stage: Stage) -> _Ran:
+        if stage.on_xrt and self._frozen:
+            stage = stage.with_constants({n: f.value for n, f in self._frozen.items()})
         if not stage.on_xrt:
             return _Ran(stage, _for_eager(self.module, stage.graph), None)
         options = {**self._options, **_QUICK} if self._is_quick else self._options
@@ -228,6 +266,15 @@ class CompiledGraph:
         self._proven.add(signature)
         return expected
 
+    def _thaw(self) -> None:
+        """A parameter was written or replaced: from now on they are inputs."""
+        with self._lock:
+            self._freeze, self._frozen = False, {}
+            self._stages = None
+            self._proven.clear()
+            self._work.clear()
+        process_events.emit("torch.thawed", graph=self.name)
+
     def _begin_again(self, why: str) -> None:
         """Let the next call compile with the guard's verification, which finds the engine that is at fault."""
         with self._lock:
@@ -243,6 +290,17 @@ class CompiledGraph:
         kind = "wrong numbers" if stage == "examine" else "memory" if isinstance(error, MemoryError) else "raised"
         process_events.fallback(
             cluster=self.name, engine="xrt", stage=stage, kind=kind, error=self.reason, level=logging.WARNING
+        )
+
+    def _trace(self, what: str, text: Callable[[], str]) -> None:
+        """Add an artefact to torch's structured log (TORCH_TRACE, tlparse)."""
+        from torch._logging import trace_structured
+
+        trace_structured(
+            "artifact",
+            metadata_fn=lambda: {"name": f"xrt_{self.name}_{what}", "encoding": "string"},
+            payload_fn=text,
+            expect_trace_id=False,
         )
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -6,7 +6,7 @@ allows. Views of inputs are free in torch: they are repeated in every stage that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,20 @@ class Stage:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     on_xrt: bool
+
+    def with_constants(self, values: Mapping[str, torch.Tensor]) -> Stage:
+        """The stage whose inputs of these names are constants."""
+        made, env = Graph(), dict[Node, Node]()
+        for n in self.graph.nodes:
+            if n.op == "placeholder" and n.name in values:
+                env[n] = made.get_attr(f"frozen_{n.name}")
+                env[n].meta = {"val": values[n.name]}
+            elif n.op != "output":
+                env[n] = made.node_copy(n, lambda a: env[a])
+                env[n].meta = dict(n.meta)
+        results: Any = self.graph.output_node().args[0]
+        made.output(tuple(env[r] for r in results))
+        return Stage(made, tuple(i for i in self.inputs if i not in values), self.outputs, self.on_xrt)
 
     @property
     def size(self) -> int:

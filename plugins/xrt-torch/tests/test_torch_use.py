@@ -1,0 +1,330 @@
+"""How people use compiled models: frozen weights, autocast, threads, copies, memory, torch's structured log."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+import xrt_torch  # noqa: E402
+from xrt_torch import compiled  # noqa: E402
+from xrt_torch.backend import xrt as backend  # noqa: E402
+from xrt_torch.choice import Choice  # noqa: E402
+
+import xrt_core as xrt  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+HOST = {"engine": "host", "background": False}
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def on_xrt(model: Any, **options: Any) -> Any:
+    return torch.compile(model, backend=backend, options={**HOST, **options})
+
+
+def small() -> Any:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3))
+
+
+def inputs_of_stages() -> list[int]:
+    return [len(r.stage.inputs) for g in xrt_torch.graphs() for r in g._stages or ()]
+
+
+def test_frozen_parameters_are_constants_until_they_change() -> None:
+    """Parameters that need no gradient are constants of inference; load_state_dict and in-place writes are seen."""
+    model, x = small().requires_grad_(False), torch.randn(4, 8)
+    call = on_xrt(model)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(call(x), model(x))
+        assert inputs_of_stages() == [1]
+        model.load_state_dict(small().state_dict())
+        for _ in range(3):
+            torch.testing.assert_close(call(x), model(x))
+        assert inputs_of_stages() == [7]
+        model[0].weight.mul_(2)
+        torch.testing.assert_close(call(x), model(x))
+    assert all(g.reason is None for g in xrt_torch.graphs())
+
+
+def test_parameters_are_frozen_as_the_option_says() -> None:
+    """freeze=True takes those that need a gradient too, in inference alone; by default they stay inputs."""
+    x = torch.randn(4, 8)
+    for freeze, inputs in ((True, [1]), (None, [7]), (False, [7])):
+        torch._dynamo.reset()
+        gc.collect()
+        model = small()
+        call = on_xrt(model, freeze=freeze)
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(call(x), model(x))
+        assert inputs_of_stages() == inputs
+    with pytest.raises(Exception, match="freeze='yes': it takes True or False"):
+        on_xrt(torch.sin, freeze="yes")(torch.ones(2))
+
+
+def test_a_parameter_with_other_memory_is_seen() -> None:
+    """Views of parameters are kept between calls; `param.data = other` gives the parameter other memory."""
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    call = on_xrt(model)
+    for _ in range(3):
+        call(x).sum().backward()
+    model.weight.data = torch.ones(2, 4)
+    torch.testing.assert_close(call(x), model(x))
+    with torch.no_grad():
+        model.weight.zero_()
+    torch.testing.assert_close(call(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: Any) -> None:
+    """Casts are part of the graphs: dtypes are eager's, numbers within the rounding of the narrow floats."""
+    model, x = small(), torch.randn(4, 8)
+    eager = copy.deepcopy(model)
+    call = on_xrt(model)
+    for _ in range(3):
+        found = []
+        for f, m in ((call, model), (eager, eager)):
+            m.zero_grad()
+            with torch.autocast("cpu", dtype):
+                y = f(x)
+            y.float().square().mean().backward()
+            found.append([y.detach(), *(p.grad.clone() for p in m.parameters())])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2)
+    assert all(g.reason is None for g in xrt_torch.graphs()), xrt_torch.explain()
+
+
+def test_four_threads() -> None:
+    """Calls and backward passes from four threads, from before XRT is ready to after."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+    call, wrong = torch.compile(model, backend=backend, options={"engine": "host"}), []
+
+    def work(x: Any) -> None:
+        for _ in range(30):
+            found = []
+            for f in (call, model):
+                given = x.clone().requires_grad_()
+                y = f(given)
+                found.append((y.detach(), torch.autograd.grad(y.sum(), given)[0]))
+            if not all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True)):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=work, args=(torch.randn(4, 8),)) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    assert xrt_torch.wait(60)
+    assert all(g.reason is None for g in xrt_torch.graphs())
+
+
+def test_copies_pickles_and_states() -> None:
+    """What torch.compile gives is copied, and its state loaded, as ever; the module that it wraps is pickled."""
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    call = on_xrt(model)
+    for _ in range(2):
+        y = call(x)
+    other = copy.deepcopy(call)
+    torch.testing.assert_close(other(x), y)
+    other.load_state_dict(call.state_dict())
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model))(x), y)
+
+
+def test_ctrl_c_in_backward_leaves_the_state_intact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the caller; the next step is right, and on XRT."""
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    call = on_xrt(model)
+    for _ in range(2):
+        call(x).sum().backward()
+    run = compiled.CompiledGraph._on_xrt
+
+    def interrupted(self: Any, args: Any, prepare: bool = False) -> Any:
+        if self.kind == "backward":
+            raise KeyboardInterrupt
+        return run(self, args, prepare)
+
+    with monkeypatch.context() as m:
+        m.setattr(compiled.CompiledGraph, "_on_xrt", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(x).sum().backward()
+    model.zero_grad()
+    call(x).sum().backward()
+    torch.testing.assert_close(model.weight.grad, x.sum(0).expand(2, 4))
+    assert all(g.reason is None for g in xrt_torch.graphs())
+
+
+def test_checkpointing_and_hooks() -> None:
+    """Recomputation in the backward pass, hooks of modules and of tensors."""
+    from torch.utils.checkpoint import checkpoint
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].register_forward_hook(lambda module, given, made: made * 2)
+    eager, x = copy.deepcopy(model), torch.randn(3, 4)
+    for m in (model, eager):
+        m[2].weight.register_hook(lambda g: g * 3)
+    calls = [
+        (lambda v, m=m: checkpoint(lambda t: torch.tanh(m(t)), v, use_reentrant=False).sum()) for m in (model, eager)
+    ]
+    calls[0] = torch.compile(calls[0], backend=backend, options=HOST)
+    for _ in range(3):
+        for m, f in zip((model, eager), calls, strict=True):
+            m.zero_grad()
+            f(x).backward()
+        for a, b in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+class Own(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.mark.parametrize("kind", ["sparse", "subclass"])
+def test_tensors_that_are_torchs(kind: str) -> None:
+    """Sparse inputs, and those of a class of their own, run in eager; where a graph was captured, with the reason."""
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    x = torch.eye(3).to_sparse() if kind == "sparse" else torch.randn(3).as_subclass(Own)
+    try:
+        call = on_xrt(lambda v: v * 2)
+        for _ in range(2):
+            y = call(x)
+    finally:
+        undo()
+    assert type(y) is type(x)
+    assert y.layout is x.layout
+    torch.testing.assert_close(y, x * 2)
+    reasons = [e.fields["error"] for e in events if e.name == "fallback"]
+    assert not xrt_torch.graphs()
+    assert all("layout torch.sparse_coo" in r or "of class" in r for r in reasons)
+    assert len(reasons) == (kind == "subclass")
+
+
+def test_memory_is_flat_over_resets() -> None:
+    """Models that were compiled, trained and forgotten leave nothing: graphs, modules of XRT, nor memory."""
+
+    def resident() -> float:
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+
+    sizes = []
+    for _ in range(15):
+        model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
+        call = on_xrt(model)
+        for _ in range(3):
+            call(torch.randn(2, 256)).sum().backward()
+        del model, call
+        torch._dynamo.reset()
+        gc.collect()
+        sizes.append(resident())
+    assert not xrt_torch.graphs()
+    assert sizes[-1] - sizes[4] < 10  # MB; one model with its gradients has 1
+
+
+def test_the_quicker_side_answers() -> None:
+    """XRT and eager take turns; then the quicker one answers, and explain tells the times of both."""
+    calls = {"xrt": 0, "eager": 0}
+
+    def side(name: str, seconds: float) -> Any:
+        def call(x: Any) -> tuple[Any]:
+            calls[name] += 1
+            import time
+
+            time.sleep(seconds)
+            return (x * 2,)
+
+        return call
+
+    for xrt_seconds, eager_seconds, quicker in ((0.001, 0.01, "xrt"), (0.01, 0.001, "eager")):
+        made = on_xrt(torch.sin)
+        for _ in range(2):
+            made(torch.ones(3))
+        graphs = xrt_torch.graphs()
+        choice = Choice(side("eager", eager_seconds), side("xrt", xrt_seconds), graphs, race=True)
+        for _ in range(12):
+            choice.answer(torch.ones(3))
+        before = dict(calls)
+        choice.answer(torch.ones(3))
+        assert calls[quicker] == before[quicker] + 1
+        assert ("torch eager, which is quicker" in xrt_torch.explain()) == (quicker == "eager")
+        torch._dynamo.reset()
+        gc.collect()
+
+
+def test_backward_passes_are_timed() -> None:
+    """A model that trains, with no engine named, has both sides timed with their backward passes."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
+    eager = copy.deepcopy(model)
+    call = torch.compile(model, backend=backend, options={"guard": False, "background": False})
+    for _ in range(12):
+        for m, f in ((model, call), (eager, eager)):
+            m.zero_grad()
+            f(x).sum().backward()
+        torch.testing.assert_close(model[0].weight.grad, eager[0].weight.grad, rtol=1e-4, atol=1e-5)
+    assert all(g.is_settled and g.reason is None for g in xrt_torch.graphs(model))
+    assert xrt_torch.explain(model).count("us in eager") == 2
+    assert not model[0].weight._backward_hooks
+
+
+def test_a_wrong_engine_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training graphs are compiled without the guard's reference; if they differ from eager, they are compiled with it."""
+    made: list[dict[str, Any]] = []
+    init = xrt.XRTModule.__init__
+
+    def noted(self: Any, model: Any, **options: Any) -> None:
+        made.append(options)
+        init(self, model, **{**options, "guard": False, "engine": "host"})
+
+    monkeypatch.setattr(compiled.xrt.XRTModule, "__init__", noted)
+    run = compiled.CompiledGraph._on_xrt
+
+    def wrong(self: Any, args: Any, prepare: bool = False) -> Any:
+        results = run(self, args, prepare)
+        return [r if r is None else r + 1 for r in results] if self._is_quick and not prepare else results
+
+    monkeypatch.setattr(compiled.CompiledGraph, "_on_xrt", wrong)
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    call = torch.compile(model, backend=backend, options={"background": False})
+    for _ in range(4):
+        y = call(x)
+        torch.testing.assert_close(y, nn.functional.linear(x, model.weight, model.bias))
+        y.sum().backward()
+    assert [o.get("guard_verify") for o in made].count(False) == 2
+    assert [o.get("guard_verify") for o in made].count(None) == 2
+    assert all(g.reason is None for g in xrt_torch.graphs(model))
+
+
+def test_torchs_structured_log_has_the_graphs(tmp_path: pathlib.Path) -> None:
+    """With TORCH_TRACE, tlparse shows what XRT got and made of it."""
+    script = (
+        "import torch, xrt_torch\nfrom xrt_torch.backend import xrt\n"
+        "f = torch.compile(lambda x: x.sin() + 1, backend=xrt, options={'engine': 'host', 'background': False})\n"
+        "f(torch.ones(3))\n"
+    )
+    environment = {**os.environ, "TORCH_TRACE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    log = "".join(p.read_text() for p in tmp_path.iterdir())
+    assert '"name": "xrt_torch_inference_0_graph"' in log
+    assert '"name": "xrt_torch_inference_0_explain"' in log
+    assert "torch.ops.aten.sin.default" in log
