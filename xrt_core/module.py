@@ -109,8 +109,10 @@ class XRTModule(GuardedModule):
         """The model with the option `accuracy`. Raises UnsupportedError where it does not apply."""
         from xrt_core.accuracy.model import BudgetedModel
         from xrt_core.compiler.models import ImportedModel
+        from xrt_core.options.guard_settings import GuardSettings
 
         options = self.options
+        settings = GuardSettings.of(options)
         why = (
             "for models of fixed inputs; a traced graph becomes one by exporting it"
             if not isinstance(source, ImportedModel)
@@ -120,8 +122,8 @@ class XRTModule(GuardedModule):
             if options.target is not None
             else "for one device"
             if options.mesh is not None
-            else "for engines, which guard=False leaves unverified"
-            if options.guard is False
+            else "for engines whose results are verified, which guard=False turns off"
+            if settings is None or not settings.verify
             else "not for graphs that are quantised or lowered by other options already"
             if options.use_int8 or options.narrow is not None
             else ""

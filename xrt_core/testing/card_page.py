@@ -40,7 +40,8 @@ def card_page(card: Mapping[str, Any]) -> str:
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p>{card['score']:.0%} of {total} operators: taken, and every case that ran has passed.</p>",
-        f'<p class="soft">{summary["claimed"]} operators taken, {summary["passed"]} passed, {summary["failed"]} failed, '
+        f'<p class="soft">{summary["claimed"]} operators taken, {summary["passed"]} passed, {summary["failed"]} '
+        "failed, "
         f"{summary['xfailed']} known to fail. Tests of the contract: {_counts(card['tests'])}.</p>",
         "<h2>By family of operators</h2>",
         _table(

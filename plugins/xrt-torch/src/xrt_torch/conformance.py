@@ -269,8 +269,10 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     text = [
         "# Operators of PyTorch",
         "",
-        "Made by `python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md` from a run of all of",
-        "torch's operator tests (`op_db`, with variants), each with samples of float32, int64, bool, bfloat16 and float16",
+        "Made by `python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md` from a run of all "
+        "of",
+        "torch's operator tests (`op_db`, with variants), each with samples of float32, int64, bool, bfloat16 and "
+        "float16",
         "where it takes them, forward and, where it has one, backward, on XRT's host: "
         f"{len(kinds)} operators, {samples} samples, torch {torch.__version__.partition('+')[0]}.",
         "",

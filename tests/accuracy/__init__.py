@@ -1,0 +1,1 @@
+"""Tests of `xrt_core.accuracy`."""
