@@ -39,7 +39,8 @@ def import_model(
 ) -> Graph:
     """Import an ONNX model as a graph, with model-local functions inlined and weights not copied.
 
-    source: a path, bytes, a `ModelProto`, or an `onnx_ir.Model`; anything else is offered to the frontends of plugins.
+    source: a path, bytes, a `ModelProto`, or an `onnx_ir.Model`; anything else, and the path of a ZIP archive, is
+    offered to the frontends of plugins.
     folder: the folder of external data; by default that of the path. mapped: location -> external data that is mapped
     already; given together with bytes. example: arguments of the model, for the frontends of plugins that need them.
 
@@ -78,11 +79,20 @@ def import_function(source: ModelSource, *, folder: str | os.PathLike[str] | Non
 
 
 def _is_onnx(source: Any) -> bool:
-    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+    if isinstance(source, str | os.PathLike):
+        return not _is_archive(source)
+    if isinstance(source, bytes | bytearray | memoryview):
         return True
     import onnx
 
     return isinstance(source, onnx.ModelProto) or _is_onnx_ir(source)
+
+
+def _is_archive(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a ZIP archive, which no ONNX model is: a frontend may know it."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(4) == b"PK\3\4"
+    return False
 
 
 def _is_onnx_ir(source: Any) -> bool:

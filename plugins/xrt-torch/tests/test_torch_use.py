@@ -328,3 +328,40 @@ def test_torchs_structured_log_has_the_graphs(tmp_path: pathlib.Path) -> None:
     assert '"name": "xrt_torch_inference_0_graph"' in log
     assert '"name": "xrt_torch_inference_0_explain"' in log
     assert "torch.ops.aten.sin.default" in log
+
+
+def test_a_pt2_file_is_a_model(tmp_path: pathlib.Path) -> None:
+    """XRTModule takes the path; a damaged one is an error that says so, and an archive of another kind no model."""
+    model, x = small().eval(), torch.randn(4, 8)
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(model, (x,)), path)
+    for given in (path, str(path)):
+        torch.testing.assert_close(xrt.XRTModule(given, engine="host")(x), model(x).detach())
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(xrt.ModelLoadError, match="torch.export does not load"):
+        xrt.XRTModule(path, engine="host")
+    other = tmp_path / "other.zip"
+    other.write_bytes(b"PK\3\4" + bytes(40))
+    with pytest.raises(xrt.ModelLoadError, match="is not a model"):
+        xrt.XRTModule(other, engine="host")
+
+
+def test_the_command_shows_all_graphs_of_a_script(tmp_path: pathlib.Path) -> None:
+    """Forward and backward, of a model that is gone when the script ends; its arguments are the script's own."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\nfrom xrt_torch.backend import xrt\nassert sys.argv[1:] == ['--steps', '3'], sys.argv\n"
+        "model = torch.nn.Linear(4, 2)\n"
+        "call = torch.compile(model, backend=xrt, options={'engine': 'host', 'background': False})\n"
+        "for _ in range(3):\n    call(torch.ones(2, 4)).sum().backward()\n"
+        "del model, call\ntorch._dynamo.reset()\n"
+    )
+    command = [sys.executable, "-c", "import typer; from xrt_torch.command import report\n"
+               "app = typer.Typer()\napp.command(context_settings=report.context_settings)(report)\napp()"]  # fmt: skip
+    done = subprocess.run([*command, str(script), "--steps", "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "torch_forward_0: " in done.stdout
+    assert "torch_backward_1: " in done.stdout
+    assert done.stdout.count("on XRT in 1 stages") == 2
+    done = subprocess.run([*command, str(tmp_path / "none.py")], capture_output=True, text=True, check=False)
+    assert done.returncode

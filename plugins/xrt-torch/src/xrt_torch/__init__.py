@@ -8,12 +8,13 @@ Importing this package imports neither torch nor onnxscript.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 from xrt_core import hookimpl
 
-__all__ = ["explain", "graphs", "wait", "xrt_import_model"]
+__all__ = ["explain", "graphs", "wait", "xrt_commands", "xrt_import_model"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,10 +27,17 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def xrt_import_model(model: object, example: object) -> Any:
-    """The graph of a `torch.export.ExportedProgram`, or of a module for example arguments, with its parameters as
-    constants; None for other objects."""
-    if "torch" not in sys.modules:
+    """The graph of a `torch.export.ExportedProgram`, of a .pt2 file that holds one, or of a module for example
+    arguments, with its parameters as constants; None for other objects."""
+    is_file = isinstance(model, str | os.PathLike) and os.fspath(model).endswith(".pt2")
+    if "torch" not in sys.modules and not is_file:
         return None
     from xrt_torch.exported import graph_of
 
     return graph_of(model, example)
+
+
+@hookimpl
+def xrt_commands() -> list[tuple[str, str, str]]:
+    """The command `xrt torch`."""
+    return [("torch", "xrt_torch.command:report", "Run a script and show what XRT made of the graphs of torch.compile.")]

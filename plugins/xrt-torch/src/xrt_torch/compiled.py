@@ -21,7 +21,8 @@ from xrt_torch.calls import StageCall
 from xrt_torch.partition import VIEWS, Stage, reason_for_eager, stages_of
 from xrt_torch.translation import UntranslatableError, copy_of, mistrust, translatable, translate
 
-_known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+known: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+"""The graphs that exist."""
 _numbers = itertools.count()
 _compiler: Final = ThreadPoolExecutor(1, "xrt-torch")
 _TOLERANCE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
@@ -104,7 +105,7 @@ class CompiledGraph:
             if node.op == "get_attr":
                 node.meta["val"] = getattr(module, str(node.target), None)
         self.is_dynamic = any(isinstance(n.meta.get("val"), torch.SymInt) for n in module.graph.nodes)
-        _known.add(self)
+        known.add(self)
 
     def __call__(self, *args: Any) -> list[Any]:
         """The results. Raises what torch eager raises for these arguments."""
@@ -406,7 +407,7 @@ def _difference(found: Any, expected: Any, least: float) -> str | None:
 def graphs(model: torch.nn.Module | None = None) -> list[CompiledGraph]:
     """The graphs that exist, in the order of their compilation; of a model: those that have been run with its
     parameters."""
-    found = sorted(_known, key=lambda g: g.number)
+    found = sorted(known, key=lambda g: g.number)
     if model is None:
         return found
     own = {_address(p) for p in model.parameters()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from typing import Any
 
@@ -17,8 +18,12 @@ def graph_of(model: object, example: object = None) -> Graph | None:
     """The graph of an exported program, or of a module that is exported for `example`, its arguments (a tuple, or one
     tensor); None for an object that is neither.
 
-    Raises ModelLoadError for a module without example, and for what torch does not export or torchlib not translate.
+    A path is that of a .pt2 file, as `torch.export.save` writes it.
+
+    Raises ModelLoadError for a module without example, for a file that is not read, and for what torch does not export or torchlib not translate.
     """
+    if isinstance(model, str | os.PathLike):
+        model = _loaded(model)
     if isinstance(model, torch.nn.Module):
         model = _exported(model, example)
     elif not isinstance(model, torch.export.ExportedProgram):
@@ -37,6 +42,15 @@ def graph_of(model: object, example: object = None) -> Graph | None:
     finally:
         logging.disable(disabled)
     return xrt.import_model(program.model)
+
+
+def _loaded(path: str | os.PathLike[str]) -> Any:
+    if not os.fspath(path).endswith(".pt2"):
+        return None
+    try:
+        return torch.export.load(os.fspath(path))
+    except Exception as e:
+        raise ModelLoadError(f"torch.export does not load {os.fspath(path)!r}: {str(e).strip()[:300]}") from e
 
 
 def _exported(module: torch.nn.Module, example: object) -> Any:
