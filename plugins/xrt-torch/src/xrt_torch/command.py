@@ -40,7 +40,7 @@ def report(
             raise
     finally:
         sys.argv, compiled.known = before, noted
-    if not all([g.wait(seconds) for g in kept.values()]):
+    if not all(g.wait(seconds) for g in kept.values()):
         print("some graphs are still being compiled", file=sys.stderr)
     print("\n".join(kept[n].explain() for n in sorted(kept)) or "no graph has been compiled with the backend xrt")
 
