@@ -254,10 +254,10 @@ class BudgetedModel:
         return True
 
     def close(self) -> None:
-        """Cancel the search, without waiting for it."""
+        """Cancel the search, and what both pipelines do in the background, without waiting."""
         self._closed = True
-        made = self._made
-        if made is not None:
+        self._pipeline.close()
+        if (made := self._made) is not None:
             made.pipeline.close()
 
     def _observe(self, caller: CompiledGraph, arrays: Sequence[Any]) -> None:
