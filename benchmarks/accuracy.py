@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py [NAME ...] [--budgets 1e-2 5e-2] [--criterion max|rms]
 
-Exported models (exported.py) and development models (tests/conformance/dev_models.py). For each budget: what was chosen,
+Exported models (exported.py), development models (tests/conformance/dev_models.py). For each budget: what was chosen,
 how many nodes are in it, the median of the ratios of interleaved calls, and the error of its outputs against the host's
 (by the criterion; the budget is what it may be at most).
 """
