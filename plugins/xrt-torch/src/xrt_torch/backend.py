@@ -25,8 +25,8 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
     background: whether calls run eager while XRT compiles (default: True where the guard compiles in the background, as
         it does by default).
     freeze: whether inference takes parameters as constants: True, False, or None for those that need no gradient. One
-        that is written, or replaced, is seen at the next call, which runs eager while XRT compiles without them. What is
-        written through `.data` is not seen.
+        that is written, or replaced, is seen at the next call, which runs eager while XRT compiles without them. What
+        is written through `.data` is not seen.
 
     A graph that cannot be captured runs eager, with a FallbackEvent. Raises OptionError for an option that XRT does not
     have, or a value that it does not take.
