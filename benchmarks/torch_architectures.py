@@ -5,8 +5,8 @@
 Results, the loss and the gradients of XRT's float32 and of eager's are compared with each other and with eager's in
 float64: `off` is the largest difference to eager's, relative to the largest number of the tensor (but for gradients at
 least a hundredth of the largest of all); `error` is the same to float64, of eager and of XRT. Graphs are those of
-TorchDynamo, for XRT and for a backend that runs them as they are, in inference and in training. Dropout is on, from one
-seed. Needs transformers.
+TorchDynamo, for XRT and for a backend that runs them as they are, in inference and in training.
+Dropout is on, from one seed. Needs transformers.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def test_backward_passes_are_timed() -> None:
 
 
 def test_a_wrong_engine_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training graphs are compiled without the guard's reference; if they differ from eager, compiled with it."""
+    """Training graphs are compiled without the guard's reference; if they differ from eager, with it."""
     made: list[dict[str, Any]] = []
     init = xrt.XRTModule.__init__
 

@@ -40,4 +40,6 @@ def xrt_import_model(model: object, example: object) -> Any:
 @hookimpl
 def xrt_commands() -> list[tuple[str, str, str]]:
     """The command `xrt torch`."""
-    return [("torch", "xrt_torch.command:report", "Run a script and show what XRT made of its compiled graphs.")]
+    return [
+        ("torch", "xrt_torch.command:report", "Run a script and show what XRT made of its graphs of torch.compile.")
+    ]

@@ -16,7 +16,7 @@ def report(
     arguments: Annotated[list[str] | None, typer.Argument(help="What the program gets as its own arguments.")] = None,
     seconds: Annotated[float, typer.Option("--wait", help="Seconds to wait for compilation in the background.")] = 60.0,
 ) -> None:
-    """Run a script and show all graphs of torch.compile, forward and backward: what runs on XRT, what in torch, why.
+    """Run a script and show all graphs of torch.compile, forward and backward: what runs where, and why.
 
     Graphs of models that the script has forgotten, or reset, by its end are shown too.
     """
@@ -40,7 +40,7 @@ def report(
             raise
     finally:
         sys.argv, compiled.known = before, noted
-    if not all([g.wait(seconds) for g in kept.values()]):  # noqa: C419 - all are waited for
+    if not all(g.wait(seconds) for g in kept.values()):
         print("some graphs are still being compiled", file=sys.stderr)
     print("\n".join(kept[n].explain() for n in sorted(kept)) or "no graph has been compiled with the backend xrt")
 

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 import xrt_core as xrt
-from xrt_core.events import process_events
+from xrt_core.events import Kind, process_events
 from xrt_core.options import AUTO
 from xrt_torch.calls import StageCall
 from xrt_torch.partition import VIEWS, Stage, reason_for_eager, stages_of
@@ -45,8 +45,8 @@ class _Frozen:
 
     def holds(self, args: Sequence[Any]) -> bool:
         """Whether the arguments have the parameter as it was."""
-        x = args[self._at]
-        return x is self._parameter() and x._version == self._version and x.data_ptr() == self._memory
+        x: Any = args[self._at]
+        return bool(x is self._parameter() and x._version == self._version and x.data_ptr() == self._memory)
 
 
 class _Ran:
@@ -54,7 +54,7 @@ class _Ran:
 
     __slots__ = ("call", "module", "stage")
 
-    def __init__(self, stage: Stage, call: Callable[..., Any], module: Any) -> None:
+    def __init__(self, stage: Stage, call: Any, module: Any) -> None:
         self.stage, self.call, self.module = stage, call, module
 
 
@@ -288,14 +288,14 @@ class CompiledGraph:
     def _fall_back(self, stage: str, error: BaseException) -> None:
         self.reason = f"{stage}: {type(error).__name__}: {str(error).strip()[:600]}"
         self._stages = None
-        kind = "wrong numbers" if stage == "examine" else "memory" if isinstance(error, MemoryError) else "raised"
+        kind: Kind = "wrong numbers" if stage == "examine" else "memory" if isinstance(error, MemoryError) else "raised"
         process_events.fallback(
             cluster=self.name, engine="xrt", stage=stage, kind=kind, error=self.reason, level=logging.WARNING
         )
 
     def _trace(self, what: str, text: Callable[[], str]) -> None:
         """Add an artefact to torch's structured log (TORCH_TRACE, tlparse)."""
-        from torch._logging import trace_structured
+        from torch._logging._internal import trace_structured
 
         trace_structured(
             "artifact",

@@ -154,7 +154,7 @@ def _mismatch(results: Sequence[Sequence[Any]], expected: Sequence[Sequence[Any]
     return ""
 
 
-def _close(expected: Any) -> dict[str, float]:
+def _close(expected: Any) -> dict[str, Any]:
     """Tolerances, the absolute one relative to the largest number."""
     if not isinstance(expected, torch.Tensor) or not expected.dtype.is_floating_point:
         return {"rtol": 0, "atol": 0}
@@ -269,11 +269,9 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     text = [
         "# Operators of PyTorch",
         "",
-        "Made by `python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md` from a run of all "
-        "of",
-        "torch's operator tests (`op_db`, with variants), each with samples of float32, int64, bool, bfloat16 and "
-        "float16",
-        "where it takes them, forward and, where it has one, backward, on XRT's host: "
+        "Made by `python -m xrt_torch.conformance --log ops.jsonl --table docs/torch-operators.md` from a run of",
+        "all of torch's operator tests (`op_db`, with variants), each with samples of float32, int64, bool, bfloat16",
+        "and float16 where it takes them, forward and, where it has one, backward, on XRT's host: "
         f"{len(kinds)} operators, {samples} samples, torch {torch.__version__.partition('+')[0]}.",
         "",
         "| | operators | of all |",

@@ -18,7 +18,7 @@ from xrt_torch import special_functions
 
 aten = torch.ops.aten
 
-_OF_TORCH = [
+_OF_TORCH: list[Any] = [
     aten._adaptive_avg_pool2d,
     aten._batch_norm_with_update_functional,
     aten._native_batch_norm_legit_functional,

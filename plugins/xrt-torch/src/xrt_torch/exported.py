@@ -20,8 +20,8 @@ def graph_of(model: object, example: object = None) -> Graph | None:
 
     A path is that of a .pt2 file, as `torch.export.save` writes it.
 
-    Raises ModelLoadError for a module without example, for a file that is not read, and for what torch does not export
-    or torchlib not translate.
+    Raises ModelLoadError for a module without example, for a file that is not read, and for what torch does not
+    export or torchlib not translate.
     """
     if isinstance(model, str | os.PathLike):
         model = _loaded(model)
