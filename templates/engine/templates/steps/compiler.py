@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from xrt_core.engine.contract import CompileOptions, Function, GraphCompiler, InputOutputAlias, Parameter
@@ -20,7 +21,7 @@ class {{ cookiecutter.__class }}GraphCompiler(GraphCompiler):
     """Compiles Functions for one device. It keeps no state between compilations, so any thread may call it."""
 
     # YOUR ENGINE: what `xrt inspect` shows, in the order of compilation; the last is the text of the executable.
-    stages: ClassVar[Mapping[str, str]] = {"compiled": "what was compiled, as the executable shows it"}
+    stages = MappingProxyType({"compiled": "what was compiled, as the executable shows it"})
 
     def __init__(self, device: str, options: CompileOptions) -> None:
         # YOUR ENGINE: options of your own come in `extra`; refuse those that you do not know. Look at the other fields
