@@ -58,7 +58,8 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="+", type=float, default=[1e-2, 5e-2])
     parser.add_argument("--criterion", choices=("max", "rms"), default="max")
     given = parser.parse_args()
-    print("| model | budget | answers | products in it | time / without | error | search (s) |", end="\n|" + "---|" * 7 + "\n")
+    print("| model | budget | answers | products in it | time / without | error | search (s) |")
+    print("|" + "---|" * 7)
     for name in given.names:
         path, inputs = model_of(name)
         expected = XRTModule(path, engine="host").run(inputs)

@@ -44,7 +44,8 @@ class Variant:
         return {**{n: getattr(self, n) for n in names}, **self.more}
 
     def __str__(self) -> str:
-        return "-".join([self.array_library, self.licence, self.devices.replace(",", "+")])
+        library = self.more.get("namespace", self.array_library)
+        return "-".join([library, self.licence, self.devices.replace(",", "+")])
 
 
 VARIANTS = (
@@ -54,6 +55,8 @@ VARIANTS = (
     Variant("kernels", "proprietary", "tpu", "a_chip_of_20_letters", "Chips.for_XRT-with_a_name_of_40_letters"),
     Variant("namespace", devices="other", more={"operators": "yes"}),
     Variant("onnx", devices="other", more={"device_kind": "dsp_2"}),
+    Variant("namespace", "MIT", more={"namespace": "torch"}),
+    Variant("namespace", "BSD-3-Clause", more={"namespace": "array_api_strict"}),
 )
 """Every way to compute, every licence, and devices and names of every kind."""
 
@@ -101,7 +104,7 @@ def environment(folder: pathlib.Path) -> pathlib.Path:
     # a .pth file rather than --system-site-packages: that shows the packages of the interpreter this environment came
     # from, not of the environment
     lines = [f"import site; site.addsitedir({str(p)!r})" for p in site.getsitepackages()]
-    pathlib.Path(own, "packages_behind.pth").write_text("\n".join([*lines, str(ROOT)]) + "\n", encoding="utf-8")
+    pathlib.Path(own, "packages_behind.pth").write_text("\n".join([str(ROOT), *lines]) + "\n", encoding="utf-8")
     return python
 
 

@@ -45,6 +45,10 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """From the template to the end of the engine's own tests."""
     folder = tmp_path_factory.mktemp("installed")
     start, before = time.perf_counter(), _machine_time()
+    library = request.param.more.get("namespace")
+    if library is not None:
+        pytest.importorskip(library)
+        pytest.importorskip("array_api_compat")
     project = bake(folder / "out", request.param)
     python = environment(folder / "venv")
     install(python, project)
@@ -67,12 +71,14 @@ def test_its_own_tests_pass(installed: Installed) -> None:
     assert installed.returncode == 0, installed.output[-6000:]
     assert operators is not None, installed.output[-6000:]
     claimed, passed, failed = map(int, operators.groups())
-    assert claimed >= {"kernels": 7, "namespace": 170, "onnx": 165}[installed.variant.array_library]
+    least = {"kernels": 7, "namespace": 170, "onnx": 165}[installed.variant.array_library]
+    assert claimed >= (100 if "namespace" in installed.variant.more else least)
     assert (passed, failed) == (claimed, 0)
     expected = (
         "the engine does not serialise",
         "have no class of arrays of their own",
         "it declares static shapes only",
+        "the engine does not update in place",
     )
     assert all(any(reason in line for reason in expected) for line in skips), skips
 

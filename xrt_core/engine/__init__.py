@@ -28,7 +28,14 @@ from xrt_core.engine.device_kinds import (
     device_kinds,
     register_device_kind,
 )
-from xrt_core.engine.op_kernels import OpKernel, OpKernelRegistry, op_kernel, op_kernels, register_portable_kernels
+from xrt_core.engine.op_kernels import (
+    OpKernel,
+    OpKernelRegistry,
+    op_kernel,
+    op_kernels,
+    register_portable_kernels,
+    register_standard_kernels,
+)
 
 if TYPE_CHECKING:
     from xrt_core.engine.manager import EngineListing, EngineManager
@@ -65,6 +72,7 @@ __all__ = [
     "register_device_kind",
     "register_engine",
     "register_portable_kernels",
+    "register_standard_kernels",
 ]
 
 engines: EngineManager

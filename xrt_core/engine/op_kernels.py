@@ -26,6 +26,7 @@ from xrt_core.ir.graph import Graph, Node, Phase, Support, Value
 from xrt_core.ir.operator_set import CORE_DOMAINS, find_operator
 from xrt_core.ir.types import TensorType, dtype_name
 from xrt_core.kernels.registry import PortableKernel, find_kernel, portable_kernels
+from xrt_core.kernels.standard import standard_kernels
 
 if TYPE_CHECKING:
     from xrt_core.ir.schema import Schema
@@ -207,6 +208,20 @@ def register_portable_kernels(
     Call it after the engine's own kernels; operators whose output shape depends on data are refused per node.
     """
     registry.take_portable(engine, devices)
+
+
+def register_standard_kernels(
+    engine: str, devices: tuple[str, ...], *, registry: OpKernelRegistry = op_kernels
+) -> None:
+    """Give `engine` the kernels over the array API standard (`kernels.standard`) for which it has none of its own.
+
+    They are for libraries whose arrays are not like NumPy's; `ctx.xp` must be a namespace of the standard.
+    """
+    for op_type, k in standard_kernels().items():
+        if registry.find(engine, "", op_type) is None:
+            registry.register(
+                OpKernel(engine, "", op_type, k.function, devices, True, k.static, dtypes=k.dtypes, check=k.check)
+            )
 
 
 def _of_portable(engine: str, portable: PortableKernel, devices: tuple[str, ...]) -> OpKernel:

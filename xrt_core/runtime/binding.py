@@ -78,7 +78,7 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
 def _writable(x: Any) -> Any:
     """The NumPy array of a result. That of another library is copied: read in place it would be read-only, or the
     engine's still."""
-    return x if type(x) in _OWN else np.array(x)
+    return x if type(x) in _OWN else np.array(np.asarray(x))
 
 
 def taken_by(engines: Engines, name: str | None) -> tuple[str, ...]:

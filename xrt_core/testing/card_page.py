@@ -34,15 +34,15 @@ _LOW: Final = 0.4
 
 
 def card_page(card: Mapping[str, Any]) -> str:
-    """Return a self-contained HTML page: the score by family and dtype, what fails, what is missing and why."""
+    """Return a self-contained HTML page: the score by family and dtype, what fails, and what is missing and why."""
     summary, total = card["summary"], len(card["operators"])
     title = f"{card['engine']} {card['version']} on {card['device'] or 'no device'}"
     parts = [
         f"<h1>{_text(title)}</h1>",
         f"<p>{card['score']:.0%} of {total} operators: taken, and every case that ran has passed.</p>",
-        f'<p class="soft">{summary["claimed"]} operators taken, {summary["passed"]} passed, {summary["failed"]} '
-        "failed, "
-        f"{summary['xfailed']} known to fail. Tests of the contract: {_counts(card['tests'])}.</p>",
+        f'<p class="soft">{summary["claimed"]} operators taken, {summary["passed"]} passed, '
+        f"{summary['failed']} failed, {summary['xfailed']} known to fail. "
+        f"Tests of the contract: {_counts(card['tests'])}.</p>",
         "<h2>By family of operators</h2>",
         _table(
             ("family", "", "#operators", "#taken", "#passed"),

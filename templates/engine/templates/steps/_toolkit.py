@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+{%- if cookiecutter.array_library == "namespace" %}
+import functools
+{%- endif %}
 import importlib
 import warnings
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
-from xrt_core.errors import EngineUnavailableError
-from xrt_core.ir.types import DTYPE_TO_ONNX, STRING
+from xrt_core.errors import EngineUnavailableError{{ ', GraphError' if cookiecutter.array_library == 'namespace' else '' }}
+from xrt_core.ir.types import DTYPE_TO_ONNX, STRING{{ ', dtype_from_name' if cookiecutter.array_library == 'namespace' else '' }}
+{%- if cookiecutter.array_library == "namespace" %}
+from xrt_core.kernels.standard import DTYPES as STANDARD_DTYPES
+{%- endif %}
 {%- if cookiecutter.devices == "other" %}
 
 from {{ cookiecutter.__module }}.device import {{ cookiecutter.__class }}Array
@@ -27,14 +33,43 @@ NAMESPACE: Final = "{{ cookiecutter.namespace }}"
 xp: Any = importlib.import_module(NAMESPACE)
 Array: Final[type[Any]] = type(xp.asarray(np.zeros(1, np.float32)))
 """The library's own array type."""
+{%- if cookiecutter.array_library == "namespace" %}
+LIKE_NUMPY: Final = isinstance(xp.asarray(np.zeros(1, np.float32)).dtype, np.dtype)
+"""Whether arrays have NumPy's dtypes (CuPy, JAX); others are used by the array API standard alone (torch)."""
+if not LIKE_NUMPY:
+    xp = importlib.import_module("array_api_compat").array_namespace(xp.asarray(np.zeros(1, np.float32)))
+{%- endif %}
 
 
+{% if cookiecutter.array_library == "namespace" -%}
+def dtype_of(array: Any) -> np.dtype[Any] | None:
+    """The dtype of an array of NumPy's or the library's; None for what has none that NumPy knows."""
+    found = getattr(array, "dtype", None)
+    return found if found is None or isinstance(found, np.dtype) else _dtype_named(str(found).rpartition(".")[2])
+
+
+@functools.cache
+def _dtype_named(name: str) -> np.dtype[Any] | None:
+    try:
+        return dtype_from_name(name)
+    except GraphError:
+        return None
+
+
+{% else -%}
+def dtype_of(array: Any) -> np.dtype[Any] | None:
+    """The dtype of an array; None for what has none."""
+    found = getattr(array, "dtype", None)
+    return found if isinstance(found, np.dtype) else None
+
+
+{% endif -%}
 def _keeps(dtype: np.dtype[Any]) -> bool:
     """Whether the library has arrays of `dtype` (JAX, for one, cuts 64 bits to 32 unless told otherwise)."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return bool(np.dtype(xp.asarray(np.zeros(1, dtype)).dtype) == dtype)
+            return dtype_of(xp.asarray(np.zeros(1, dtype))) == dtype
     except Exception:  # each library has its own way to say no
         return False
 
@@ -48,7 +83,11 @@ def _writes() -> bool:
     return True
 
 
+{% if cookiecutter.array_library == "namespace" -%}
+DTYPES: Final = frozenset(d for d in (DTYPE_TO_ONNX if LIKE_NUMPY else STANDARD_DTYPES) if d != STRING and _keeps(d))
+{%- else -%}
 DTYPES: Final = frozenset(d for d in DTYPE_TO_ONNX if d != STRING and _keeps(d))
+{%- endif %}
 """Element dtypes that the library has."""
 IN_PLACE: Final = _writes()
 
@@ -86,13 +125,17 @@ def put(array: Any, device: str) -> Any:
     if isinstance(array, {{ cookiecutter.__class }}Array):
         return array.buffer
 {%- endif %}
+{%- if cookiecutter.array_library == "namespace" %}
+    if not LIKE_NUMPY and not isinstance(array, Array):
+        return xp.asarray(np.array(array, order="C"))  # a copy: not every library takes any layout, or read-only memory
+{%- endif %}
     return xp.asarray(array)
 {%- if cookiecutter.devices == "other" %}
 
 
 def new(array: np.ndarray[Any, Any]) -> Any:
     """A new array of the library, for `device.from_host`."""
-    return xp.array(array, copy=True)
+    return xp.asarray(np.array(array))
 
 
 def on_device(array: Any, device: str) -> {{ cookiecutter.__class }}Array:
@@ -122,13 +165,17 @@ def owned(array: Any, held: Container[int]) -> Any:
     """`array` as one that shares memory with no other: views, and arrays whose `id` is held, are copied."""
     if not IN_PLACE:  # nobody can tell
         return array
+{%- if cookiecutter.array_library == "namespace" %}
+    if not LIKE_NUMPY:  # whether an array is a view is not in the standard
+        return xp.asarray(array, copy=True)
+{%- endif %}
     is_fresh = hasattr(array, "base") and array.base is None and id(array) not in held
     return array if is_fresh else xp.array(array, copy=True)
 
 
 def write_into(target: Any, array: Any) -> Any:
     """`target` with the content of `array` where it is a writable array of the library's, else `array`."""
-    if not (IN_PLACE and isinstance(target, Array) and getattr(target.flags, "writeable", True)):
+    if not (IN_PLACE and isinstance(target, Array) and getattr(getattr(target, "flags", None), "writeable", True)):
         return array
     target[...] = array
     return target

@@ -89,7 +89,7 @@ class {{ cookiecutter.__class }}Executable(Executable):
                 f"{{ cookiecutter.engine }}: the executable takes {len(self._entries)} inputs, {len(inputs)} were given"
             )
         for p, x in zip(self._entries, inputs, strict=True):
-            dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+            dtype, shape = _toolkit.dtype_of(x), getattr(x, "shape", None)
             if dtype != p.dtype or shape is None or tuple(shape) != p.shape:
                 given = type(x).__name__ if dtype is None or shape is None else f"{dtype}{list(shape)}"
                 raise ExecutionError(f"{{ cookiecutter.engine }}: input {p.name!r} must be {p.type}, {given} was given")
@@ -100,7 +100,7 @@ class {{ cookiecutter.__class }}Executable(Executable):
         results = []
         for p, number in zip(self._returns, self._results, strict=True):
             array = _toolkit.owned(registers[number], held)
-            if array.dtype != p.dtype or tuple(array.shape) != p.shape:
+            if _toolkit.dtype_of(array) != p.dtype or tuple(array.shape) != p.shape:
                 raise ExecutionError(
                     f"{{ cookiecutter.engine }}: result {p.name!r} is declared as {p.type}, and came out as "
                     f"{array.dtype}{list(array.shape)}"
