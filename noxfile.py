@@ -118,7 +118,7 @@ def fresh(session: nox.Session, name: str, *wanted: str) -> str:
 
 @nox.session(python=PYTHONS, default=False)
 def installed(session: nox.Session) -> None:
-    """Install what `build` made as users do, in fresh environments, and run a model on each engine (also `-- torch`)."""
+    """Install what `build` made as users do, in fresh environments, and run a model on each engine (`-- torch`)."""
     program = str(pathlib.Path("scripts", "try_installed.py").absolute())
     more = [f"xrt-core[{extra}]" for extra in session.posargs]
     tensorrt = fresh(session, "tensorrt", "xrt-core", "xrt-tensorrt")
