@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 
 import nox
 
@@ -82,12 +83,60 @@ def bench(session: nox.Session) -> None:
         session.run("python", str(path))
 
 
+DIST = pathlib.Path("dist").absolute()
+INDEX = DIST / "index" / "simple"
+
+
 @nox.session(default=False)
 def build(session: nox.Session) -> None:
-    """Build wheels and source archives of the core and of every plugin into dist/."""
-    session.install("build")
-    for folder in (".", *PLUGINS):
-        session.run("python", "-m", "build", "--outdir", "dist", folder)
+    """Build and check wheels and source archives of every package in dist/, twice with equal bytes, and their index."""
+    session.install("build", "hatchling>=1.27", "twine", "check-wheel-contents", "dumb-pypi", "packaging")
+    when = session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)
+    session.env["SOURCE_DATE_EPOCH"] = str(when).strip()
+    again = pathlib.Path(session.create_tmp(), "again").absolute()
+    for folder in (DIST, again):
+        shutil.rmtree(folder, ignore_errors=True)
+        for package in (".", *PLUGINS):
+            session.run("python", "-m", "build", "--no-isolation", "--outdir", str(folder), package, silent=True)
+    archives = [str(p) for p in sorted(DIST.glob("*.*"))]
+    session.run("python", "scripts/check_packages.py", str(DIST), str(again))
+    session.run("twine", "check", "--strict", *archives)
+    session.run("check-wheel-contents", *(a for a in archives if a.endswith(".whl")))
+    listed = ("--package-list-json", str(INDEX.with_name("packages.jsonl")), "--packages-url", "../../../")
+    session.run("dumb-pypi", *listed, "--output-dir", str(INDEX.parent), "--no-per-release-json")
+
+
+def fresh(session: nox.Session, name: str, *wanted: str) -> str:
+    """The Python of a new environment, in which pip has installed what a user would name, from our index."""
+    folder = pathlib.Path(session.create_tmp(), name).absolute()
+    session.run("python", "-m", "venv", "--clear", str(folder))
+    python = str(folder / "bin" / "python")
+    env = {"PIP_EXTRA_INDEX_URL": INDEX.as_uri(), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    session.run(python, "-m", "pip", "install", "--quiet", *wanted, env=env, external=True)
+    return python
+
+
+@nox.session(python=PYTHONS, default=False)
+def installed(session: nox.Session) -> None:
+    """Install what `build` made as users do, in fresh environments, and run a model on each engine (`-- torch`)."""
+    program = str(pathlib.Path("scripts", "try_installed.py").absolute())
+    more = [f"xrt-core[{extra}]" for extra in session.posargs]
+    tensorrt = fresh(session, "tensorrt", "xrt-core", "xrt-tensorrt")
+    every = fresh(session, "all", "xrt-core[all]", "xrt-toy", "xrt-ort", *more)
+    with session.chdir(session.create_tmp()):
+        session.run(tensorrt, program, "tensorrt", external=True)
+        session.run(every, program, "xla", "onnxruntime", "openvino", "toy", "ort", *session.posargs, external=True)
+
+
+@nox.session(default=False)
+def sbom(session: nox.Session) -> None:
+    """Write dist/xrt-core-all.cdx.json: what `pip install 'xrt-core[all]'` brings, with licences (CycloneDX)."""
+    session.install("cyclonedx-bom>=7")
+    python = fresh(session, "sbom", "xrt-core[all]")
+    session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", external=True)
+    target = str(DIST / "xrt-core-all.cdx.json")
+    form = ("--pyproject", "pyproject.toml", "--mc-type", "library", "--output-reproducible", "--gather-license-texts")
+    session.run("cyclonedx-py", "environment", *form, "--output-file", target, python)
 
 
 @nox.session(default=False)
