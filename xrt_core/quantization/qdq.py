@@ -21,7 +21,6 @@ from xrt_core.quantization.ranges import Ranges
 
 _PER_CHANNEL_OPSET: Final = 13  # the first with an axis of DequantizeLinear
 _INSTALL: Final = "pip install 'xrt-core[quantization]'"
-_QUANTISERS: Final = frozenset(("QuantizeLinear", "DynamicQuantizeLinear"))
 
 
 class QuantisedProducts:
@@ -43,8 +42,8 @@ class QuantisedProducts:
         for n in graph.nodes:
             if n.op_type in PRODUCTS and not n.domain and (steps := self._computing(n.outputs[0], own)) is not None:
                 self._steps[n] = steps
-        # what remains of a node that the library left as it was is the node itself, written anew
-        self.products = tuple(n for n, steps in self._steps.items() if any(s.op_type in _QUANTISERS for s in steps))
+        # a node that the library left as it was is one step: itself, written anew
+        self.products = tuple(n for n, steps in self._steps.items() if len(steps) > 1)
 
     def with_products(self, taken: Collection[Node]) -> Graph:
         """The graph with these products in int8, and all else as it was."""
