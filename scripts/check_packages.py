@@ -20,8 +20,8 @@ from packaging.metadata import Metadata
 from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BUNDLED = frozenset([".css", ".dll", ".js", ".mjs", ".so", ".svg", ".ttf", ".wasm", ".whl", ".woff", ".woff2"])
-"""Suffixes of what comes from elsewhere. Its licence is a file of `license-files` that has its name in its own."""
+BUNDLED = (".dll", ".min.css", ".min.js", ".mjs", ".so", ".ttf", ".wasm", ".whl", ".woff", ".woff2")
+"""How names end of what comes from elsewhere. Its licence is a file of `license-files` that has its name in its own."""
 
 
 def faults_of_wheel(path: pathlib.Path, version: str) -> Iterator[str]:
@@ -34,7 +34,7 @@ def faults_of_wheel(path: pathlib.Path, version: str) -> Iterator[str]:
         text = wheel.read(f"{info}/licenses/LICENSE") if "LICENSE" in licences else b""
     if str(found.version) != version:
         yield f"version {found.version}, where the core has {version}"
-    if found.license_expression != "Apache-2.0" or text != (ROOT / "LICENSE").read_bytes():
+    if (found.license_expression or "").split(" AND ")[0] != "Apache-2.0" or text != (ROOT / "LICENSE").read_bytes():
         yield "without the licence, or its text"
     if not found.description or not found.summary:
         yield "without a description"
@@ -42,7 +42,7 @@ def faults_of_wheel(path: pathlib.Path, version: str) -> Iterator[str]:
     yield from (f"{p} has no py.typed" for p in sorted(packages) if f"{p}/py.typed" not in names)
     for name in names:
         file = pathlib.PurePosixPath(name)
-        if file.suffix in BUNDLED and not any(file.name.split(".")[0].lower() in n.lower() for n in licences):
+        if file.name.endswith(BUNDLED) and not any(file.name.split(".")[0].lower() in n.lower() for n in licences):
             yield f"{name} is bundled without its licence"
 
 

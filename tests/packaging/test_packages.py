@@ -39,7 +39,7 @@ def test_metadata(folder: pathlib.Path) -> None:
     """One version, one licence with its text in the package's folder, the same Pythons, and types."""
     project = PROJECTS[folder]["project"]
     assert project.get("version", xrt.__version__) == xrt.__version__
-    assert project["license"] == "Apache-2.0"
+    assert project["license"].split(" AND ")[0] == "Apache-2.0"  # what is bundled has its own
     assert "LICENSE" in project["license-files"]
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert project["requires-python"] == PROJECTS[ROOT]["project"]["requires-python"]
