@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import pathlib
 import signal
 import subprocess
@@ -41,7 +42,11 @@ _UNSET: Final = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty
 
 def operators() -> dict[str, Any]:
     """Name, with the variant, -> OpInfo."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    if "distutils" in sys.modules:  # torch's tests import setuptools, which refuses where distutils came first
+        os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
 
     return {f"{o.name}.{o.variant_test_name}" if o.variant_test_name else o.name: o for o in op_db}
 
