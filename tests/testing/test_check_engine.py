@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from xrt_core.cli.app import application
-from xrt_core.engine import engines
+from xrt_core.engine import EngineStatus, engines
 from xrt_core.module import XRTModule
 from xrt_core.testing import HostEngine, faults, functions
 from xrt_core.testing.card_page import badge, badges, card_page, failed
@@ -22,6 +25,7 @@ from xrt_core.testing.planted import planted
 from xrt_core.testing.robustness_tests import IN_PROCESS
 from xrt_core.testing.scorecard import ScoreCard, family_of
 
+LEFT = 30.0
 HOST = "xrt_core.testing.host_engine:HostEngine"
 
 
@@ -156,6 +160,26 @@ def test_a_faulty_engine_fails(tmp_path: pathlib.Path) -> None:
     assert card["operators"]["Exp"]["state"] == "failed"
     assert card["score"] < 0.5
     assert any("differ" in r or "not" in r.lower() for k, r in card["reasons"].items() if k.startswith("onnx/"))
+
+
+class Leaves(HostEngine):
+    """It cannot be used, and leaves a process behind that has the output of its parent."""
+
+    name = "leaves"
+
+    def probe(self) -> EngineStatus:
+        subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LEFT})"])
+        return EngineStatus(False, reason="it only leaves things behind", remedy="none")
+
+
+@pytest.mark.slow
+def test_what_an_engine_leaves_running_is_not_waited_for() -> None:
+    """The command ends with its tests; the reason why the engine cannot be used is said."""
+    start = time.monotonic()
+    done = check(f"{__name__}:{Leaves.__name__}", "--fuzz", 0)
+    assert time.monotonic() - start < LEFT
+    assert done.exit_code == 2
+    assert "it only leaves things behind" in done.output
 
 
 @pytest.mark.slow

@@ -110,16 +110,19 @@ def _tested(
         path = pathlib.Path(folder, "card.json")
         pathlib.Path(folder, "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # nobody else's settings
         arguments = ["--pyargs", "xrt_core.testing", "--xrt-scorecard", str(path), "-q", "-p", "no:cacheprovider"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", folder, *options, *arguments],
-            cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
+        log = pathlib.Path(folder, "log")
+        with log.open("w", encoding="utf-8") as file:  # no pipe, which processes that an engine leaves would hold open
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", folder, *options, *arguments],
+                cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False,
+            )  # fmt: skip
+        output = log.read_text(encoding="utf-8", errors="replace")
         cards: list[dict[str, Any]] = []
         if path.is_file():
             cards = decode(path.read_bytes(), dict[str, Any], "the score card", EngineError)["engines"]
     if not cards or not cards[0]["operators"]:
         reasons = "; ".join(dict.fromkeys(cards[0]["reasons"].values())) if cards else ""
-        last = "\n".join(done.stdout.splitlines()[-_LAST:])
+        last = "\n".join(output.splitlines()[-_LAST:])
         raise EngineError(f"engine {spec!r} cannot be tested here: {reasons or last}")
     return cards[0], done.returncode
 
