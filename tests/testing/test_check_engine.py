@@ -9,7 +9,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -167,8 +167,11 @@ class Leaves(HostEngine):
 
     name = "leaves"
 
+    left: ClassVar[list[subprocess.Popen[bytes]]] = []
+
     def probe(self) -> EngineStatus:
-        subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LEFT})"])
+        if not self.left:
+            self.left.append(subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LEFT})"]))
         return EngineStatus(False, reason="it only leaves things behind", remedy="none")
 
 
@@ -180,6 +183,24 @@ def test_what_an_engine_leaves_running_is_not_waited_for() -> None:
     assert time.monotonic() - start < LEFT
     assert done.exit_code == 2
     assert "it only leaves things behind" in done.output
+
+
+class Hangs(HostEngine):
+    """Its probe does not come back."""
+
+    name = "hangs"
+
+    def probe(self) -> EngineStatus:
+        time.sleep(3600)
+        raise AssertionError
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_is_ended() -> None:
+    """The tests are ended after the time that they have, with the way to give them more."""
+    done = check(f"{__name__}:{Hangs.__name__}", "--fuzz", 0, "--timeout", 3)
+    assert done.exit_code == 2
+    assert "have not ended within 3 s; --timeout gives them longer" in done.output
 
 
 @pytest.mark.slow

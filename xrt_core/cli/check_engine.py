@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,9 @@ def check_engine(
         pathlib.Path | None,
         typer.Option("--lists", help="The folder of its unsupported.txt and xfails.txt (tests/conformance)."),
     ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Seconds after which the tests are ended: an engine may hang.")
+    ] = 3600.0,
     report: Annotated[pathlib.Path | None, typer.Option("--report", help="Write the score as JSON.")] = None,
     html: Annotated[
         pathlib.Path | None, typer.Option("--html", help="Write a page: score, what fails, what is missing and why.")
@@ -60,7 +64,7 @@ def check_engine(
         raise InputError(f"--lists {lists}: there is no such folder")
     spec = _spec(package)
     with working(f"testing {spec}"):
-        card, status = _tested(spec, device, full, fuzz, lists)
+        card, status = _tested(spec, device, full, fuzz, lists, timeout)
     _show(card, card_page.failed(card))
     written = [(html, card_page.card_page(card)), (report, dumps(card, indent=1) + "\n")]
     if badges is not None:
@@ -93,11 +97,11 @@ def _spec(package: str) -> str:
 
 
 def _tested(
-    spec: str, device: str | None, full: bool, fuzz: int, lists: pathlib.Path | None
+    spec: str, device: str | None, full: bool, fuzz: int, lists: pathlib.Path | None, timeout: float
 ) -> tuple[dict[str, Any], int]:
     """The score card of an engine, from a process of its own, and the status of its tests.
 
-    Raises EngineError where the tests do not come so far as to make one.
+    Raises EngineError where the tests do not come so far as to make one, or have not ended after `timeout` seconds.
     """
     options = ["--xrt-engine", spec, "--xrt-fuzz", str(fuzz)]
     options += ["--xrt-device", device] if device is not None else []
@@ -112,10 +116,20 @@ def _tested(
         arguments = ["--pyargs", "xrt_core.testing", "--xrt-scorecard", str(path), "-q", "-p", "no:cacheprovider"]
         log = pathlib.Path(folder, "log")
         with log.open("w", encoding="utf-8") as file:  # no pipe, which processes that an engine leaves would hold open
-            done = subprocess.run(
+            tests = subprocess.Popen(
                 [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", folder, *options, *arguments],
-                cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False,
+                cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
+            try:
+                status = tests.wait(timeout)
+            except subprocess.TimeoutExpired as e:
+                raise EngineError(
+                    f"the tests of engine {spec!r} have not ended within {timeout:g} s; --timeout gives them longer"
+                ) from e
+            finally:
+                if tests.poll() is None:  # with what it has started: a timeout, or an interrupt
+                    os.killpg(tests.pid, signal.SIGKILL)
+                    tests.wait()
         output = log.read_text(encoding="utf-8", errors="replace")
         cards: list[dict[str, Any]] = []
         if path.is_file():
@@ -124,7 +138,7 @@ def _tested(
         reasons = "; ".join(dict.fromkeys(cards[0]["reasons"].values())) if cards else ""
         last = "\n".join(output.splitlines()[-_LAST:])
         raise EngineError(f"engine {spec!r} cannot be tested here: {reasons or last}")
-    return cards[0], done.returncode
+    return cards[0], status
 
 
 def _show(card: dict[str, Any], failed: list[str]) -> None:
