@@ -71,7 +71,7 @@ def test_it_passes_the_kit(made: tuple[pathlib.Path, pathlib.Path], tmp_path: pa
     """The contract, planted faults and mutated models too; of linear algebra Gemm and MatMul are taken, and pass."""
     project, python = made
     cli = "from xrt_core.cli.app import main; main()"
-    arguments = ("check-engine", "xrt-blas", "--fuzz", "5", "--json", tmp_path / "card.json")
+    arguments = ("check-engine", "xrt-blas", "--fuzz", "5", "--report", tmp_path / "card.json")
     done = run([python, "-c", cli, *arguments], project)
     assert done.returncode == 0, done.stdout[-6000:]
     card = json.loads((tmp_path / "card.json").read_text())
