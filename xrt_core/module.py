@@ -100,13 +100,17 @@ class XRTModule(GuardedModule):
         else:
             graph = saved.graph if saved is not None else quantised(read_model(model, example), self._pipeline)
             self._source = ImportedModel(graph, self._pipeline, shapes)
-        if self.options.accuracy is not None:
-            self._source = self._budgeted = self._within_budget(self._source, calibration)
-        elif calibration is not None:
+        if calibration is not None and self.options.accuracy is None:
             raise InputError("calibration is for accuracy=, which says how far results may be off")
+        if self.options.accuracy is not None:
+            self._budgeted = self._within_budget(self._source, calibration)
+            self._source = self._budgeted or self._source
 
-    def _within_budget(self, source: Any, inputs: Sequence[Mapping[str, Any]] | None) -> BudgetedModel:
-        """The model with the option `accuracy`. Raises UnsupportedError where it does not apply."""
+    def _within_budget(self, source: Any, inputs: Sequence[Mapping[str, Any]] | None) -> BudgetedModel | None:
+        """The model with the option `accuracy`; None where that does not apply and was not said for this module.
+
+        Raises UnsupportedError where it does not apply and was.
+        """
         from xrt_core.accuracy.model import BudgetedModel
         from xrt_core.compiler.models import ImportedModel
         from xrt_core.options.guard_settings import GuardSettings
@@ -128,8 +132,11 @@ class XRTModule(GuardedModule):
             if options.use_int8 or options.narrow is not None
             else ""
         )
-        if why:
+        if why and options.source("accuracy").startswith("keyword"):
             raise UnsupportedError(f"accuracy ({options.source('accuracy')}) is {why}")
+        if why:  # the environment speaks of all modules of a process
+            self.events.emit("accuracy.not_applied", reason=why)
+            return None
         module = weakref.ref(self)
 
         def on_change(pipeline: Pipeline) -> None:

@@ -194,3 +194,14 @@ def test_what_it_is_not_for(engine: HalfEngine) -> None:
         module(accuracy={"error": 1e-2, "outputs": {"w": 1e-3}})
     with pytest.raises(OptionError, match="no positive number"):
         module(accuracy=0)
+
+
+def test_the_environment_speaks_of_no_single_module(engine: HalfEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not apply the variable is passed over, with an event; else it counts."""
+    monkeypatch.setenv("XRT_ACCURACY", "0.01")
+    traced = xrt.XRTModule(lambda x: xrt.ops.Relu(x), engine="host")
+    np.testing.assert_array_equal(traced(X), np.maximum(X, 0))
+    assert traced.accuracy is None
+    assert "accuracy.not_applied" in [e.name for e in traced.events.recent()]
+    with module() as m:
+        assert m.accuracy is not None

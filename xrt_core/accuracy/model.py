@@ -26,8 +26,6 @@ from xrt_core.ir.types import ValueType
 from xrt_core.options.guard_settings import MAX_INPUT_BYTES
 from xrt_core.runtime.arrays import to_numpy
 
-log = logging.getLogger("xrt")
-
 _INPUTS: Final = 8
 """So many calls' inputs are kept while the search begins, if none are given."""
 _LOOK: Final = 0.1  # seconds until a signature that has no executable yet is looked at again

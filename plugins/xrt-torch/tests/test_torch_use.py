@@ -51,9 +51,9 @@ def inputs_of_stages() -> list[int]:
 
 
 def test_frozen_parameters_are_constants_until_they_change() -> None:
-    """Parameters that need no gradient are constants of inference; load_state_dict and in-place writes are seen."""
+    """With freeze=True parameters are constants of inference; load_state_dict and in-place writes are seen."""
     model, x = small().requires_grad_(False), torch.randn(4, 8)
-    call = on_xrt(model)
+    call = on_xrt(model, freeze=True)
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(call(x), model(x))
@@ -68,19 +68,29 @@ def test_frozen_parameters_are_constants_until_they_change() -> None:
 
 
 def test_parameters_are_frozen_as_the_option_says() -> None:
-    """freeze=True takes those that need a gradient too, in inference alone; by default they stay inputs."""
+    """freeze=True takes those that need a gradient too, in inference alone; by default all stay inputs."""
     x = torch.randn(4, 8)
-    for freeze, inputs in ((True, [1]), (None, [7]), (False, [7])):
+    for given, inputs in (({"freeze": True}, [1]), ({}, [7]), ({"freeze": False}, [7])):
         torch._dynamo.reset()
         gc.collect()
         model = small()
-        call = on_xrt(model, freeze=freeze)
+        call = on_xrt(model, **given)
         with torch.no_grad():
             for _ in range(2):
                 torch.testing.assert_close(call(x), model(x))
         assert inputs_of_stages() == inputs
     with pytest.raises(Exception, match="freeze='yes': it takes True or False"):
         on_xrt(torch.sin, freeze="yes")(torch.ones(2))
+
+
+def test_writes_through_data_are_seen_by_default() -> None:
+    """A moving average of weights is written so, into parameters that need no gradient: no version counts it."""
+    model, x = nn.Linear(4, 2).requires_grad_(False), torch.randn(3, 4)
+    call = on_xrt(model)
+    for _ in range(3):
+        call(x)
+    model.weight.data.mul_(0.5).add_(1)
+    torch.testing.assert_close(call(x), model(x))
 
 
 def test_a_parameter_with_other_memory_is_seen() -> None:

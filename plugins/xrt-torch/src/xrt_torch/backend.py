@@ -24,16 +24,16 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
     options: those of `XRTModule`, and
     background: whether calls run eager while XRT compiles (default: True where the guard compiles in the background, as
         it does by default).
-    freeze: whether inference takes parameters as constants: True, False, or None for those that need no gradient. One
-        that is written, or replaced, is seen at the next call, which runs eager while XRT compiles without them. What
-        is written through `.data` is not seen.
+    freeze: whether inference takes parameters as constants (default: False). One that is written, or replaced, is seen
+        at the next call, which runs eager while XRT compiles without them. What is written through `.data`, which
+        leaves no trace, is not seen: so this is for who knows that nobody does.
 
     A graph that cannot be captured runs eager, with a FallbackEvent. Raises OptionError for an option that XRT does not
     have, or a value that it does not take.
     """
     given = dict(options or {})
     background = given.pop("background", None)
-    freeze = given.pop("freeze", None)
+    freeze = given.pop("freeze", False)
     for name, value in (("background", background), ("freeze", freeze)):
         if value not in (None, True, False):
             raise OptionError(f"{name}={value!r}: it takes True or False")
@@ -44,7 +44,7 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
         for x in inputs:
             if isinstance(x, torch.Tensor) and (why := _why_eager(x)):
                 raise UnsupportedError(why)
-        return _aot(module, inputs, given, background, freeze)
+        return _aot(module, inputs, given, background, bool(freeze))
     except Exception as e:
         reason = f"{type(e).__name__}: {str(e).strip()[:600]}"
         process_events.fallback(
@@ -86,7 +86,7 @@ def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, gr
 
 
 def _aot(
-    module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool | None
+    module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool
 ) -> Any:
     from torch._dynamo.backends.common import aot_autograd
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -104,7 +104,7 @@ def _aot(
 
 
 def _compilers(
-    options: Mapping[str, Any], background: bool, graphs: list[CompiledGraph], freeze: bool | None = False
+    options: Mapping[str, Any], background: bool, graphs: list[CompiledGraph], freeze: bool = False
 ) -> dict[str, Any]:
     """The arguments of AOTAutograd. graphs: where compiled graphs are added."""
     from functorch.compile import make_boxed_func

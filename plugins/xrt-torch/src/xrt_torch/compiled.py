@@ -63,7 +63,7 @@ class CompiledGraph:
 
     kind: "inference", "forward" or "backward". parameters: where those that it is called with have their memory, a set
     that forward and backward share. background: whether calls run eager while XRT compiles; otherwise the
-    first call waits. freeze: whether inference takes parameters as constants; None: those that need no gradient.
+    first call waits. freeze: whether inference takes parameters as constants.
 
     Whatever fails makes the graph eager, with a FallbackEvent and `reason`; Ctrl-C passes through.
     """
@@ -75,7 +75,7 @@ class CompiledGraph:
         options: Mapping[str, Any],
         background: bool,
         parameters: set[int],
-        freeze: bool | None = False,
+        freeze: bool = False,
     ) -> None:
         self.number = next(_numbers)
         self.name = f"torch_{kind}_{self.number}"
@@ -89,7 +89,7 @@ class CompiledGraph:
         self._work: dict[Signature, Future[None]] = {}
         self._proven: set[Signature] = set()
         self._calls = 0
-        self._freeze = freeze if kind == "inference" else False
+        self._freeze = freeze and kind == "inference"
         self._frozen: dict[str, _Frozen] = {}
         # what a training step computes is compared with eager's own numbers: the guard's reference would be slower
         named = [n for n in options if n == "guard" or n.startswith("guard_")]
@@ -156,11 +156,11 @@ class CompiledGraph:
             is_new = work is None
             if work is None:
                 self.parameters.update(_address(a) for a in args if isinstance(a, torch.nn.Parameter))
-                if self._freeze is not False and not self._work:
+                if self._freeze and not self._work:
                     self._frozen = {
                         n: _Frozen(i, a)
                         for i, (n, a) in enumerate(zip(self._inputs, args, strict=True))
-                        if isinstance(a, torch.nn.Parameter) and (self._freeze or not a.requires_grad)
+                        if isinstance(a, torch.nn.Parameter)
                     }
                 work = self._work[signature] = Future()
         if is_new and self._background:

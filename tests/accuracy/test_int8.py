@@ -1,0 +1,123 @@
+"""Forms in int8: of all products, and of as many as the budget allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt_core as xrt
+from tests.fake_engines import FakeCompiler, FakeEngine, FakeExecutable, fake_engine
+from tests.random_graphs import F32, graph_of, node
+from xrt_core.compiler.models import CompiledGraph
+from xrt_core.engine.contract import Executable
+from xrt_core.ir.graph import Graph, Node, Value
+from xrt_core.ir.types import TensorType
+from xrt_core.quantization import calibration
+from xrt_core.quantization.qdq import QuantisedProducts
+from xrt_core.quantization.ranges import Ranges
+
+pytest.importorskip("onnxruntime")
+DEPTH = 8
+X = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
+COARSE = 3  # the layer whose weights have one large element a column, so that int8 has few steps for the others
+
+
+def model() -> Graph:
+    """A chain of products, each followed by Tanh."""
+    rng = np.random.default_rng(1)
+    x = v = Value("x", TensorType(F32, (4, 32)))
+    nodes = []
+    for i in range(DEPTH):
+        w = (rng.standard_normal((32, 32)) / 8).astype(np.float32)
+        if i == COARSE:
+            w[0] += 40
+        product, out = Value(f"p{i}"), Value(f"y{i}")
+        nodes += [node("MatMul", [v, Value.constant(w, f"w{i}")], [product]), node("Tanh", [product], [out])]
+        v = out
+    return graph_of([x], [v], nodes)
+
+
+def run(graph: Graph, x: np.ndarray = X) -> np.ndarray:
+    return np.asarray(xrt.XRTModule(graph, engine="host")(x))
+
+
+def ranges_of(graph: Graph) -> Ranges:
+    recorder = calibration.Recorder()
+    pipeline = xrt.XRTModule(graph, engine="host")._pipeline
+    recorder.record(graph, [X], lambda g: CompiledGraph(g, pipeline))
+    return recorder.ranges(graph)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_products_are_taken_or_left(static: bool) -> None:
+    """None is the graph itself; each is a little off; the rest stays as it was, node for node."""
+    graph = model()
+    exact = run(graph)
+    made = QuantisedProducts(calibration.prepared(graph), ranges_of(graph) if static else None)
+    assert [n.name for n in made.products] == [f"p{i}" for i in range(DEPTH)]
+    assert made.with_products(()).nodes == made.graph.nodes
+    off = {}
+    for taken in ((made.products[0],), made.products[:4], made.products):
+        found = made.with_products(taken)
+        assert {n for n in made.graph.nodes if n not in taken} <= set(found.nodes)
+        assert sum(n.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for n in found.nodes) == len(taken)
+        off[len(taken)] = float(np.abs(run(found) - exact).max())
+    assert 0 < off[1] < 0.05
+    assert off[1] < off[DEPTH] < 1
+
+
+class FastInInt8(FakeEngine):
+    """Takes a millisecond for each product of floats."""
+
+    name = "fast8"
+
+    def compiler(self, device: str, options: Any) -> FakeCompiler:
+        return _Compiler(self)
+
+
+class _Compiler(FakeCompiler):
+    def compile(self, function: Any, entry_params: Any, return_params: Any, aliases: Any) -> Executable:
+        made = super().compile(function, entry_params, return_params, aliases)
+        assert isinstance(made, FakeExecutable)
+        seconds, call = 1e-3 * sum(map(_is_slow, function.body.nodes)), made.call
+
+        def slow(inputs: Sequence[Any]) -> Sequence[Any]:
+            time.sleep(seconds)
+            return call(inputs)
+
+        made.call = slow
+        return made
+
+
+def _is_slow(n: Node) -> bool:
+    w = n.inputs[1] if n.op_type == "MatMul" else None
+    return w is not None and w.data is not None
+
+
+def chosen(budget: float) -> tuple[int, float]:
+    """How many products are in int8 within a budget, and the error of a call."""
+    graph = model()
+    with fake_engine(FastInInt8):
+        given = {"guard_verify": True, "guard_async": True, "cache": "off", "prune": False}
+        with xrt.XRTModule(graph, engine="fast8", accuracy=budget, **given) as m:
+            exact = m(X)
+            assert m.wait(120)
+            assert m.accuracy is not None
+            assert m.accuracy.state == "done", m.accuracy
+            found = m.accuracy.chosen
+            return 0 if found is None else found.nodes, float(np.abs(m(X) - exact).max() / np.abs(exact).max())
+
+
+@pytest.mark.slow
+def test_as_many_products_as_the_budget_allows() -> None:
+    """A wide budget takes all; a narrower one some, and keeps within it; a tiny one none."""
+    everything, off = chosen(0.9)
+    assert everything == DEPTH
+    some, less = chosen(off / 2)
+    assert 0 < some < DEPTH
+    assert 0 < less <= off / 2
+    assert chosen(1e-7) == (0, 0.0)
