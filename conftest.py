@@ -9,6 +9,11 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how fast a machine makes examples, or runs them, says nothing about the code
+settings.register_profile("xrt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("xrt")
 
 _KEPT = ("XRT_VERIFY", "XRT_VENV", "XRT_CACHE_DIR")  # the last for a pytest within a test
 os.environ["XRT_VERIFY"] = "1"  # the graph is held against the IR's rules after every stage
