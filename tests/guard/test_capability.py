@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.packages import add_package, engine_source
 from tests.guard import engines as tested
 from tests.guard.guarded import (
     captured_events,
@@ -129,6 +130,26 @@ def test_probes() -> None:
     """An engine that raises is safe, one that exits is not; an unknown name is left to whoever reports it."""
     with registered(STAGE_FAULTS["probe_exits"], STAGE_FAULTS["probe_raises"]):
         assert probe("plain", "probe_exits", "probe_raises", "unknown") == ["probe_exits"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder_is_new", [True, False])
+def test_a_package_that_is_added_while_a_worker_runs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, folder_is_new: bool
+) -> None:
+    """The worker knows it too: what it took for unknown, and so for harmless, would crash this process."""
+    if not folder_is_new:
+        monkeypatch.syspath_prepend(tmp_path)
+    assert probe("plain") == []  # a worker runs now
+    add_package(tmp_path, "xrt-added", "import os\nos.abort()\n" + engine_source("added"), engine="added")
+    if folder_is_new:
+        monkeypatch.syspath_prepend(tmp_path)
+    engines.refresh()
+    try:
+        assert probe("added") == ["added"]
+    finally:
+        monkeypatch.undo()
+        engines.refresh()
 
 
 def test_no_worker_is_no_answer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

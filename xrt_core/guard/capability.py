@@ -172,6 +172,8 @@ def answer(request: Mapping[str, Any], engine_of: Callable[[Mapping[str, str]], 
     """The worker's answer to a query. engine_of: imports the engine that a request describes."""
     described = request["engine"]
     if request["query"] == "probe":
+        if "module" not in described and described["name"] not in process_engines.names():
+            process_engines.refresh()  # it was installed after this process began
         with contextlib.suppress(EngineError):  # an engine that refuses by an error is safe
             engine = engine_of(described) if "module" in described else process_engines.get(described["name"])
             if engine.automatic:

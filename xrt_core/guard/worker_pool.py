@@ -83,9 +83,9 @@ class Worker:
         self._cause: tuple[Kind, str] | None = None  # why it was killed
         self._log_path = self._folder / "log"
         self._answers: queue.Queue[Message | WorkerFailure | None] = queue.Queue(_MOST_WAITING)
-        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        self._path = _import_path()
         role = "builds" if control is None else "runs"
-        environment = {**os.environ, WORKER_VARIABLE: role, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, WORKER_VARIABLE: role, "PYTHONPATH": self._path, "PYTHONUNBUFFERED": "1"}
         inherited = () if control is None else (control.fileno(),)
         try:
             with open(self._log_path, "ab") as log:  # what others append stays in its place
@@ -181,6 +181,12 @@ class Worker:
         """Whether the process runs."""
         return self._process.poll() is None
 
+    @property
+    def imports_alike(self) -> bool:
+        """Whether the process looks for packages where this one does now: what it calls unknown may be a package that
+        was added since it began."""
+        return self._path == _import_path()
+
     def watch(self, memory: int) -> None:
         """Wait until the process has ended. It is killed if it holds more than `memory` bytes of its own."""
         while self.alive:
@@ -218,6 +224,10 @@ class Worker:
                 except WorkerAnswerError as e:
                     found = WorkerFailure("crashed", str(e), self.log())
         self._answers.put(found)
+
+
+def _import_path() -> str:
+    return os.pathsep.join(p or os.getcwd() for p in sys.path)
 
 
 def _excess(held: int, memory: int) -> str:
@@ -279,7 +289,7 @@ class WorkerSlot:
         job, worker = self.job, self._worker
         if job is not None and job.cancelled:
             raise WorkerFailure("closed", "the job was cancelled")
-        if worker is None or not worker.alive:
+        if worker is None or not (worker.alive and worker.imports_alike):
             if worker is not None:
                 worker.kill()
             if timeouts.is_shutting_down():  # and the pool has been closed

@@ -42,7 +42,7 @@ _UNSET: Final = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty
 
 def operators() -> dict[str, Any]:
     """Name, with the variant, -> OpInfo."""
-    if "distutils" in sys.modules:  # torch's tests import setuptools, which refuses where distutils came first
+    if sys.version_info < (3, 12):  # torch's tests import setuptools, which may refuse where distutils came first
         os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
