@@ -41,7 +41,7 @@ _UNSET: Final = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty
 
 
 def operators() -> dict[str, Any]:
-    """Name, with the variant, -> OpInfo."""
+    """Name, with the variant, -> OpInfo. Imports torch's test helpers, which change the process: in one of its own."""
     if sys.version_info < (3, 12):  # torch's tests import setuptools, which may refuse where distutils came first
         os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     with warnings.catch_warnings():
@@ -183,7 +183,7 @@ def _limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _work(names: Sequence[str], dtypes: Sequence[str], log: pathlib.Path) -> None:
+def _work(names: Sequence[str], dtypes: Sequence[str], samples: int, log: pathlib.Path) -> None:
     """Run operators in this process, a line of JSON for each dtype, and one before it."""
     known = operators()
     logging.disable(logging.CRITICAL)
@@ -199,19 +199,19 @@ def _work(names: Sequence[str], dtypes: Sequence[str], log: pathlib.Path) -> Non
                 try:
                     with _limited(_SECONDS), warnings.catch_warnings():
                         warnings.simplefilter("ignore")
-                        found = outcome_of(info, dtype)
+                        found = outcome_of(info, dtype, samples)
                 except Exception as e:
                     found = {"fallen": [f"raised {type(e).__name__}: {str(e)[:300]}"]}
                 seconds = round(time.perf_counter() - start, 2)
                 file.write(json.dumps({"name": name, "dtype": d, **found, "seconds": seconds}) + "\n")
 
 
-def run(names: Sequence[str], dtypes: Sequence[str], log: pathlib.Path) -> None:
+def run(names: Sequence[str], dtypes: Sequence[str], log: pathlib.Path, samples: int = _SAMPLES) -> None:
     """Run operators in a process of its own; one that ends the process is a crash, and the rest goes on."""
     left = [n for n in names if n not in {r["name"] for r in read(log)}]
     while left:
         command = [sys.executable, "-m", "xrt_torch.conformance", "--worker", "--log", str(log)]
-        command += ["--dtypes", ",".join(dtypes), *left[:60]]
+        command += ["--dtypes", ",".join(dtypes), "--samples", str(samples), *left[:60]]
         done = subprocess.run(command, check=False)
         finished, begun = _lines(log)
         for name, d in begun - set(finished):
@@ -337,17 +337,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--log", type=pathlib.Path, required=True)
     parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--samples", type=int, default=_SAMPLES, help="of each dtype")
     parser.add_argument("--table", type=pathlib.Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--part", default="0/1", help="the K-th of N parts of the operators, as K/N")
     args = parser.parse_args()
     dtypes = args.dtypes.split(",")
     if args.worker:
-        _work(args.names, dtypes, args.log)
+        _work(args.names, dtypes, args.samples, args.log)
         return
     if args.table is None:
         k, n = map(int, args.part.split("/"))
-        run(args.names or list(operators())[k::n], dtypes, args.log)
+        run(args.names or list(operators())[k::n], dtypes, args.log, args.samples)
     else:
         args.table.write_text(table(read(args.log)))
     by_name = collections.defaultdict(list)
