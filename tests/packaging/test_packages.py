@@ -71,7 +71,8 @@ def test_extras_are_in_the_table() -> None:
 def recipe_requirements(line: str) -> tuple[str, str]:
     """A requirement of pip as the recipe has it."""
     requirement = Requirement(line)
-    return {"torch": "pytorch"}.get(requirement.name, requirement.name), str(requirement.specifier)
+    other = {"torch": "pytorch", "prometheus-client": "prometheus_client"}
+    return other.get(requirement.name, requirement.name), str(requirement.specifier)
 
 
 def test_the_conda_recipe_has_the_same_requirements() -> None:
