@@ -350,7 +350,8 @@ class GuardReport:
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Given())
-        return generate_latest(registry).decode()
+        text: str = generate_latest(registry).decode()
+        return text
 
     def __str__(self) -> str:
         return self.as_text()
