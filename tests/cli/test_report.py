@@ -47,7 +47,7 @@ def test_json_and_prometheus(model: pathlib.Path) -> None:
     found = json.loads(report(model, "--json"))
     assert found["clusters"][0]["state"] == "live"
     text = report(model, "--format", "prometheus")
-    assert 'xrt_cluster_calls_total{cluster="plain_0",number="0",engine="plain"} 6' in text
+    assert 'xrt_cluster_calls_total{cluster="plain_0",engine="plain",number="0"} 6.0' in text
     for line in text.splitlines():
         assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+\{(\w+="[^"]*",?)+\} [-+.\de]+', line), line
     samples = [line.partition(" ")[0] for line in text.splitlines() if not line.startswith("#")]

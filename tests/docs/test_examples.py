@@ -33,7 +33,7 @@ _HAS_DEVICES = "host_platform_device_count=4" in os.environ.get("XLA_FLAGS", "")
 """Whether this process is one of `tests/devices`, which runs the page whose examples need several devices."""
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in p.read_text("utf-8")]
 PAGES = [p for p in PAGES if (p.name == "devices.md") is _HAS_DEVICES]
-LONG = ("training.md", "pytorch.md", "generation.md")
+LONG = ("debugging.md", "first-model.md", "generation.md", "metrics.md", "pytorch.md", "training.md")
 _PATH = re.compile(r"`([\w./-]+/[\w./-]+)`\n\n$")
 X = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
 
@@ -136,9 +136,20 @@ def pytorch_page(names: dict[str, Any]) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@contextlib.contextmanager
+def guarded_page(names: dict[str, Any]) -> Iterator[None]:
+    """What the page shows is the guard's, which the tests' default is without."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XRT_GUARD")
+        yield
+
+
 SETUP: dict[str, Callable[[dict[str, Any]], contextlib.AbstractContextManager[None]]] = {
     "converters.md": converters_page,
+    "debugging.md": guarded_page,
+    "first-model.md": guarded_page,
     "generation.md": generation_page,
+    "metrics.md": guarded_page,
     "operators.md": operators_page,
     "pytorch.md": pytorch_page,
     "partitioning.md": partitioning_page,

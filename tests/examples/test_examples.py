@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -21,7 +23,9 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
 def example(name: str) -> ModuleType:
-    """An example as a module."""
+    """An example as a module; those that it imports lie beside it."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.append(str(EXAMPLES))
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -29,6 +33,96 @@ def example(name: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+PAGE = (EXAMPLES / "README.md").read_text("utf-8")
+PRINTED = re.findall(r"^python examples/(\S+)(.*)\n```\n\n```text\n((?:.*\n)+?)```$", PAGE, re.MULTILINE)
+
+
+def without_numbers(text: str) -> list[str]:
+    """The lines of an output, less numbers and the engine that was the fastest."""
+    text = re.sub(r"(?m)^(auto .* on ).*$", r"\1", text)
+    text = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "#", text)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(("name", "arguments", "printed"), PRINTED, ids=[name for name, _, _ in PRINTED])
+def test_it_prints_what_the_page_says(name: str, arguments: str, printed: str, tmp_path: pathlib.Path) -> None:
+    """Numbers aside, in a process of its own with the options that users have."""
+    for library in {"serve.py": ("fastapi", "uvicorn", "httpx"), "compare_engines.py": ("onnxruntime", "openvino")}.get(
+        name, ()
+    ):
+        pytest.importorskip(library)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("XRT_") or k == "XRT_CACHE_DIR"}
+    command = [sys.executable, str(EXAMPLES / name), *arguments.split()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert without_numbers(done.stdout) == without_numbers(printed)
+
+
+def test_every_example_is_on_the_page() -> None:
+    """With a link to it; and the page runs every one that takes seconds."""
+    there = {p.name for p in EXAMPLES.glob("*.py")}
+    assert set(re.findall(r"\]\((\w+\.py)\)", PAGE)) == there
+    elsewhere = {"char_gpt.py", "int8_saturation.py", "telemetry.py"}  # tests of their own
+    assert {name for name, _, _ in PRINTED} == there - elsewhere
+
+
+def test_the_narrowest_type_within_the_budget() -> None:
+    """Accuracy and error both count, and the model's own type is always within."""
+    choose = example("quantise").narrowest
+    rows = [("int8", 0.95, 0.04), ("bf16", 0.97, 0.01), ("fp32", 0.97, 0.0)]
+    assert [choose(rows, *budget) for budget in ((0.03, 0.05), (0.01, 0.05), (0.03, 0.02), (0.0, 0.0))] == [
+        "int8", "bf16", "bf16", "fp32",
+    ]  # fmt: skip
+
+
+def test_a_service_refuses_what_does_not_fit() -> None:
+    """A row of another width, no rows, more than declared: 422 with the reason; what fits is answered, and counted."""
+    for library in ("fastapi", "uvicorn", "httpx", "prometheus_client"):
+        pytest.importorskip(library)
+    import httpx
+
+    serve = example("serve")
+    with serve.served(serve.application("host")) as address:
+        for rows in ([[0.0] * 3], [], [[0.0] * serve.WIDTH] * (serve.MOST + 1)):
+            assert httpx.post(f"{address}/predict", json={"rows": rows}).status_code == 422
+        assert httpx.get(f"{address}/healthz").json() == {"status": "ok"}
+        assert "# TYPE xrt_cluster_calls_total counter" in httpx.get(f"{address}/metrics").text
+        right, times, _ = serve.load(address, 20, threads=4)
+    assert (right, len(times)) == (20, 20)
+
+
+def test_events_become_spans() -> None:
+    """What is timed is a span of that length, an instant event one of the span around it, a fallback an error."""
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from xrt_core.events import EventLog
+
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    tracer = provider.get_tracer("test")
+    stop = example("telemetry").listen(tracer)
+    log = EventLog()
+    with tracer.start_as_current_span("request"):
+        log.emit("compile", seconds=0.25, engine="e", nodes=3, shape=(1, 2))
+        log.emit("cache.hit", engine="e")
+    log.fallback(cluster="c", engine="e", stage="run", kind="raised", error="no")
+    stop()
+    log.emit("compile", seconds=1.0)
+    compiled, request, fallback = kept.get_finished_spans()
+    assert (compiled.name, request.name, fallback.name) == ("xrt.compile", "request", "xrt.fallback")
+    assert compiled.attributes == {"xrt.engine": "e", "xrt.nodes": 3, "xrt.shape": "(1, 2)"}
+    assert compiled.end_time - compiled.start_time == 250_000_000
+    assert compiled.parent.span_id == request.context.span_id
+    assert [e.name for e in request.events] == ["xrt.cache.hit"]
+    assert fallback.status.description == "e: raised at run"
 
 
 @pytest.mark.parametrize(("kind", "share"), [("mlp", 0.95), ("cnn", 0.97)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from xrt_core.errors import OptionError
 from xrt_core.guard.record import ClusterRecord, FailureRecord, GuardReport, State
 from xrt_core.verify.verdict import Outcome, Piece
 
@@ -62,9 +65,34 @@ def test_nothing() -> None:
     assert found.to_json()["clusters"] == []
 
 
+def samples(found: GuardReport) -> dict[tuple[str, ...], float]:
+    """What a reader of the text gets: name and values of labels, which are in the order of their names -> value."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    families = parser.text_string_to_metric_families(found.to_prometheus())
+    return {(s.name, *s.labels.values()): s.value for f in families for s in f.samples}
+
+
+def test_prometheus() -> None:
+    """Every count arrives in full, however large; failures by stage and kind, and one state of all."""
+    one = record()
+    one.calls, one.host_calls = 1_041_078, 2**40 + 1
+    read = samples(GuardReport.of([one], 1.0))
+    assert read["xrt_cluster_calls_total", "c", "e", "0"] == 1_041_078
+    assert read["xrt_cluster_host_calls_total", "c", "e", "0"] == 2**40 + 1
+    assert read["xrt_cluster_failures_total", "c", "e", "crashed", "0", "compile"] == 1
+    states = {labels[-1]: value for labels, value in read.items() if labels[0] == "xrt_cluster_state"}
+    assert states == {s.value: float(s is State.LIVE) for s in State}
+
+
 def test_prometheus_escapes_names() -> None:
     """A label's value may hold anything."""
-    text = GuardReport.of([record('a"b\\c\nd')], 1.0).to_prometheus()
-    assert 'xrt_cluster_calls_total{cluster="a\\"b\\\\c\\nd",number="0",engine="e"} 10' in text.splitlines()
-    assert 'stage="compile",kind="crashed"} 1' in text
-    assert text.endswith("\n")
+    name = 'a"b\\c\nd'
+    assert samples(GuardReport.of([record(name)], 1.0))["xrt_cluster_calls_total", name, "e", "0"] == 10
+
+
+def test_prometheus_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package, the error has the line that installs it."""
+    for name in ("prometheus_client", "prometheus_client.core"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(OptionError, match=r"pip install 'xrt-core\[metrics\]'"):
+        GuardReport.of([record()], 1.0).to_prometheus()

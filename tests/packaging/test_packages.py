@@ -71,7 +71,8 @@ def test_extras_are_in_the_table() -> None:
 def recipe_requirements(line: str) -> tuple[str, str]:
     """A requirement of pip as the recipe has it."""
     requirement = Requirement(line)
-    return {"torch": "pytorch"}.get(requirement.name, requirement.name), str(requirement.specifier)
+    other = {"torch": "pytorch", "prometheus-client": "prometheus_client"}
+    return other.get(requirement.name, requirement.name), str(requirement.specifier)
 
 
 def test_the_conda_recipe_has_the_same_requirements() -> None:
@@ -90,11 +91,12 @@ def test_the_conda_recipe_has_the_same_requirements() -> None:
 def test_the_conda_recipe_renders() -> None:
     """rattler-build makes every package of it, for all platforms at once."""
     rattler = pytest.importorskip("rattler_build")
+    licences = {p["project"]["name"]: p["project"]["license"] for p in PROJECTS.values()}
     made = rattler.Stage0Recipe.from_file(ROOT / "conda" / "recipe.yaml").render()
     assert {v.recipe.package.name for v in made} == {p["project"]["name"] for p in PROJECTS.values()}
     for variant in made:
         assert str(variant.recipe.package.version) == xrt.__version__
-        assert variant.recipe.about.license == "Apache-2.0"
+        assert variant.recipe.about.license == licences[variant.recipe.package.name]
         assert variant.recipe.build.noarch
 
 

@@ -1,7 +1,7 @@
 """What is recorded of guarded clusters, each one's state, history and statistics, and the report made of it.
 
 ClusterRecord is of one cluster, `FailureSink` takes what failed, GuardReport has the records of a module as plain data,
-text and Prometheus counters.
+text and metrics.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ import statistics
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from xrt_core.errors import InternalError, printable
+from xrt_core.errors import InternalError, OptionError, printable
 from xrt_core.events import Kind
 from xrt_core.ir.function import Function
 from xrt_core.options.guard_settings import retry_time
 from xrt_core.verify.verdict import Outcome
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 class State(enum.Enum):
@@ -58,6 +61,12 @@ re-opened takes LIVE to READY if another engine wins it, and REJECTED to QUEUED 
 """
 
 _HISTORY: Final = 64
+_COUNTERS: Final = {
+    "calls": "Calls of a cluster.",
+    "host_calls": "Calls that the host answered.",
+    "shadow_runs": "Calls compared with the host.",
+    "saved_seconds": "Estimated time saved.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,38 +310,48 @@ class GuardReport:
                 lines += [f"    | {line}" for line in f["log"].splitlines()]
         return printable("\n".join(lines))
 
-    def to_prometheus(self) -> str:
-        """Counters and gauges in Prometheus' text format.
+    def metrics(self) -> list[Metric]:
+        """Return the metrics that `to_prometheus` writes, for the `collect` of a collector of prometheus-client.
 
-        Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+        Counters xrt_cluster_calls_total, ..._host_calls_total, ..._shadow_runs_total, ..._saved_seconds_total and
+        ..._failures_total, and the gauge xrt_cluster_state. Labels: cluster, number and engine; stage and kind of
+        failures; state, of which all are given. Raises OptionError where prometheus-client is missing.
         """
-        text = []
-        for name, kind, help, rows in self._metrics():
-            text += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-            text += [f"{name}{_labels(labels)} {value:g}" for labels, value in rows]
-        return "\n".join(text) + "\n"
+        try:
+            from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        except ModuleNotFoundError:
+            raise OptionError("metrics need prometheus-client: pip install 'xrt-core[metrics]'") from None
+        labels = ["cluster", "number", "engine"]
+        counters = {f: CounterMetricFamily(f"xrt_cluster_{f}", text, labels=labels) for f, text in _COUNTERS.items()}
+        failures = CounterMetricFamily(
+            "xrt_cluster_failures", "Failures by stage and kind.", labels=[*labels, "stage", "kind"]
+        )
+        state = GaugeMetricFamily(
+            "xrt_cluster_state", "1 for the state that a cluster is in.", labels=[*labels, "state"]
+        )
+        for c in self.clusters:
+            own = [c["name"], str(c["number"]), c["engine"]]
+            for key, family in counters.items():
+                family.add_metric(own, c[key])
+            for row in c["fault_counts"]:
+                failures.add_metric([*own, row["stage"], row["kind"]], row["count"])
+            for s in State:
+                state.add_metric([*own, s.value], c["state"] == s.value)
+        return [*counters.values(), failures, state]
 
-    def _metrics(self) -> list[tuple[str, str, str, list[tuple[dict[str, str], float]]]]:
-        def labels(c: Mapping[str, Any], **more: str) -> dict[str, str]:
-            return {"cluster": c["name"], "number": str(c["number"]), "engine": c["engine"], **more}
+    def to_prometheus(self) -> str:
+        """Return counters and gauges in Prometheus' text format. Raises OptionError as `metrics` does."""
+        found = self.metrics()
+        from prometheus_client import CollectorRegistry, generate_latest
 
-        def each(field: str) -> list[tuple[dict[str, str], float]]:
-            return [(labels(c), float(c[field])) for c in self.clusters]
+        class Given:
+            def collect(self) -> Iterable[Metric]:
+                return found
 
-        states = [(labels(c, state=s.value), float(c["state"] == s.value)) for c in self.clusters for s in State]
-        kinds = [
-            (labels(c, stage=f["stage"], kind=f["kind"]), float(f["count"]))
-            for c in self.clusters
-            for f in c["fault_counts"]
-        ]
-        return [
-            ("xrt_cluster_calls_total", "counter", "Calls of a cluster.", each("calls")),
-            ("xrt_cluster_host_calls_total", "counter", "Calls that the host answered.", each("host_calls")),
-            ("xrt_cluster_shadow_runs_total", "counter", "Calls compared with the host.", each("shadow_runs")),
-            ("xrt_cluster_failures_total", "counter", "Failures by stage and kind.", kinds),
-            ("xrt_cluster_saved_seconds_total", "counter", "Estimated time saved.", each("saved_seconds")),
-            ("xrt_cluster_state", "gauge", "1 for the state that a cluster is in.", states),
-        ]
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Given())
+        text: str = generate_latest(registry).decode()
+        return text
 
     def __str__(self) -> str:
         return self.as_text()
@@ -352,13 +371,6 @@ def _saved(r: ClusterRecord) -> float:
     if not host or not engine:
         return 0.0
     return max(statistics.median(host) - statistics.median(engine), 0.0) * (r.calls - r.host_calls)
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    def escaped(text: str) -> str:
-        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-    return "{" + ",".join(f'{k}="{escaped(v)}"' for k, v in labels.items()) + "}"
 
 
 def _duration(seconds: float) -> str:

@@ -56,9 +56,9 @@ def test_a_report_and_the_fleet(tmp_path: pathlib.Path) -> None:
     assert "xla: raised at run" in done.output
     assert "<h1>XRT: 2 jobs</h1>" in out.read_text()
     rows = metrics.read_text().splitlines()
-    assert 'xrt_fleet_fallbacks{engine="xla",stage="run",kind="raised"} 2' in rows
-    assert 'xrt_fleet_speedup_bucket{le="1.1"} 1' in rows
-    assert "xrt_fleet_speedup_count 2" in rows
+    assert 'xrt_fleet_fallbacks{engine="xla",kind="raised",stage="run"} 2.0' in rows
+    assert 'xrt_fleet_speedup_bucket{le="1.1"} 1.0' in rows
+    assert "xrt_fleet_speedup_count 2.0" in rows
 
 
 def test_names_are_escaped() -> None:
@@ -68,7 +68,7 @@ def test_names_are_escaped() -> None:
               "fallbacks": [], "speedups": []}  # fmt: skip
     fleet.add(report)
     assert "<script>" not in fleet.as_html()
-    assert 'xrt_fleet_clusters{runs_on="a\\"b"} 1' in fleet.as_prometheus()
+    assert 'xrt_fleet_clusters{runs_on="a\\"b"} 1.0' in fleet.as_prometheus()
 
 
 def test_sampling_and_failure(tmp_path: pathlib.Path) -> None:

@@ -10,12 +10,15 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from xrt_core.errors import InputError
 from xrt_distributed.reports import FORM
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 BOUNDS: Final = (0.5, 0.9, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
 """Upper ends of the histogram of speed-ups; a last row is above all of them."""
@@ -26,7 +29,7 @@ _STYLE: Final = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # by identity, as prometheus-client holds collectors
 class Fleet:
     """Sums over reports. speedups: the median over its clusters, of each job that has some. unreadable: lines that are
     no reports."""
@@ -114,23 +117,32 @@ class Fleet:
         return f"<!doctype html><meta charset=utf-8><title>XRT fleet</title><style>{_STYLE}</style>{''.join(parts)}\n"
 
     def as_prometheus(self) -> str:
-        """In the text format of Prometheus (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
-        lines = ["# TYPE xrt_fleet_jobs gauge"]
-        lines += [f"xrt_fleet_jobs{_labels(week=w)} {n}" for w, n in sorted(self.weeks.items())]
-        lines.append("# TYPE xrt_fleet_fallbacks gauge")
-        lines += [
-            f"xrt_fleet_fallbacks{_labels(engine=e, stage=s, kind=k)} {n}"
-            for (e, s, k), n in sorted(self.fallbacks.items())
-        ]
-        lines.append("# TYPE xrt_fleet_clusters gauge")
-        lines += [f"xrt_fleet_clusters{_labels(runs_on=name)} {n}" for name, n in sorted(self.chosen.items())]
-        lines.append("# TYPE xrt_fleet_speedup histogram")
-        for bound in BOUNDS:
-            lines.append(f"xrt_fleet_speedup_bucket{_labels(le=f'{bound:g}')} {sum(s <= bound for s in self.speedups)}")
-        lines.append(f"xrt_fleet_speedup_bucket{_labels(le='+Inf')} {len(self.speedups)}")
-        lines.append(f"xrt_fleet_speedup_sum {sum(self.speedups):g}")
-        lines.append(f"xrt_fleet_speedup_count {len(self.speedups)}")
-        return "\n".join(lines) + "\n"
+        """In the text format of Prometheus."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry).decode()
+
+    def collect(self) -> list[Metric]:
+        """The metrics, as a collector of prometheus-client gives them."""
+        from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+
+        jobs = GaugeMetricFamily("xrt_fleet_jobs", "Jobs by the week in which they began.", labels=["week"])
+        for week, n in sorted(self.weeks.items()):
+            jobs.add_metric([week], n)
+        fallbacks = GaugeMetricFamily(
+            "xrt_fleet_fallbacks", "Fallbacks to the host.", labels=["engine", "stage", "kind"]
+        )
+        for labels, n in sorted(self.fallbacks.items()):
+            fallbacks.add_metric(labels, n)
+        clusters = GaugeMetricFamily("xrt_fleet_clusters", "Clusters by what runs them.", labels=["runs_on"])
+        for name, n in sorted(self.chosen.items()):
+            clusters.add_metric([name], n)
+        speedups = HistogramMetricFamily("xrt_fleet_speedup", "Time on the host over that of what was chosen.")
+        buckets = [(f"{b:g}", sum(s <= b for s in self.speedups)) for b in BOUNDS]
+        speedups.add_metric([], [*buckets, ("+Inf", len(self.speedups))], sum(self.speedups))
+        return [jobs, fallbacks, clusters, speedups]
 
 
 def read_fleet(folder: str) -> Fleet:
@@ -156,13 +168,6 @@ def _lines(folder: str) -> Iterator[str]:
         raise InputError(f"{folder} has no reports (*.jsonl)")
     for name in names:
         yield from (line for line in fs.cat_file(name).decode("utf-8", "replace").splitlines() if line.strip())
-
-
-def _labels(**labels: str) -> str:
-    def quoted(text: str) -> str:
-        return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-    return "{" + ",".join(f'{name}="{quoted(value)}"' for name, value in labels.items()) + "}"
 
 
 app = typer.Typer(help="What the jobs of a fleet report (docs/distributed.md).", no_args_is_help=True)

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xrt_core import hookimpl
+
+if TYPE_CHECKING:
+    from xrt_torch.compiled import explain, graphs, wait
 
 __all__ = ["explain", "graphs", "wait", "xrt_commands", "xrt_import_model"]
 
