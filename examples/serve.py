@@ -83,7 +83,7 @@ def application(engine: str | None = None) -> FastAPI:
 @contextlib.contextmanager
 def served(app: FastAPI) -> Iterator[str]:
     """The address of the service, which runs in a thread of this process until the block ends."""
-    with socket.socket() as listening:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # asyncio sends at once only where that is said
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
