@@ -350,8 +350,14 @@ def _accept_sharding(value: Any) -> tuple[tuple[str, str], ...] | str:
         if value != "auto":
             raise ValueError
         return value
+    from xrt_core.errors import OptionError
+    from xrt_core.ir.sharding import sharding_text
+
     rows = value.items() if isinstance(value, Mapping) else value
-    made = tuple((str(pattern), str(sbp)) for pattern, sbp in rows)
+    try:
+        made = tuple((str(pattern), sharding_text(sbp)) for pattern, sbp in rows)
+    except OptionError as e:
+        raise Reason(str(e)) from None
     if not all(pattern and sbp for pattern, sbp in made):
         raise ValueError
     return made
@@ -365,7 +371,7 @@ def _parse_sharding(text: str) -> tuple[tuple[str, str], ...] | str:
 
 SHARDING = Kind(
     "'auto', or a mapping from patterns of names of inputs, weights or other values to how they lie on the mesh, such "
-    "as {'encoder.*.weight': 'model:S(1)'} (as text: x=data:S(0);w=model:S(1))",
+    "as {'encoder.*.weight': 'model:S(1)'} or {'x': {'data': xrt.sbp.S(0)}} (as text: x=data:S(0);w=model:S(1))",
     _accept_sharding,
     _parse_sharding,
 )

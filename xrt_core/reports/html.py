@@ -9,6 +9,7 @@ from typing import Final
 from xrt_core.errors import printable
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning.report import PartitionReport
+from xrt_core.passes.sharding import ShardingReport
 from xrt_core.reports.colours import colours
 from xrt_core.reports.diagram import HOST, Diagram, diagram, node_count, transfers
 from xrt_core.reports.layout import HEIGHT, place
@@ -34,11 +35,14 @@ summary { cursor: pointer; }
 """
 
 
-def to_html(graph: Graph, report: PartitionReport, title: str, summary: str) -> str:
+def to_html(
+    graph: Graph, report: PartitionReport, title: str, summary: str, sharding: ShardingReport | None = None
+) -> str:
     """Return an HTML page about a partitioned graph.
 
     The partition with a box per cluster, then with a box per node, both coloured by engine; the tooltip of a box
-    describes it, and for a host node gives the reason. Tables: clusters, transfers, host nodes by reason.
+    describes it, and for a host node gives the reason. Tables: clusters, transfers, host nodes by reason; on a mesh
+    its collectives, and how each tensor lies.
     """
     paint = colours([c.engine for c in report.clusters])
     key = "".join(f'<span class="key" style="background:{c}">{_text(s)}</span>' for s, c in paint.items())
@@ -48,6 +52,7 @@ def to_html(graph: Graph, report: PartitionReport, title: str, summary: str) -> 
         _drawing(diagram(graph, report, expanded=False), paint),
         _clusters(report),
         _transfers(graph),
+        *(() if sharding is None else (_sharding(sharding),)),
         _host_nodes(report),
     ]
     if report.clusters:
@@ -117,6 +122,17 @@ def _clusters(report: PartitionReport) -> str:
 def _transfers(graph: Graph) -> str:
     rows = [(t.value, t.type, "?" if t.bytes is None else str(t.bytes), t.source, t.target) for t in transfers(graph)]
     return "<h2>Boundary transfers</h2>" + _table(("value", "type", "#bytes", "from", "to"), rows)
+
+
+def _sharding(report: ShardingReport) -> str:
+    rows = [(c.kind, c.value, c.source, c.target, str(c.bytes), c.reason) for c in report.collectives]
+    whole = list(report.replicated.items())
+    return (
+        f"<h2>On the mesh {_text(report.mesh)}</h2>"
+        + _table(("collective", "value", "from", "to", "#bytes a device", "for"), rows)
+        + _table(("tensor", "SBP"), report.tensors.items())
+        + (_table(("whole on each device", "reason"), whole) if whole else "")
+    )
 
 
 def _host_nodes(report: PartitionReport) -> str:
