@@ -131,7 +131,7 @@ _CACHE_MODES: Final = ("readwrite", "read", "verify", "off")
 
 def _accept_cache(value: Any) -> str:
     if isinstance(value, str):
-        if value not in _CACHE_MODES:
+        if value not in _CACHE_MODES and not re.match(r"\w[\w+.-]*://.", value):
             raise ValueError
         return value
     return "readwrite" if _accept_flag(value) else "off"
@@ -139,10 +139,14 @@ def _accept_cache(value: Any) -> str:
 
 def _parse_cache(text: str) -> str:
     low = text.strip().lower()
-    return low if low in _CACHE_MODES else _accept_cache(_parse_flag(low))
+    return low if low in _CACHE_MODES else _accept_cache(text.strip() if "://" in low else _parse_flag(low))
 
 
-CACHE = Kind("'readwrite' (or True), 'read', 'verify' or 'off' (or False)", _accept_cache, _parse_cache)
+CACHE = Kind(
+    "'readwrite' (or True), 'read', 'verify', 'off' (or False), or the URL of a shared store",
+    _accept_cache,
+    _parse_cache,
+)
 
 
 def _accept_folder(value: Any) -> str:
