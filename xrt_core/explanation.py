@@ -186,7 +186,7 @@ class Explanation:
         """Return an HTML page with the partition as diagrams and tables; self-contained (see `reports.html`)."""
         from xrt_core.reports import to_html
 
-        return to_html(self._graph(), self.report, self.name or "graph", self.summary())
+        return to_html(self._graph(), self.report, self.name or "graph", self.summary(), self.sharding)
 
     def to_dot(self) -> str:
         """Return the partition in DOT, the language of Graphviz."""

@@ -202,6 +202,38 @@ def test_weights_lie_in_parts() -> None:
     assert {(64, 32), (32, 64)} <= parts
 
 
+class Block(xrt.Graph):
+    """An embedding, an attention of four heads, a product and a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = RNG.standard_normal((512, 16)).astype(np.float32)
+        self.q, self.k, self.v, self.o = (RNG.standard_normal((16, 16)).astype(np.float32) for _ in range(4))
+
+    def build(self, ids: xrt.TensorType) -> object:
+        x = ops.Gather(self.table, ids)
+        return x + ops.Attention(x @ self.q, x @ self.k, x @ self.v, q_num_heads=4, kv_num_heads=4) @ self.o
+
+
+def test_a_transformer_block() -> None:
+    """A table split by rows gives partial sums, an attention is split by its heads; both are announced and compiled."""
+    ids, block = RNG.integers(0, 512, (2, 2)), Block()
+    sharding = {"table": {"model": xrt.sbp.S(0)}, **dict.fromkeys("qkv", "model:S(1)"), "o": "model:S(0)"}
+    m = xrt.XRTModule(block, engine="xla", guard=False, mesh={"model": 4}, sharding=sharding)
+    np.testing.assert_allclose(m(ids), xrt.XRTModule(block, engine="host")(ids), rtol=1e-3, atol=1e-4)
+    found = m.explain().sharding
+    assert found is not None
+    announced = [(c.kind, c.value) for c in found.collectives if c.kind != "slice"]
+    assert ("all-reduce", "Gather") in announced, str(m.explain())
+    assert found.tensors["Attention"] == "model:S(2)"
+    executable = m._source.caller.last.launches[0].executable
+    assert executable is not None
+    assert collectives_in(executable.as_text()) == sorted(kind for kind, _ in announced), str(m.explain())
+    page = m.explain().to_html()
+    assert "On the mesh model=4" in page
+    assert "<td>model:P(sum)</td>" in page
+
+
 class Annotated(xrt.Graph):
     """A product whose result is split by a mark within the graph."""
 

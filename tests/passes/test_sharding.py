@@ -13,7 +13,7 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.schema import find_schema, latest_opset
-from xrt_core.ir.sharding import B, Mesh, P, S, Sbp, parse_sbp, sbp_text
+from xrt_core.ir.sharding import B, Mesh, P, S, Sbp, parse_sbp, sbp_text, sharding_text
 from xrt_core.ir.types import TensorType
 from xrt_core.passes.sharding import automatic, shard_graph, without_boxing
 from xrt_core.passes.sharding.rules import ways
@@ -55,6 +55,10 @@ CASES = [
     (made("Transpose", floats(2, 4, 6), perm=(2, 0, 1)), 1.0),
     (made("Gather", floats(6, 4), np.arange(4).reshape(2, 2), axis=0), 1.0),
     (made("Gather", floats(6, 4, 2), np.arange(4), axis=1), 1.0),
+    (made("Attention", floats(2, 4, 3, 8), floats(2, 2, 3, 8), floats(2, 2, 3, 8)), 1.0),
+    (made("Attention", *[floats(2, 4, 3, 8)] * 3, floats(2, 1, 3, 3)), 1.0),
+    (made("Attention", *[floats(2, 4, 3, 8)] * 3, floats(4, 3, 3)), 1.0),
+    (made("Attention", *[floats(2, 3, 32)] * 3, q_num_heads=4, kv_num_heads=4), 1.0),
     (made("Concat", floats(4, 2), floats(4, 6), axis=1), 1.0),
     (made("MaxPool", floats(2, 4, 6, 6), kernel_shape=(2, 2)), 1.0),
     (made("SoftmaxCrossEntropyLoss", floats(4, 6), np.arange(4), reduction="mean"), 0.5),
@@ -85,16 +89,39 @@ def test_rules_hold_on_two_devices(node: Node, scale: float) -> None:
     tried = 0
     for way in found[:-1]:
         sizes = [a.shape[s.axis] for a, s in zip(arrays, way.inputs, strict=True) if s.axis is not None]
-        if any(n % 2 for n in sizes):
+        if any(n % 2 for n in sizes) or (node.op_type == "Gather" and way.outputs[0].reduce):
             continue
+        own = {n: v // 2 if way.units and n.endswith("num_heads") else v for n, v in node.attributes.items()}
         held = zip(*(parts(a, s) for a, s in zip(arrays, way.inputs, strict=True)), strict=True)
-        results = [np.asarray(run_node(made(node.op_type, *a, **node.attributes), list(a))[0]) for a in held]
+        results = [np.asarray(run_node(made(node.op_type, *a, **own), list(a))[0]) for a in held]
         factor = scale if way.outputs[0].reduce == "sum" else 1.0
         np.testing.assert_allclose(
             whole(results, way.outputs[0]) * factor, want, rtol=1e-4, atol=1e-5, err_msg=str(way)
         )
         tried += 1
     assert tried
+
+
+def test_rows_of_a_table_on_two_devices() -> None:
+    """A device gives zeros for rows that lie elsewhere, so that the sum is the row; strings have no sum."""
+    table, rows = floats(6, 4), np.array([[0, 5], [3, 2]])
+    (way,) = (w for w in ways(made("Gather", table, rows))[0] if w.outputs[0].reduce)
+    assert (way.inputs, str(way.outputs[0])) == ((S(0), B), "P(sum)")
+    held = [np.where((rows // 3 == d)[..., None], table[rows], 0) for d in range(2)]
+    np.testing.assert_array_equal(whole(held, way.outputs[0]), table[rows])
+    texts = made("Gather", np.array(["a", "b"], dtype=object), np.array([1, 0]))
+    assert not [w for w in ways(texts)[0] if w.outputs[0].reduce]
+
+
+def test_heads_are_not_taken_apart() -> None:
+    """Heads that lie together along an axis are split where the mesh divides their number."""
+    node = made("Attention", *[floats(2, 3, 48)] * 3, q_num_heads=6, kv_num_heads=6)
+    inputs = [Value(v.name, v.type) for v in node.inputs if v is not None]
+    (out,) = (v for v in node.outputs if v is not None)
+    graph = Graph(inputs, [out], [node.replace(inputs=inputs)], opsets={"": latest_opset("")})
+    for size, splits in ((2, True), (4, False)):
+        _, report = shard_graph(graph, Mesh({"m": size}), {v.name: "m:S(2)" for v in graph.inputs})
+        assert (report.tensors.get("out_0") == "m:S(2)") is splits
 
 
 @pytest.mark.parametrize(
@@ -162,6 +189,19 @@ def test_texts() -> None:
         shard_graph(graph_of(), mesh, {"x": "data:P"})
     with pytest.raises(GraphError, match=r"splits axis 1 of 'x', of size 4, over 8 devices"):
         shard_graph(graph_of(), mesh, {"x": "data:S(1),model:S(1)"})
+    assert sharding_text({"data": S(0), "model": B}) == "data:S(0),model:B"
+    assert sharding_text({}) == "B"
+    with pytest.raises(OptionError, match=r"give text such as 'data:S\(0\)', or a mapping"):
+        sharding_text((S(0), B))  # type: ignore[arg-type]
+
+
+def test_patterns_that_contradict_each_other() -> None:
+    """The first that matches decides; one that never does is an error that names both."""
+    mesh = Mesh({"data": 4})
+    _, report = shard_graph(graph_of(), mesh, {"x": "data:S(0)", "*": "B"})  # the second decides of y
+    assert report.tensors["x"] == "data:S(0)"
+    with pytest.raises(OptionError, match=r"'x\*': 'data:S\(1\)' decides nothing, .*'x'\) lies by 'x': 'data:S\(0\)'"):
+        shard_graph(graph_of(), mesh, {"x": "data:S(0)", "x*": "data:S(1)"})
 
 
 def two_layers(rows: int, wide: int) -> Graph:

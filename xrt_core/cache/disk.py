@@ -23,18 +23,19 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, Final, Literal, TypedDict
+from typing import Any, BinaryIO, Final, Literal, TypedDict, cast
 
 import numpy as np
 from msgspec import Struct
 
 from xrt_core.cache.key import CacheKey
 from xrt_core.engine.serialization import Blob, Container, Kind, Writer, open_file
-from xrt_core.errors import CacheError
+from xrt_core.errors import CacheError, OptionError
 from xrt_core.files import PRIVATE, Size, decode, decompress, encode, reading, replace_file, storable
 from xrt_core.ir.file_backed import FileState, place_of
 from xrt_core.ir.function import digest
 from xrt_core.ir.types import dtype_name
+from xrt_core.plugins import plugins
 
 KIND: Final = Kind(b"XRTCACHE", 2, "a cache entry", CacheError)
 EXECUTABLE: Final = "executable"
@@ -152,14 +153,15 @@ class DiskCache:
 
     folder: made where it is missing, for this user alone. limit: bytes that all entries together may take; the ones
     used longest ago go, whichever process used them. mode: "read" and "verify" see `ExecutableStore`; nothing is
-    written in "read".
+    written in "read". shared: the URL of a store behind it, which a plugin opens (`shared_store`), "" for none.
 
     Safe for many processes and threads without a lock: an entry is one file, which appears and is replaced as a whole.
     Locks only save work: two processes don't compile the same thing at once. Whatever the file system does, the worst
     outcome is a `Miss` or an entry that is not stored.
     """
 
-    def __init__(self, folder: pathlib.Path, limit: int, mode: Mode = "readwrite") -> None:
+    def __init__(self, folder: pathlib.Path, limit: int, mode: Mode = "readwrite", shared: str = "") -> None:
+        self.shared = shared
         self.folder = pathlib.Path(folder)
         self.limit = limit
         self.mode: Mode = mode
@@ -368,11 +370,30 @@ class DiskCache:
 
 
 @functools.lru_cache(maxsize=64)
-def open_cache(mode: Mode | Literal["off"], folder: str | None, limit: int) -> DiskCache | None:
-    """The process's cache of these settings, None for "off". folder: None for the user's own (see `default_folder`)."""
+def open_cache(mode: str, folder: str | None, limit: int) -> DiskCache | None:
+    """The process's cache of these settings, None for "off". folder: None for the user's own (see `default_folder`).
+
+    mode: a `Mode`, "off", or the URL of a shared store behind the disk. Raises OptionError where no plugin opens that.
+    """
     if mode == "off":
         return None
-    return DiskCache(default_folder() if folder is None else pathlib.Path(folder).expanduser(), limit, mode)
+    place = default_folder() if folder is None else pathlib.Path(folder).expanduser()
+    if "://" not in mode:
+        return DiskCache(place, limit, cast("Mode", mode))
+    shared_store(mode)
+    return DiskCache(place, limit, shared=mode)
+
+
+def shared_store(url: str) -> Any:
+    """The store of a URL, as the first plugin opens it that knows such URLs (hook `xrt_open_cache`).
+
+    Raises OptionError where none does, and XRTErrors of who knows it.
+    """
+    for _, _, ask in plugins.each("xrt_open_cache", "xrt.caches", url=url):
+        found = ask()
+        if found is not None:
+            return found
+    raise OptionError(f"cache={url!r}: no installed plugin opens such a store; pip install xrt-distributed")
 
 
 def _scan(folder: pathlib.Path) -> Iterator[EntryFile]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from xrt_core.cache.disk import NOT_STORED, NOTHING, SUFFIX, DiskCache, FileDigests, Hit, Miss
+from xrt_core.cache.disk import NOT_STORED, NOTHING, SUFFIX, DiskCache, FileDigests, Hit, Miss, shared_store
 from xrt_core.cache.key import CacheKey, cache_key
 from xrt_core.cache.model_file import ModelFile, StoredExecutable
 from xrt_core.engine.boundary import loads
@@ -95,6 +95,8 @@ class ExecutableStore:
         self._events = events
         found = () if disk is None or not shares else plugins.contributions("xrt_shared_caches", "xrt.caches")
         self._shared = [c.value for c in found]
+        if disk is not None and disk.shared and shares:
+            self._shared.append(shared_store(disk.shared))
         self._digests = None if disk is None else FileDigests(disk.folder, disk.mode != "read")
 
     def obtain(

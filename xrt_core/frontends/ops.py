@@ -12,21 +12,26 @@ The bodies of If, Loop, Scan and SequenceMap are callables.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xrt_core.ir.sharding import Sbp
 
 
-def shard(x: Any, sharding: str) -> Any:
+def shard(x: Any, sharding: str | Mapping[str, Sbp]) -> Any:
     """Say how a traced tensor lies on the mesh of the module, such as `xrt.shard(x, "data:S(0)")`; without a mesh it is
     the tensor itself.
 
-    sharding: for axes of the mesh S(axis) or B; other axes are B. Raises TraceError outside `Graph.build`.
+    sharding: for axes of the mesh S(axis) or B, as text or as a mapping `{"data": xrt.sbp.S(0)}`; other axes are B.
+    Raises TraceError outside `Graph.build`, OptionError for anything else.
     """
     from xrt_core.frontends.tensor import Tensor
     from xrt_core.frontends.tracing import current_tracer
+    from xrt_core.ir.sharding import sharding_text
 
     tracer = current_tracer("xrt.shard")
-    made = tracer.emit(tracer.schema("Boxing", "xrt"), (x._value,), {"target": str(sharding)}, 1)
+    made = tracer.emit(tracer.schema("Boxing", "xrt"), (x._value,), {"target": sharding_text(sharding)}, 1)
     return Tensor(made[0], tracer.scope)
 
 

@@ -392,7 +392,7 @@ class ClusterBuilder:
                 **{f.name: getattr(options, f.name) for f in dataclasses.fields(options)},
                 "extra": {engine: dict(own) for engine, own in options.extra.items()},
             },
-            "cache": {"folder": str(disk.folder), "limit": disk.limit, "mode": disk.mode},
+            "cache": {"folder": str(disk.folder), "limit": disk.limit, "mode": disk.mode, "shared": disk.shared},
             "settings": dataclasses.asdict(self._examination(launch)),
         }
 

@@ -119,7 +119,8 @@ def _received(request: Mapping[str, Any]) -> tuple[Function, Compilation]:
         raise XRTError("the model's file has changed since it was loaded: what was received is another function")
     events = EventLog()
     c = request["cache"]
-    store = ExecutableStore(DiskCache(pathlib.Path(c["folder"]), c["limit"], c["mode"]), events, differs=difference)
+    disk = DiskCache(pathlib.Path(c["folder"]), c["limit"], c["mode"], c["shared"])
+    store = ExecutableStore(disk, events, differs=difference)
     engines = [(engine_of(e), e["device"]) for e in request["engines"]]
     return function, Compilation(engines, CompileOptions(**request["options"]), store, events)
 

@@ -122,6 +122,18 @@ def parse_sbp(text: str, mesh: Mesh) -> NdSbp:
     return tuple(found.get(n, B) for n in mesh.names)
 
 
+def sharding_text(given: str | Mapping[str, Sbp]) -> str:
+    """The text of what a user said: text as it is, or an SBP for each axis of a mesh, `{"data": S(0)}`.
+
+    Raises OptionError for anything else.
+    """
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, Mapping) or not all(isinstance(s, Sbp) for s in given.values()):
+        raise OptionError(f"sharding {given!r}: give text such as 'data:S(0)', or a mapping {{'data': xrt.sbp.S(0)}}")
+    return ",".join(f"{axis}:{s}" for axis, s in given.items()) or "B"
+
+
 def sbp_text(sbp: NdSbp, mesh: Mesh) -> str:
     """The text of an SBP; "B" where every device holds the whole tensor."""
     return ",".join(f"{n}:{s}" for n, s in zip(mesh.names, sbp, strict=True) if not s.is_broadcast) or "B"

@@ -131,7 +131,7 @@ _CACHE_MODES: Final = ("readwrite", "read", "verify", "off")
 
 def _accept_cache(value: Any) -> str:
     if isinstance(value, str):
-        if value not in _CACHE_MODES:
+        if value not in _CACHE_MODES and not re.match(r"\w[\w+.-]*://.", value):
             raise ValueError
         return value
     return "readwrite" if _accept_flag(value) else "off"
@@ -139,10 +139,14 @@ def _accept_cache(value: Any) -> str:
 
 def _parse_cache(text: str) -> str:
     low = text.strip().lower()
-    return low if low in _CACHE_MODES else _accept_cache(_parse_flag(low))
+    return low if low in _CACHE_MODES else _accept_cache(text.strip() if "://" in low else _parse_flag(low))
 
 
-CACHE = Kind("'readwrite' (or True), 'read', 'verify' or 'off' (or False)", _accept_cache, _parse_cache)
+CACHE = Kind(
+    "'readwrite' (or True), 'read', 'verify', 'off' (or False), or the URL of a shared store",
+    _accept_cache,
+    _parse_cache,
+)
 
 
 def _accept_folder(value: Any) -> str:
@@ -350,8 +354,14 @@ def _accept_sharding(value: Any) -> tuple[tuple[str, str], ...] | str:
         if value != "auto":
             raise ValueError
         return value
+    from xrt_core.errors import OptionError
+    from xrt_core.ir.sharding import sharding_text
+
     rows = value.items() if isinstance(value, Mapping) else value
-    made = tuple((str(pattern), str(sbp)) for pattern, sbp in rows)
+    try:
+        made = tuple((str(pattern), sharding_text(sbp)) for pattern, sbp in rows)
+    except OptionError as e:
+        raise Reason(str(e)) from None
     if not all(pattern and sbp for pattern, sbp in made):
         raise ValueError
     return made
@@ -365,7 +375,7 @@ def _parse_sharding(text: str) -> tuple[tuple[str, str], ...] | str:
 
 SHARDING = Kind(
     "'auto', or a mapping from patterns of names of inputs, weights or other values to how they lie on the mesh, such "
-    "as {'encoder.*.weight': 'model:S(1)'} (as text: x=data:S(0);w=model:S(1))",
+    "as {'encoder.*.weight': 'model:S(1)'} or {'x': {'data': xrt.sbp.S(0)}} (as text: x=data:S(0);w=model:S(1))",
     _accept_sharding,
     _parse_sharding,
 )

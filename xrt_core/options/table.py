@@ -254,11 +254,12 @@ class Options:
     )
     # On by default: what is stored is checked before it is used, a failure of the disk costs nothing but the saving,
     # the size is bounded, and unchanged weights are not hashed again. Engines that cannot serialise never touch it.
-    cache: Literal["readwrite", "read", "verify", "off"] = _option(
+    cache: str = _option(
         "readwrite",
         CACHE,
         "The cache of executables on disk (docs/cache.md). 'read' stores nothing; 'verify' compiles what is stored "
-        "again and compares results; 'off' keeps executables in memory only.",
+        "again and compares results; 'off' keeps executables in memory only. A URL such as 's3://bucket/xrt': a store "
+        "that machines share, behind the disk (docs/distributed.md).",
         "XRT_CACHE_MODE",
     )
     cache_dir: str | None = _option(

@@ -21,6 +21,7 @@ entry points imports nothing.
     xrt.observers    any                          the first module is made                     xrt_event
     xrt.observers    any                          the first module is made                     xrt_write_checkpoint
     xrt.caches       any                          the first module is made                     xrt_shared_caches
+    xrt.caches       any                          a module's option `cache` is a URL           xrt_open_cache
     any of these     the options' section         an option of the section is given            xrt_options
 
 Short forms: an entry point of `xrt.engines` may name a subclass of `Engine` itself, and one of `xrt.passes` a pass. An
@@ -166,6 +167,18 @@ class Specification:
         that compiles, so they must bound their time. What `fetch` returns is checked like a file of the disk cache; its
         entries are code, and the cache vouches for who wrote them. An exception is a miss, with the event
         `cache.shared_failed`.
+        """
+
+    @hookspec
+    def xrt_open_cache(self, url: str) -> Any:
+        """The cache that machines share at a URL.
+
+        :param url: what the option `cache` says, such as "s3://bucket/xrt".
+
+        Called for each module with such an option, plugin after plugin in the order of their names, until one knows it.
+
+        The result is a cache as `xrt_shared_caches` gives them, or None for a URL that the plugin does not know. An
+        XRTError goes to the user, and so does any other exception, as a PluginError.
         """
 
     @hookspec

@@ -107,7 +107,11 @@ def diagram(graph: Graph, report: PartitionReport) -> Diagram:
             made.update({b: made[o] for b, o in zip(body.inputs, n.inputs, strict=False) if o in made})
             for inner in body.nodes:
                 tip = f"{inner.operator} {_name(inner)}\n{cluster} on {engine}"
-                add(Box("node", inner.operator, _name(inner), engine, cluster, tip), inner.inputs, inner.outputs)
+                head = inner.operator
+                if _is(inner, "Boxing"):
+                    kind, source, target = (str(inner.attributes.get(n) or "") for n in ("kind", "source", "target"))
+                    head, tip = kind or head, f"{tip}\n{source} -> {target}"
+                add(Box("node", head, _name(inner), engine, cluster, tip), inner.inputs, inner.outputs)
             made.update({o: made[b] for b, o in zip(body.outputs, n.outputs, strict=False) if b in made and o})
     for v in graph.outputs:
         add(Box("output", _name(v) or "output", str(v.type or "?"), HOST, "", _described(v)), (v,), ())

@@ -11,6 +11,7 @@ from typing import Any, Final
 from xrt_core.errors import printable
 from xrt_core.ir.graph import Graph
 from xrt_core.passes.partitioning.report import ClusterReport, PartitionReport
+from xrt_core.passes.sharding import ShardingReport
 from xrt_core.reports.colours import colours
 from xrt_core.reports.diagram import HOST, Diagram, diagram, groups, parts, transfers
 from xrt_core.reports.layout import CHARACTER, HEIGHT, Placed, place
@@ -25,12 +26,14 @@ _VIEWER: Final = pathlib.Path(__file__).with_name("viewer")
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"  # nothing is fetched
 
 
-def to_html(graph: Graph, report: PartitionReport, title: str, summary: str) -> str:
+def to_html(
+    graph: Graph, report: PartitionReport, title: str, summary: str, sharding: ShardingReport | None = None
+) -> str:
     """Return an HTML page about a partitioned graph.
 
     A picture with a box per cluster and per chain of host nodes, coloured by engine, in which each can be opened,
     searched and clicked, for a host node's reason; a picture with a box per node. Tables: clusters, transfers, host
-    nodes by reason. The page holds all that it needs, Cytoscape.js (MIT licence) included.
+    nodes by reason; on a mesh its collectives, and how each tensor lies. The page holds all that it needs, Cytoscape.js (MIT licence) included.
     """
     paint = colours([c.engine for c in report.clusters])
     everything = diagram(graph, report)
@@ -68,6 +71,7 @@ def to_html(graph: Graph, report: PartitionReport, title: str, summary: str) -> 
         '<div id="tables">',
         _clusters(report),
         _transfers(graph),
+        *(() if sharding is None else (_sharding(sharding),)),
         _host_nodes(report),
         "</div>",
     ]
@@ -196,6 +200,17 @@ def _clusters(report: PartitionReport) -> str:
 def _transfers(graph: Graph) -> str:
     rows = [(t.value, t.type, "?" if t.bytes is None else str(t.bytes), t.source, t.target) for t in transfers(graph)]
     return "<h2>Boundary transfers</h2>" + table(("value", "type", "#bytes", "from", "to"), rows)
+
+
+def _sharding(report: ShardingReport) -> str:
+    rows = [(c.kind, c.value, c.source, c.target, str(c.bytes), c.reason) for c in report.collectives]
+    whole = list(report.replicated.items())
+    return (
+        f"<h2>On the mesh {_text(report.mesh)}</h2>"
+        + table(("collective", "value", "from", "to", "#bytes a device", "for"), rows)
+        + table(("tensor", "SBP"), report.tensors.items())
+        + (table(("whole on each device", "reason"), whole) if whole else "")
+    )
 
 
 def _host_nodes(report: PartitionReport) -> str:

@@ -13,7 +13,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process in which this package is installed."""
     paths = [p for p in sys.path if p]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from xrt_core.plugins import plugins
 pytest.importorskip("fsspec")
 pytest.importorskip("jax")
 
-from xrt_distributed.shared_cache import SharedCache, from_environment
+from xrt_distributed.shared_cache import SharedCache, from_environment, open_url
 
 KEY = b"0123456789abcdef"
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -34,6 +35,14 @@ class Plugin:
     @xrt.hookimpl
     def xrt_shared_caches(self) -> list[SharedCache]:
         return [self.cache]
+
+
+class Opener:
+    """A package that opens stores by their URLs."""
+
+    @xrt.hookimpl
+    def xrt_open_cache(self, url: str) -> SharedCache:
+        return open_url(url)
 
 
 @pytest.fixture
@@ -52,11 +61,11 @@ def use() -> Iterator[Callable[[SharedCache], None]]:
         plugins.remove(p)
 
 
-def ran(folder: pathlib.Path) -> list[str]:
+def ran(folder: pathlib.Path, cache: str = "readwrite") -> list[str]:
     """Run a model with a disk cache in a folder, as a new process would; the events of caches and compilation."""
     store.forget_all()
     m = xrt.XRTModule(
-        lambda x: ops.Tanh(x) + 1, engine="xla", guard=False, prune=False, cache="readwrite", cache_dir=str(folder)
+        lambda x: ops.Tanh(x) + 1, engine="xla", guard=False, prune=False, cache=cache, cache_dir=str(folder)
     )
     np.testing.assert_allclose(m(X), np.tanh(X) + 1, rtol=1e-6)
     return [e.name for e in m.events.recent() if e.name.startswith(("cache.", "compile.done", "compile"))]
@@ -110,6 +119,24 @@ def test_entries_in_memory() -> None:
     cache._fs.rm("/xrt-shared-test", recursive=True)
 
 
+def test_limits(tmp_path: pathlib.Path) -> None:
+    """Entries that are too old are not used, and go; so does what is beyond the size, the oldest first."""
+    cache = SharedCache(f"file://{tmp_path}", KEY)
+    for i in range(4):
+        cache.offer(f"{i}{i}.xrt", bytes(1000))
+        assert cache.flush()
+        for path in files(tmp_path):
+            os.utime(path, (time.time() - 100, path.stat().st_mtime - 100))
+    assert SharedCache(f"file://{tmp_path}", KEY, days=1e-9).fetch("33.xrt") is None
+    assert SharedCache(f"file://{tmp_path}", KEY, days=1).fetch("33.xrt") == bytes(1000)
+    assert SharedCache(f"file://{tmp_path}", KEY, size=2500).trim() == 2
+    assert sorted(p.name for p in files(tmp_path)) == ["22.xrt", "33.xrt"]
+    writer = SharedCache(f"file://{tmp_path}", KEY, days=150 / 86400)  # of 22.xrt the file is 200 s old
+    writer.offer("44.xrt", b"new")
+    assert writer.flush()
+    assert sorted(p.name for p in files(tmp_path)) == ["33.xrt", "44.xrt"]
+
+
 def test_a_slow_store(use: Any, tmp_path: pathlib.Path) -> None:
     """It costs one time limit; then it is in back-off, and nothing waits for it."""
     cache = SharedCache(f"file://{tmp_path / 'remote'}", KEY, seconds=0.2)
@@ -142,7 +169,9 @@ def test_a_store_that_cannot_be_written(tmp_path: pathlib.Path) -> None:
         ({"XRT_DISTRIBUTED_CACHE_KEY": "short"}, r"needs a key of at least 16 bytes"),
         ({"XRT_DISTRIBUTED_CACHE_KEY_FILE": "/absent/key"}, r"'/absent/key' cannot be read"),
         ({"XRT_DISTRIBUTED_CACHE_MODE": "write"}, r"it takes 'readwrite' or 'read'"),
-        ({"XRT_DISTRIBUTED_CACHE_SECONDS": "soon"}, r"it takes a number of seconds"),
+        ({"XRT_DISTRIBUTED_CACHE_SECONDS": "soon"}, r"it takes a number of seconds above 0"),
+        ({"XRT_DISTRIBUTED_CACHE_DAYS": "-1"}, r"it takes a number of days above 0"),
+        ({"XRT_DISTRIBUTED_CACHE_SIZE": "big"}, r"it takes a number of bytes above 0"),
         ({"XRT_DISTRIBUTED_CACHE_KEY": KEY.decode(), "XRT_DISTRIBUTED_CACHE": "nosuch://x"}, r"nosuch"),
     ],
 )
@@ -151,3 +180,23 @@ def test_wrong_variables(variables: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         from_environment({"XRT_DISTRIBUTED_CACHE": "memory://x", **variables})
     assert from_environment({}) == []
+
+
+def test_the_option(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cache=` with a URL shares what one module compiles; without a key, or a plugin that knows it, it is an error."""
+    url = f"file://{tmp_path / 'remote'}"
+    plugin = Opener()
+    plugins.add(plugin, "opener", "tests")
+    try:
+        with pytest.raises(OptionError, match="needs a key of at least 16 bytes"):
+            xrt.XRTModule(lambda x: ops.Tanh(x), engine="xla", cache=url)
+        monkeypatch.setenv("XRT_DISTRIBUTED_CACHE_KEY", KEY.decode())
+        for folder, event in (("a", "cache.stored"), ("b", "cache.fetched")):
+            assert event in ran(tmp_path / folder, url)
+            assert open_url(url).flush()
+        with pytest.raises(OptionError, match=r"the shared cache 'nosuch://x': .*nosuch"):
+            xrt.XRTModule(lambda x: ops.Tanh(x), engine="xla", cache="nosuch://x")
+    finally:
+        plugins.remove(plugin)
+    with pytest.raises(OptionError, match="it takes 'readwrite'.* or the URL of a shared store"):
+        xrt.XRTModule(lambda x: ops.Tanh(x), engine="xla", cache="bucket")

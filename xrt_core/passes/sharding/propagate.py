@@ -93,6 +93,7 @@ class Propagation:
         self.graph, self.mesh = graph, mesh
         self.rules = [(pattern, parse_sbp(text, mesh)) for pattern, text in shardings.items()]
         self.used: set[str] = set()
+        self.lost: dict[str, tuple[str, str]] = {}  # pattern -> a value, the pattern that decided it
         self.marks: dict[Value, NdSbp] = {}
         self.sbp: dict[Value, list[Sbp]] = {}
         self.reads: dict[tuple[int, int], list[Sbp]] = {}
@@ -111,7 +112,14 @@ class Propagation:
                     self.marks[made] = self.checked(made, parse_sbp(text, self.mesh), f"xrt.shard of {n.name!r}")
                 elif made is not None:
                     self.mark(made)
-        for pattern, _ in self.rules:
+        for pattern, sbp in self.rules:
+            if pattern in self.lost and pattern not in self.used:
+                name, other = self.lost[pattern]
+                said = sbp_text(dict(self.rules)[other], self.mesh)
+                raise OptionError(
+                    f"sharding {pattern!r}: {sbp_text(sbp, self.mesh)!r} decides nothing, as all that it matches "
+                    f"({name!r}) lies by {other!r}: {said!r}, which comes before it; leave one out, or put it first"
+                )
             if pattern not in self.used:
                 known = ", ".join([v.name for v in (*graph.inputs, *graph.constants) if v.name][:8])
                 raise OptionError(f"sharding {pattern!r} matches no value of the graph; there are {known}")
@@ -120,11 +128,16 @@ class Propagation:
         return self.rewritten()
 
     def mark(self, v: Value) -> None:
+        first = ""
         for pattern, sbp in self.rules:
-            if v.name and fnmatch.fnmatchcase(v.name, pattern):
-                self.used.add(pattern)
-                self.marks[v] = self.checked(v, sbp, f"sharding {pattern!r}")
-                return
+            if not v.name or not fnmatch.fnmatchcase(v.name, pattern):
+                continue
+            if first:
+                self.lost.setdefault(pattern, (v.name, first))
+                continue
+            first = pattern
+            self.used.add(pattern)
+            self.marks[v] = self.checked(v, sbp, f"sharding {pattern!r}")
 
     def checked(self, v: Value, sbp: NdSbp, origin: str) -> NdSbp:
         if any(s.reduce for s in sbp):
@@ -197,7 +210,8 @@ class Propagation:
             others = [self.mesh.sizes[a][1] for a, o in enumerate(self.sbp.get(v, ())[:axis]) if o.axis == s.axis]
             shape = v.shape or ()
             dim = shape[s.axis] if s.axis < len(shape) else 0
-            if not isinstance(dim, int) or not dim or dim % (size * math.prod(others)):
+            parts = size * math.prod(others)
+            if not isinstance(dim, int) or not dim or dim % parts or way.units % parts:
                 return False
         if is_boxing(n):
             return True

@@ -11,10 +11,12 @@ from xrt_core.ir.sharding import B, P, S, Sbp
 
 
 class Way(NamedTuple):
-    """What a node reads and gives on one axis of the mesh: an SBP for each input and each output."""
+    """What a node reads and gives on one axis of the mesh: an SBP for each input and each output. units: what lies
+    together along each split axis (heads of an attention), which the mesh must divide; 0: single elements."""
 
     inputs: tuple[Sbp, ...]
     outputs: tuple[Sbp, ...]
+    units: int = 0
 
 
 Rule = Callable[[Node], Iterator[Way]]
@@ -162,7 +164,7 @@ def _reshape(node: Node) -> Iterator[Way]:
 
 
 def _gather(node: Node) -> Iterator[Way]:
-    """Indices are split, or an axis of the data that is not looked up."""
+    """Indices are split, or an axis of the data. Of rows that lie elsewhere a device gives zeros: partial sums."""
     data, indices = _rank(node.inputs[0]), _rank(node.inputs[1])
     axis = _int(node.attributes.get("axis", 0)) % max(data, 1)
     for i in range(indices):
@@ -170,6 +172,9 @@ def _gather(node: Node) -> Iterator[Way]:
     for i in range(data):
         if i != axis:
             yield _way(node, [S(i), B], S(i if i < axis else i - 1 + indices))
+    dtype = node.outputs[0].dtype if node.outputs[0] is not None else None
+    if dtype is not None and dtype.kind not in "bOSUT":
+        yield _way(node, [S(axis), B], P())
 
 
 def _conv(node: Node) -> Iterator[Way]:
@@ -201,10 +206,18 @@ def _untouched(node: Node) -> Iterator[Way]:
 
 
 def _attention(node: Node) -> Iterator[Way]:
-    """The batch of queries, keys and values."""
-    whole = [S(0) if i < 3 and v is not None else B for i, v in enumerate(node.inputs)]
-    if len(node.inputs) == 3:
-        yield _way(node, whole, *(S(0),) * len(node.outputs))
+    """The batch, or the heads, of queries, keys and values. A mask is whole where it is broadcast."""
+    rank, count = _rank(node.inputs[0]), len(node.inputs)
+    heads = _int(node.attributes.get("kv_num_heads", 0)) if rank == 3 else _shape(node.inputs[1])[1]
+    for axis in (0, 1):
+        data = S(0) if axis == 0 else S(1 if rank == 4 else 2)
+        inputs = [data, data, data, B, S(axis), S(axis), S(0) if axis == 0 else B][:count]
+        if count > 3:
+            own = axis - (4 - _rank(node.inputs[3]))
+            if own >= 0 and _shape(node.inputs[3])[own] > 1:
+                inputs[3] = S(own)
+        outputs = (data, *(S(axis),) * (len(node.outputs) - 1))
+        yield Way(tuple(inputs), outputs, heads if axis else 0)
 
 
 def _loss(node: Node) -> Iterator[Way]:

@@ -85,6 +85,14 @@ def xrt_write_checkpoint(write: Callable[[], None]) -> bool:
 
 
 @hookimpl
+def xrt_open_cache(url: str) -> Any:
+    """The shared cache at a URL of fsspec, with key, mode and limits as variables say."""
+    from xrt_distributed.shared_cache import open_url
+
+    return open_url(url)
+
+
+@hookimpl
 def xrt_shared_caches() -> list[Any]:
     """The shared cache that XRT_DISTRIBUTED_CACHE names, if it does."""
     from xrt_distributed.shared_cache import from_environment
