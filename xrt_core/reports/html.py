@@ -33,7 +33,8 @@ def to_html(
 
     A picture with a box per cluster and per chain of host nodes, coloured by engine, in which each can be opened,
     searched and clicked, for a host node's reason; a picture with a box per node. Tables: clusters, transfers, host
-    nodes by reason; on a mesh its collectives, and how each tensor lies. The page holds all that it needs, Cytoscape.js (MIT licence) included.
+    nodes by reason; on a mesh its collectives, and how each tensor lies. The page holds all that it needs,
+    Cytoscape.js (MIT licence) included.
     """
     paint = colours([c.engine for c in report.clusters])
     everything = diagram(graph, report)
