@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),  # jax's, where Ray starts its programs
 ]
 
 W = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
