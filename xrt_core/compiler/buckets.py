@@ -181,6 +181,16 @@ class Buckets:
         sizes = self._sizes(arrays)
         return None if sizes is None else self._smallest(sizes)
 
+    def covers(self, parts: Sequence[Any]) -> bool:
+        """Whether a bucket that engines run serves a signature: (dtype, shape) of each argument."""
+        if self._declared is None or not all(type(p) is tuple for p in parts):
+            return False
+        sizes = self._declared.admits([tuple(s) for _, s in parts])
+        if sizes is None or sizes.keys() != self._symbols.keys():
+            return False
+        served = (b for b in self.buckets if b.ready and not b.failed and b.inner.is_final)
+        return any(b.sizes_for(sizes) is not None for b in served)
+
     def keep(self, key: Hashable) -> Hashable | None:
         """Note a bound call; returns the key of one that is to be forgotten, or None."""
         with self._lock:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +67,7 @@ class CompiledGraph:
             self._buckets = Buckets(
                 self.graph,
                 pipeline.options.buckets,
-                lambda g: CompiledGraph(g, pipeline, padded=True),
+                self._padded_graph,
                 pipeline.services.events,
                 reference,
                 self.declared,
@@ -206,6 +207,19 @@ class CompiledGraph:
                 self._calls.pop(old, None)
         return call
 
+    def _padded_graph(self, graph: Graph) -> CompiledGraph:
+        """What compiles the padded form of the graph for a bucket; the builds of signatures that the bucket serves are
+        cancelled where it is there first."""
+        made, own = CompiledGraph(graph, self.pipeline, padded=True), weakref.ref(self)
+
+        def on_live() -> None:
+            found = own()
+            if found is not None and found._buckets is not None:
+                found.plans.drop_unbuilt(found._buckets.covers, "a bucket took its place")
+
+        made.plans.on_live = on_live
+        return made
+
     def on_host(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """Return the results of the graph as it is on the host alone, without keeping a plan."""
         types, known = self.plans.signature(arrays)
@@ -230,6 +244,7 @@ class CompiledGraph:
         if not launches:
             return None
         by_value = tuple(self.names[i] for i in self.plans.by_value)
+        plan.pinned = True
         return LiveCall(self.names, bind(plan, arrays, plan.engines, *plan.host), launches, by_value, plan)
 
     def finish(self) -> None:

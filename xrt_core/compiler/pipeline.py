@@ -405,7 +405,9 @@ class Pipeline:
         symbolic: SymbolicSignature | None = None,
     ) -> Plan:
         """Compile the plan of a signature that is not in `cache`. Raises NotSymbolic."""
-        return self.compile(captured, types, known, engines=engines, owned=not part, symbolic=symbolic)
+        made = self.compile(captured, types, known, engines=engines, owned=not part, symbolic=symbolic)
+        cache.watch(made)
+        return made
 
     # --- interface for modules ----------------------------------------------------------------------------------
 

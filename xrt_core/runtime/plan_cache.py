@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -83,6 +84,7 @@ class PlanCache:
         where the user declared shapes (`declared`). make_symbolic: makes the plan of one, or None if exact plans are
         better. A plan for exact shapes answers before a symbolic one, which takes its place once all its executables
         are there.
+    on_live: called when all executables of a plan are there, where they were built beside the host.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class PlanCache:
         make_symbolic: MakeSymbolicPlan | None = None,
     ) -> None:
         self.graph = graph
+        self.on_live: Callable[[], None] | None = None
         self._make_varying, self._at_once = varying, declared
         self._varying: VaryingShapes | None = None
         self._first: Sequence[Any] | None = None  # the signature before there was a second
@@ -190,6 +193,39 @@ class PlanCache:
                     entry.plan = new
                     for key in tuple(entry.calls):
                         self._unbind(entry, key)
+        if not new.is_unbuilt:
+            self._became_live(new)
+
+    # --- builds ---------------------------------------------------------------------------------------------------
+
+    def watch(self, plan: Plan) -> None:
+        """See to it that a plan takes the place of others as soon as all its executables are there."""
+        cache, watched = weakref.ref(self), weakref.ref(plan)
+
+        def on_live() -> None:
+            found, made = cache(), watched()
+            if found is not None and made is not None and not made.is_unbuilt:
+                found._became_live(made)
+
+        for launch in plan.launches:
+            launch.on_live = on_live
+
+    def _became_live(self, plan: Plan) -> None:
+        varying = self._varying
+        entry = next((e for e in self._symbolic if e.plan is plan), None)
+        if entry is not None and varying is not None and varying.supersedes:
+            self._supersede(entry)
+        if self.on_live is not None:
+            self.on_live()
+
+    def drop_unbuilt(self, covers: Callable[[Sequence[Any]], bool], reason: str) -> None:
+        """Forget the exact plans that wait for executables, of signatures (the parts of each argument) that something
+        else serves."""
+        with self._lock:
+            for entry in tuple(self._entries.values()):
+                exact = not isinstance(entry, SymbolicEntry)
+                if exact and entry.plan.is_unbuilt and covers(self._parts_of(entry.key)[0]):
+                    self._remove(entry, reason)
 
     # --- symbolic plans -------------------------------------------------------------------------------------------
 
@@ -242,6 +278,8 @@ class PlanCache:
         self._insert(made)
         with self._lock:
             self._symbolic = (*self._symbolic, made)
+        if not plan.is_unbuilt:
+            self._became_live(plan)
         return made
 
     def _supersede(self, symbolic: SymbolicEntry) -> None:
@@ -252,11 +290,17 @@ class PlanCache:
         with self._lock:
             for entry in tuple(self._entries.values()):
                 if not isinstance(entry, SymbolicEntry) and symbolic.admits(*self._parts_of(entry.key)):
-                    self._remove(entry)
+                    self._remove(entry, "a plan for all sizes took its place")
 
     def _parts_of(self, key: Any) -> tuple[Sequence[Any], Hashable]:
         """The parts and values of an exact entry's key."""
         return key if self.by_value and len(key) == 2 and type(key[0]) is tuple else (key, None)
+
+    def clear(self, reason: str) -> None:
+        """Forget all plans."""
+        with self._lock:
+            for entry in tuple(self._entries.values()):
+                self._remove(entry, reason)
 
     def abandon(self, plan: Plan | None, reason: str) -> None:
         """Plan by exact shapes from now on, and forget a symbolic plan; None: unless there is another one."""
@@ -322,8 +366,9 @@ class PlanCache:
             while len(self._entries) > self._max:
                 self._remove(min(self._entries.values(), key=lambda e: e.used))
 
-    def _remove(self, entry: CacheEntry) -> None:
+    def _remove(self, entry: CacheEntry, reason: str = "its plan was dropped") -> None:
         self._entries.pop(entry.key, None)
+        entry.plan.release(reason)
         self._symbolic = tuple(e for e in self._symbolic if e is not entry)
         for key in tuple(entry.calls):
             self._unbind(entry, key)
