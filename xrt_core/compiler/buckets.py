@@ -49,6 +49,8 @@ MAX_BOUND: Final = 1024
 class Runs(Protocol):
     """What compiles and runs a padded graph: `compiler.models.CompiledGraph`."""
 
+    plans: Any
+
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run it on the bucket's arrays."""
         ...
@@ -60,7 +62,8 @@ class Bucket:
 
     fixed: symbols whose size is part of it. same: symbol -> the symbol of the form that stands for it. failed: why it
     is not used any more, "" while it is. ready: whether it may serve; one that is made while a larger one serves
-    is not at first. calls: so far; valid: the sum of their volumes. checked: whether it was compared at its edges.
+    is not at first. calls: so far; valid: the sum of their volumes. used: when last, in seconds. checked: whether it
+    was compared at its edges.
     """
 
     form: PaddedGraph
@@ -73,6 +76,7 @@ class Bucket:
     calls: int = 0
     valid: int = 0
     checked: bool = False
+    used: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sizes_for(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
@@ -100,7 +104,8 @@ class Buckets:
 
     graph: as captured. choice: the option. make: compiles a padded graph. reference: runs the graph as it is on the
     host, for the check of a new bucket; None where results are not verified. declared: the shapes that the user
-    declared. beside: whether a bucket may be made although a larger one serves.
+    declared. beside: whether a bucket may be made although a larger one serves. fits: whether these may be in memory
+    together; the bucket used longest ago goes first.
 
     Raises OptionError where the option names a symbol that no input of the graph has.
     """
@@ -114,12 +119,13 @@ class Buckets:
         reference: Callable[[Sequence[np.ndarray]], Sequence[Any]] | None = None,
         declared: Declared | None = None,
         beside: bool = True,
+        fits: Callable[[Sequence[Runs]], bool] = lambda inner: True,
     ) -> None:
         self._graph, self._make, self._events, self._reference = graph, make, events, reference
         self._explicit = dict(choice) if not isinstance(choice, str) else None
         self._declared = _declared(graph, declared)
         self._symbols = {} if self._declared is None else _symbols(self._declared)
-        self._beside = beside
+        self._beside, self._fits = beside, fits
         self._lock = threading.Lock()
         self._seen: list[dict[str, int]] = []
         self._refused: dict[Hashable, str] = {}
@@ -208,6 +214,7 @@ class Buckets:
         results = form.cut([np.asarray(r) for r in bucket.inner(form.pad(arrays, sizes))], sizes)
         volume = math.prod(sizes.values())
         self._wasted += (time.perf_counter() - start) * (1 - volume / bucket.volume)
+        bucket.used = time.monotonic()
         bucket.calls += 1  # without a lock: statistics
         bucket.valid += volume
         if self._reference is not None and not bucket.checked:
@@ -293,7 +300,12 @@ class Buckets:
             s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
             for s, n in form.buckets.items()
         }
-        made = Bucket(form, self._make(form.graph), fixed, same, lower)
+        made = Bucket(form, self._make(form.graph), fixed, same, lower, used=time.monotonic())
+        while self.buckets and not self._fits([b.inner for b in self.buckets]):
+            oldest = min(self.buckets, key=lambda b: b.used)
+            self.buckets.remove(oldest)
+            oldest.failed = "it was dropped, as others took its memory"
+            oldest.inner.forget(oldest.failed)
         self.buckets.append(made)
         self._events.emit(
             "padding.bucket", level=logging.INFO, seconds=time.perf_counter() - start, model=self._graph.name,

@@ -72,6 +72,7 @@ class CompiledGraph:
                 reference,
                 self.declared,
                 not pipeline.options.forbid_compilation,
+                lambda made: pipeline.fits_in_memory(p for g in made for p in g.plans.plans()),
             )
 
     @property
@@ -219,6 +220,11 @@ class CompiledGraph:
 
         made.plans.on_live = on_live
         return made
+
+    def forget(self, reason: str) -> None:
+        """Let all plans and their executables go."""
+        self._last = None
+        self.plans.clear(reason)
 
     def on_host(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """Return the results of the graph as it is on the host alone, without keeping a plan."""

@@ -77,7 +77,8 @@ class PlanCache:
     make: makes a plan; a signature is planned once, also where many threads ask for it at the same time.
     by_value: indices of inputs that belong to the signature by value (shape-determining ones); inputs that turn out
         larger than `max_by_value` elements do not.
-    max_signatures: how many plans are kept, and how many bound calls of each.
+    max_signatures: how many plans are kept, and how many bound calls of each. fits: whether these may
+        be in memory together; one plan always may.
     engine_signatures: after N different signatures, all new ones share plans for the host that know ranks, but no
         shapes and no values (None: never): what changes at every call is not worth compiling, or planning.
     varying: makes what proposes symbolic signatures, which is asked from the second signature on; from the first on
@@ -94,6 +95,7 @@ class PlanCache:
         *,
         by_value: Collection[int] = (),
         max_signatures: int = 64,
+        fits: Callable[[Sequence[Plan]], bool] = lambda plans: True,
         engine_signatures: int | None = None,
         max_by_value: int = 64,
         to_host: Converter = to_numpy,
@@ -112,6 +114,7 @@ class PlanCache:
         self.max_by_value = max_by_value
         self.engine_signatures = engine_signatures
         self._max = max_signatures
+        self._fits = fits
         self._make = make
         self._to_host = to_host
         self._planned = 0
@@ -363,8 +366,10 @@ class PlanCache:
         with self._lock:
             entry.used = self.clock()
             self._entries[entry.key] = entry
-            while len(self._entries) > self._max:
-                self._remove(min(self._entries.values(), key=lambda e: e.used))
+            while len(self._entries) > 1 and (
+                len(self._entries) > self._max or not self._fits([e.plan for e in self._entries.values()])
+            ):
+                self._remove(min(self._entries.values(), key=lambda e: e.used), "others took its memory")
 
     def _remove(self, entry: CacheEntry, reason: str = "its plan was dropped") -> None:
         self._entries.pop(entry.key, None)
