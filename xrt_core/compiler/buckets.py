@@ -90,6 +90,10 @@ class Bucket:
                 return None
         return found if self.form.why_not(found) is None else None
 
+    def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The shapes of the graph's inputs for sizes of the form's symbols."""
+        return [tuple(math.prod(f.evaluate(sizes) for f in axis) for axis in axes) for axes in self.form.inputs]
+
     @property
     def volume(self) -> int:
         """The product of its sizes."""
@@ -196,6 +200,41 @@ class Buckets:
             return False
         served = (b for b in self.buckets if b.ready and not b.failed and b.inner.is_final)
         return any(b.sizes_for(sizes) is not None for b in served)
+
+    def saved(self) -> list[dict[str, Any]]:
+        """The buckets in use as plain data, for `restore`: of each the sizes, what is fixed, and its inputs' shapes."""
+        return [
+            {
+                "sizes": dict(b.form.buckets),
+                "fixed": dict(b.fixed),
+                "same": dict(b.same),
+                "lower": dict(b.lower),
+                "shapes": [list(s) for s in b.shapes(b.form.buckets)],
+            }
+            for b in self.buckets
+            if b.ready and not b.failed
+        ]
+
+    def restore(
+        self,
+        sizes: Mapping[str, int],
+        fixed: Mapping[str, int],
+        same: Mapping[str, str],
+        lower: Mapping[str, int],
+        arrays: Sequence[np.ndarray],
+    ) -> None:
+        """Make a bucket that `saved` told, and plan it. arrays: of its full size.
+
+        Raises PaddingRefused, KeyError and ValueError where it does not fit the graph.
+        """
+        if set(fixed) | set(same) != set(self._symbols) or set(fixed) & set(same):
+            raise ValueError("the symbols of a bucket are not those of the graph")
+        form = pad_graph(self._graph, _shapes(self._declared, fixed, same), sizes)
+        made = Bucket(form, self._make(form.graph), dict(fixed), dict(same), dict(lower), used=time.monotonic())
+        for at in (sizes, {**sizes, **dict.fromkeys(sizes, 1)}):  # what varied before
+            self._seen.append({**fixed, **{s: at[t] for s, t in same.items()}})
+        self.buckets.append(made)
+        made.inner.prepare(form.pad(arrays, sizes))
 
     def keep(self, key: Hashable) -> Hashable | None:
         """Note a bound call; returns the key of one that is to be forgotten, or None."""
@@ -373,8 +412,7 @@ class Buckets:
         for at in edges(form.buckets, bucket.lower):
             if form.why_not(at) is not None:
                 continue
-            shapes = [tuple(math.prod(f.evaluate(at) for f in axis) for axis in axes) for axes in form.inputs]
-            given = [stretched(a, shape) for a, shape in zip(arrays, shapes, strict=True)]
+            given = [stretched(a, shape) for a, shape in zip(arrays, bucket.shapes(at), strict=True)]
             found = form.cut([np.asarray(r) for r in bucket.inner(form.pad(given, at))], at)
             for i, (got, want) in enumerate(zip(found, map(np.asarray, self._reference(given)), strict=True)):
                 if got.shape != want.shape or got.dtype != want.dtype:

@@ -287,6 +287,11 @@ class CompiledGraph:
             self.declared.bind([a.shape if isinstance(a, np.ndarray) else None for a in host])
         return host
 
+    @property
+    def buckets(self) -> Buckets | None:
+        """Its buckets; None where calls are not padded."""
+        return self._buckets
+
     def prepare_symbolic(self, arrays: Sequence[Any], signature: SymbolicSignature) -> None:
         """Plan for a symbolic signature, to which these arguments belong. Raises InputError for unsuitable ones."""
         arrays, _ = plain_arrays(arrays)
