@@ -26,7 +26,6 @@ from xrt_core.ir.graph import Graph
 from xrt_core.ir.symbols import Declared, Symbol, SymbolicSignature, shape_for
 from xrt_core.ir.types import TensorType, dtype_from_name, dtype_name
 from xrt_core.options import AUTO, TABLE, Options, resolve
-from xrt_core.passes.padding import PaddingRefused
 
 _WEIGHTS: Final = "weights"  # the external-data location in the model's protobuf; it refers to the model file itself
 SAVED_OPTIONS: Final = frozenset(
@@ -147,10 +146,7 @@ class SavedModel(Struct, frozen=True):
                 caller, arrays = bind(inputs)
                 if caller.buckets is None:
                     return  # they are off here
-                try:
-                    caller.buckets.restore(saved.sizes, saved.fixed, saved.same, saved.lower, arrays)
-                except PaddingRefused as e:
-                    raise CacheError(f"{self.file.path}: a saved bucket does not fit the model: {e}") from e
+                caller.buckets.restore(saved.sizes, saved.fixed, saved.same, saved.lower, arrays)
 
     def shapes(self) -> dict[str, tuple[Any, ...]] | None:
         """The shapes that the user declared for inputs, None for none."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -28,13 +29,17 @@ from xrt_core.passes.padding import PaddedGraph, PaddingRefused, pad_graph
 BucketSizes = str | tuple[tuple[str, tuple[int, ...]], ...]
 """The option: "off", "auto", or the sizes of each symbol, ascending."""
 
-MAX_WASTE: Final = 0.5
-"""The share of a call's padded elements that may be padding before a smaller bucket is made for it, at first."""
+HULL_WASTE: Final = 0.75
+"""The share of a call's padded elements that may be padding in a bucket that is made for all sizes that were seen."""
 FINAL_WASTE: Final = 0.25
-"""The same for buckets that wasted time has earned."""
+"""The share of padding, of all sizes that were seen, from which no further bucket is made."""
+GAIN: Final = 0.5
+"""The padding, of all sizes that were seen, that a further bucket must save, as a share of the largest."""
+LOOKED_AT: Final = 64
+"""Sizes, the last, by which a further bucket is chosen."""
 LITTLE: Final = 0.2
 """The padding, as a share of the largest bucket, that is never worth a compilation."""
-FIRST_BUCKETS: Final = 10
+FIRST_BUCKETS: Final = 11
 """Buckets that a graph may have from the start. Each further one is earned, by time spent on padding."""
 EARNED: Final = 2.0
 """Of how many compilations: a call's share of padding is more than what a smaller bucket saves."""
@@ -99,6 +104,11 @@ class Bucket:
         """The product of its sizes."""
         return math.prod(self.form.buckets.values())
 
+    @property
+    def whole(self) -> int:
+        """That of all symbols, with those that are fixed."""
+        return self.volume * math.prod(self.fixed.values())
+
     def __str__(self) -> str:
         return " x ".join(f"{s} {n}" for s, n in self.form.buckets.items())
 
@@ -156,13 +166,17 @@ class Buckets:
             found = self._smallest(sizes)
             if found is None:
                 return self._new(sizes)
-            if not self._good(*found) and self._may_make():
-                made = self._new(sizes)
+            if self._may_make() and (self._explicit is None or not self._good(*found)):
+                wanted = self._worthwhile(sizes) if self._explicit is None else {}
+                made = None if wanted is None else self._new(sizes, wanted)
                 if made is None:
-                    self._wasted = 0.0
+                    if self._has_earned:
+                        self._wasted = 0.0
                 else:  # the larger one serves until it is ready
-                    made[0].ready = False
-                    behind = made[0], made[0].form.pad(arrays, made[1])
+                    bucket = made[0]
+                    bucket.ready = False
+                    full = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(bucket.form.buckets), strict=True)]
+                    behind = bucket, bucket.form.pad(full, bucket.form.buckets)
                     threading.Thread(target=self._prepare, args=behind, name="xrt-bucket").start()
             return found
 
@@ -184,7 +198,11 @@ class Buckets:
 
     def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one."""
-        return self._wasted > EARNED * self._cost and not self._good(bucket, sizes) and self._may_make()
+        return self._has_earned and not self._good(bucket, sizes) and self._may_make()
+
+    @property
+    def _has_earned(self) -> bool:
+        return self._wasted > EARNED * self._cost
 
     def known(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
         """The bucket that is there for these arguments, or None."""
@@ -286,7 +304,7 @@ class Buckets:
 
     def _smallest(self, sizes: Mapping[str, int]) -> tuple[Bucket, dict[str, int]] | None:
         served = [(b, s) for b in self.buckets if b.ready and not b.failed and (s := b.sizes_for(sizes)) is not None]
-        return min(served, key=lambda bs: bs[0].volume, default=None)
+        return min(served, key=lambda bs: bs[0].whole, default=None)
 
     def _good(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         if self._explicit is not None:
@@ -294,32 +312,70 @@ class Buckets:
         waste = bucket.volume - math.prod(sizes.values())
         if waste <= LITTLE * max(b.volume for b in self.buckets):
             return True
-        return waste / bucket.volume <= (MAX_WASTE if len(self.buckets) < FIRST_BUCKETS else FINAL_WASTE)
+        return waste / bucket.volume <= FINAL_WASTE
 
     def _may_make(self) -> bool:
         if not self._beside or not all(b.ready for b in self.buckets):  # one after the other
             return False
-        return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._wasted > EARNED * self._cost
+        return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._has_earned
 
-    def _new(self, sizes: dict[str, int]) -> tuple[Bucket, dict[str, int]] | None:
-        """A new bucket for these sizes; None where none is wanted, or padding is refused."""
+    def _worthwhile(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The sizes of the bucket that would save the most padding of all that was seen; None where that is too little.
+
+        Candidates are what holds two of the sizes that were seen, in steps of an eighth of an octave.
+        """
+        fixed, same = self._family(sizes)
+        symbols = sorted(set(same.values()))
+        if not symbols:
+            return None
+        scale = math.prod(fixed.values())
+        found = [
+            ([next(n for s, n in seen.items() if same.get(s) == t) for t in symbols], served[0].whole)
+            for seen in self._seen[-LOOKED_AT:]
+            if all(seen[s] == n for s, n in fixed.items()) and (served := self._smallest(seen)) is not None
+        ]
+        if not found:
+            return None
+        rows, now = np.array([r for r, _ in found]), np.array([w for _, w in found], float)
+        is_first = len(self.buckets) < FIRST_BUCKETS
+        if not is_first and 1 - rows.prod(1).sum() * scale / now.sum() <= FINAL_WASTE:
+            return None
+        steps = np.unique([[fine(int(n)) for n in r] for r in rows], axis=0)
+        candidates = np.unique(np.maximum(steps[:, None], steps[None]).reshape(-1, len(symbols)), axis=0)
+        volumes = candidates.prod(1) * scale
+        holds = (rows[None] <= candidates[:, None]).all(-1)
+        gains = (np.maximum(now[None] - volumes[:, None], 0) * holds).sum(1)
+        best = int(gains.argmax())
+        if gains[best] <= (GAIN if is_first else LITTLE) * max(b.whole for b in self.buckets):
+            return None
+        return {s: int(n) for s, n in zip(symbols, candidates[best], strict=True)}
+
+    def _new(
+        self, sizes: dict[str, int], wanted: Mapping[str, int] = MappingProxyType({})
+    ) -> tuple[Bucket, dict[str, int]] | None:
+        """A new bucket, for these sizes unless others are `wanted`; None where padding is refused."""
         fixed, same = self._family(sizes)
         symbols = sorted(set(same.values()))
         family = (tuple(sorted(fixed.items())), tuple(sorted(same.items())))
         if not symbols or family in self._refused:
             return None
         own = {same[s]: n for s, n in sizes.items() if s in same}
-        wanted = dict(own)
-        if self._explicit is None and self.buckets and not self._may_make():  # the last one serves all that was seen
-            for seen in self._seen:
+        explicit = self._explicit or {}
+        if wanted:
+            rounded = {s: self._in_limits(s, wanted[s], wanted[s]) for s in symbols}
+        else:
+            hull = dict(own)
+            for seen in self._seen if self._explicit is None else ():
                 for s, n in seen.items():
                     if s in same:
-                        wanted[same[s]] = max(wanted[same[s]], n)
-        explicit = self._explicit or {}
-        rounded = {s: self._in_limits(s, _rounded(wanted[s], explicit.get(s)), wanted[s]) for s in symbols}
+                        hull[same[s]] = max(hull[same[s]], n)
+            rounded = {s: self._in_limits(s, _rounded(hull[s], explicit.get(s)), hull[s]) for s in symbols}
+            share = math.prod(own.values()) / math.prod(rounded.values())
+            if self._explicit is None and share < 1 - HULL_WASTE and self._may_make():
+                rounded = {s: self._in_limits(s, rung(own[s]), own[s]) for s in symbols}
         start = time.perf_counter()
         form = reason = None
-        for buckets in (rounded, own):  # an axis of the model may end between the two
+        for buckets in (rounded, wanted or own):  # an axis of the model may end between the two
             try:
                 form = pad_graph(self._graph, _shapes(self._declared, fixed, same), buckets)
                 break
@@ -332,7 +388,9 @@ class Buckets:
             self._events.emit("padding.refused", level=logging.INFO, model=self._graph.name, reason=reason)
             return None
         same_sizes = (b for b in self.buckets if b.form.buckets == form.buckets)
-        if any(b.same == same and b.fixed == fixed for b in same_sizes) or form.why_not(own) is not None:
+        if any(b.same == same and b.fixed == fixed for b in same_sizes) or (
+            not wanted and form.why_not(own) is not None
+        ):
             return None
         self._wasted = 0.0
         lower = {
@@ -449,6 +507,12 @@ def rung(n: int) -> int:
             return k * 3 // 2
         k *= 2
     return k
+
+
+def fine(n: int) -> int:
+    """The smallest of eight sizes an octave that is at least n; n itself up to 16."""
+    step = max(1, (1 << (n - 1).bit_length()) // 16)
+    return -(-n // step) * step
 
 
 def _rounded(n: int, sizes: Sequence[int] | None) -> int:
