@@ -227,6 +227,7 @@ class XRTModule(GuardedModule):
                 with reading(f"{path}: a saved signature", CacheError):
                     caller, arrays = module._source.bind((), inputs)
                     caller.prepare_symbolic(arrays, signature)
+            saved.restore_buckets(lambda inputs: module._source.bind((), inputs))
             for inputs in saved.signatures():
                 with reading(f"{path}: a saved signature", CacheError):
                     caller, arrays = module._source.bind((), inputs)

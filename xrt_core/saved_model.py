@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
 import numpy as np
@@ -31,7 +31,7 @@ _WEIGHTS: Final = "weights"  # the external-data location in the model's protobu
 SAVED_OPTIONS: Final = frozenset(
     (
         "phase", "engine_options", "minimum_nodes", "maximum_nodes", "strict", "merge_updates", "prune", "marks",
-        "automatic", "max_workspace_bytes", "max_batch_size", "threads", "parallel", "use_fp16", "use_bf16",
+        "automatic", "buckets", "max_workspace_bytes", "max_batch_size", "threads", "parallel", "use_fp16", "use_bf16",
         "precision", "strict_types", "force_precision_constraints", "constant_fold_limit",
     )
 )  # fmt: skip
@@ -68,12 +68,23 @@ class _Symbolic(Struct, frozen=True):
     sizes: dict[str, Size]
 
 
+class _Bucket(Struct, frozen=True):
+    """A bucket. inputs: dtype and full shape of each. The others are those of `compiler.buckets.Bucket`."""
+
+    inputs: dict[str, tuple[DtypeName, tuple[Size, ...]]]
+    sizes: dict[str, Size]
+    fixed: dict[str, Size]
+    same: dict[str, str]
+    lower: dict[str, Size]
+
+
 class _Info(Struct, frozen=True):
     options: dict[str, Any]
     engines: tuple[_Engine, ...]
     auto: bool
     signatures: tuple[dict[str, tuple[DtypeName, tuple[Size, ...], str | None]], ...]
     symbolic: tuple[_Symbolic, ...] = ()
+    buckets: tuple[_Bucket, ...] = ()
     shapes: dict[str, tuple[Size | str | _Symbol | None, ...]] | None = None
 
 
@@ -126,6 +137,16 @@ class SavedModel(Struct, frozen=True):
                 dims = tuple(row[1] for row in saved.inputs.values())
                 declared = Declared(tuple(saved.inputs), dims, symbols)
             yield inputs, SymbolicSignature(declared, saved.sizes)
+
+    def restore_buckets(self, bind: Callable[[Inputs], tuple[CompiledGraph, list[Any]]]) -> None:
+        """Make each saved bucket. bind: inputs -> what runs them, and its arrays."""
+        for saved in self.info.buckets:
+            with reading(f"{self.file.path}: a saved bucket", CacheError):
+                inputs = {name: _example(dtype, shape, None) for name, (dtype, shape) in saved.inputs.items()}
+                caller, arrays = bind(inputs)
+                if caller.buckets is None:
+                    return  # they are off here
+                caller.buckets.restore(saved.sizes, saved.fixed, saved.same, saved.lower, arrays)
 
     def shapes(self) -> dict[str, tuple[Any, ...]] | None:
         """The shapes that the user declared for inputs, None for none."""
@@ -184,6 +205,7 @@ def save_module(
         "auto": pipeline.options.auto,
         "signatures": list(_signatures(callers)),
         "symbolic": list(_symbolic(callers)),
+        "buckets": list(_buckets(callers)),
         "shapes": None if shapes is None else {k: [_plain(d) for d in dims] for k, dims in shapes.items()},
     }
     target = pathlib.Path(path)
@@ -234,6 +256,20 @@ def _symbolic(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
                     "symbols": [dataclasses.asdict(s) for s in plan.symbolic.declared.symbols.values()],
                     "sizes": dict(plan.symbolic.sizes),
                 }
+
+
+def _buckets(callers: Iterable[CompiledGraph]) -> Iterator[dict[str, Any]]:
+    for caller in callers:
+        for row in () if caller.buckets is None else caller.buckets.saved():
+            shapes = row.pop("shapes")
+            types = [v.type for v in caller.graph.inputs]
+            yield row | {
+                "inputs": {
+                    name: [dtype_name(t.dtype), shape]
+                    for name, t, shape in zip(caller.names, types, shapes, strict=True)
+                    if isinstance(t, TensorType) and t.dtype is not None
+                }
+            }
 
 
 def _value(known: np.ndarray | None) -> str | None:

@@ -98,6 +98,38 @@ class Waits(Faulty):
         return super().on_compile(compile)
 
 
+class FirstWaits(Faulty):
+    """Takes symbolic shapes; its first compilation ends once it may, in the process of the test."""
+
+    name = "first_waits"
+    dynamic_dims = "any"
+    may = threading.Event()
+    compilations = 0
+    done = 0
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.may.clear()
+        cls.compilations = cls.done = 0
+
+    def supports(self, node: Node, device: str, phase: Phase) -> Support:
+        return Support.yes()
+
+    def on_compile(self, compile: Callable[[], Executable]) -> Any:
+        FirstWaits.compilations += 1
+        if FirstWaits.compilations == 1:
+            self.may.wait(60)
+        FirstWaits.done += 1
+        return super().on_compile(compile)
+
+
+class FirstWaitsStatic(FirstWaits):
+    """As that, for static shapes."""
+
+    name = "first_waits_static"
+    dynamic_dims = "none"
+
+
 class FailsAWhile(Faulty):
     """Does not compile while a file is there."""
 

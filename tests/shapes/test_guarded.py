@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto
 
+import xrt_core as xrt
 from tests.guard import engines as tested
-from tests.guard.guarded import module, registered
+from tests.guard.guarded import eventually, module, registered
 from tests.shapes.models import Builder
 from tests.shapes.test_plans import entries, run, symbolic
 from xrt_core.frontends.onnx_import import import_model
+from xrt_core.guard import worker_pool
 
 pytestmark = pytest.mark.tiny_clusters
 
@@ -57,3 +61,80 @@ def test_an_executable_that_is_wrong_later_is_left() -> None:
     np.testing.assert_allclose(run(m, rows(50)), run(host, rows(50)), rtol=1e-5)
     assert not symbolic(m)
     np.testing.assert_allclose(run(m, rows(8)), run(host, rows(8)), rtol=1e-5)
+
+
+DROPPED = {**IN_PROCESS, "guard_verify": False, "guard_async": True}
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[worker_pool.WorkerPool]:
+    """A pool of this test's own, that builds two clusters at a time."""
+    made = worker_pool.WorkerPool(2)
+    monkeypatch.setattr(worker_pool, "_workers", made)
+    with registered(tested.FirstWaits, tested.FirstWaitsStatic):
+        tested.FirstWaits.reset()
+        yield made
+        tested.FirstWaits.may.set()
+
+
+def building(m: xrt.XRTModule) -> Any:
+    """The launches that are being built, or wait for it."""
+    guard = m._pipeline.accelerated.services.guard
+    assert guard is not None
+    return guard._building
+
+
+@pytest.mark.usefixtures("pool")
+def test_an_exact_build_is_dropped_for_a_symbolic_one() -> None:
+    """Once the symbolic plan is live nobody waits for the exact build that runs, and its result goes nowhere."""
+    graph = product()
+    m = module(graph, "first_waits", **DROPPED)
+    m.run(rows(7))
+    assert eventually(lambda: tested.FirstWaits.compilations == 1 and entries(m)[0].plan.launches)
+    (exact,) = entries(m)[0].plan.launches
+    for n in (9, 5):
+        m.run(rows(n))
+    assert eventually(lambda: len(entries(m)) == 1)
+    assert not symbolic(m)[0].plan.is_unbuilt
+    assert m.wait(10)
+    assert exact.record.reason == "cancelled: a plan for all sizes took its place"
+    tested.FirstWaits.may.set()
+    assert eventually(lambda: tested.FirstWaits.done == 2 and exact not in building(m))
+    exact(list(rows(7).values()))  # of a caller that still has the old plan
+    assert exact.executable is None
+    np.testing.assert_allclose(run(m, rows(7)), run(module(graph, "host"), rows(7)), rtol=1e-5)
+    assert tested.FirstWaits.compilations == 2
+
+
+@pytest.mark.usefixtures("pool")
+def test_an_exact_build_is_dropped_for_a_bucket() -> None:
+    """The same where a bucket that holds the first signature is there before its own executable."""
+    graph = product()
+    m = module(graph, "first_waits_static", buckets="auto", **DROPPED)
+    m.run(rows(7))
+    assert eventually(lambda: tested.FirstWaits.compilations == 1 and entries(m)[0].plan.launches)
+    (exact,) = entries(m)[0].plan.launches
+    m.run(rows(8))
+    assert eventually(lambda: not entries(m))
+    assert m.wait(10)
+    assert exact.record.reason == "cancelled: a bucket took its place"
+    np.testing.assert_allclose(run(m, rows(7)), run(module(graph, "host"), rows(7)), rtol=1e-5)
+    assert "padded: n 7 to 8" in str(m.explain(rows(7)))
+    assert tested.FirstWaits.compilations == 2
+
+
+def test_a_build_that_has_not_begun_never_does(pool: worker_pool.WorkerPool) -> None:
+    """A plan that was dropped while its build waited for other work."""
+    pool.size = 1
+    other = threading.Event()
+    pool.submit(worker_pool.Job(lambda slot: other.wait(60), None))
+    m = module(product(), "first_waits", **DROPPED)
+    m.run(rows(7))
+    assert eventually(lambda: any(x in building(m) for x in entries(m)[0].plan.launches))
+    m._source.caller.plans.clear("dropped by the test")  # type: ignore[union-attr]
+    assert m.wait(10)
+    other.set()
+    last = worker_pool.Job(lambda slot: None, None)
+    pool.submit(last)
+    assert last.done.wait(60)
+    assert tested.FirstWaits.compilations == 0

@@ -17,6 +17,9 @@ from tests.shapes.models import attention, pixels, read_by_number, tokens
 from xrt_core.errors import CompileError, InputError
 from xrt_core.runtime.plan_cache import SymbolicEntry
 
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
+"""JAX, which other tests of this process import, warns of programs that are started from it."""
+
 ENGINES = ("onnxruntime", "openvino")
 PLAIN = {"guard": False, "cache": "off", "prune": False}
 

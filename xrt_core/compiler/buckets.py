@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -28,13 +29,17 @@ from xrt_core.passes.padding import PaddedGraph, PaddingRefused, pad_graph
 BucketSizes = str | tuple[tuple[str, tuple[int, ...]], ...]
 """The option: "off", "auto", or the sizes of each symbol, ascending."""
 
-MAX_WASTE: Final = 0.5
-"""The share of a call's padded elements that may be padding before a smaller bucket is made for it, at first."""
+HULL_WASTE: Final = 0.75
+"""The share of a call's padded elements that may be padding in a bucket that is made for all sizes that were seen."""
 FINAL_WASTE: Final = 0.25
-"""The same for buckets that wasted time has earned."""
+"""The share of padding, of all sizes that were seen, from which no further bucket is made."""
+GAIN: Final = 0.5
+"""The padding, of all sizes that were seen, that a further bucket must save, as a share of the largest."""
+LOOKED_AT: Final = 64
+"""Sizes, the last, by which a further bucket is chosen."""
 LITTLE: Final = 0.2
 """The padding, as a share of the largest bucket, that is never worth a compilation."""
-FIRST_BUCKETS: Final = 10
+FIRST_BUCKETS: Final = 11
 """Buckets that a graph may have from the start. Each further one is earned, by time spent on padding."""
 EARNED: Final = 2.0
 """Of how many compilations: a call's share of padding is more than what a smaller bucket saves."""
@@ -49,6 +54,8 @@ MAX_BOUND: Final = 1024
 class Runs(Protocol):
     """What compiles and runs a padded graph: `compiler.models.CompiledGraph`."""
 
+    plans: Any
+
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run it on the bucket's arrays."""
         ...
@@ -60,7 +67,8 @@ class Bucket:
 
     fixed: symbols whose size is part of it. same: symbol -> the symbol of the form that stands for it. failed: why it
     is not used any more, "" while it is. ready: whether it may serve; one that is made while a larger one serves
-    is not at first. calls: so far; valid: the sum of their volumes. checked: whether it was compared at its edges.
+    is not at first. calls: so far; valid: the sum of their volumes. used: when last, in seconds. checked: whether it
+    was compared at its edges.
     """
 
     form: PaddedGraph
@@ -73,6 +81,7 @@ class Bucket:
     calls: int = 0
     valid: int = 0
     checked: bool = False
+    used: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sizes_for(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
@@ -86,10 +95,19 @@ class Bucket:
                 return None
         return found if self.form.why_not(found) is None else None
 
+    def shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The shapes of the graph's inputs for sizes of the form's symbols."""
+        return [tuple(math.prod(f.evaluate(sizes) for f in axis) for axis in axes) for axes in self.form.inputs]
+
     @property
     def volume(self) -> int:
         """The product of its sizes."""
         return math.prod(self.form.buckets.values())
+
+    @property
+    def whole(self) -> int:
+        """That of all symbols, with those that are fixed."""
+        return self.volume * math.prod(self.fixed.values())
 
     def __str__(self) -> str:
         return " x ".join(f"{s} {n}" for s, n in self.form.buckets.items())
@@ -100,7 +118,8 @@ class Buckets:
 
     graph: as captured. choice: the option. make: compiles a padded graph. reference: runs the graph as it is on the
     host, for the check of a new bucket; None where results are not verified. declared: the shapes that the user
-    declared. beside: whether a bucket may be made although a larger one serves.
+    declared. beside: whether a bucket may be made although a larger one serves. fits: whether these may be in memory
+    together; the bucket used longest ago goes first.
 
     Raises OptionError where the option names a symbol that no input of the graph has.
     """
@@ -114,12 +133,13 @@ class Buckets:
         reference: Callable[[Sequence[np.ndarray]], Sequence[Any]] | None = None,
         declared: Declared | None = None,
         beside: bool = True,
+        fits: Callable[[Sequence[Runs]], bool] = lambda inner: True,
     ) -> None:
         self._graph, self._make, self._events, self._reference = graph, make, events, reference
         self._explicit = dict(choice) if not isinstance(choice, str) else None
         self._declared = _declared(graph, declared)
         self._symbols = {} if self._declared is None else _symbols(self._declared)
-        self._beside = beside
+        self._beside, self._fits = beside, fits
         self._lock = threading.Lock()
         self._seen: list[dict[str, int]] = []
         self._refused: dict[Hashable, str] = {}
@@ -146,13 +166,17 @@ class Buckets:
             found = self._smallest(sizes)
             if found is None:
                 return self._new(sizes)
-            if not self._good(*found) and self._may_make():
-                made = self._new(sizes)
+            if self._may_make() and (self._explicit is None or not self._good(*found)):
+                wanted = self._worthwhile(sizes) if self._explicit is None else {}
+                made = None if wanted is None else self._new(sizes, wanted)
                 if made is None:
-                    self._wasted = 0.0
+                    if self._has_earned:
+                        self._wasted = 0.0
                 else:  # the larger one serves until it is ready
-                    made[0].ready = False
-                    behind = made[0], made[0].form.pad(arrays, made[1])
+                    bucket = made[0]
+                    bucket.ready = False
+                    full = [stretched(a, s) for a, s in zip(arrays, bucket.shapes(bucket.form.buckets), strict=True)]
+                    behind = bucket, bucket.form.pad(full, bucket.form.buckets)
                     threading.Thread(target=self._prepare, args=behind, name="xrt-bucket").start()
             return found
 
@@ -174,12 +198,61 @@ class Buckets:
 
     def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one."""
-        return self._wasted > EARNED * self._cost and not self._good(bucket, sizes) and self._may_make()
+        return self._has_earned and not self._good(bucket, sizes) and self._may_make()
+
+    @property
+    def _has_earned(self) -> bool:
+        return self._wasted > EARNED * self._cost
 
     def known(self, arrays: Sequence[Any]) -> tuple[Bucket, dict[str, int]] | None:
         """The bucket that is there for these arguments, or None."""
         sizes = self._sizes(arrays)
         return None if sizes is None else self._smallest(sizes)
+
+    def covers(self, parts: Sequence[Any]) -> bool:
+        """Whether a bucket that engines run serves a signature: (dtype, shape) of each argument."""
+        if self._declared is None or not all(type(p) is tuple for p in parts):
+            return False
+        sizes = self._declared.admits([tuple(s) for _, s in parts])
+        if sizes is None or sizes.keys() != self._symbols.keys():
+            return False
+        served = (b for b in self.buckets if b.ready and not b.failed and b.inner.is_final)
+        return any(b.sizes_for(sizes) is not None for b in served)
+
+    def saved(self) -> list[dict[str, Any]]:
+        """The buckets in use as plain data, for `restore`: of each the sizes, what is fixed, and its inputs' shapes."""
+        return [
+            {
+                "sizes": dict(b.form.buckets),
+                "fixed": dict(b.fixed),
+                "same": dict(b.same),
+                "lower": dict(b.lower),
+                "shapes": [list(s) for s in b.shapes(b.form.buckets)],
+            }
+            for b in self.buckets
+            if b.ready and not b.failed
+        ]
+
+    def restore(
+        self,
+        sizes: Mapping[str, int],
+        fixed: Mapping[str, int],
+        same: Mapping[str, str],
+        lower: Mapping[str, int],
+        arrays: Sequence[np.ndarray],
+    ) -> None:
+        """Make a bucket that `saved` told, and plan it. arrays: of its full size.
+
+        Raises PaddingRefused, KeyError and ValueError where it does not fit the graph.
+        """
+        if set(fixed) | set(same) != set(self._symbols) or set(fixed) & set(same):
+            raise ValueError("the symbols of a bucket are not those of the graph")
+        form = pad_graph(self._graph, _shapes(self._declared, fixed, same), sizes)
+        made = Bucket(form, self._make(form.graph), dict(fixed), dict(same), dict(lower), used=time.monotonic())
+        for at in (sizes, {**sizes, **dict.fromkeys(sizes, 1)}):  # what varied before
+            self._seen.append({**fixed, **{s: at[t] for s, t in same.items()}})
+        self.buckets.append(made)
+        made.inner.prepare(form.pad(arrays, sizes))
 
     def keep(self, key: Hashable) -> Hashable | None:
         """Note a bound call; returns the key of one that is to be forgotten, or None."""
@@ -198,6 +271,7 @@ class Buckets:
         results = form.cut([np.asarray(r) for r in bucket.inner(form.pad(arrays, sizes))], sizes)
         volume = math.prod(sizes.values())
         self._wasted += (time.perf_counter() - start) * (1 - volume / bucket.volume)
+        bucket.used = time.monotonic()
         bucket.calls += 1  # without a lock: statistics
         bucket.valid += volume
         if self._reference is not None and not bucket.checked:
@@ -230,7 +304,7 @@ class Buckets:
 
     def _smallest(self, sizes: Mapping[str, int]) -> tuple[Bucket, dict[str, int]] | None:
         served = [(b, s) for b in self.buckets if b.ready and not b.failed and (s := b.sizes_for(sizes)) is not None]
-        return min(served, key=lambda bs: bs[0].volume, default=None)
+        return min(served, key=lambda bs: bs[0].whole, default=None)
 
     def _good(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
         if self._explicit is not None:
@@ -238,32 +312,70 @@ class Buckets:
         waste = bucket.volume - math.prod(sizes.values())
         if waste <= LITTLE * max(b.volume for b in self.buckets):
             return True
-        return waste / bucket.volume <= (MAX_WASTE if len(self.buckets) < FIRST_BUCKETS else FINAL_WASTE)
+        return waste / bucket.volume <= FINAL_WASTE
 
     def _may_make(self) -> bool:
         if not self._beside or not all(b.ready for b in self.buckets):  # one after the other
             return False
-        return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._wasted > EARNED * self._cost
+        return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._has_earned
 
-    def _new(self, sizes: dict[str, int]) -> tuple[Bucket, dict[str, int]] | None:
-        """A new bucket for these sizes; None where none is wanted, or padding is refused."""
+    def _worthwhile(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The sizes of the bucket that would save the most padding of all that was seen; None where that is too little.
+
+        Candidates are what holds two of the sizes that were seen, in steps of an eighth of an octave.
+        """
+        fixed, same = self._family(sizes)
+        symbols = sorted(set(same.values()))
+        if not symbols:
+            return None
+        scale = math.prod(fixed.values())
+        found = [
+            ([next(n for s, n in seen.items() if same.get(s) == t) for t in symbols], served[0].whole)
+            for seen in self._seen[-LOOKED_AT:]
+            if all(seen[s] == n for s, n in fixed.items()) and (served := self._smallest(seen)) is not None
+        ]
+        if not found:
+            return None
+        rows, now = np.array([r for r, _ in found]), np.array([w for _, w in found], float)
+        is_first = len(self.buckets) < FIRST_BUCKETS
+        if not is_first and 1 - rows.prod(1).sum() * scale / now.sum() <= FINAL_WASTE:
+            return None
+        steps = np.unique([[fine(int(n)) for n in r] for r in rows], axis=0)
+        candidates = np.unique(np.maximum(steps[:, None], steps[None]).reshape(-1, len(symbols)), axis=0)
+        volumes = candidates.prod(1) * scale
+        holds = (rows[None] <= candidates[:, None]).all(-1)
+        gains = (np.maximum(now[None] - volumes[:, None], 0) * holds).sum(1)
+        best = int(gains.argmax())
+        if gains[best] <= (GAIN if is_first else LITTLE) * max(b.whole for b in self.buckets):
+            return None
+        return {s: int(n) for s, n in zip(symbols, candidates[best], strict=True)}
+
+    def _new(
+        self, sizes: dict[str, int], wanted: Mapping[str, int] = MappingProxyType({})
+    ) -> tuple[Bucket, dict[str, int]] | None:
+        """A new bucket, for these sizes unless others are `wanted`; None where padding is refused."""
         fixed, same = self._family(sizes)
         symbols = sorted(set(same.values()))
         family = (tuple(sorted(fixed.items())), tuple(sorted(same.items())))
         if not symbols or family in self._refused:
             return None
         own = {same[s]: n for s, n in sizes.items() if s in same}
-        wanted = dict(own)
-        if self._explicit is None and self.buckets and not self._may_make():  # the last one serves all that was seen
-            for seen in self._seen:
+        explicit = self._explicit or {}
+        if wanted:
+            rounded = {s: self._in_limits(s, wanted[s], wanted[s]) for s in symbols}
+        else:
+            hull = dict(own)
+            for seen in self._seen if self._explicit is None else ():
                 for s, n in seen.items():
                     if s in same:
-                        wanted[same[s]] = max(wanted[same[s]], n)
-        explicit = self._explicit or {}
-        rounded = {s: self._in_limits(s, _rounded(wanted[s], explicit.get(s)), wanted[s]) for s in symbols}
+                        hull[same[s]] = max(hull[same[s]], n)
+            rounded = {s: self._in_limits(s, _rounded(hull[s], explicit.get(s)), hull[s]) for s in symbols}
+            share = math.prod(own.values()) / math.prod(rounded.values())
+            if self._explicit is None and share < 1 - HULL_WASTE and self._may_make():
+                rounded = {s: self._in_limits(s, rung(own[s]), own[s]) for s in symbols}
         start = time.perf_counter()
         form = reason = None
-        for buckets in (rounded, own):  # an axis of the model may end between the two
+        for buckets in (rounded, wanted or own):  # an axis of the model may end between the two
             try:
                 form = pad_graph(self._graph, _shapes(self._declared, fixed, same), buckets)
                 break
@@ -276,14 +388,21 @@ class Buckets:
             self._events.emit("padding.refused", level=logging.INFO, model=self._graph.name, reason=reason)
             return None
         same_sizes = (b for b in self.buckets if b.form.buckets == form.buckets)
-        if any(b.same == same and b.fixed == fixed for b in same_sizes) or form.why_not(own) is not None:
+        if any(b.same == same and b.fixed == fixed for b in same_sizes) or (
+            not wanted and form.why_not(own) is not None
+        ):
             return None
         self._wasted = 0.0
         lower = {
             s: max((b.form.buckets[s] for b in self.buckets if b.form.buckets.get(s, n) < n), default=0)
             for s, n in form.buckets.items()
         }
-        made = Bucket(form, self._make(form.graph), fixed, same, lower)
+        made = Bucket(form, self._make(form.graph), fixed, same, lower, used=time.monotonic())
+        while self.buckets and not self._fits([b.inner for b in self.buckets]):
+            oldest = min(self.buckets, key=lambda b: b.used)
+            self.buckets.remove(oldest)
+            oldest.failed = "it was dropped, as others took its memory"
+            oldest.inner.forget(oldest.failed)
         self.buckets.append(made)
         self._events.emit(
             "padding.bucket", level=logging.INFO, seconds=time.perf_counter() - start, model=self._graph.name,
@@ -351,8 +470,7 @@ class Buckets:
         for at in edges(form.buckets, bucket.lower):
             if form.why_not(at) is not None:
                 continue
-            shapes = [tuple(math.prod(f.evaluate(at) for f in axis) for axis in axes) for axes in form.inputs]
-            given = [stretched(a, shape) for a, shape in zip(arrays, shapes, strict=True)]
+            given = [stretched(a, shape) for a, shape in zip(arrays, bucket.shapes(at), strict=True)]
             found = form.cut([np.asarray(r) for r in bucket.inner(form.pad(given, at))], at)
             for i, (got, want) in enumerate(zip(found, map(np.asarray, self._reference(given)), strict=True)):
                 if got.shape != want.shape or got.dtype != want.dtype:
@@ -389,6 +507,12 @@ def rung(n: int) -> int:
             return k * 3 // 2
         k *= 2
     return k
+
+
+def fine(n: int) -> int:
+    """The smallest of eight sizes an octave that is at least n; n itself up to 16."""
+    step = max(1, (1 << (n - 1).bit_length()) // 16)
+    return -(-n // step) * step
 
 
 def _rounded(n: int, sizes: Sequence[int] | None) -> int:

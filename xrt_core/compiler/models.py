@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,11 +67,12 @@ class CompiledGraph:
             self._buckets = Buckets(
                 self.graph,
                 pipeline.options.buckets,
-                lambda g: CompiledGraph(g, pipeline, padded=True),
+                self._padded_graph,
                 pipeline.services.events,
                 reference,
                 self.declared,
                 not pipeline.options.forbid_compilation,
+                lambda made: pipeline.fits_in_memory(p for g in made for p in g.plans.plans()),
             )
 
     @property
@@ -206,6 +208,24 @@ class CompiledGraph:
                 self._calls.pop(old, None)
         return call
 
+    def _padded_graph(self, graph: Graph) -> CompiledGraph:
+        """What compiles the padded form of the graph for a bucket; the builds of signatures that the bucket serves are
+        cancelled where it is there first."""
+        made, own = CompiledGraph(graph, self.pipeline, padded=True), weakref.ref(self)
+
+        def on_live() -> None:
+            found = own()
+            if found is not None and found._buckets is not None:
+                found.plans.drop_unbuilt(found._buckets.covers, "a bucket took its place")
+
+        made.plans.on_live = on_live
+        return made
+
+    def forget(self, reason: str) -> None:
+        """Let all plans and their executables go."""
+        self._last = None
+        self.plans.clear(reason)
+
     def on_host(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """Return the results of the graph as it is on the host alone, without keeping a plan."""
         types, known = self.plans.signature(arrays)
@@ -230,6 +250,7 @@ class CompiledGraph:
         if not launches:
             return None
         by_value = tuple(self.names[i] for i in self.plans.by_value)
+        plan.pinned = True
         return LiveCall(self.names, bind(plan, arrays, plan.engines, *plan.host), launches, by_value, plan)
 
     def finish(self) -> None:
@@ -265,6 +286,11 @@ class CompiledGraph:
         if self.declared is not None:
             self.declared.bind([a.shape if isinstance(a, np.ndarray) else None for a in host])
         return host
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """Its buckets; None where calls are not padded."""
+        return self._buckets
 
     def prepare_symbolic(self, arrays: Sequence[Any], signature: SymbolicSignature) -> None:
         """Plan for a symbolic signature, to which these arguments belong. Raises InputError for unsuitable ones."""

@@ -117,6 +117,13 @@ class Planned(Plan):
         """Whether launches of different lanes may run concurrently, in this plan or in a subgraph."""
         return bool(self.parts) or super().may_run_side_by_side
 
+    def release(self, reason: str) -> None:
+        """See `Plan.release`; that of subgraphs as well."""
+        super().release(reason)
+        if not self.pinned:
+            for cache in self.parts.values():
+                cache.clear(reason)
+
     def explain(self) -> Explanation:
         """Return the explanation, with later failures and the subgraphs that have been planned so far."""
         nested = {

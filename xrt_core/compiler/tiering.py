@@ -235,6 +235,17 @@ class BaselinePlan(Planned):
         self.final: Planned | None = None
         self.answer_by(self._answer)
 
+    @property
+    def is_unbuilt(self) -> bool:
+        """Whether an executable is not there (yet), of the plan that replaces it."""
+        return self.final is None or (self.final is not self and self.final.is_unbuilt)
+
+    def release(self, reason: str) -> None:
+        """See `Plan.release`; its job ends where it finds that the plan is not there any more."""
+        super().release(reason)
+        if self.final is not None and self.final is not self:
+            self.final.release(reason)
+
     def attach(self, job: TierUpJob, rehearse: bool) -> None:
         """Attach the tier-up job. rehearse: keep a copy of the first call's inputs for a warm-up run."""
         self._job, self._rehearse = job, rehearse
@@ -260,7 +271,7 @@ class BaselinePlan(Planned):
             if job is None or (self.final is None and not job.cache.holds(self)):
                 return  # this plan was evicted concurrently
             made = job.make() if self.final is None else self.final
-            if made is not None and made is not self:
+            if made is not None and made is not self and (self.final is not None or job.cache.holds(self)):
                 self._rehearsed = job.begin_builds(made, inputs, self._ranges)
             if self.final is None:
                 self._swap(job, made)
@@ -335,6 +346,7 @@ class TierUpJob(Struct, frozen=True):
         """Compile the plan of the signature with a pipeline that has engines."""
         with native_call() if in_background() else contextlib.nullcontext():
             made = pipeline.compile(self.captured, self.types, self.known, owned=self.owned, symbolic=self.symbolic)
+            self.cache.watch(made)
             if self.symbolic is not None:
                 pipeline.check_symbolic(self.cache, made)
             return made

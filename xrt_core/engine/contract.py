@@ -272,6 +272,8 @@ class Engine(ABC):
     meshes: optional; whether the engine runs a Function on several devices at once. Only then it sees nodes of
         `xrt.Boxing`, whose attribute `target` says how their result lies on `mesh` (`ir.sharding`); entries and
         weights that only such nodes read are given to it so.
+    shares_weights: optional; whether executables of this engine on one device hold equal constants once: then one of
+        another shape costs little memory, and more of them are kept.
     reduced_precisions: optional; narrower dtypes that the engine computes float32 in where options of its own ask for
         it: the name of a dtype ("bfloat16") -> these options. `accuracy` tries them (docs/precision.md); then
         `tolerance_with` must say `computed_in`.
@@ -293,6 +295,7 @@ class Engine(ABC):
     native_operators: ClassVar[tuple[str, ...]] = ()
     open_shapes: ClassVar[bool] = False
     meshes: ClassVar[bool] = False
+    shares_weights: ClassVar[bool] = False
     reduced_precisions: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
     variables: ClassVar[tuple[str, ...]] = ()
     conformance: ClassVar[Mapping[str, Any]] = _NO_OPTIONS

@@ -84,13 +84,14 @@ class GuardedLaunch(Launch):
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
     the inputs of a first call, as far as they are known. sizes: of the symbols in that call, where the function is
-    symbolic. synchronize: waits for the device, where the launch has one:
+    symbolic. unwanted: its plan was dropped, and no executable is built any more. synchronize: waits for the device,
+    where the launch has one:
     what is timed begins and ends with that, so that neither work before it counts nor is work left out.
     """
 
     __slots__ = (
         "_build", "_call", "_checker", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
-        "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance",
+        "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance", "unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,7 @@ class GuardedLaunch(Launch):
         self.shares_cores = False
         self.expectation = Expectation()
         self.note: Note | None = None
+        self.unwanted = False
         self.ranges: tuple[Range | None, ...] = ()
         self.sizes: Mapping[str, int] = {}
         self.synchronize: Callable[[], None] | None = None
@@ -146,6 +148,8 @@ class GuardedLaunch(Launch):
     def go_live(self, executable: Executable, reason: str, *, any_thread: bool = True) -> None:
         """Let an executable answer from now on. any_thread: whether its runs may move to other threads without being
         asked to, which a time limit needs. Raises InternalError unless the state is READY."""
+        if self.unwanted:
+            return
         self._passed = 0
         self._limit_time(executable, any_thread)
         self._schedule = SamplingSchedule(self._settings.shadow, self.record.calls)
@@ -155,6 +159,19 @@ class GuardedLaunch(Launch):
             self.input_checks = input_checks(self.function, finite=True)
         self.record.move(State.LIVE, reason)
         self._call = self._shadowed(self._on_probation)
+        if self.on_live is not None:
+            self.on_live()
+
+    def release(self, reason: str) -> None:
+        """See `Launch.release`. A build that has not begun never does, the result of one that runs is dropped, and
+        nobody waits for either."""
+        with self._lock:
+            self.unwanted = True
+            if self.record.state is not State.LIVE:
+                self.record.restate(f"cancelled: {reason}")
+            self._call = self._from_host
+            self.executable = self._direct = self.note = None
+        self.record.settled.set()
 
     def _limit_time(self, executable: Executable, any_thread: bool) -> None:
         given, seconds = self._settings.run_timeout, self._longest_run()

@@ -205,7 +205,7 @@ class GuardManager:
         record = launch.record
         with self._lock:
             states = (State.QUEUED, State.FAILED, State.REJECTED)
-            if self.closed or launch in self._building or record.state not in states:
+            if self.closed or launch.unwanted or launch in self._building or record.state not in states:
                 return
             self._building.add(launch)
         record.retry_at = math.inf
@@ -255,10 +255,12 @@ class GuardManager:
         start = time.perf_counter()
         until = time.monotonic() + self.settings.timeout
         try:
-            if self.closed:
+            if self.closed or launch.unwanted:
                 return
             outcome, cached = self._builder.outcome(launch, inputs, slot, until)
             record.outcome = outcome
+            if launch.unwanted:  # the verdict is kept on the disk, for whoever needs it
+                return
             if outcome.verdict in ("wrong", "slower"):
                 failure = FailureRecord("examine", kind_of(outcome), outcome.reason)
                 self.record_failure(record, launch.function, failure)
@@ -347,6 +349,8 @@ class GuardManager:
 
     def _go_live(self, launch: GuardedLaunch, executable: Executable, start: float) -> None:
         record, outcome = launch.record, launch.record.outcome
+        if launch.unwanted:
+            return
         assert outcome is not None
         name, compilation = outcome.pieces[0].engine, self.capabilities.compilation
         engine = compilation.on(name) if engine_and_device(name)[0] in compilation.engines else None

@@ -242,7 +242,17 @@ class Options:
         "FLAGS_int8_calibration",
     )
     cache_size: int = _option(
-        64, integer(1), "Signatures whose plans and executables a module keeps; the least recently used goes first."
+        64,
+        integer(1),
+        "Signatures whose plans and executables a module keeps; the least recently used goes first. Not given: of a "
+        "graph as many as `executable_bytes` allows.",
+    )
+    executable_bytes: int | None = _option(
+        None,
+        BYTES,
+        "What the executables of a graph's signatures, and of its buckets, may take in memory, by estimate; those used "
+        "longest ago go first. Not given: a quarter of the machine's memory.",
+        "XRT_EXECUTABLE_BYTES",
     )
     buckets: str | tuple[tuple[str, tuple[int, ...]], ...] = _option(
         "off",

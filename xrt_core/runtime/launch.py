@@ -65,7 +65,8 @@ class Launch:
     input_checks: of indices in range (and, under guard, of finite numbers): what violates them is for the host.
     enter: converts host arrays to arrays that the engine accepts; None if it accepts host arrays.
     events: the log that receives fallback events. on_loss: called with the reason when the executable is dropped for
-    good, or cannot be made. calls, failures: their numbers; updated without a lock, statistics
+    good, or cannot be made. on_live: called when an executable that was built beside the host answers from now on.
+    calls, failures: their numbers; updated without a lock, statistics
     that may lose increments.
 
     Every call checks the results (`LaunchCheck`). A failed run counts only if the host succeeds on the same inputs: a
@@ -75,7 +76,7 @@ class Launch:
     __slots__ = (
         "__weakref__", "_check", "_check_at", "_direct", "_events", "_host", "_host_run", "_lock", "_policy", "_recent",
         "calls",
-        "engine", "enter", "error", "executable", "failures", "function", "input_checks", "on_loss",
+        "engine", "enter", "error", "executable", "failures", "function", "input_checks", "on_live", "on_loss",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +97,7 @@ class Launch:
         self.calls = 0
         self.failures = 0
         self.on_loss: Callable[[str], None] | None = None
+        self.on_live: Callable[[], None] | None = None
         self.enter: HostRun | None = None
         self._check = LaunchCheck(function, engine, reads=reads)
         self._check_at = self._check.at if function.is_symbolic else None
@@ -193,6 +195,10 @@ class Launch:
         """Say that there is no executable any more, to whoever wants to know."""
         if self.on_loss is not None:
             self.on_loss(reason)
+
+    def release(self, reason: str) -> None:
+        """Let the executable go, whose plan was dropped: a call that is still made is the host's."""
+        self.executable = self._direct = None
 
     def on_host(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Run the cluster on the host; return the results."""

@@ -61,14 +61,15 @@ class Plan:
 
     outputs, spaces, engine_inputs, name: see `Program`. memory: of a run. guards: of a symbolic plan, expressions over
     its symbols that must not be negative for it to hold.
-    run: function from the input arrays to the results. It is replaced, as are the steps that run, while something
+    pinned: whether somebody beside its cache keeps it for calls. run: function from the input arrays to the results. It
+    is replaced, as are the steps that run, while something
     records (`runtime.recording`), so it is looked up for each call.
     """
 
     __slots__ = (
         "__weakref__", "_call", "_constants", "_core", "_execute", "_has_host_steps", "_on_device", "_owned",
         "_parallel", "_read_only", "_running", "_sink", "_template", "_to_host", "_within",
-        "engine_inputs", "guards", "launches", "memory", "name", "outputs", "run", "spaces", "steps",
+        "engine_inputs", "guards", "launches", "memory", "name", "outputs", "pinned", "run", "spaces", "steps",
     )  # fmt: skip
 
     def __init__(self, program: Program) -> None:
@@ -86,6 +87,7 @@ class Plan:
         self.launches = tuple(program.launches)
         self.memory = program.memory
         self.guards: Sequence[Expr] = ()
+        self.pinned = False
         self._has_host_steps = any(not isinstance(s.call, Launch) for s in self.steps)
         self._parallel: LaneScheduler | None = None
         self._execute: Execute = self._in_order
@@ -123,6 +125,17 @@ class Plan:
     def is_one_launch(self) -> bool:
         """Whether the whole graph is one Launch, which is called directly."""
         return isinstance(self._call, Launch)
+
+    @property
+    def is_unbuilt(self) -> bool:
+        """Whether an executable is not there (yet)."""
+        return any(x.executable is None for x in self.launches)
+
+    def release(self, reason: str) -> None:
+        """Let the executables go, and cancel the builds of those that are not there yet, as the plan was dropped."""
+        if not self.pinned:
+            for launch in self.launches:
+                launch.release(reason)
 
     def run_side_by_side(self) -> None:
         """Run launches of different lanes concurrently from now on."""

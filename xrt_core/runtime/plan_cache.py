@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -76,13 +77,15 @@ class PlanCache:
     make: makes a plan; a signature is planned once, also where many threads ask for it at the same time.
     by_value: indices of inputs that belong to the signature by value (shape-determining ones); inputs that turn out
         larger than `max_by_value` elements do not.
-    max_signatures: how many plans are kept, and how many bound calls of each.
+    max_signatures: how many plans are kept, and how many bound calls of each. fits: whether these may
+        be in memory together; one plan always may.
     engine_signatures: after N different signatures, all new ones share plans for the host that know ranks, but no
         shapes and no values (None: never): what changes at every call is not worth compiling, or planning.
     varying: makes what proposes symbolic signatures, which is asked from the second signature on; from the first on
         where the user declared shapes (`declared`). make_symbolic: makes the plan of one, or None if exact plans are
         better. A plan for exact shapes answers before a symbolic one, which takes its place once all its executables
         are there.
+    on_live: called when all executables of a plan are there, where they were built beside the host.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class PlanCache:
         *,
         by_value: Collection[int] = (),
         max_signatures: int = 64,
+        fits: Callable[[Sequence[Plan]], bool] = lambda plans: True,
         engine_signatures: int | None = None,
         max_by_value: int = 64,
         to_host: Converter = to_numpy,
@@ -100,6 +104,7 @@ class PlanCache:
         make_symbolic: MakeSymbolicPlan | None = None,
     ) -> None:
         self.graph = graph
+        self.on_live: Callable[[], None] | None = None
         self._make_varying, self._at_once = varying, declared
         self._varying: VaryingShapes | None = None
         self._first: Sequence[Any] | None = None  # the signature before there was a second
@@ -109,6 +114,7 @@ class PlanCache:
         self.max_by_value = max_by_value
         self.engine_signatures = engine_signatures
         self._max = max_signatures
+        self._fits = fits
         self._make = make
         self._to_host = to_host
         self._planned = 0
@@ -190,6 +196,39 @@ class PlanCache:
                     entry.plan = new
                     for key in tuple(entry.calls):
                         self._unbind(entry, key)
+        if not new.is_unbuilt:
+            self._became_live(new)
+
+    # --- builds ---------------------------------------------------------------------------------------------------
+
+    def watch(self, plan: Plan) -> None:
+        """See to it that a plan takes the place of others as soon as all its executables are there."""
+        cache, watched = weakref.ref(self), weakref.ref(plan)
+
+        def on_live() -> None:
+            found, made = cache(), watched()
+            if found is not None and made is not None and not made.is_unbuilt:
+                found._became_live(made)
+
+        for launch in plan.launches:
+            launch.on_live = on_live
+
+    def _became_live(self, plan: Plan) -> None:
+        varying = self._varying
+        entry = next((e for e in self._symbolic if e.plan is plan), None)
+        if entry is not None and varying is not None and varying.supersedes:
+            self._supersede(entry)
+        if self.on_live is not None:
+            self.on_live()
+
+    def drop_unbuilt(self, covers: Callable[[Sequence[Any]], bool], reason: str) -> None:
+        """Forget the exact plans that wait for executables, of signatures (the parts of each argument) that something
+        else serves."""
+        with self._lock:
+            for entry in tuple(self._entries.values()):
+                exact = not isinstance(entry, SymbolicEntry)
+                if exact and entry.plan.is_unbuilt and covers(self._parts_of(entry.key)[0]):
+                    self._remove(entry, reason)
 
     # --- symbolic plans -------------------------------------------------------------------------------------------
 
@@ -242,6 +281,8 @@ class PlanCache:
         self._insert(made)
         with self._lock:
             self._symbolic = (*self._symbolic, made)
+        if not plan.is_unbuilt:
+            self._became_live(plan)
         return made
 
     def _supersede(self, symbolic: SymbolicEntry) -> None:
@@ -252,11 +293,17 @@ class PlanCache:
         with self._lock:
             for entry in tuple(self._entries.values()):
                 if not isinstance(entry, SymbolicEntry) and symbolic.admits(*self._parts_of(entry.key)):
-                    self._remove(entry)
+                    self._remove(entry, "a plan for all sizes took its place")
 
     def _parts_of(self, key: Any) -> tuple[Sequence[Any], Hashable]:
         """The parts and values of an exact entry's key."""
         return key if self.by_value and len(key) == 2 and type(key[0]) is tuple else (key, None)
+
+    def clear(self, reason: str) -> None:
+        """Forget all plans."""
+        with self._lock:
+            for entry in tuple(self._entries.values()):
+                self._remove(entry, reason)
 
     def abandon(self, plan: Plan | None, reason: str) -> None:
         """Plan by exact shapes from now on, and forget a symbolic plan; None: unless there is another one."""
@@ -319,11 +366,14 @@ class PlanCache:
         with self._lock:
             entry.used = self.clock()
             self._entries[entry.key] = entry
-            while len(self._entries) > self._max:
-                self._remove(min(self._entries.values(), key=lambda e: e.used))
+            while len(self._entries) > 1 and (
+                len(self._entries) > self._max or not self._fits([e.plan for e in self._entries.values()])
+            ):
+                self._remove(min(self._entries.values(), key=lambda e: e.used), "others took its memory")
 
-    def _remove(self, entry: CacheEntry) -> None:
+    def _remove(self, entry: CacheEntry, reason: str = "its plan was dropped") -> None:
         self._entries.pop(entry.key, None)
+        entry.plan.release(reason)
         self._symbolic = tuple(e for e in self._symbolic if e is not entry)
         for key in tuple(entry.calls):
             self._unbind(entry, key)

@@ -42,6 +42,7 @@ class XlaEngine(Engine):
     array_families = ("jax",)
     asynchronous = True
     meshes = True
+    shares_weights = True
 
     def probe(self) -> EngineStatus:
         """Version and devices of JAX, or why it cannot be used."""

@@ -13,7 +13,9 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from importlib.metadata import version
 from types import MappingProxyType
@@ -401,12 +403,26 @@ def abstract(shape: tuple[int, ...], dtype: np.dtype, sharding: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
 
 
-def put_all(arrays: Sequence[np.ndarray], device: Any, places: Sequence[Any] = ()) -> list[Any]:
+_shared: weakref.WeakValueDictionary[tuple[str, Any], Any] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def put_all(arrays: Sequence[np.ndarray], device: Any, keys: Sequence[str], places: Sequence[Any] = ()) -> list[Any]:
     """Arrays on `device`, or by their shardings, which only reads them; on the CPU those that are aligned to 64 bytes
-    stay where they are."""
-    if kind_of(device) == "cpu":
-        arrays = aligned(arrays)
-    return [_put(a, p) for a, p in zip(arrays, places or [device] * len(arrays), strict=True)]
+    stay where they are. keys: by which equal ones are known; what is in use at the same place already is not put
+    there again, so that executables of several shapes share their weights."""
+    found: list[Any] = [None] * len(arrays)
+    with _sharing:
+        wanted = list(zip(keys, places or [device] * len(arrays), strict=True))
+        for i, key in enumerate(wanted):
+            found[i] = None if is_spanning(key[1]) else _shared.get(key)
+        new = [i for i, x in enumerate(found) if x is None]
+        given = [arrays[i] for i in new]
+        for i, a in zip(new, aligned(given) if kind_of(device) == "cpu" else given, strict=True):
+            found[i] = _put(a, wanted[i][1])
+            if not is_spanning(wanted[i][1]):
+                _shared[wanted[i]] = found[i]
+    return found
 
 
 def _put(array: np.ndarray, place: Any) -> Any:

@@ -6,7 +6,7 @@ payload of `jax.experimental.serialize_executable`, the others are the weights, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,9 +51,9 @@ class Stored:
     types: tuple[ArrayType, ...] = ()
     held: tuple[np.ndarray, ...] | None = None
 
-    def weights(self, function_weights: Callable[[], Sequence[np.ndarray]] | None) -> Sequence[np.ndarray]:
+    def weights(self, function_weights: Sequence[np.ndarray] | None) -> Sequence[np.ndarray]:
         """Those that are held, or those of the function. Raises CompileError where they do not fit."""
-        given = self.held if self.held is not None or function_weights is None else function_weights()
+        given = function_weights if self.held is None else self.held
         if given is None or tuple((w.dtype, w.shape) for w in given) != self.types:
             raise CompileError(
                 f"xla: the executable takes {len(self.types)} weights that are not those of the function"

@@ -7,10 +7,9 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
 from xrt_core.errors import CompileError, OptionError, XRTError, nearest
+from xrt_core.ir.function import array_digest
 from xrt_xla import _toolkit
 from xrt_xla.blob import unpack
 from xrt_xla.executable import XlaExecutable
@@ -81,7 +80,7 @@ class XlaGraphCompiler(GraphCompiler):
             else:
                 compiled = lowered.compile(compiler_options=options)
             own = shardings[len(entry_params) :]
-            weights = _toolkit.put_all(program.weights, self._device, own)
+            weights = _toolkit.put_all(program.weights, self._device, program.keys, own)
             program.weights.clear()  # JAX may keep the traced callable
             linalg = _toolkit.has_linalg(found.jaxpr)
         return XlaExecutable(compiled, weights, entry_params, len(return_params), aliases, self._device, linalg)
@@ -145,15 +144,17 @@ class XlaGraphCompiler(GraphCompiler):
 
     def load_code(self, blob: bytes, function: Function) -> Executable:
         """The executable that `serialize_code` gave `blob` for, with the weights of `function`; else as `load`."""
-        return self._load(blob, lambda: Program(function, self._kind, self._fold).weights)
+        return self._load(blob, lambda: Program(function, self._kind, self._fold))
 
-    def _load(self, blob: bytes, function_weights: Callable[[], Sequence[np.ndarray]] | None) -> Executable:
+    def _load(self, blob: bytes, program: Callable[[], Program] | None) -> Executable:
         stored = unpack(blob, _toolkit.fingerprint_of(self._device))
-        weights = stored.weights(function_weights)
+        made = None if program is None or stored.held is not None else program()
+        weights = stored.weights(None if made is None else made.weights)
+        keys = list(map(array_digest, weights)) if made is None else made.keys
         arguments = len(stored.params) + len(weights)
         try:
             with _toolkit.pinned(self._device):
-                placed = _toolkit.put_all(weights, self._device)
+                placed = _toolkit.put_all(weights, self._device, keys)
                 compiled = _toolkit.load_compiled(
                     stored.program, arguments, stored.outputs, self._device, stored.linalg
                 )

@@ -12,6 +12,7 @@ import numpy as np
 from xrt_core.engine.contract import Function, InputOutputAlias
 from xrt_core.engine.op_kernels import OpKernel, op_kernels
 from xrt_core.errors import CompileError
+from xrt_core.ir.function import array_digest
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.op_traits import draws_random
 from xrt_core.ir.types import TensorType
@@ -62,11 +63,13 @@ class Body(NamedTuple):
 class Program:
     """The steps of a Function, and the constants that its program takes as arguments after its entries.
 
+    keys: of the weights; equal ones have equal contents.
     Nodes of constants only (a weight's DequantizeLinear, say) are computed here, once, unless that grows them much.
     """
 
     def __init__(self, function: Function, kind: str, fold: int) -> None:
         self.weights: list[np.ndarray] = []
+        self.keys: list[str] = []
         self._kind = kind
         self._fold = fold
         self._slots: dict[tuple[int, str], int] = {}  # (constant, layout) -> index in weights
@@ -115,6 +118,7 @@ class Program:
         if slot is None:
             slot = self._slots[key] = len(self.weights)
             self.weights.append(data if layout is None else layout.make(np, data))
+            self.keys.append(f"{array_digest(data)} {key[1]}")
         return slot
 
     def _derive(self, node: Node, known: Sequence[np.ndarray | None]) -> bool:
