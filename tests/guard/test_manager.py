@@ -241,7 +241,7 @@ def test_every_signature_has_its_own_record() -> None:
         assert m.wait(60)
         assert [(c["number"], c["state"]) for c in m.report().clusters] == [(0, "live"), (1, "live")]
         text = m.report().to_prometheus()
-    assert 'xrt_cluster_state{cluster="plain_0",number="1",engine="plain",state="live"} 1' in text
+    assert 'xrt_cluster_state{cluster="plain_0",engine="plain",number="1",state="live"} 1.0' in text
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
