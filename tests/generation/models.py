@@ -66,6 +66,49 @@ def decoder(caches: bool = True, extra: Sequence[onnx.NodeProto] = ()) -> onnx.M
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
+def with_cross_cache() -> onnx.ModelProto:
+    """The decoder, whose scores also depend on an encoder's states [batch, length, SIZE], as in Optimum's merged ones:
+    the first step puts them into a cache, the others read that, and have nothing in its place among their results."""
+    model = decoder()
+    graph, info = model.graph, helper.make_tensor_value_info
+    next(n for n in graph.node if n.output[0] == "logits").output[0] = "own_logits"
+    name = "past_key_values.0.encoder.key"
+    shape = ["batch", 1, "encoder", SIZE]
+
+    def branch(nodes: list[onnx.NodeProto], out: str) -> onnx.GraphProto:
+        return helper.make_graph(nodes, out, [], [info(out, FLOAT, None)])
+
+    fresh = helper.make_node("Unsqueeze", ["states", "at"], ["made"])
+    same = helper.make_node("Identity", [name], ["kept"])
+    none = helper.make_node("Slice", [name, "none", "none", "last"], ["empty"])
+    graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(v, d), n)
+        for n, v, d in (("at", [1], np.int64), ("none", [0], np.int64), ("last", [2], np.int64),
+                        ("wide", cross_weight(), np.float32), ("over", [1, 2], np.int64))
+    )  # fmt: skip
+    graph.node.extend([
+        helper.make_node("If", ["use_cache_branch"], ["used"], then_branch=branch([same], "kept"),
+                         else_branch=branch([fresh], "made")),
+        helper.make_node("If", ["use_cache_branch"], ["present.0.encoder.key"], then_branch=branch([none], "empty"),
+                         else_branch=branch([fresh], "made")),
+        helper.make_node("ReduceSum", ["used", "over"], ["sums"], keepdims=0),
+        helper.make_node("MatMul", ["sums", "wide"], ["more"]),
+        helper.make_node("Unsqueeze", ["more", "at"], ["wider"]),
+        helper.make_node("Add", ["own_logits", "wider"], ["logits"]),
+    ])  # fmt: skip
+    graph.input.extend([
+        info(name, FLOAT, shape), info("states", FLOAT, ["batch", "encoder", SIZE]),
+        info("use_cache_branch", TensorProto.BOOL, [1]),
+    ])  # fmt: skip
+    graph.output.extend([info("present.0.encoder.key", FLOAT, None)])
+    return model
+
+
+def cross_weight() -> np.ndarray:
+    """float32 [SIZE, WORDS]: what the sum of the states adds to the scores."""
+    return (np.random.default_rng(8).standard_normal((SIZE, WORDS)) * 3).astype(np.float32)
+
+
 def scores_of(tokens: np.ndarray) -> np.ndarray:
     """The scores after a sequence, float64 [words], without padding or caches."""
     w = {n: a.astype(np.float64) for n, a in weights().items()}
@@ -78,9 +121,9 @@ def scores_of(tokens: np.ndarray) -> np.ndarray:
     return np.asarray(((x + mixed @ w["o"]) @ w["out"])[-1])
 
 
-def continued(prompt: Sequence[int], count: int) -> list[int]:
-    """A prompt and the best tokens after it."""
+def continued(prompt: Sequence[int], count: int, more: float | np.ndarray = 0.0) -> list[int]:
+    """A prompt and the best tokens after it. more: what is added to the scores."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(scores_of(np.array(tokens)).argmax()))
+        tokens.append(int((scores_of(np.array(tokens)) + more).argmax()))
     return tokens

@@ -9,7 +9,17 @@ import pytest
 from onnx import helper, numpy_helper
 
 import xrt_core as xrt
-from tests.generation.models import WIDTH, WORDS, continued, decoder, scores_of
+from tests.generation.models import (
+    SIZE,
+    WIDTH,
+    WORDS,
+    continued,
+    cross_weight,
+    decoder,
+    scores_of,
+    weights,
+    with_cross_cache,
+)
 from xrt_core.errors import ExecutionError, InputError, OptionError
 from xrt_core.generation.sampling import Sampling
 
@@ -59,6 +69,51 @@ def test_an_engine_of_dynamic_shapes_compiles_for_no_further_prompt() -> None:
     got = xrt.generate(m, [PROMPTS[2]], max_new_tokens=20)
     assert got.tolist() == [continued(PROMPTS[2], 20)]
     assert compiled(m) == before
+
+
+@pytest.mark.parametrize("engine", ["host", "onnxruntime"])
+def test_cross_caches_are_made_once(engine: str) -> None:
+    """Those of a merged decoder are kept from the first step, whatever the model returns in their place later."""
+    if engine != "host":
+        pytest.importorskip(engine)
+    states = np.random.default_rng(3).standard_normal((2, 5, SIZE)).astype(np.float32)
+    m = xrt.XRTModule(with_cross_cache(), engine=engine, guard=False, cache=False)
+    got = xrt.generate(m, PROMPTS[:2], max_new_tokens=12, inputs={"states": states}, pad=30)
+    for row, prompt, own in zip(got, PROMPTS[:2], states, strict=True):
+        want = continued(prompt, 12, own.sum(0) @ cross_weight())
+        assert row[: len(want)].tolist() == want
+        assert want != continued(prompt, 12)
+
+
+@pytest.mark.parametrize("engine", ["host", pytest.param("xla", marks=pytest.mark.slow)])
+def test_products_of_four_bits(engine: str) -> None:
+    """A model with MatMulNBits takes unequal prompts and a capacity, and gives the tokens of the float weights that it
+    stands for."""
+    if engine == "xla":
+        pytest.importorskip("jax")
+    model, w = decoder(), weights()["out"]
+    node = next(n for n in model.graph.node if n.output[0] == "logits")
+    scale = np.abs(w).max(0) / 7
+    codes = np.zeros((WORDS, 16), np.uint8)
+    codes[:, :WIDTH] = (np.clip(np.round(w / scale), -8, 7) + 8).astype(np.uint8).T
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).reshape(WORDS, 1, 8)
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(packed, "codes"), numpy_helper.from_array(scale.astype(np.float32), "scale")]
+    )
+    hidden = node.input[0]
+    model.graph.node.remove(node)
+    attributes = {"K": WIDTH, "N": WORDS, "bits": 4, "block_size": 16}
+    model.graph.node.append(
+        helper.make_node("MatMulNBits", [hidden, "codes", "scale"], ["logits"], domain="com.microsoft", **attributes)
+    )
+    exact = decoder()
+    rounded = ((codes[:, :WIDTH].astype(np.float32) - 8) * scale[:, None]).T
+    next(i for i in exact.graph.initializer if i.name == "out").CopyFrom(numpy_helper.from_array(rounded, "out"))
+    m, host = (xrt.XRTModule(x, engine=e, guard=False, cache=False) for x, e in ((model, engine), (exact, "host")))
+    got = xrt.generate(m, PROMPTS, max_new_tokens=20, capacity=32)
+    np.testing.assert_array_equal(got, xrt.generate(host, PROMPTS, max_new_tokens=20))
+    if engine == "xla":
+        assert compiled(m) <= 3
 
 
 def test_stop_and_callback() -> None:

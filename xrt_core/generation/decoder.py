@@ -34,13 +34,20 @@ _COUNTS_FROM_THE_LEFT: Final = frozenset({
     "Loop", "LSTM", "GRU", "RNN", "Conv",
 })  # fmt: skip
 """Operators that may read entries by their number rather than by the mask."""
+_COUNTS_NOTHING: Final = frozenset({
+    "BiasGelu", "FastGelu", "FusedMatMul", "GatherBlockQuantized", "Gelu", "MatMulBnb4", "MatMulNBits", "QuickGelu",
+    "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+})  # fmt: skip
+"""Operators of com.microsoft that treat each token by itself, without regard to its number. Source:
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"""
 _KNOWN_DOMAINS: Final = ("", "xrt")
 _LEAST: Final = 16  # tokens of a prompt with a capacity
 
 
 class Cache(NamedTuple):
     """One cache: its input, the output that is the next one's input, its dtype, its shape (0 for the sizes that vary),
-    the axis of sequences and that of tokens."""
+    the axis of sequences and that of tokens. is_cross: whether it is of an encoder's states: the first step makes it,
+    and all others read it."""
 
     input: str
     output: str
@@ -48,6 +55,7 @@ class Cache(NamedTuple):
     shape: tuple[int, ...]
     batch: int
     length: int
+    is_cross: bool = False
 
 
 class Decoder:
@@ -84,6 +92,7 @@ class Decoder:
             raise InputError(f"generate: capacity={capacity}: {reason}")
         self._arrays: list[np.ndarray] = []
         self._is_there = np.zeros((0, 0), np.int64)  # the mask: of each sequence and entry
+        self._is_first = True
         self._tokens = np.zeros((0, 0), np.int64)  # where there are no caches
 
     def start(self, ids: np.ndarray, is_there: np.ndarray) -> np.ndarray:
@@ -98,7 +107,7 @@ class Decoder:
             ids, is_there = _widened(ids, width), _widened(is_there, width)
         batch = len(ids)
         self._arrays = [np.zeros(_with(c.shape, {c.batch: batch, c.length: 0}), c.dtype) for c in self._caches]
-        self._is_there, self._tokens = is_there, ids
+        self._is_there, self._tokens, self._is_first = is_there, ids, True
         return self._run(ids, is_there.cumsum(1) - 1)
 
     def step(self, tokens: np.ndarray) -> np.ndarray:
@@ -106,6 +115,7 @@ class Decoder:
         one = np.ones((len(tokens), 1), np.int64)
         if self._capacity is not None:
             self._make_room()
+        self._is_first = False
         self._is_there = np.concatenate([self._is_there, one], 1)
         self._tokens = np.concatenate([self._tokens, tokens[:, None]], 1)
         if self._caches:
@@ -123,7 +133,9 @@ class Decoder:
         if have == kept:
             return
         self._is_there, self._tokens = _resized(self._is_there, 1, kept), _resized(self._tokens, 1, kept)
-        self._arrays = [_resized(a, c.length, kept) for a, c in zip(self._arrays, self._caches, strict=True)]
+        self._arrays = [
+            a if c.is_cross else _resized(a, c.length, kept) for a, c in zip(self._arrays, self._caches, strict=True)
+        ]
 
     def _run(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         feeds = dict(self._more)
@@ -133,10 +145,14 @@ class Decoder:
         if self._positions:
             feeds[self._positions] = self._as(self._positions, np.maximum(positions, 0))
         if self._branch:
-            feeds[self._branch] = np.array([ids.shape[1] != self._is_there.shape[1]])
+            feeds[self._branch] = np.array([not self._is_first])
         feeds.update({c.input: a for c, a in zip(self._caches, self._arrays, strict=True)})
         results = self._module.run(feeds)
-        self._arrays = [results[c.output] for c in self._caches]
+        if self._caches:  # a merged decoder's outputs of cross caches are empty after the first step
+            self._arrays = [
+                a if c.is_cross and not self._is_first else results[c.output]
+                for a, c in zip(self._arrays, self._caches, strict=True)
+            ]
         scores = results[self._scores]
         if getattr(scores, "ndim", 0) != 3:
             raise InputError(f"generate: output {self._scores!r} is no [batch, tokens, vocabulary] of scores")
@@ -167,6 +183,8 @@ def no_padding(module: XRTModule) -> str:
 def _may_count(node: Node) -> bool:
     if node.op_type in _COUNTS_FROM_THE_LEFT:
         return True
+    if node.domain == "com.microsoft" and node.op_type in _COUNTS_NOTHING:
+        return False
     return node.domain not in _KNOWN_DOMAINS and not traits_of(node).elementwise
 
 
@@ -188,7 +206,7 @@ def _cache(name: str, t: Any, outputs: tuple[str, ...], ids: Any) -> Cache:
     else:
         raise InputError(f"generate: cache {name!r} is {t}; of its sizes those of batch and tokens must be open")
     sizes = tuple(d if isinstance(d, int) else 0 for d in t.shape)
-    return Cache(name, output, t.dtype, sizes, batch, length)
+    return Cache(name, output, t.dtype, sizes, batch, length, ".encoder." in name or "cross" in name)
 
 
 def _with(shape: tuple[int, ...], sizes: Mapping[int, int]) -> tuple[int, ...]:
