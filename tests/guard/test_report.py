@@ -57,6 +57,19 @@ def test_text() -> None:
         assert part in text, text
 
 
+def test_notebooks() -> None:
+    """A table of clusters, and the whole text, with nothing that a browser takes for tags."""
+    one = record("<b>")
+    one.restate("a & b")
+    page = GuardReport.of([one], 1.0)._repr_html_()
+    row = "<td>&lt;b&gt;</td><td>live</td><td>e</td><td>10</td><td>4</td><td>a &amp; b</td>"
+    assert "1 clusters, 10 calls, 60.0% accelerated" in page
+    assert row in page
+    assert "history: since" in page
+    assert "<b>" not in page
+    assert GuardReport.of([], 1.0)._repr_html_().startswith("<pre>no cluster is under guard")
+
+
 def test_nothing() -> None:
     """Without clusters it says why."""
     found = GuardReport.of([], 0.0)

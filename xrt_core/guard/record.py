@@ -7,6 +7,7 @@ text and metrics.
 from __future__ import annotations
 
 import enum
+import html
 import statistics
 import threading
 import time
@@ -355,6 +356,24 @@ class GuardReport:
 
     def __str__(self) -> str:
         return self.as_text()
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: totals, a table of clusters, and the whole report, folded."""
+
+        def cell(text: object) -> str:
+            return html.escape(printable(str(text), lines=False))
+
+        heads = ("cluster", "state", "runs on", "calls", "on the host", "reason")
+        keys = ("name", "state", "chosen", "calls", "host_calls", "reason")
+        rows = "".join("<tr>" + "".join(f"<td>{cell(c[k])}</td>" for k in keys) + "</tr>" for c in self.clusters)
+        text = html.escape(self.as_text())
+        if not self.clusters:
+            return f"<pre>{text}</pre>"
+        titles = "".join(f"<th>{h}</th>" for h in heads)
+        table = f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table>"
+        whole = f"<details><summary>timings, history, failures</summary><pre>{text}</pre></details>"
+        total = f"{len(self.clusters)} clusters, {self.calls} calls, {self.accelerated_share:.1%} accelerated"
+        return f"<div>{cell(total)}{table}{whole}</div>"
 
 
 def _planning(p: Mapping[str, Any]) -> str:

@@ -59,6 +59,9 @@ def test_a_report_and_the_fleet(tmp_path: pathlib.Path) -> None:
     assert 'xrt_fleet_fallbacks{engine="xla",kind="raised",stage="run"} 2.0' in rows
     assert 'xrt_fleet_speedup_bucket{le="1.1"} 1.0' in rows
     assert "xrt_fleet_speedup_count 2.0" in rows
+    data = json.loads(CliRunner().invoke(app, ["show", str(tmp_path), "--json"]).output)
+    assert (data["jobs"], data["unreadable"]) == (2, 3)
+    assert data["tables"]["fallbacks"] == [{"name": "xla: raised at run", "count": 2}]
 
 
 def test_names_are_escaped() -> None:

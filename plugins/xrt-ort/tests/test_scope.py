@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
@@ -53,10 +54,12 @@ def test_a_program_runs_unmodified(tmp_path: pathlib.Path) -> None:
     the library; arguments reach the program, and the report tells of the session."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "m.onnx").write_bytes(affine())
-    found = run("-m", "xrt_ort", "--report", "program.py", "m.onnx", "--report", cwd=tmp_path)
+    found = run("-m", "xrt_ort", "--report", "--json", "r.json", "program.py", "m.onnx", "--report", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == "y [[0.5, -8.0]] ['m.onnx', '--report'] __main__"
     assert "m.onnx: 0 of 1 calls on engines" in found.stderr
+    (row,) = json.loads((tmp_path / "r.json").read_text())
+    assert (row["model"], row["calls"], row["offloaded"]) == ("m.onnx", 1, 0)
 
 
 def test_the_command_runs_packages(tmp_path: pathlib.Path) -> None:

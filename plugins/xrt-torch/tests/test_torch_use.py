@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import os
 import pathlib
 import pickle
@@ -373,5 +374,15 @@ def test_the_command_shows_all_graphs_of_a_script(tmp_path: pathlib.Path) -> Non
     assert "torch_forward_0: " in done.stdout
     assert "torch_backward_1: " in done.stdout
     assert done.stdout.count("on XRT in 1 stages") == 2
+    file = tmp_path / "graphs.json"
+    done = subprocess.run(
+        [*command, "--json", str(file), str(script), "--steps", "3"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    forward, backward = json.loads(file.read_text())
+    assert (forward["name"], backward["name"]) == ("torch_forward_0", "torch_backward_1")
+    assert forward["compiled"]
+    assert forward["eager_reason"] is None
+    assert forward["stages"][0]["nodes"] >= 1
     done = subprocess.run([*command, str(tmp_path / "none.py")], capture_output=True, text=True, check=False)
     assert done.returncode

@@ -102,6 +102,11 @@ class Fleet:
                 lines += [f"  {name:<{wide}}  {n:>6}  {'#' * round(30 * n / most)}".rstrip() for name, n in rows]
         return "\n".join(lines)
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain data: the number of jobs and of unreadable reports, and each table as rows of name and count."""
+        tables = {title: [{"name": name, "count": n} for name, n in rows] for title, rows in self.tables()}
+        return {"jobs": self.jobs, "unreadable": self.unreadable, "tables": tables}
+
     def as_html(self) -> str:
         """A page without scripts or anything from elsewhere."""
         parts = [f"<h1>XRT: {self.jobs} jobs</h1>"]
@@ -183,6 +188,7 @@ def show(
     folder: Annotated[str, typer.Argument(help="what XRT_DISTRIBUTED_REPORTS named: a folder, s3://..., ...")],
     page: Annotated[pathlib.Path | None, typer.Option("--html", help="write a page")] = None,
     metrics: Annotated[pathlib.Path | None, typer.Option("--prometheus", help="write metrics")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the sums as JSON")] = False,
 ) -> None:
     """Sum up the reports of jobs: jobs a week, models, speed-ups, fallbacks by engine and cause, versions."""
     try:
@@ -193,4 +199,4 @@ def show(
     for path, text in ((page, fleet.as_html), (metrics, fleet.as_prometheus)):
         if path is not None:
             path.write_text(text(), encoding="utf-8")
-    typer.echo(fleet.as_text())
+    typer.echo(json.dumps(fleet.to_json(), indent=2) if as_json else fleet.as_text())

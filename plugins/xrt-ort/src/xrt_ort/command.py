@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import dataclasses
+import json
 import os
+import pathlib
 import runpy
 import sys
 from collections.abc import Sequence
@@ -27,6 +30,7 @@ def run_program(arguments: Sequence[str], prog: str) -> None:
         description="Run a program written for onnxruntime with its sessions on XRT.",
     )
     parser.add_argument("--report", action="store_true", help="say at the end what was sped up, on stderr")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write that report as JSON at the end")
     parser.add_argument("--engine", "-e", action="append", help="an engine; repeat it; default: the fastest of all")
     parser.add_argument("--option", "-o", action="append", default=[], help="NAME=VALUE, any option of docs/options.md")
     parser.add_argument("--after", type=float, help="seconds of calls after which a session is worth compiling for")
@@ -52,6 +56,8 @@ def run_program(arguments: Sequence[str], prog: str) -> None:
     scope.install()
     if args.report:
         atexit.register(_print_report)
+    if args.json is not None:
+        atexit.register(_write_report, args.json.absolute())
     if args.module:
         sys.argv = [args.program, *args.arguments]
         sys.path.insert(0, os.getcwd())
@@ -62,7 +68,7 @@ def run_program(arguments: Sequence[str], prog: str) -> None:
         runpy.run_path(args.program, run_name="__main__")
 
 
-_VALUED = ("--engine", "-e", "--option", "-o", "--after")
+_VALUED = ("--json", "--engine", "-e", "--option", "-o", "--after")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -85,6 +91,12 @@ def _print_report() -> None:
 
     for row in report():
         print(f"xrt: {row}", file=sys.stderr)
+
+
+def _write_report(path: pathlib.Path) -> None:
+    from xrt_ort.report import report
+
+    path.write_text(json.dumps([dataclasses.asdict(row) for row in report()], indent=2), encoding="utf-8")
 
 
 def ort(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import runpy
 import sys
@@ -15,6 +16,9 @@ def report(
     script: Annotated[pathlib.Path, typer.Argument(help="A program that uses torch.compile(..., backend='xrt').")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What the program gets as its own arguments.")] = None,
     seconds: Annotated[float, typer.Option("--wait", help="Seconds to wait for compilation in the background.")] = 60.0,
+    data: Annotated[
+        pathlib.Path | None, typer.Option("--json", help="Write the graphs as JSON to this file instead.")
+    ] = None,
 ) -> None:
     """Run a script and show all graphs of torch.compile, forward and backward: what runs where, and why.
 
@@ -42,6 +46,9 @@ def report(
         sys.argv, compiled.known = before, noted
     if not all(g.wait(seconds) for g in kept.values()):
         print("some graphs are still being compiled", file=sys.stderr)
+    if data is not None:
+        data.write_text(json.dumps([kept[n].to_json() for n in sorted(kept)], indent=2), encoding="utf-8")
+        return
     print("\n".join(kept[n].explain() for n in sorted(kept)) or "no graph has been compiled with the backend xrt")
 
 

@@ -310,6 +310,26 @@ class CompiledGraph:
 
         return not wait_for(list(self._work.values()), timeout).not_done
 
+    def to_json(self) -> dict[str, Any]:
+        """What runs where, and why, as plain data.
+
+        name; operators: how many of torch it has; eager_reason: why all of it runs in torch eager, None otherwise;
+        compiled: whether XRT is done; eager_operators: name -> why it runs in eager; stages: of those on XRT, as
+        `Explanation.to_json` gives them; seconds_xrt, seconds_eager: of a call, None where they were not timed.
+        """
+        stages = self._stages or ()
+        seconds = self._seconds or (None, None)
+        return {
+            "name": self.name,
+            "operators": sum(n.op == "call_function" for n in self.module.graph.nodes),
+            "eager_reason": self.reason,
+            "compiled": self.reason is None and self._stages is not None,
+            "eager_operators": dict(self.eager_nodes),
+            "stages": [r.module.explain().to_json() for r in stages if r.module is not None],
+            "seconds_xrt": seconds[0],
+            "seconds_eager": seconds[1],
+        }
+
     def explain(self) -> str:
         """What runs where, and why, as text."""
         count = sum(n.op == "call_function" for n in self.module.graph.nodes)
