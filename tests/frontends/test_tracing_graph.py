@@ -400,3 +400,10 @@ def test_parameters_that_do_not_fit_change_nothing(change: dict[str, np.ndarray]
     assert graph.w.tolist() == [1, 1]
     with pytest.raises(InputError, match="also has the parameter 'w'"):
         graph.load_parameters({})
+
+
+@pytest.mark.parametrize("text", ["float32[n,4]", "float32[n , 4]", " float32[n,  4] "])
+def test_a_types_text_takes_any_spaces(text: str) -> None:
+    """Dimensions are what stands between commas."""
+    graph = trace(lambda x: ops.Relu(x), text)
+    assert str(graph.inputs[0].type) == "float32[n, 4]"

@@ -396,7 +396,7 @@ def as_type(spec: Any) -> ValueType:
         dtype = np.dtype(spec.dtype)
         return TensorType(STRING if dtype.kind in "UST" else dtype, tuple(spec.shape))
     if isinstance(spec, str):
-        spec = type_from_text(spec) or spec
+        spec = type_from_text(", ".join(part.strip() for part in spec.split(","))) or spec
     if isinstance(spec, ValueType.__args__):
         return spec  # type: ignore[no-any-return]
     raise TraceError(located(f"{spec!r} is no type: give a TensorType, its text ('float32[2, 3]'), or an array"))
