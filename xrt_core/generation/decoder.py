@@ -38,8 +38,8 @@ _COUNTS_NOTHING: Final = frozenset({
     "BiasGelu", "FastGelu", "FusedMatMul", "GatherBlockQuantized", "Gelu", "MatMulBnb4", "MatMulNBits", "QuickGelu",
     "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
 })  # fmt: skip
-"""Operators of com.microsoft that treat each token by itself, without regard to its number. Source:
-https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"""
+"""Operators of com.microsoft that treat each token by itself, without regard to its number, as the page of that domain
+(ContribOperators.md) describes them."""
 _KNOWN_DOMAINS: Final = ("", "xrt")
 _LEAST: Final = 16  # tokens of a prompt with a capacity
 
