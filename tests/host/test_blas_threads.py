@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 import threadpoolctl
 
 from tests.guard.guarded import eventually
+from xrt_core.guard.sampling import ComparisonThread
 from xrt_core.host import blas_threads
 from xrt_core.host.blas_threads import fewer_blas_threads
 from xrt_core.testing.processes import run_python
@@ -27,7 +29,7 @@ def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A BLAS with four threads, of which two are half."""
     if not LIBRARIES:
         pytest.skip("NumPy's BLAS is none that threadpoolctl knows")
-    assert eventually(lambda: blas_threads._users == 0)  # a build of an earlier test may be ending
+    assert eventually(lambda: not blas_threads._wanted)  # a build of an earlier test may be ending
     monkeypatch.setattr(blas_threads, "_half", lambda: 2)
     with threadpoolctl.threadpool_limits(4, "blas"):
         if count() != 4:
@@ -47,12 +49,57 @@ def test_overlapping_bodies() -> None:
     assert count() == 4
 
 
+def test_bodies_on_two_threads() -> None:
+    """The thread that set it may not be the one that sets it back."""
+    body = fewer_blas_threads()
+    for call in (body.__enter__, lambda: body.__exit__(None, None, None)):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert count() == (2 if call == body.__enter__ else 4)
+    first, second = fewer_blas_threads(1), fewer_blas_threads()
+    first.__enter__()
+    thread = threading.Thread(target=second.__enter__)
+    thread.start()
+    thread.join()
+    first.__exit__(None, None, None)
+    assert count() == 2
+    ended = threading.Thread(target=second.__exit__, args=(None, None, None))
+    ended.start()
+    ended.join()
+    assert count() == 4
+
+
+def test_the_fewest_count() -> None:
+    """A body that allows one thread, within one that allows more, and the other way round."""
+    with fewer_blas_threads():
+        with fewer_blas_threads(1):
+            assert count() == 1
+        assert count() == 2
+    inner = fewer_blas_threads(3)
+    with fewer_blas_threads(1):
+        inner.__enter__()
+        assert count() == 1
+    assert count() == 3
+    inner.__exit__(None, None, None)
+    assert count() == 4
+
+
 def test_what_others_set_meanwhile_stays() -> None:
     """A limit that is not ours any more is not touched."""
     with fewer_blas_threads():
         for x in LIBRARIES:
             x.set_num_threads(3)
     assert count() == 3
+
+
+def test_comparisons_leave_no_thread_that_spins() -> None:
+    """The host's runs in the background, however short, use one thread."""
+    thread, seen = ComparisonThread(), list[int]()
+    assert thread.submit(lambda: seen.append(count()))
+    thread.wait()
+    assert seen == [1]
+    assert eventually(lambda: count() == 4)
 
 
 def test_another_number_of_processors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +112,7 @@ def test_another_number_of_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_libraries_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The body runs with all threads, and later ones are limited again."""
     with monkeypatch.context() as patch:
+        patch.setattr(blas_threads, "_libraries", [])
         patch.setattr(threadpoolctl, "ThreadpoolController", lambda: 1 // 0)
         with fewer_blas_threads():
             assert count() == 4

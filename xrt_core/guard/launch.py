@@ -64,8 +64,6 @@ _FATAL: Final[Mapping[str, str]] = MappingProxyType(
     {"hung": "it hung", "crashed": "its process ended", "memory": "its process ended", "closed": "its process is gone"}
 )
 """Kinds of failures at run time that end an executable at once."""
-_SHORT: Final = 0.01
-"""Seconds of a host run below which its products take all threads of NumPy's BLAS: limiting them takes 1 to 10 ms."""
 
 
 class GuardedLaunch(Launch):
@@ -375,11 +373,13 @@ class GuardedLaunch(Launch):
             if sum(getattr(a, "nbytes", 0) for a in arrays) > MAX_INPUT_BYTES:
                 schedule.postpone(number, 0.0, 0.0)
                 return call(arrays)
+            copied = time.perf_counter()
             kept = [np.array(to_numpy(a)) for a in arrays]
         except XRTError:  # unusable inputs, which the call rejects
             schedule.postpone(number, 0.0, 0.0)
             return call(arrays)
         start = time.perf_counter()
+        copying = start - copied
         try:
             results = call(arrays)
         except BaseException:  # of the host, or of the program
@@ -389,15 +389,17 @@ class GuardedLaunch(Launch):
         if self.record.state is not State.LIVE or self._schedule is not schedule:
             return self.on_host(kept)  # the executable was retired meanwhile, and these results may still be its own
         try:
+            copied = time.perf_counter()
             copies = [np.array(to_numpy(r)) for r in results]
+            copying += time.perf_counter() - copied
         except BaseException as e:  # reading an engine's array may run code of the engine
             failure, kind = _failure_of(e, self.engine)
         else:
             if schedule.is_synchronous:
-                expected = self._compare(kept, copies, number, seconds, schedule)
+                expected = self._compare(kept, copies, number, seconds, schedule, copying)
                 return results if expected is None else expected
-            is_short = 0.0 < self._host_seconds() < _SHORT
-            if not comparisons().submit(partial(self._compare, kept, copies, number, seconds, schedule), is_short):
+            work = partial(self._compare, kept, copies, number, seconds, schedule, copying)
+            if not comparisons().submit(work):
                 schedule.postpone(number, 0.0, 0.0)
             schedule.taker = 0
             return results
@@ -412,9 +414,12 @@ class GuardedLaunch(Launch):
         number: int,
         seconds: float,
         schedule: SamplingSchedule,
+        copying: float,
     ) -> Arrays | None:
-        """Compare results of call `number` with the host's. Returns the host's if they differ, which rejects the
-        cluster."""
+        """Compare results of call `number` with the host's. copying: seconds that the copies took.
+
+        Returns the host's if they differ, which rejects the cluster.
+        """
         self.record.shadow_runs += 1
         start = time.perf_counter()
         try:
@@ -426,7 +431,7 @@ class GuardedLaunch(Launch):
             log.exception("the results of %s could not be compared with the host's", self.function.name)
             return None
         finally:
-            schedule.postpone(number, time.perf_counter() - start, seconds)
+            schedule.postpone(number, copying + time.perf_counter() - start, seconds)
         if check.is_right or check.is_doubtful:
             schedule.last_right = max(schedule.last_right, number)
             return None

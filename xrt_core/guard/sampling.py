@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import queue
@@ -75,8 +74,8 @@ class SamplingSchedule:
             self.due = self._begin
 
     def postpone(self, number: int, cost: float, seconds: float) -> None:
-        """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took.
-        seconds: that the call took."""
+        """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took, with
+        the copies that it was made of. seconds: that the call took."""
         since = number - self._begin
         if cost and seconds:
             gap: float = min(since, max(round(cost / (_SHARE * seconds)), 1))
@@ -88,22 +87,25 @@ class SamplingSchedule:
 
 
 class ComparisonThread:
-    """Compares results in the background, one after another; what comes meanwhile beyond a few is dropped."""
+    """Compares results in the background, one after another; what comes meanwhile beyond a few is dropped.
+
+    Matrix products of the host use one thread meanwhile. More would spin for some time after the last product, beside
+    the calls that follow: for 25 times as long as a short comparison takes, unseen by `SamplingSchedule`.
+    """
 
     def __init__(self) -> None:
-        self._work: queue.Queue[tuple[Callable[[], object], bool]] = queue.Queue(_MOST_WAITING)
+        self._work: queue.Queue[Callable[[], object]] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def submit(self, work: Callable[[], object], is_short: bool = False) -> bool:
-        """Queue a comparison. is_short: it leaves NumPy's BLAS its threads. Returns False if there is no room, or no
-        thread can be started."""
+    def submit(self, work: Callable[[], object]) -> bool:
+        """Queue a comparison. Returns False if there is no room, or no thread can be started."""
         try:
             with self._lock:
                 if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._serve, name="xrt-shadow", daemon=True)
                     self._thread.start()
-            self._work.put_nowait((work, is_short))
+            self._work.put_nowait(work)
         except (queue.Full, RuntimeError):
             return False
         return True
@@ -114,9 +116,9 @@ class ComparisonThread:
 
     def _serve(self) -> None:
         while True:
-            work, is_short = self._work.get()
+            work = self._work.get()
             try:
-                with native_call(), contextlib.nullcontext() if is_short else fewer_blas_threads():
+                with native_call(), fewer_blas_threads(1):
                     work()
             except Cancelled:
                 return

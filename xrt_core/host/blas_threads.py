@@ -17,36 +17,42 @@ from xrt_core.errors import describe
 from xrt_core.events import logger
 
 _lock = threading.Lock()
-_users = 0
-_limited: list[tuple[Any, int, int]] = []
-"""The libraries whose threads were limited: how many they had, and have now."""
+_wanted: list[int] = []
+"""The most threads that each body which runs now allows."""
+_libraries: list[Any] = []
+"""The BLAS libraries, as `threadpoolctl` knows them, once they were looked for: reading them takes 0.4 to 10 ms."""
+_limited: dict[int, tuple[int, int]] = {}
+"""The libraries whose threads were limited, by their place in `_libraries`: how many they had, and have now."""
 
 
 @contextlib.contextmanager
-def fewer_blas_threads() -> Iterator[None]:
-    """In the body, matrix products of this process use at most half of its processors, on whichever thread.
+def fewer_blas_threads(most: int = 0) -> Iterator[None]:
+    """In the body, matrix products of this process use at most so many threads, on whichever thread they are called.
 
-    Bodies may overlap: the first one sets it, the last one sets back what is still as it was set. For threads that no
-    signal interrupts.
+    most: 0 for half of the processors. With 1, no thread of the BLAS spins after the last product, as OpenBLAS's do for
+    some 80 ms. Bodies may overlap: the fewest count, and what was set is set back after the last one, unless somebody
+    else set it meanwhile. For threads that no signal interrupts.
     """
-    global _users
+    most = most or _half()
     with _lock:
-        _users += 1
-        if _users == 1:
-            _limit()
+        _wanted.append(most)
+        _limit(min(_wanted))
     try:
         yield
     finally:
         with _lock:
-            _users -= 1
-            if _users == 0:
+            _wanted.remove(most)
+            if _wanted:
+                _limit(min(_wanted))
+            else:
                 _restore()
 
 
 def use_fewer_blas_threads() -> None:
-    """The same for good, for a process of XRT's own."""
+    """At most half of the processors for good, for a process of XRT's own."""
     with _lock:
-        _limit()
+        _wanted.append(_half())
+        _limit(min(_wanted))
 
 
 def _half() -> int:
@@ -54,30 +60,46 @@ def _half() -> int:
     return max(1, count // 2)
 
 
-def _limit() -> None:
-    most = _half()
+def _limit(most: int) -> None:
     try:
-        from threadpoolctl import ThreadpoolController  # 10 ms
+        if not _libraries:
+            from threadpoolctl import ThreadpoolController  # 10 ms
 
-        for library in ThreadpoolController().lib_controllers:
-            if library.user_api == "blas" and (count := library.get_num_threads() or 0) > most:
-                _limited.append((library, count, most))
-                library.set_num_threads(most)
+            _libraries.extend(x for x in ThreadpoolController().lib_controllers if x.user_api == "blas")
+        for i, library in enumerate(_libraries):
+            now = library.get_num_threads() or 0
+            before, ours = _limited.get(i, (now, now))
+            target = min(before, most)
+            if now == ours and target != now:
+                _set(library, target)
+                _limited[i] = before, target
     except Exception as e:  # it reads what other libraries have loaded; slower is better than not at all
         logger.debug("the threads of NumPy's BLAS stay as they are: %s", describe(e))
 
 
+def _set(library: Any, count: int) -> None:
+    """Set the threads of a library, on whichever thread. From 3.7 on, threadpoolctl lets the first thread that sets
+    OpenBLAS's, and silently no other, until that one is cleared; here a lock is held. The next may be anybody again."""
+    clear = getattr(library, "clear_controlling_thread", None)
+    if clear is not None:
+        clear(force=True)
+    library.set_num_threads(count)
+    if clear is not None:
+        clear()
+
+
 def _restore() -> None:
-    for library, count, most in _limited:
+    for i, (before, ours) in _limited.items():
         with contextlib.suppress(Exception):
-            if library.get_num_threads() == most:
-                library.set_num_threads(count)
+            if _libraries[i].get_num_threads() == ours:
+                _set(_libraries[i], before)
     _limited.clear()
 
 
 def _after_fork() -> None:
-    global _lock, _users
-    _lock, _users = threading.Lock(), 0
+    global _lock
+    _lock = threading.Lock()
+    _wanted.clear()
     _restore()
 
 

@@ -345,18 +345,14 @@ class LaunchCheck:
             round_to_nearest()
             raise ExecutionError(f"engine {self._engine!r} changed the rounding of floats in this process")
         returns = self._returns
-        if type(results) not in (list, tuple):
-            self._reject("wrong count", f"the executable returned {clipped(results)}, expected a list or tuple")
-        if len(results) != len(returns):
-            self._reject("wrong count", f"the executable returned {len(results)} results, expected {len(returns)}")
+        kind = type(results)
+        if (kind is not list and kind is not tuple) or len(results) != len(returns):
+            self._reject_count(results)
         is_temporary = _references(results) <= _OF_RESULTS
         replaced: list[Any] | None = None
         i = 0
         for r in results:
             dtype, shape = returns[i]
-            if type(r) is self._foreign_type and r.shape == shape and r.dtype is dtype:
-                i += 1
-                continue
             if type(r) is _ndarray:
                 if (r.dtype is not dtype and r.dtype != dtype) or r.shape != shape:
                     self._misfit(i, r)
@@ -370,6 +366,9 @@ class LaunchCheck:
                     i += 1
                     continue
                 found: Any = np.array(r, order="C")
+            elif type(r) is self._foreign_type and r.shape == shape and r.dtype is dtype:
+                i += 1
+                continue
             else:
                 found = self._foreign(i, r)
             if found is not r:
@@ -377,6 +376,11 @@ class LaunchCheck:
                 replaced[i] = found
             i += 1
         return results if replaced is None else replaced
+
+    def _reject_count(self, results: Any) -> None:
+        if type(results) not in (list, tuple):
+            self._reject("wrong count", f"the executable returned {clipped(results)}, expected a list or tuple")
+        self._reject("wrong count", f"the executable returned {len(results)} results, expected {len(self._returns)}")
 
     def _foreign(self, i: int, r: Any) -> Any:
         """A result that is no plain NumPy array: as it is where it is another library's, read where it is NumPy's."""
