@@ -66,7 +66,7 @@ def test_the_coarsest_float_counts_and_an_engine_may_know_better() -> None:
     assert tolerance_for(F32, [F16], {}).relative == table()["float16"].relative
     assert tolerance_for(np.dtype(np.int64), [F32], {}) == EXACT
     row = table()["float32"]
-    own = {"float32": Tolerance(50 * row.absolute, 50 * row.relative, 0.25, "it rounds to thirds")}
+    own = {"float32": Tolerance(50 * row.absolute, 50 * row.relative, 0.005, "it rounds to thirds")}
     assert tolerance_for(F32, [], own) == own["float32"]
     assert tolerance_for(F64, [F64], own) == table()["float64"]
     assert tolerance_for(np.dtype(np.complex64), [], {}) == table()["float32"]
@@ -213,6 +213,12 @@ def test_an_engines_own_tolerance_is_bounded() -> None:
     row = table()["float32"]
     found = tolerance_for(f32, (), own)
     assert (found.absolute, found.relative) == (100 * row.absolute, 100 * row.relative)
-    assert tolerance_for(np.dtype(np.int32), (), own).absolute == 1.0
+    assert tolerance_for(np.dtype(np.int32), (), own).absolute == table()["rounded"].absolute
+    for dtype in (np.dtype(np.float32), np.dtype(np.int32)):
+        none = {dtype.name: Tolerance(0.0, 0.0, 1.0, "no element counts")}
+        want = np.arange(1000).astype(dtype)
+        assert not compare(want + 500, want, tolerance_for(dtype, (), none)).is_right
+        everything = {dtype.name: Tolerance(1e30, 1e30, 1.0)}
+        assert not compare(np.zeros_like(want), want, tolerance_for(dtype, (), everything)).is_right
     slightly = {"float32": Tolerance(2 * row.absolute, 2 * row.relative)}
     assert tolerance_for(f32, (), slightly).absolute == 2 * row.absolute

@@ -33,7 +33,8 @@ NOISE: Final = 8.0
 """An element may be off by this many times the error of the host in the same dtype."""
 
 MOST_LENIENT: Final = 100.0
-"""How many times as lenient as the table an engine's own tolerance may be: 1e30 would switch its check off."""
+"""How many times as lenient as the table an engine's own tolerance may be; 1e30 would switch its check off. Of integers
+and in the share of elements it may be as lenient as the row `ROUNDED`."""
 
 _BLOCK: Final = 1 << 14  # elements
 _LEAST: Final = float(np.finfo(np.float64).smallest_subnormal)  # divisor in place of zero
@@ -73,11 +74,10 @@ def tolerance_for(dtype: np.dtype, others: Iterable[np.dtype], own: Mapping[str,
     """The tolerance of a result of `dtype` that was computed through values of dtypes `others`: the coarsest float
     counts.
 
-    own: tolerances that the engine declares, which replace the rows of their dtypes, up to `MOST_LENIENT` times them.
+    own: tolerances that the engine declares, which replace the rows of their dtypes within limits (`MOST_LENIENT`).
     """
     if not float_like(dtype) and dtype.kind != "c":
-        declared = own.get(dtype_name(dtype), EXACT)
-        return Tolerance(min(declared.absolute, 1.0), min(declared.relative, 1.0), declared.share, declared.reason)
+        return _bounded(own.get(dtype_name(dtype), EXACT), table()[ROUNDED])
     names = {dtype_name(d) for d in (dtype, *others)}
     names |= {row.computed_in for n in names if (row := own.get(n)) is not None and row.computed_in}
     rows = [row for n in sorted(names) if (row := _declared(own.get(n), table().get(_component(n)))) is not None]
@@ -92,10 +92,13 @@ def _declared(own: Tolerance | None, row: Tolerance | None) -> Tolerance | None:
     """The tolerance that counts for a dtype: the engine's own within limits, or the row of the table."""
     if own is None or row is None:
         return own or row
-    return Tolerance(
-        min(own.absolute, MOST_LENIENT * row.absolute), min(own.relative, MOST_LENIENT * row.relative), own.share,
-        own.reason, own.accumulates,
-    )  # fmt: skip
+    return _bounded(own, replace(row, absolute=MOST_LENIENT * row.absolute, relative=MOST_LENIENT * row.relative))
+
+
+def _bounded(own: Tolerance, most: Tolerance) -> Tolerance:
+    """A declared tolerance, at most as lenient as `most`, and in its share as the row `ROUNDED`."""
+    absolute, relative = min(own.absolute, most.absolute), min(own.relative, most.relative)
+    return replace(own, absolute=absolute, relative=relative, share=min(own.share, table()[ROUNDED].share))
 
 
 _STEPS: Final = {"": 0.0, "float16": 2.0**-10, "bfloat16": 2.0**-7}
