@@ -316,6 +316,7 @@ REJECTED: dict[str, Callable[[], object]] = {
     "the floating-point environment": _flush_to_zero,
     "the working directory": lambda: os.chdir("/"),
     "signal handlers": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
+    "interval timers": lambda: signal.setitimer(signal.ITIMER_REAL, 3600.0),
     "the CPU affinity": _fewer_processors,
     "random's state": lambda: random.seed(0),
     "NumPy's random state": lambda: np.random.seed(0),

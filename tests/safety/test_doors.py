@@ -26,6 +26,7 @@ from xrt_core.plugins import plugins
 from xrt_core.plugins.discovery import DISABLE_VARIABLE
 from xrt_core.testing import functions
 from xrt_core.testing.host_engine import HostCompiler, HostEngine, HostExecutable
+from xrt_core.testing.processes import run_python
 
 pytestmark = pytest.mark.tiny_clusters
 
@@ -500,3 +501,48 @@ def test_no_process_is_started_to_name_the_processor(monkeypatch: pytest.MonkeyP
     instruction_set.cache_clear()
     monkeypatch.setattr(subprocess, "Popen", None)
     assert len(instruction_set()) == 16
+
+
+def test_a_timer_that_would_end_the_program(register: Callable[[type[HostEngine]], str]) -> None:
+    """A first run starts it, as a library that is initialised may: it is stopped before its signal comes."""
+    begun: list[bool] = []
+
+    def run(self: HostExecutable, inputs: Sequence[Any], *more: Any, **options: Any) -> Sequence[Any]:
+        if not begun:
+            begun.append(True)
+            signal.setitimer(signal.ITIMER_REAL, 3600.0)
+        return HostExecutable.run(self, inputs)
+
+    try:
+        found, _ = answer(register(engine_with("run", run)), guard=False)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    np.testing.assert_array_equal(found, WANT)
+
+
+FORKS = """
+    import os
+    import numpy as np
+    from tests.safety.test_doors import WANT, X, answer, engine_with
+    from xrt_core.engine import engines
+    from xrt_core.testing.host_engine import HostExecutable
+
+    forked = []
+
+    def run(self, inputs, *more, **options):
+        if not forked:
+            forked.append(os.fork())
+        return HostExecutable.run(self, inputs)
+
+    engines.register(engine_with("run", run))
+    found, _ = answer("odd", guard=False)
+    assert (found == WANT).all()
+    print("the program goes on")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_copy_of_the_program_ends() -> None:
+    """An engine forks and returns in both processes: the rest of the program runs once."""
+    assert run_python(FORKS, timeout=60) == "the program goes on"

@@ -139,14 +139,18 @@ def restore(aspects: Iterable[Aspect], state: State) -> None:
 @contextlib.contextmanager
 def preserved_state(owner: str) -> Iterator[None]:
     """Restore at the end of the block what a library may have changed, as far as `AT_BOUNDARY` has it: NumPy's error
-    state, the floating-point environment and the affinity of this thread, the working directory, signal handlers.
+    state, the floating-point environment and the affinity of this thread, the working directory, signal handlers,
+    timers whose signal would end the program. A copy of this process, where the library forked and both returned, ends:
+    else it would run the rest of the program once more.
 
     owner: for the event `state.restored`, which names what was changed.
     """
-    before = snapshot(AT_BOUNDARY)
+    before, process = snapshot(AT_BOUNDARY), os.getpid()
     try:
         yield
     finally:
+        if os.getpid() != process:
+            os._exit(1)
         found = changed(before, snapshot(AT_BOUNDARY))
         if found:
             restore(found, before)
@@ -232,6 +236,22 @@ def _set_handlers(before: Mapping[str, Any]) -> None:
             signal.signal(number, handler)
 
 
+_TIMERS: Final = tuple(
+    getattr(signal, name) for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF") if hasattr(signal, name)
+)
+
+
+def _armed_timers() -> tuple[int, ...]:
+    return tuple(timer for timer in _TIMERS if signal.getitimer(timer)[0])
+
+
+def _disarm_others(before: tuple[int, ...]) -> None:
+    """One of the program's own that has expired or was taken away cannot be known from one that it stopped."""
+    for timer in _armed_timers():
+        if timer not in before:
+            signal.setitimer(timer, 0.0)
+
+
 def _umask() -> int | None:
     """Read without setting it, which would be felt by other threads."""
     with open("/proc/self/status") as status:
@@ -293,6 +313,7 @@ ASPECTS: Final[Mapping[str, Aspect]] = {
         Aspect("the floating-point environment", _float_control, _set_float_control, True, "run"),
         Aspect("the working directory", os.getcwd, os.chdir, True, "run"),
         Aspect("signal handlers", _handlers, _set_handlers, True, "run"),
+        Aspect("interval timers", _armed_timers, _disarm_others, True, "run"),
         Aspect("the CPU affinity", lambda: os.sched_getaffinity(0), lambda v: os.sched_setaffinity(0, v), True, "run"),
         Aspect("random's state", random.getstate, random.setstate, rejects="run"),
         Aspect("NumPy's random state", _numpy_random, _set_numpy_random, rejects="run"),
