@@ -84,6 +84,21 @@ def test_names_that_are_no_identifiers() -> None:
     assert list(m.input_types) == ["model/a:0", "self", "input_2"]
 
 
+class Unreadable:
+    """Looks like an array until one of its attributes is read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == object.__getattribute__(self, "name"):
+            raise RuntimeError(f"no {name}")
+        return {"shape": (2,), "dtype": np.dtype("f4")}.get(name) or object.__getattribute__(self, name)
+
+    def __array__(self, *args: Any, **options: Any) -> np.ndarray:
+        raise RuntimeError("no __array__")
+
+
 WRONG = [
     (lambda m: m(), r"missing input 'x'; the model takes x \(float32\[2\]\), y \(float32\[2\]\)"),
     (lambda m: m(X, Y, X), r"3 inputs given, the model takes 2: x \("),
@@ -99,6 +114,10 @@ WRONG = [
     (lambda m: m("text"), "input 'x': str is not an array"),
     (lambda m: m([1.0, 2.0]), r"input 'x' takes a tensor float32\[2\], not a list; give an array"),
     (lambda m: m({"a": X}), "input 'x' takes a tensor float32.2., not a dict"),
+    (lambda m: m(Unreadable("shape")), "input 'x': .*Unreadable is not an array"),
+    (lambda m: m.run({"x": Unreadable("dtype")}), "input 'x': .*Unreadable is not an array; give"),
+    (lambda m: m(x=Unreadable("__array__")), "input 'x': .*Unreadable cannot be read as a NumPy array: no __array__"),
+    (lambda m: m(Unreadable("__class__")), "input 'x': .*Unreadable cannot be read as an array: RuntimeError: no"),
     (lambda m: m(None), "input 'x' takes a tensor float32.2., not a NoneType"),
     (lambda m: m(object()), "input 'x': object is not an array"),
     (lambda m: m(np.ma.masked_array(X, [True, False])), "input 'x': .*MaskedArray.* masked elements; fill them"),

@@ -20,7 +20,7 @@ from xrt_core.compiler.buckets import Bucket, Buckets
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Optimised, Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
-from xrt_core.errors import InputError, ModelLoadError, nearest
+from xrt_core.errors import InputError, ModelLoadError, describe, nearest
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
@@ -101,7 +101,7 @@ class CompiledGraph:
             if self._by_value:
                 key = key, self.plans.values(arrays)
             found = self._calls.get(key)
-        except (AttributeError, TypeError, InputError):  # an omitted input, a sequence, or not an array
+        except Exception:  # an omitted input, a sequence, or not an array that can be read
             key = found = None
         if found is None:
             return self._unbound(arrays, key)
@@ -274,7 +274,7 @@ class CompiledGraph:
         host: list[Any] = []
         arrays, _ = plain_arrays(arrays)
         for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True)):
-            if isinstance(v.type, TensorType) and isinstance(a, _CONTAINERS):
+            if isinstance(v.type, TensorType) and issubclass(type(a), _CONTAINERS):
                 raise InputError(
                     f"input {self.names[i]!r} takes a tensor {v.type}, not a {type(a).__name__}; give an array"
                 )
@@ -282,6 +282,10 @@ class CompiledGraph:
                 host.append(to_numpy(a))
             except InputError as e:
                 raise InputError(f"input {self.names[i]!r}: {e}") from e.__cause__
+            except Exception as e:  # what reading an object of the caller's raises
+                raise InputError(
+                    f"input {self.names[i]!r}: this {type(a).__name__} cannot be read as an array: {describe(e)}"
+                ) from e
             _check(self.names[i], v.type, host[i])
         if self.declared is not None:
             self.declared.bind([a.shape if isinstance(a, np.ndarray) else None for a in host])

@@ -37,8 +37,11 @@ def family_of(array_type: type) -> str:
 
 
 def is_array(x: Any) -> bool:
-    """Whether `x` is a tensor of some library: it has dtype and shape."""
-    return hasattr(x, "dtype") and hasattr(x, "shape")
+    """Whether `x` is a tensor of some library: it has dtype and shape, which can be read."""
+    try:
+        return hasattr(x, "dtype") and hasattr(x, "shape")
+    except Exception:  # hasattr lets by what is no AttributeError
+        return False
 
 
 def without_warnings(call: Callable[..., T], *args: Any) -> T:
