@@ -134,6 +134,16 @@ def test_arguments_that_do_not_fit(call: Any, message: str) -> None:
         np.testing.assert_array_equal(m(X, Y), X - Y)
 
 
+@pytest.mark.parametrize("name", ["shape", "dtype", "__array__", "__class__"])
+def test_arguments_of_traced_graphs_that_cannot_be_read(name: str) -> None:
+    """An InputError too, and the module works on."""
+    m = XRTModule(lambda x: x - 1, engine="host")
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"no {name}"):
+            m(Unreadable(name))
+        np.testing.assert_array_equal(m(X), X - 1)
+
+
 def test_the_hot_path_checks_as_well() -> None:
     """After a good call of one signature every other signature is checked anew."""
     m = sub()

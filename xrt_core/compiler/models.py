@@ -20,7 +20,7 @@ from xrt_core.compiler.buckets import Bucket, Buckets
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.stages import Optimised, Partitioned, Planned
 from xrt_core.compiler.tiering import BaselinePlan
-from xrt_core.errors import InputError, ModelLoadError, describe, nearest
+from xrt_core.errors import InputError, ModelLoadError, XRTError, describe, nearest
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.estimators import is_estimator, onnx_of
 from xrt_core.ir.graph import Graph, Value, bind_defaults, every_node
@@ -574,8 +574,13 @@ class TracedModel:
     def _bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[tuple[CompiledGraph, Any], list[Any]]:
         if self._loads != self._count_loads():
             self._renew()
-        call = self._binder(args, named)
-        key = (tuple([(type(a), a.shape, a.dtype) for a in call.arrays]), call.layout)
+        try:
+            call = self._binder(args, named)
+            key = (tuple([(type(a), a.shape, a.dtype) for a in call.arrays]), call.layout)
+        except XRTError:
+            raise
+        except Exception as e:  # what reading an object of the caller's raises
+            raise InputError(f"an argument cannot be read as an array: {describe(e)}") from e
         return self._traced.get_or_make(key, lambda: self._trace(call)), list(call.arrays)
 
     def _renew(self) -> None:
