@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xrt_core import hookimpl, subscribe
-from xrt_core.events import Event
+from xrt_core.events import Event, EventLog
 
 __all__ = ["initialize", "is_first", "process_count", "rank"]
 __version__ = "0.1.0"
@@ -51,10 +51,11 @@ def _end_on_fallback(event: Event) -> None:
 
 @hookimpl
 def xrt_commands() -> list[tuple[str, str, str]]:
-    """The commands `xrt launch` and `xrt fleet`."""
+    """The commands of this package."""
     return [
         ("launch", "xrt_distributed.command:launch", "Run a program in several processes on one mesh."),
-        ("fleet", "xrt_distributed.fleet:app", "Show what the jobs of a fleet report."),
+        ("fleet", "xrt_distributed.fleet:app", "Collect and show what the jobs of a fleet report."),
+        ("rollout", "xrt_distributed.rollout_command:app", "Show how new engines do on a share of the jobs."),
     ]
 
 
@@ -82,6 +83,14 @@ def xrt_write_checkpoint(write: Callable[[], None]) -> bool:
         return False
     _toolkit.write_once(write)
     return True
+
+
+@hookimpl
+def xrt_rollout(rollout: Any, events: EventLog) -> Any:
+    """Whether a new engine takes part in this job (`xrt_distributed.rollout`)."""
+    from xrt_distributed.rollout import decide
+
+    return decide(rollout, events)
 
 
 @hookimpl

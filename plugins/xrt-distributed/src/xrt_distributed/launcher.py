@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TextIO
 
+from xrt_distributed.jobs import JOB, job_name
+
 HEARTBEAT_VARIABLE: Final = "XRT_LAUNCH_HEARTBEAT"
 """The variable with the number of the pipe into which a process writes its heartbeats."""
 _START_SECONDS: Final = 120.0  # until the first heartbeat
@@ -30,7 +32,7 @@ _LAST_LINES: Final = 10
 @dataclass(frozen=True, slots=True)
 class Settings:
     """count: of processes. devices: of each process's CPU. logs: a folder, or None. restarts: how often all are started
-    again. hang: seconds without a heartbeat. port: None for any."""
+    again. hang: seconds without a heartbeat. port: None for any. job: its name, where the environment has none."""
 
     count: int
     devices: int | None = None
@@ -38,6 +40,7 @@ class Settings:
     restarts: int = 0
     hang: float = 20.0
     port: int | None = None
+    job: str = field(default_factory=job_name)
 
 
 @dataclass(eq=False)
@@ -93,6 +96,7 @@ def _start(command: Sequence[str], settings: Settings, rank: int, port: int, att
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "XRT_LAUNCH_ATTEMPT": str(attempt), HEARTBEAT_VARIABLE: str(write), "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
+    environment.setdefault(JOB, settings.job)
     environment.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
     # under guard each process would take a program up at a time of its own, and the others would wait for it
     environment.setdefault("XRT_GUARD", "0")
