@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from xrt_core.errors import CheckpointError, EngineUnavailableError
 
@@ -14,7 +17,7 @@ def join() -> None:
 
     given = {n: os.environ.get(n) for n in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     missing = [n for n, v in given.items() if not v]
-    if jax.config.jax_cpu_collectives_implementation in (None, "none"):
+    if jax_collectives() in ("None", "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         if not missing:
@@ -22,8 +25,10 @@ def join() -> None:
                 f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}",
                 num_processes=int(given["WORLD_SIZE"] or 1),
                 process_id=int(given["RANK"] or 0),
+                local_device_ids=local_devices(os.environ),
                 initialization_timeout=120,
             )
+            _tell_gloo(own_address(str(given["MASTER_ADDR"]), int(given["MASTER_PORT"] or 1)))
         elif len(missing) == len(given):
             jax.distributed.initialize()
             os.environ.update(RANK=str(jax.process_index()), WORLD_SIZE=str(jax.process_count()))
@@ -31,6 +36,53 @@ def join() -> None:
             raise ValueError(f"{', '.join(missing)} is not set, and the others of {', '.join(given)} are")
     except (RuntimeError, ValueError) as e:
         raise EngineUnavailableError(f"this process cannot join the others: {e}") from e
+
+
+def local_devices(environ: Mapping[str, str]) -> list[int] | None:
+    """The GPU of this process by LOCAL_RANK, where several on a machine see all of its GPUs; None for all it sees."""
+    if int(environ.get("LOCAL_WORLD_SIZE", "1")) == 1 or "LOCAL_RANK" not in environ:
+        return None
+    seen = environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is not None and len(seen.split(",")) < int(environ["LOCAL_WORLD_SIZE"]):
+        return None  # who started it gave each its own
+    return [int(environ["LOCAL_RANK"])]
+
+
+def own_address(host: str, port: int) -> str | None:
+    """The address of this machine that another one sees; None where that is itself, or cannot be told."""
+    try:
+        family, _, _, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as s:
+            s.connect(there)  # sends nothing: it finds the route
+            found = str(s.getsockname()[0])
+    except OSError:
+        return None
+    return None if ipaddress.ip_address(found.partition("%")[0]).is_loopback else found
+
+
+def _tell_gloo(address: str | None) -> None:
+    """Have gloo listen at an address, by the way in which JAX's factory takes collectives.
+
+    Gloo takes the address that the machine's name resolves to, which is 127.0.1.1 on many: others cannot reach that.
+    """
+    from jax._src import distributed, xla_bridge
+    from jax._src.lib import _jax
+
+    if address is None or jax_collectives() != "gloo":
+        return
+
+    def make() -> Any:
+        client = distributed.global_state.client
+        return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
+
+    xla_bridge.register_backend_factory("cpu", make, priority=0, fail_quietly=False)
+
+
+def jax_collectives() -> str:
+    """What JAX's processes on CPUs talk through."""
+    import jax
+
+    return str(jax.config._read("jax_cpu_collectives_implementation"))
 
 
 def is_joined() -> bool:
