@@ -33,7 +33,8 @@ def initialize() -> None:
     """Join the processes that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name, before JAX is used.
 
     `xrt launch` has done so before the program begins. Where the variables are missing, JAX looks for those of Slurm,
-    MPI and Kubernetes. Raises EngineUnavailableError where that fails, or comes too late.
+    MPI and Kubernetes, and for the context of a worker of Ray Train. Raises EngineUnavailableError where that fails, or
+    comes too late.
     """
     from xrt_distributed import _toolkit
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from xrt_core.errors import CheckpointError, EngineUnavailableError
+from xrt_distributed.agent import free_port
 
 
 def join() -> None:
@@ -30,7 +32,11 @@ def join() -> None:
             )
             _tell_gloo(own_address(str(given["MASTER_ADDR"]), int(given["MASTER_PORT"] or 1)))
         elif len(missing) == len(given):
+            if "ray" in sys.modules:
+                know_ray()
             jax.distributed.initialize()
+            host, _, port = str(global_state().coordinator_address).rpartition(":")
+            _tell_gloo(own_address(host, int(port)))
             os.environ.update(RANK=str(jax.process_index()), WORLD_SIZE=str(jax.process_count()))
         else:
             raise ValueError(f"{', '.join(missing)} is not set, and the others of {', '.join(given)} are")
@@ -46,6 +52,55 @@ def local_devices(environ: Mapping[str, str]) -> list[int] | None:
     if seen is not None and len(seen.split(",")) < int(environ["LOCAL_WORLD_SIZE"]):
         return None  # who started it gave each its own
     return [int(environ["LOCAL_RANK"])]
+
+
+def know_ray() -> None:
+    """Let JAX detect the workers of Ray Train: which one this is, and where they meet, which the first one says."""
+    from jax._src import clusters
+
+    if any(c.__name__ == "RayTrainCluster" for c in clusters.ClusterEnv._cluster_types):
+        return
+
+    class RayTrainCluster(clusters.ClusterEnv):  # JAX keeps every subclass
+        name = "ray"
+
+        @classmethod
+        def _context(cls) -> Any:
+            from ray import train
+
+            return train.get_context()
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            try:
+                return int(cls._context().get_world_size()) > 1
+            except Exception:  # each version of Ray has its own error for code outside a worker
+                return False
+
+        @classmethod
+        def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
+            import ray
+            from ray.train.collective import broadcast_from_rank_zero
+
+            own = None
+            if cls.get_process_id() == 0:
+                own = f"{ray.util.get_node_ip_address()}:{override_coordinator_port or free_port()}"
+            return str(broadcast_from_rank_zero(own))
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(cls._context().get_world_size())
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(cls._context().get_world_rank())
+
+
+def global_state() -> Any:
+    """What JAX knows of the processes."""
+    from jax._src import distributed
+
+    return distributed.global_state
 
 
 def own_address(host: str, port: int) -> str | None:
@@ -65,14 +120,14 @@ def _tell_gloo(address: str | None) -> None:
 
     Gloo takes the address that the machine's name resolves to, which is 127.0.1.1 on many: others cannot reach that.
     """
-    from jax._src import distributed, xla_bridge
+    from jax._src import xla_bridge
     from jax._src.lib import _jax
 
     if address is None or jax_collectives() != "gloo":
         return
 
     def make() -> Any:
-        client = distributed.global_state.client
+        client = global_state().client
         return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
 
     xla_bridge.register_backend_factory("cpu", make, priority=0, fail_quietly=False)
