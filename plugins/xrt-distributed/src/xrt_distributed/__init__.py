@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from xrt_core import hookimpl, subscribe
-from xrt_core.events import Event, EventLog
+from xrt_core.events import Event, EventLog, process_events
 
 __all__ = ["initialize", "is_first", "process_count", "rank"]
 __version__ = "0.1.0"
@@ -60,17 +61,37 @@ def xrt_commands() -> list[tuple[str, str, str]]:
     ]
 
 
-if os.environ.get("XRT_DISTRIBUTED_REPORTS"):
+def _listeners() -> list[Callable[[Event], None]]:
+    """Who hears events by the variables: the report of this process, and OpenTelemetry."""
     from xrt_core.engine.contract import WORKER_VARIABLE
-    from xrt_distributed.reports import reporter_from_environment
 
-    _reporter = None if WORKER_VARIABLE in os.environ else reporter_from_environment()
+    found: list[Callable[[Event], None]] = []
+    if WORKER_VARIABLE in os.environ:  # of the guard: its process tells
+        return found
+    if os.environ.get("XRT_DISTRIBUTED_REPORTS"):
+        from xrt_distributed.reports import reporter_from_environment
+
+        if (reporter := reporter_from_environment()) is not None:
+            found.append(reporter.hear)
+    if os.environ.get("XRT_DISTRIBUTED_OTEL", "0") not in ("", "0"):
+        try:
+            from xrt_distributed.otel import Instrumentation
+
+            found.append(Instrumentation().hear)
+        except ImportError as e:
+            reason = f"{e}; pip install xrt-distributed[otel]"
+            process_events.emit("telemetry.unavailable", level=logging.WARNING, reason=reason)
+    return found
+
+
+if os.environ.get("XRT_DISTRIBUTED_REPORTS") or os.environ.get("XRT_DISTRIBUTED_OTEL"):
+    _heard = _listeners()
 
     @hookimpl
     def xrt_event(event: Event) -> None:
-        """Count an event for the report of this process. There is no such hook where nobody asked for reports."""
-        if _reporter is not None:
-            _reporter.hear(event)
+        """Pass an event on. There is no such hook where nobody asked for one."""
+        for hear in _heard:
+            hear(event)
 
 
 @hookimpl

@@ -26,7 +26,7 @@ from xrt_distributed.local import LocalProcess, end_all, start
 SSH: Final = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 """How another machine is reached: no terminal, no questions, and an end where it no longer answers."""
 _START_SECONDS: Final = 120.0  # until the first heartbeat
-_FORWARDED: Final = ("XRT_", "FLAGS_", "JAX_", "XLA_", "NCCL_", "GLOO_", "TF_", "OMP_", "PYTHON", "OTEL_")
+_FORWARDED: Final = ("XRT_", "FLAGS_", "JAX_", "XLA_", "NCCL_", "GLOO_", "TF_", "OMP_", "PYTHON", "OTEL_", "TRACE")
 """What the variables begin with that other machines get too."""
 
 Process = LocalProcess | RemoteProcess
