@@ -8,9 +8,12 @@ import pathlib
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from xrt_core.compiler.guarded import GuardedModule
 from xrt_core.errors import CacheError, InputError, ModelLoadError, QuantizationError, UnsupportedError, printable
@@ -76,12 +79,17 @@ class XRTModule(GuardedModule):
         from xrt_core.compiler.models import ImportedModel, TracedModel, is_traced, quantised, read_model
         from xrt_core.compiler.tiering import pipeline_for
         from xrt_core.engine import engines as process_engines
+        from xrt_core.engine.rollout import roll_out
         from xrt_core.quantization import calibration as calibration_mode
         from xrt_core.saved_model import SavedModel
 
         self.events = EventLog()
-        self.options: Options = process_engines.settled(resolve({"engine": engine, **options}), self.events)
         saved = model if isinstance(model, SavedModel) else None
+        given = process_engines.settled(resolve({"engine": engine, **options}), self.events)
+        if given.rollout is not None:
+            given = self._with_rollout(given, saved is not None)
+        self.options: Options
+        self.options, rollout = roll_out(given, self.events, process_engines)
         choose = partial(process_engines.choose, self.options)
         self._pipeline = pipeline_for(self.options, choose, self.events, saved.file if saved else None)
         self._calibration = calibration_mode
@@ -105,6 +113,23 @@ class XRTModule(GuardedModule):
         if self.options.accuracy is not None:
             self._budgeted = self._within_budget(self._source, calibration)
             self._source = self._budgeted or self._source
+        self._proven: XRTModule | None = None
+        if rollout is not None:
+            assert given.rollout is not None
+            held = {**options, "rollout": structs.replace(given.rollout, share=0.0)}
+            self._proven = XRTModule(model, engine=engine, example=example, shapes=shapes, **held)
+            self._source = rollout.answering(self._source, self._proven, partial(self._pipeline.wait, 0.0))
+
+    def _with_rollout(self, options: Options, is_saved: bool) -> Options:
+        """The options, without a rollout where that does not apply. Raises UnsupportedError where it was said for this
+        module."""
+        if not is_saved and options.accuracy is None:
+            return options
+        reason = "a saved module has its engines" if is_saved else "accuracy= chooses engines and compares by itself"
+        if options.source("rollout").startswith("keyword"):
+            raise UnsupportedError(f"rollout ({options.source('rollout')}) does not apply: {reason}")
+        self.events.emit("rollout.not_applied", reason=reason)  # the environment speaks of all modules of a process
+        return replace(options, rollout=None)
 
     def _within_budget(self, source: Any, inputs: Sequence[Mapping[str, Any]] | None) -> BudgetedModel | None:
         """The model with the option `accuracy`; None where that does not apply and was not said for this module.
@@ -152,10 +177,12 @@ class XRTModule(GuardedModule):
         return None if self._budgeted is None else self._budgeted.report
 
     def wait(self, timeout: float | None = None) -> bool:
-        """See `GuardedModule.wait`; with `accuracy`, also for the search."""
+        """See `GuardedModule.wait`; with `accuracy`, for the search; with `rollout`, for the proven engines too."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if not super().wait(timeout):
             return False
+        if self._proven is not None:
+            return self._proven.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
         if self._budgeted is None:
             return True
         if not self._budgeted.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
@@ -164,6 +191,8 @@ class XRTModule(GuardedModule):
 
     def close(self) -> None:
         """See `GuardedModule.close`."""
+        if self._proven is not None:
+            self._proven.close()
         if self._budgeted is not None:
             self._budgeted.close()
         super().close()
@@ -312,6 +341,8 @@ class XRTModule(GuardedModule):
         """
         from xrt_core.compiler.pipeline import compilation_allowed
 
+        if self._proven is not None:
+            self._proven.prepare(inputs, background=background)
         caller, arrays = self._source.bind((), _mapping(inputs))
         if background:
             with compilation_allowed():

@@ -161,7 +161,7 @@ class EngineManager:
     def select(self, options: Options, without: Collection[str] = ()) -> list[Engine]:
         """The engines that `options` mean, in the order to try them; none for engine="host", `ready` for "auto".
 
-        without: engines that stay out where none is named.
+        without: engines that stay out where none is named; so do those of `options.left_out`.
 
         Raises as `usable` for each engine asked for by name, EngineUnavailableError for a device it cannot use, or that
         none can where none is named.
@@ -171,6 +171,7 @@ class EngineManager:
             return self._targeting(options.target, options)
         if options.engine is None or options.engine == (AUTO,):
             ready = self.ready(options.phase, options.device, options, without)
+            ready = [e for e in ready if e.name not in options.left_out]
             if options.device is not None:
                 kinds.check(options.device)
             if not ready and not is_host(options.device):

@@ -41,6 +41,7 @@ from xrt_core.options.kinds import (
     flag_or,
     integer,
 )
+from xrt_core.options.rollout import ROLLOUT, Rollout
 
 if TYPE_CHECKING:  # it needs NumPy, and options are there before anything is computed
     from xrt_core.ir.graph import Phase
@@ -65,8 +66,8 @@ def _option(default: Any, kind: Kind, help: str, env: str = "") -> Any:
 class Options:
     """Every option with its value; made by `resolve`. Hashable and comparable by the values alone.
 
-    switches: those of engines that somebody set, by name. sections: the declared options of the plugins that
-    `engine_options` or the environment speaks of, defaults included.
+    switches: those of engines that somebody set, by name. left_out: engines that a rollout keeps out here. sections:
+    the declared options of the plugins that `engine_options` or the environment speaks of, defaults included.
     """
 
     engine: tuple[str, ...] | None = _option(
@@ -92,6 +93,13 @@ class Options:
         ENGINE_OPTIONS,
         "Options of single engines and of other plugins, by name: engine_options={'acme': {'depth': 5}}. Each one's "
         "page lists its own.",
+    )
+    rollout: Rollout | None = _option(  # noqa: RUF009 - it makes a dataclasses.field
+        None,
+        ROLLOUT,
+        "A new engine, or one version of an engine, acts on this share of the jobs or calls, drawn by a stable hash; "
+        "the others go on as without it. Results are compared and reported (docs/distributed.md).",
+        "XRT_ROLLOUT",
     )
     forbid_compilation: bool = _option(
         False,
@@ -372,6 +380,7 @@ class Options:
     )
     verify: bool = _option(False, FLAG, "Check the graph against the IR's rules after every stage.", "XRT_VERIFY")
     switches: tuple[tuple[str, bool], ...] = ()
+    left_out: tuple[str, ...] = ()
     sections: Mapping[str, Mapping[str, Any]] = dataclasses.field(
         default_factory=lambda: MappingProxyType({}), repr=False, compare=False
     )

@@ -20,6 +20,7 @@ entry points imports nothing.
     xrt.commands     any                          `xrt` is called with no command of the core  xrt_commands
     xrt.observers    any                          the first module is made                     xrt_event
     xrt.observers    any                          the first module is made                     xrt_write_checkpoint
+    xrt.observers    any                          a module's option `rollout` is given         xrt_rollout
     xrt.caches       any                          the first module is made                     xrt_shared_caches
     xrt.caches       any                          a module's option `cache` is a URL           xrt_open_cache
     any of these     the options' section         an option of the section is given            xrt_options
@@ -194,6 +195,21 @@ class Specification:
         The result is True where the plugin saw to it, by a call of `write` in one of the processes; None or False
         leaves it to the next one, and at last to the process itself. An XRTError goes to the user; any other
         exception is the plugin's problem, and the process writes by itself.
+        """
+
+    @hookspec
+    def xrt_rollout(self, rollout: Any, events: events.EventLog) -> Any:
+        """Whether a new engine takes part in this job, and in which of its calls.
+
+        :param rollout: `xrt_core.options.rollout.Rollout`: the share, and the engine with the version that is here.
+        :param events: the module's log, for what is decided and found.
+
+        Called for each module and training with the option `rollout`, plugin after plugin in the order of their names,
+        until one decides.
+
+        The result is an `xrt_core.engine.rollout.Decision`, or None for a rollout that the plugin does not decide.
+        Where it does not act, the module is made without the engine; where it does, a module for inference is asked
+        through what `answering` returns. An XRTError goes to the user, any other exception as a PluginError.
         """
 
     @hookspec

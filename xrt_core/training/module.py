@@ -22,6 +22,7 @@ from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.compiler.services import build_services
 from xrt_core.compiler.stages import Planned
 from xrt_core.engine import engines as process_engines
+from xrt_core.engine.rollout import roll_out
 from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError, TrainingError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
@@ -220,6 +221,10 @@ class TrainModule(GuardedModule):
     def _resolved(self, given: Mapping[str, Any]) -> Options:
         """Resolve the options, choose engines and make the pipeline."""
         resolved = process_engines.settled(resolve(given), self.events)
+        if resolved.rollout is not None and resolved.rollout.of == "calls":
+            source = resolved.source("rollout")
+            raise OptionError(f"rollout ({source}) is of calls; the steps of a training stay on one engine: of='jobs'")
+        resolved, _ = roll_out(resolved, self.events, process_engines)
         if resolved.mesh is not None:  # one program for gradients and updates: what is split stays so between them
             resolved = replace(resolved, merge_updates=True)
         if resolved.use_int8:

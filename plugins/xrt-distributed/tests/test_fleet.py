@@ -103,3 +103,23 @@ def test_a_process_reports(environment: dict[str, str], tmp_path: pathlib.Path) 
     assert sum(report["models"].values()) == 1
     assert "xla" in report["engines"]
     assert report["versions"]["python"]
+
+
+def test_collect(tmp_path: pathlib.Path, environment: dict[str, str]) -> None:
+    """`xrt fleet collect` runs a program with the variables of reports, options of the program's own included."""
+    script = tmp_path / "program"
+    script.write_text('#!/bin/sh\necho "$@" "$XRT_DISTRIBUTED_REPORTS" "$XRT_DISTRIBUTED_REPORTS_SHARE"\n')
+    script.chmod(0o755)
+    command = [sys.executable, "-c", "from xrt_distributed.fleet import app; app()", "collect", "--share", "0.25"]
+    for folder, want in (("reports", str(tmp_path / "reports")), ("s3://bucket/r", "s3://bucket/r")):
+        done = subprocess.run(
+            [*command, folder, str(script), "--epochs", "3"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        assert done.stdout == f"--epochs 3 {want} 0.25\n"
+    done = subprocess.run(
+        [*command, "reports", str(tmp_path / "absent")], env=environment, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "absent cannot be run: No such file" in done.stderr

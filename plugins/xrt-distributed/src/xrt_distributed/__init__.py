@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from xrt_core import hookimpl, subscribe
-from xrt_core.events import Event
+from xrt_core.events import Event, EventLog, process_events
 
 __all__ = ["initialize", "is_first", "process_count", "rank"]
 __version__ = "0.1.0"
@@ -33,7 +34,8 @@ def initialize() -> None:
     """Join the processes that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name, before JAX is used.
 
     `xrt launch` has done so before the program begins. Where the variables are missing, JAX looks for those of Slurm,
-    MPI and Kubernetes. Raises EngineUnavailableError where that fails, or comes too late.
+    MPI and Kubernetes, and for the context of a worker of Ray Train. Raises EngineUnavailableError where that fails, or
+    comes too late.
     """
     from xrt_distributed import _toolkit
 
@@ -51,24 +53,45 @@ def _end_on_fallback(event: Event) -> None:
 
 @hookimpl
 def xrt_commands() -> list[tuple[str, str, str]]:
-    """The commands `xrt launch` and `xrt fleet`."""
+    """The commands of this package."""
     return [
         ("launch", "xrt_distributed.command:launch", "Run a program in several processes on one mesh."),
-        ("fleet", "xrt_distributed.fleet:app", "Show what the jobs of a fleet report."),
+        ("fleet", "xrt_distributed.fleet:app", "Collect and show what the jobs of a fleet report."),
+        ("rollout", "xrt_distributed.rollout_command:app", "Show how new engines do on a share of the jobs."),
     ]
 
 
-if os.environ.get("XRT_DISTRIBUTED_REPORTS"):
+def _listeners() -> list[Callable[[Event], None]]:
+    """Who hears events by the variables: the report of this process, and OpenTelemetry."""
     from xrt_core.engine.contract import WORKER_VARIABLE
-    from xrt_distributed.reports import reporter_from_environment
 
-    _reporter = None if WORKER_VARIABLE in os.environ else reporter_from_environment()
+    found: list[Callable[[Event], None]] = []
+    if WORKER_VARIABLE in os.environ:  # of the guard: its process tells
+        return found
+    if os.environ.get("XRT_DISTRIBUTED_REPORTS"):
+        from xrt_distributed.reports import reporter_from_environment
+
+        if (reporter := reporter_from_environment()) is not None:
+            found.append(reporter.hear)
+    if os.environ.get("XRT_DISTRIBUTED_OTEL", "0") not in ("", "0"):
+        try:
+            from xrt_distributed.otel import Instrumentation
+
+            found.append(Instrumentation().hear)
+        except ImportError as e:
+            reason = f"{e}; pip install xrt-distributed[otel]"
+            process_events.emit("telemetry.unavailable", level=logging.WARNING, reason=reason)
+    return found
+
+
+if os.environ.get("XRT_DISTRIBUTED_REPORTS") or os.environ.get("XRT_DISTRIBUTED_OTEL"):
+    _heard = _listeners()
 
     @hookimpl
     def xrt_event(event: Event) -> None:
-        """Count an event for the report of this process. There is no such hook where nobody asked for reports."""
-        if _reporter is not None:
-            _reporter.hear(event)
+        """Pass an event on. There is no such hook where nobody asked for one."""
+        for hear in _heard:
+            hear(event)
 
 
 @hookimpl
@@ -82,6 +105,14 @@ def xrt_write_checkpoint(write: Callable[[], None]) -> bool:
         return False
     _toolkit.write_once(write)
     return True
+
+
+@hookimpl
+def xrt_rollout(rollout: Any, events: EventLog) -> Any:
+    """Whether a new engine takes part in this job (`xrt_distributed.rollout`)."""
+    from xrt_distributed.rollout import decide
+
+    return decide(rollout, events)
 
 
 @hookimpl

@@ -5,17 +5,18 @@ from __future__ import annotations
 import datetime
 import html
 import json
+import os
 import pathlib
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from xrt_core.errors import InputError
-from xrt_distributed.reports import FORM
+from xrt_distributed.reports import FOLDER, FORM, SHARE, lines_of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -153,7 +154,7 @@ class Fleet:
 def read_fleet(folder: str) -> Fleet:
     """The sums over all reports of a folder, or a store that fsspec reaches. Raises InputError where there is none."""
     found = Fleet()
-    for line in _lines(folder):
+    for line in lines_of(folder):
         try:
             found.add(json.loads(line))
         except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError):
@@ -161,26 +162,22 @@ def read_fleet(folder: str) -> Fleet:
     return found
 
 
-def _lines(folder: str) -> Iterator[str]:
-    import fsspec
-
-    try:
-        fs, root = fsspec.core.url_to_fs(folder)
-        names: Sequence[str] = sorted(fs.glob(f"{root.rstrip('/')}/**/*.jsonl"))
-    except (ImportError, OSError, ValueError) as e:
-        raise InputError(f"{folder}: {e}") from None
-    if not names:
-        raise InputError(f"{folder} has no reports (*.jsonl)")
-    for name in names:
-        yield from (line for line in fs.cat_file(name).decode("utf-8", "replace").splitlines() if line.strip())
-
-
 app = typer.Typer(help="What the jobs of a fleet report (docs/distributed.md).", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """A group even with one command."""
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def collect(
+    folder: Annotated[str, typer.Argument(help="where reports are written: a folder, s3://..., ...")],
+    command: Annotated[list[str], typer.Argument(help="a program and its arguments")],
+    share: Annotated[float, typer.Option("--share", min=0.0, max=1.0, help="of the processes that report")] = 1.0,
+) -> None:
+    """Run a program whose processes report what XRT did in them, as lines of JSON without users' data."""
+    os.environ[FOLDER], os.environ[SHARE] = folder if "://" in folder else os.path.abspath(folder), f"{share:g}"
+    try:
+        os.execvp(command[0], command)
+    except OSError as e:
+        typer.echo(f"xrt fleet collect: {command[0]} cannot be run: {e.strerror}", err=True)
+        raise typer.Exit(2) from None
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The launcher: starts the processes of a program, passes their output on, and ends all when one of them fails.
 
-Each process sends heartbeats through a pipe (`xrt_distributed.process`); JAX itself would wait for ever for one
-that is stopped, and minutes for one that died.
+Each process sends heartbeats (`xrt_distributed.process`), through a pipe or, from another machine, through the
+connection to its agent; JAX itself would wait for ever for one that is stopped, and minutes for one that died.
 """
 
 from __future__ import annotations
@@ -10,27 +10,34 @@ import contextlib
 import os
 import pathlib
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TextIO
 
-HEARTBEAT_VARIABLE: Final = "XRT_LAUNCH_HEARTBEAT"
-"""The variable with the number of the pipe into which a process writes its heartbeats."""
+from xrt_distributed.agent import Order, free_port, merged
+from xrt_distributed.hosts import LOST, Host, RemoteProcess
+from xrt_distributed.jobs import JOB, job_name
+from xrt_distributed.local import LocalProcess, end_all, start
+
+SSH: Final = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+"""How another machine is reached: no terminal, no questions, and an end where it no longer answers."""
 _START_SECONDS: Final = 120.0  # until the first heartbeat
-_GRACE_SECONDS: Final = 3.0  # between asking a process to end and ending it
-_LAST_LINES: Final = 10
+_FORWARDED: Final = ("XRT_", "FLAGS_", "JAX_", "XLA_", "NCCL_", "GLOO_", "TF_", "OMP_", "PYTHON", "OTEL_", "TRACE")
+"""What the variables begin with that other machines get too."""
+
+Process = LocalProcess | RemoteProcess
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """count: of processes. devices: of each process's CPU. logs: a folder, or None. restarts: how often all are started
-    again. hang: seconds without a heartbeat. port: None for any."""
+    """count: of processes, on each host. devices: of each process's CPU. logs: a folder, or None. restarts: how often
+    all are started again. hang: seconds without a heartbeat. port: None for any. job: its name, where the environment
+    has none. hosts: machines, by the names that `ssh` and the processes know; none for this one alone. python: there.
+    """
 
     count: int
     devices: int | None = None
@@ -38,18 +45,15 @@ class Settings:
     restarts: int = 0
     hang: float = 20.0
     port: int | None = None
+    job: str = field(default_factory=job_name)
+    hosts: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = SSH
+    python: str = sys.executable
 
-
-@dataclass(eq=False)
-class _Process:
-    """A process with the threads that read its output and its heartbeats."""
-
-    rank: int
-    handle: subprocess.Popen[bytes]
-    seen: float
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
-    threads: list[threading.Thread] = field(default_factory=list)
-    alive: bool = False  # whether there was a heartbeat
+    @property
+    def total(self) -> int:
+        """How many processes there are."""
+        return self.count * max(len(self.hosts), 1)
 
 
 def launch_all(command: Sequence[str], settings: Settings) -> int:
@@ -61,108 +65,128 @@ def launch_all(command: Sequence[str], settings: Settings) -> int:
             if code == 0:
                 break
             if attempt < settings.restarts:
-                _say(f"starting all {settings.count} again ({attempt + 1} of {settings.restarts})")
+                _say(f"starting all {settings.total} again ({attempt + 1} of {settings.restarts})")
     return code
 
 
 def _attempt(command: Sequence[str], settings: Settings, attempt: int) -> int:
-    port = settings.port or _free_port()
-    processes: list[_Process] = []
     began = time.monotonic()
-    try:
-        for rank in range(settings.count):
-            processes.append(_start(command, settings, rank, port, attempt))
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(_Output(settings, attempt))
+        if settings.hosts:
+            processes: Sequence[Process] | None = _start_there(command, settings, attempt, output, stack)
+        else:
+            processes = _start_here(command, settings, attempt, output, stack)
+        if processes is None:
+            return 255
         failed, why, code = _watch(processes, settings.hang)
-    finally:
-        _end(processes)
     if failed is None:
         return 0
-    _say(
-        f"rank {failed.rank} (process {failed.handle.pid}) {why} after {time.monotonic() - began:.1f} s; all are ended"
-    )
+    where = f" on {failed.host}" if failed.host else ""
+    after = f"after {time.monotonic() - began:.1f} s"
+    _say(f"rank {failed.rank} (process {failed.pid}{where}) {why} {after}; all are ended")
     if failed.lines:
         _say("its last lines:\n" + "\n".join(f"    {line}" for line in failed.lines))
     return code
 
 
-def _start(command: Sequence[str], settings: Settings, rank: int, port: int, attempt: int) -> _Process:
-    read, write = os.pipe()
-    environment = {
-        **os.environ,
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(settings.count),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "XRT_LAUNCH_ATTEMPT": str(attempt), HEARTBEAT_VARIABLE: str(write), "PYTHONUNBUFFERED": "1",
+def _start_here(
+    command: Sequence[str], settings: Settings, attempt: int, output: _Output, stack: contextlib.ExitStack
+) -> list[LocalProcess]:
+    processes: list[LocalProcess] = []
+    stack.callback(end_all, processes)
+    order = _order(command, settings, attempt, 0, "127.0.0.1", settings.port or free_port())
+    for rank, own in order.variables.items():
+        environment = merged(os.environ, own, order)
+        processes.append(start(command, environment, rank, partial(output.write, rank)))
+    return processes
+
+
+def _start_there(
+    command: Sequence[str], settings: Settings, attempt: int, output: _Output, stack: contextlib.ExitStack
+) -> list[RemoteProcess] | None:
+    """The processes on all hosts; None where a host cannot be reached, which is said."""
+    hosts: list[Host] = []
+    for name in settings.hosts:
+        hosts.append(Host(name, settings.ssh, settings.python, output.write))
+        stack.callback(hosts[-1].join)
+    for host in hosts:
+        stack.callback(host.release)  # all of them, before the first is waited for
+    failures = [f"host {h.name}: {why}" for h in hosts if (why := h.connected())]
+    if failures:
+        _say("; ".join(failures))
+        return None
+    address, port = settings.hosts[0].rpartition("@")[2], settings.port or hosts[0].port
+    return [
+        p for number, h in enumerate(hosts) for p in h.begin(_order(command, settings, attempt, number, address, port))
+    ]
+
+
+def _order(command: Sequence[str], settings: Settings, attempt: int, host: int, address: str, port: int) -> Order:
+    """What to start on a host."""
+    common = {
+        "WORLD_SIZE": str(settings.total), "LOCAL_WORLD_SIZE": str(settings.count),
+        "MASTER_ADDR": address, "MASTER_PORT": str(port), "XRT_LAUNCH_ATTEMPT": str(attempt),
     }  # fmt: skip
-    environment.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
-    # under guard each process would take a program up at a time of its own, and the others would wait for it
-    environment.setdefault("XRT_GUARD", "0")
     if settings.devices is not None:
-        flags = [f for f in environment.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
-        environment["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={settings.devices}"])
-    try:
-        handle = subprocess.Popen(
-            [sys.executable, "-m", "xrt_distributed.process", *command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(write,),
-            start_new_session=True,  # with it, all that it starts can be ended
-        )
-    finally:
-        os.close(write)
-    made = _Process(rank, handle, time.monotonic())
-    log: TextIO | None = None
-    if settings.logs is not None:
-        settings.logs.mkdir(parents=True, exist_ok=True)
-        log = (settings.logs / f"rank{rank}.log").open("a" if attempt else "w", encoding="utf-8")
-    for target, arguments in ((_pass_on, (made, log)), (_hear, (made, read))):
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        thread.start()
-        made.threads.append(thread)
-    return made
+        flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
+        common["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={settings.devices}"])
+    first = host * settings.count
+    variables = {first + n: {**common, "RANK": str(first + n), "LOCAL_RANK": str(n)} for n in range(settings.count)}
+    # under guard each process would take a program up at a time of its own, and the others would wait for it
+    defaults = {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo", "XRT_GUARD": "0", JOB: settings.job}
+    shared = {n: v for n, v in os.environ.items() if n.startswith(_FORWARDED)} if settings.hosts else {}
+    return Order(tuple(command), os.getcwd(), variables, shared, defaults)
 
 
-def _pass_on(process: _Process, log: TextIO | None) -> None:
-    """Print what a process prints, with its rank before each line."""
-    assert process.handle.stdout is not None
-    with contextlib.ExitStack() as stack:
-        if log is not None:
-            stack.enter_context(log)
-        for raw in process.handle.stdout:
-            line = raw.decode("utf-8", "replace").rstrip("\n")
-            process.lines.append(line)
-            sys.stdout.write(f"[{process.rank}] {line}\n")
+class _Output:
+    """Prints what processes print, with their ranks before each line, and writes it to files."""
+
+    def __init__(self, settings: Settings, attempt: int) -> None:
+        self._files: dict[int, TextIO] = {}
+        self._lock = threading.Lock()
+        if settings.logs is not None:
+            settings.logs.mkdir(parents=True, exist_ok=True)
+            for rank in range(settings.total):
+                path = settings.logs / f"rank{rank}.log"
+                self._files[rank] = path.open("a" if attempt else "w", encoding="utf-8")
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+    def write(self, rank: int, line: str) -> None:
+        """A line of a rank."""
+        with self._lock:
+            sys.stdout.write(f"[{rank}] {line}\n")
             sys.stdout.flush()
-            if log is not None:
-                log.write(line + "\n")
-                log.flush()
+            if (file := self._files.get(rank)) is not None:
+                file.write(line + "\n")
+                file.flush()
 
 
-def _hear(process: _Process, pipe: int) -> None:
-    """Note the heartbeats of a process."""
-    try:
-        while os.read(pipe, 64):
-            process.seen, process.alive = time.monotonic(), True
-    finally:
-        os.close(pipe)
-
-
-def _watch(processes: Sequence[_Process], hang: float) -> tuple[_Process | None, str, int]:
+def _watch(processes: Sequence[Process], hang: float) -> tuple[Process | None, str, int]:
     """Wait until all have ended well, or one has failed: which, why, and the exit code."""
     while True:
-        codes = [p.handle.poll() for p in processes]
+        codes = [p.poll() for p in processes]
         # who was killed is the cause; those that lost it end with errors of their own
         bad = [(p, c) for p, c in zip(processes, codes, strict=True) if c]
         if bad:
             failed, code = min(bad, key=lambda found: found[1])
-            failed.threads[0].join(2)  # its last lines
+            failed.finish(2)  # its last lines
+            if code == LOST:
+                return failed, f"is out of reach: {failed.lost}", 255
             if code < 0:
                 return failed, f"was ended by {signal.Signals(-code).name}", 128 - code
             return failed, f"ended with exit code {code}", code
         if all(c == 0 for c in codes):
             for p in processes:
-                p.threads[0].join(5)
+                p.finish(5)
             return None, "", 0
         now = time.monotonic()
         for p, c in zip(processes, codes, strict=True):
@@ -170,25 +194,6 @@ def _watch(processes: Sequence[_Process], hang: float) -> tuple[_Process | None,
             if c is None and silent > limit:
                 return p, f"hangs (no heartbeat for {silent:.0f} s)", 75
         time.sleep(0.05)
-
-
-def _end(processes: Sequence[_Process]) -> None:
-    """End all processes that still run, with what they started."""
-    running = [p for p in processes if p.handle.poll() is None]
-    for p in running:
-        _signal(p, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for p in running:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            p.handle.wait(max(0.0, deadline - time.monotonic()))
-    for p in processes:
-        _signal(p, signal.SIGKILL)  # what it started may have outlived it
-        p.handle.wait()
-
-
-def _signal(process: _Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.handle.pid, number)
 
 
 @contextlib.contextmanager
@@ -206,12 +211,6 @@ def _turned_into_exits() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def _say(text: str) -> None:

@@ -43,7 +43,7 @@ def _leave(code: int) -> None:
 
 def _run(command: Sequence[str]) -> None:
     from xrt_distributed import initialize
-    from xrt_distributed.launcher import HEARTBEAT_VARIABLE
+    from xrt_distributed.local import HEARTBEAT_VARIABLE
 
     _die_with_launcher()
     pipe = os.environ.pop(HEARTBEAT_VARIABLE, "")

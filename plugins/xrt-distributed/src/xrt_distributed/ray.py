@@ -17,6 +17,7 @@ import numpy as np
 
 from xrt_core import XRTModule
 from xrt_core.errors import EngineUnavailableError, InputError, OptionError
+from xrt_distributed.jobs import JOB, job_name
 
 Model = str | os.PathLike[str] | bytes | Callable[[], Any]
 _READING_CPUS: Final = 1.0  # that Ray needs beside the actors, to read the dataset and to put blocks together
@@ -67,7 +68,7 @@ def map(
         if "://" not in given and not pathlib.Path(given).is_file():
             raise InputError(f"there is no file {given}")
     settings = {"columns": dict(columns or {}), "outputs": dict(outputs or {})}
-    variables = {n: v for n, v in os.environ.items() if n.startswith(_SHARED)}
+    variables = {JOB: job_name()} | {n: v for n, v in os.environ.items() if n.startswith(_SHARED)}
     return dataset.map_batches(
         Worker,
         fn_constructor_args=(given, settings, {"engine": engine, **options}),
@@ -76,7 +77,7 @@ def map(
         compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
         num_cpus=cpus,
         num_gpus=gpus or None,
-        runtime_env={"env_vars": variables} if variables else None,
+        runtime_env={"env_vars": variables},
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -17,21 +16,61 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from xrt_core.errors import InputError
 from xrt_core.events import Event
+from xrt_distributed.jobs import falls_on
 
 FOLDER: Final = "XRT_DISTRIBUTED_REPORTS"
 SHARE: Final = "XRT_DISTRIBUTED_REPORTS_SHARE"
+ARM: Final = "XRT_DISTRIBUTED_ROLLOUT_ARM"
+"""The variable by which `xrt rollout run` says what this job stands for, as JSON: engine, share, acts."""
 FORM: Final = "xrt-report-1"
 _EVERY_SECONDS: Final = 30.0  # a process that is killed has reported what it did until then
 _PACKAGES: Final = (
     "xrt-core", "xrt-xla", "xrt-onnxruntime", "xrt-openvino", "xrt-tensorrt", "xrt-toy", "jax", "onnxruntime",
     "openvino",
 )  # fmt: skip
-_MOST: Final = 200  # models, and speed-ups, of one report
+_MOST: Final = 200  # models, speed-ups and ratios of one report
+_HUGE: Final = 1e300
+
+
+@dataclass(slots=True)
+class Rolled:
+    """What a job did in the rollout of one version of an engine.
+
+    acts: whether the new engine took part. unusable: it should have, and could not be used. compared, different: its
+    results against those of the proven engines, worst: the largest error, ratios: time over the proven engines' time.
+    """
+
+    engine: str
+    version: str
+    share: float = 0.0
+    of: str = "jobs"
+    acts: bool = False
+    unusable: int = 0
+    compared: int = 0
+    different: int = 0
+    worst: float = 0.0
+    ratios: list[float] = field(default_factory=list)
+
+    def hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Count an event of this rollout."""
+        if name == "rollout.decided":
+            self.share, self.of = float(fields["share"]), str(fields["of"])
+            self.acts = self.acts or bool(fields["acts"])
+        elif name == "rollout.unusable":
+            self.unusable += 1
+        elif name == "rollout.compared":
+            self.compared += 1
+            self.different += not fields["is_right"]
+            self.worst = max(self.worst, min(float(fields["error"]), _HUGE))  # JSON has no infinity
+            if fields.get("proven_seconds") and len(self.ratios) < _MOST:
+                self.ratios.append(round(fields["candidate_seconds"] / fields["proven_seconds"], 3))
 
 
 class Reporter:
@@ -45,7 +84,7 @@ class Reporter:
 
         self._open = fsspec.core.url_to_fs
         self.job = uuid.uuid4().hex
-        self.is_chosen = int(hashlib.blake2b(self.job.encode(), digest_size=4).hexdigest(), 16) < share * 2**32
+        self.is_chosen = falls_on(share, self.job)
         self.failure = ""
         self._folder = folder.rstrip("/")
         self._began = time.time()
@@ -55,6 +94,8 @@ class Reporter:
         self._chosen: Counter[str] = Counter()
         self._cache: Counter[str] = Counter()
         self._speedups: list[float] = []
+        self._rollouts: dict[tuple[str, str], Rolled] = {}
+        self._arm = _arm_of_environment()
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -78,6 +119,9 @@ class Reporter:
                 host = timings.get("host")
                 if host and len(timings) > 1 and len(self._speedups) < _MOST:  # the fastest is what runs
                     self._speedups.append(round(host / min(timings.values()), 3))
+            elif event.name.startswith("rollout.") and "engine" in f:
+                key = str(f["engine"]), str(f.get("version", ""))
+                self._rollouts.setdefault(key, Rolled(*key)).hear(event.name, f)
             elif event.name in ("cache.hit", "cache.miss", "cache.fetched"):
                 self._cache[event.name.partition(".")[2]] += 1
             else:
@@ -105,7 +149,8 @@ class Reporter:
                     {"engine": e, "stage": s, "kind": k, "count": n} for (e, s, k), n in self._fallbacks.items()
                 ],
                 "cache": dict(self._cache),
-            }  # fmt: skip
+                "rollouts": [asdict(r) for r in (*self._rollouts.values(), *self._arm)],
+            }
 
     def write(self) -> None:
         """Write the report, in the place of an earlier one."""
@@ -136,9 +181,39 @@ def reporter_from_environment(environ: Mapping[str, str] | None = None) -> Repor
     return Reporter(environ[FOLDER].strip(), share if math.isfinite(share) else 0.0)
 
 
+def _arm_of_environment() -> list[Rolled]:
+    """What `xrt rollout run` said of this process, with the version of the engine that its environment has."""
+    try:
+        said = json.loads(os.environ[ARM])
+        engine = str(said["engine"])
+        found = Rolled(engine, "", float(said["share"]), "jobs", bool(said["acts"]))
+    except (KeyError, TypeError, ValueError):
+        return []
+    for package in (engine, f"xrt-{engine}"):  # the library, where it has the engine's name
+        with contextlib.suppress(PackageNotFoundError):
+            found.version = version(package)
+            break
+    return [found]
+
+
 def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
+
+
+def lines_of(folder: str) -> Iterator[str]:
+    """The lines of all reports of a folder, or a store that fsspec reaches. Raises InputError where there is none."""
+    import fsspec
+
+    try:
+        fs, root = fsspec.core.url_to_fs(folder)
+        names: Sequence[str] = sorted(fs.glob(f"{root.rstrip('/')}/**/*.jsonl"))
+    except (ImportError, OSError, ValueError) as e:
+        raise InputError(f"{folder}: {e}") from None
+    if not names:
+        raise InputError(f"{folder} has no reports (*.jsonl)")
+    for name in names:
+        yield from (line for line in fs.cat_file(name).decode("utf-8", "replace").splitlines() if line.strip())
