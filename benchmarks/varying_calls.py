@@ -131,8 +131,8 @@ def hot() -> None:
     for n in (8, 9, 10):
         symbolic(np.ones((4, n), np.float32), np.ones((4, n), np.float32))
     exact(x, x)
-    assert symbolic.explain([x, x]).symbols
-    assert not exact.explain([x, x]).symbols
+    assert symbolic.explain({"x": x, "y": x}).symbols
+    assert not exact.explain({"x": x, "y": x}).symbols
 
     def many(m: Any) -> Callable[[], None]:
         def call() -> None:
