@@ -13,6 +13,7 @@ import pytest
 
 from tests.fake_engines import FakeEngine, fake_engine
 from tests.passes.varying_graphs import HIDDEN, Builder, arguments, encoder
+from xrt_core.compiler import buckets
 from xrt_core.compiler.buckets import Bucket, edges, rung
 from xrt_core.errors import OptionError
 from xrt_core.host.executor import run_graph
@@ -106,6 +107,20 @@ def settle() -> None:
     for t in threading.enumerate():
         if t.name == "xrt-bucket":
             t.join(30)
+
+
+def test_no_call_is_next_to_nothing_but_padding(
+    engine: FakeEngine, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of which more than nine tenths would be padding gets a bucket of its size; others must earn theirs."""
+    monkeypatch.setattr(buckets, "FIRST_BUCKETS", 1)
+    with module_of(graph) as m:
+        for b, s in ((8, 60), (7, 64), (8, 50), (1, 16), (1, 10), (1, 16)):
+            agree(m, graph, b, s)
+            settle()
+        assert [tuple(b.form.buckets.values()) for b in buckets_of(m)] == [(8, 64), (1, 16)]
+        assert [b.calls for b in buckets_of(m)] == [3, 2]
+    assert len(engine.compiled) == 3
 
 
 def test_few_buckets_at_first(engine: FakeEngine) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import pathlib
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -530,6 +532,17 @@ def test_a_watch_that_costs_little() -> None:
             schedule.postpone(n, cost=0.01, seconds=0.001)
     assert due[:8] == [1, 2, 4, 8, 16, 32, 64, 128]
     assert {b - a for a, b in itertools.pairwise(due[12:])} == {1000}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priorities of their own")
+def test_comparisons_yield_to_calls() -> None:
+    """The thread that compares has a lower priority than those that call; no other thread's changes."""
+    found: list[int] = []
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert comparisons().submit(lambda: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    comparisons().wait()
+    assert found == [min(before + 10, 19)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 def test_many_threads_at_once() -> None:

@@ -294,6 +294,34 @@ def test_cancelling_is_for_one_owner() -> None:
     assert found == ["closed"]
 
 
+def test_cancelling_one_job_ends_its_request() -> None:
+    """Its worker is killed, and the job is told; the next job has a worker of its own, and others are left alone."""
+    pool = WorkerPool(1)
+    said: list[str] = []
+
+    def hang(slot: WorkerSlot) -> None:
+        slot._worker = Worker()
+        os.kill(slot._worker.pid, signal.SIGSTOP)
+        begun.set()
+        with pytest.raises(WorkerFailure, match="the job was cancelled") as caught:
+            slot.run(EMPTY, 60.0, 0, lambda message: None)
+        said.append(caught.value.kind)
+
+    begun, mine = threading.Event(), Job(hang, "mine")
+    pool.submit(mine)
+    assert begun.wait(60)
+    pool.cancel_job(Job(hang, "mine"))
+    assert not mine.cancelled
+    pool.cancel_job(mine)
+    assert mine.done.wait(60)
+    assert said == ["closed"]
+    after = Job(lambda slot: said.append(str(slot.run(EMPTY, 60.0, 0, lambda message: None).error is not None)), "mine")
+    pool.submit(after)
+    assert after.done.wait(60)
+    assert said == ["closed", "True"]
+    pool.close()
+
+
 @pytest.mark.slow
 def test_one_worker_at_a_time_uses_the_device() -> None:
     """Requests that may use a GPU wait for each other, and the worker that used it before gives its memory back."""

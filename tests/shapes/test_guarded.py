@@ -15,8 +15,15 @@ from tests.guard import engines as tested
 from tests.guard.guarded import eventually, module, registered
 from tests.shapes.models import Builder
 from tests.shapes.test_plans import entries, run, symbolic
+from xrt_core.cache.store import Compilation, ExecutableStore
+from xrt_core.compiler.pipeline import Pipeline
+from xrt_core.engine import engines
+from xrt_core.engine.contract import CompileOptions
+from xrt_core.events import EventLog
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.guard import worker_pool
+from xrt_core.guard.composite import CompositeBuilder
+from xrt_core.passes.symbolic_shapes import function_at
 
 pytestmark = pytest.mark.tiny_clusters
 
@@ -86,16 +93,16 @@ def building(m: xrt.XRTModule) -> Any:
 
 @pytest.mark.usefixtures("pool")
 def test_an_exact_build_is_dropped_for_a_symbolic_one() -> None:
-    """Once the symbolic plan is live nobody waits for the exact build that runs, and its result goes nowhere."""
+    """Once there is a symbolic plan nobody waits for the exact build that runs, and its result goes nowhere."""
     graph = product()
     m = module(graph, "first_waits", **DROPPED)
     m.run(rows(7))
     assert eventually(lambda: tested.FirstWaits.compilations == 1 and entries(m)[0].plan.launches)
     (exact,) = entries(m)[0].plan.launches
-    for n in (9, 5):
-        m.run(rows(n))
-    assert eventually(lambda: len(entries(m)) == 1)
-    assert not symbolic(m)[0].plan.is_unbuilt
+    m.run(rows(9))
+    assert len(entries(m)) == len(symbolic(m)) == 1  # before any executable of it is there
+    m.run(rows(5))
+    assert eventually(lambda: not symbolic(m)[0].plan.is_unbuilt)
     assert m.wait(10)
     assert exact.record.reason == "cancelled: a plan for all sizes took its place"
     tested.FirstWaits.may.set()
@@ -104,6 +111,38 @@ def test_an_exact_build_is_dropped_for_a_symbolic_one() -> None:
     assert exact.executable is None
     np.testing.assert_allclose(run(m, rows(7)), run(module(graph, "host"), rows(7)), rtol=1e-5)
     assert tested.FirstWaits.compilations == 2
+
+
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_shapes_that_come_faster_than_builds(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where engines of static shapes take part, two shapes are planned exactly before a symbolic plan is made; but not
+    where the first of them is still being built."""
+    monkeypatch.setattr(Pipeline, "_symbolic_after", lambda self, engines: 2)
+    if is_there:
+        tested.FirstWaits.may.set()
+    m = module(product(), "first_waits", **DROPPED)
+    m.run(rows(7))
+    assert eventually(lambda: tested.FirstWaits.compilations == 1)
+    assert m.wait(60) if is_there else entries(m)[0].plan.is_unbuilt
+    m.run(rows(9))
+    assert len(symbolic(m)) == (0 if is_there else 1)
+
+
+@pytest.mark.usefixtures("pool")
+def test_engines_of_static_shapes_get_no_part_of_a_symbolic_cluster() -> None:
+    """Not even the nodes whose own shapes do not vary: the others would be cut into pieces around these."""
+    m = module(product(), "first_waits", guard=False, shapes={"x": ("n", 4)})
+    m.run(rows(7))
+    function = entries(m)[0].plan.launches[0].function
+    both = [(engines.get(n), "cpu") for n in ("first_waits_static", "first_waits")]
+    log = EventLog()
+    build = CompositeBuilder(Compilation(both, CompileOptions(), ExecutableStore(None, log), log))
+    assert function.is_symbolic
+    assert build.candidates(function, None) == ("first_waits",)
+    assert not any(build.supports("first_waits_static", function))
+    static = function_at(function, {"n": 3})
+    assert build.candidates(static, None) == ("first_waits_static", "first_waits")
 
 
 @pytest.mark.usefixtures("pool")

@@ -35,11 +35,13 @@ FINAL_WASTE: Final = 0.25
 """The share of padding, of all sizes that were seen, from which no further bucket is made."""
 GAIN: Final = 0.5
 """The padding, of all sizes that were seen, that a further bucket must save, as a share of the largest."""
+MOST_WASTE: Final = 0.9
+"""The share of padding from which a call gets a bucket of about its own size, whatever that costs."""
 LOOKED_AT: Final = 64
 """Sizes, the last, by which a further bucket is chosen."""
 LITTLE: Final = 0.2
 """The padding, as a share of the largest bucket, that is never worth a compilation."""
-FIRST_BUCKETS: Final = 11
+FIRST_BUCKETS: Final = 10
 """Buckets that a graph may have from the start. Each further one is earned, by time spent on padding."""
 EARNED: Final = 2.0
 """Of how many compilations: a call's share of padding is more than what a smaller bucket saves."""
@@ -166,8 +168,14 @@ class Buckets:
             found = self._smallest(sizes)
             if found is None:
                 return self._new(sizes)
-            if self._may_make() and (self._explicit is None or not self._good(*found)):
-                wanted = self._worthwhile(sizes) if self._explicit is None else {}
+            is_lost = self._is_lost(*found)
+            if (is_lost and self._is_free) or (
+                self._may_make() and (self._explicit is None or not self._good(*found))
+            ):
+                if self._explicit is not None:
+                    wanted: Mapping[str, int] | None = {}
+                else:
+                    wanted = self._own(*found) if is_lost else self._worthwhile(sizes)
                 made = None if wanted is None else self._new(sizes, wanted)
                 if made is None:
                     if self._has_earned:
@@ -197,7 +205,10 @@ class Buckets:
         self.generation += 1
 
     def wants_another(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
-        """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one."""
+        """Whether a call of these sizes should look for its bucket again: time wasted on padding has earned one, or it
+        is next to nothing but padding."""
+        if self._is_lost(bucket, sizes):
+            return self._is_free
         return self._has_earned and not self._good(bucket, sizes) and self._may_make()
 
     @property
@@ -314,8 +325,21 @@ class Buckets:
             return True
         return waste / bucket.volume <= FINAL_WASTE
 
+    def _is_lost(self, bucket: Bucket, sizes: Mapping[str, int]) -> bool:
+        """Whether a call in this bucket is next to nothing but padding."""
+        return self._explicit is None and math.prod(sizes.values()) < (1 - MOST_WASTE) * bucket.volume
+
+    def _own(self, bucket: Bucket, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes of a bucket for a call that is lost in this one."""
+        return {s: min(rung(n), bucket.form.buckets[s]) for s, n in sizes.items()}
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether a bucket may be made beside others, and none is being made."""
+        return self._beside and all(b.ready for b in self.buckets)
+
     def _may_make(self) -> bool:
-        if not self._beside or not all(b.ready for b in self.buckets):  # one after the other
+        if not self._is_free:  # one after the other
             return False
         return self._explicit is not None or len(self.buckets) < FIRST_BUCKETS or self._has_earned
 

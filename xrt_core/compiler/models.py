@@ -216,7 +216,8 @@ class CompiledGraph:
         def on_live() -> None:
             found = own()
             if found is not None and found._buckets is not None:
-                found.plans.drop_unbuilt(found._buckets.covers, "a bucket took its place")
+                buckets = found._buckets
+                found.plans.drop_unbuilt(lambda parts, _: buckets.covers(parts), "a bucket took its place")
 
         made.plans.on_live = on_live
         return made

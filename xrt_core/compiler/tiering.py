@@ -220,6 +220,7 @@ class BaselinePlan(Planned):
 
     __slots__ = (
         "_attempts", "_due", "_job", "_lock", "_ranges", "_rehearse", "_rehearsed", "_started", "calls", "final",
+        "is_dropped",
     )  # fmt: skip
 
     def __init__(self, *planned: Any) -> None:
@@ -233,6 +234,7 @@ class BaselinePlan(Planned):
         self._ranges: tuple[Range | None, ...] = ()
         self.calls = 0
         self.final: Planned | None = None
+        self.is_dropped = False
         self.answer_by(self._answer)
 
     @property
@@ -243,6 +245,7 @@ class BaselinePlan(Planned):
     def release(self, reason: str) -> None:
         """See `Plan.release`; its job ends where it finds that the plan is not there any more."""
         super().release(reason)
+        self.is_dropped = True
         if self.final is not None and self.final is not self:
             self.final.release(reason)
 

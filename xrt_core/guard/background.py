@@ -33,9 +33,10 @@ _MAX_RECORDS: Final = 256
 
 
 class Plannable(Protocol):
-    """A plan of the host that can be replaced by one with engines."""
+    """A plan of the host that can be replaced by one with engines. is_dropped: nobody wants it any more."""
 
     name: str
+    is_dropped: bool
 
     def prepare(self, inputs: Sequence[Any] | None) -> None:
         """Make the plan with engines, and run it once on `inputs` if they are given."""
@@ -147,12 +148,12 @@ class BackgroundCompiler:
 
     def _compile(self, record: CompilationRecord, inputs: Sequence[Any] | None) -> None:
         plan = record.plan()
-        if plan is None or self.closed:
+        if plan is None or self.closed or plan.is_dropped:
             record.state = "given up"
             record.done.set()
             return
         record.state = "planning"
-        task = BackgroundTask(self, lambda: not (self.closed or record.done.is_set()))
+        task = BackgroundTask(self, lambda: not (self.closed or record.done.is_set() or plan.is_dropped))
         try:
             call_with_timeout(self.settings.timeout, _prepare, plan, inputs, task)
             record.state = "planned"

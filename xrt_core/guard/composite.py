@@ -91,6 +91,8 @@ class CompositeBuilder:
 
     def supports(self, engine: str, function: Function) -> list[bool]:
         """For each node whether the engine supports it. It may load its library when it is first asked."""
+        if not self._takes(engine, function):
+            return [False] * len(function.body.nodes)
         with preserved_state(f"engine {engine!r}"):
             return [self._support(engine, n).ok for n in function.body.nodes]
 
@@ -106,7 +108,7 @@ class CompositeBuilder:
         if all(self.supports(engine, function)):
             return self._compile(function, engine, fused, shared)
         body = _unpinned(function.body)
-        return self._outlined(body, self._clustering(body, engine, alone), lambda k: fused)
+        return self._outlined(body, self._clustering(function, body, engine, alone), lambda k: fused)
 
     def alone(self, function: Function, engine: str) -> tuple[Piece, ...] | None:
         """The pieces of a function on one engine and the host only; None if the engine would run no node, or if
@@ -114,16 +116,23 @@ class CompositeBuilder:
         if all(self.supports(engine, function)):
             return None
         body = _unpinned(function.body)
-        mine = self._clustering(body, engine, True).clusters
-        if not mine or mine == self._clustering(body, engine, False).clusters:
+        mine = self._clustering(function, body, engine, True).clusters
+        if not mine or mine == self._clustering(function, body, engine, False).clusters:
             return None
         covered = {i for c in mine for i in c.nodes}
         left = convex_partition(body, [i for i in range(len(body.nodes)) if i not in covered])[1]
         pieces = [*(Piece(engine, c.nodes) for c in mine), *(Piece(HOST, nodes) for nodes in left)]
         return tuple(sorted(pieces, key=lambda p: p.nodes))
 
-    def _clustering(self, body: Graph, engine: str, alone: bool) -> Clustering:
-        names = [engine] if alone else [engine, *(e for e in self.compilation.engines if e != engine)]
+    def _takes(self, engine: str, function: Function) -> bool:
+        """Whether an engine may get nodes of a function. One of static shapes gets none where shapes vary: what it
+        would take is the few nodes between whose own do not."""
+        return not function.is_symbolic or self.compilation.on(engine)[0].dynamic_dims != "none"
+
+    def _clustering(self, function: Function, body: Graph, engine: str, alone: bool) -> Clustering:
+        """The clusters of the function's body, without marks for engines."""
+        others = () if alone else (e for e in self.compilation.engines if e != engine and self._takes(e, function))
+        names = [engine, *others]
         candidates = [Candidate(e, lambda n, e=e: self._support(e, n)) for e in names]  # type: ignore[misc]
         with preserved_state(", ".join(names)):
             marks = mark(body, candidates, device=self.compilation.on(engine)[1])

@@ -82,14 +82,16 @@ class GuardedLaunch(Launch):
     build: starts the build of this cluster; its last argument says whether the call that needs it still waits for an
     answer. tolerance: that the engine declares, for shadow runs. note: says which runs this process is in. ranges: of
     the inputs of a first call, as far as they are known. sizes: of the symbols in that call, where the function is
-    symbolic. unwanted: its plan was dropped, and no executable is built any more. synchronize: waits for the device,
+    symbolic. unwanted: its plan was dropped, and no executable is built any more. cancel: ends the build that runs.
+    synchronize: waits for the device,
     where the launch has one:
     what is timed begins and ends with that, so that neither work before it counts nor is work left out.
     """
 
     __slots__ = (
         "_build", "_call", "_checker", "_donated", "_failures", "_passed", "_schedule", "_settings", "_timed",
-        "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance", "unwanted",
+        "cancel", "expectation", "note", "ranges", "record", "shares_cores", "sizes", "synchronize", "tolerance",
+        "unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +111,7 @@ class GuardedLaunch(Launch):
         self.expectation = Expectation()
         self.note: Note | None = None
         self.unwanted = False
+        self.cancel: Callable[[], None] | None = None
         self.ranges: tuple[Range | None, ...] = ()
         self.sizes: Mapping[str, int] = {}
         self.synchronize: Callable[[], None] | None = None
@@ -161,15 +164,18 @@ class GuardedLaunch(Launch):
             self.on_live()
 
     def release(self, reason: str) -> None:
-        """See `Launch.release`. A build that has not begun never does, the result of one that runs is dropped, and
-        nobody waits for either."""
+        """See `Launch.release`. A build that has not begun never does, one that runs in a worker process ends, the
+        result of another one is dropped, and nobody waits for any."""
         with self._lock:
             self.unwanted = True
             if self.record.state is not State.LIVE:
                 self.record.restate(f"cancelled: {reason}")
             self._call = self._from_host
             self.executable = self._direct = self.note = None
+            cancel, self.cancel = self.cancel, None
         self.record.settled.set()
+        if cancel is not None:
+            cancel()
 
     def _limit_time(self, executable: Executable, any_thread: bool) -> None:
         given, seconds = self._settings.run_timeout, self._longest_run()

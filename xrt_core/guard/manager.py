@@ -224,6 +224,7 @@ class GuardManager:
                     self._run_build(found, inputs, slot)
 
         job = Job(work, self)
+        launch.cancel = partial(process_pool().cancel_job, job)
         try:
             process_pool().submit(job)
         except WorkerFailure as e:
@@ -279,7 +280,7 @@ class GuardManager:
         except Cancelled:
             pass
         except WorkerFailure as e:
-            if not self.closed:
+            if not (self.closed or launch.unwanted):
                 self._fail(launch, FailureRecord(_stage(record), e.kind, str(e), e.log, e.exit_code))
         except CallTimeout as e:
             self._fail(launch, FailureRecord(_stage(record), "hung", str(e)))
@@ -287,6 +288,7 @@ class GuardManager:
             kind: Kind = "memory" if isinstance(e, MemoryError) else "raised"
             self._fail(launch, FailureRecord(_stage(record), kind, f"{type(e).__name__}: {e}"))
         finally:
+            launch.cancel = None
             record.settled.set()  # also if it was cancelled
             with self._lock:
                 self._building.discard(launch)

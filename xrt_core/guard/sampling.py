@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from threading import get_ident
@@ -19,6 +21,8 @@ log = logging.getLogger("xrt")
 _SHARE: Final = 0.01
 """Part of the time of the calls that comparisons may take."""
 _MOST_WAITING: Final = 2  # comparisons; each holds copies of a call's arrays
+_NICE: Final = 10
+"""By how much the thread's priority is lower than that of its callers: it takes what they leave."""
 
 
 class SamplingSchedule:
@@ -115,6 +119,7 @@ class ComparisonThread:
         self._work.join()
 
     def _serve(self) -> None:
+        _lower_priority()
         while True:
             work = self._work.get()
             try:
@@ -127,6 +132,14 @@ class ComparisonThread:
             finally:
                 self._work.task_done()
                 del work
+
+
+def _lower_priority() -> None:
+    """Lower the priority of this thread alone, where the system has priorities of threads (Linux)."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError):
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 _comparisons = ComparisonThread()

@@ -391,11 +391,19 @@ class WorkerPool:
 
     def cancel(self, owner: object) -> None:
         """Kill the workers of an owner's running jobs, without waiting. Queued jobs check for themselves."""
+        self._cancel(lambda job: job.owner is owner)
+
+    def cancel_job(self, job: Job) -> None:
+        """The same for one job."""
+        self._cancel(lambda running: running is job)
+
+    def _cancel(self, is_meant: Callable[[Job], bool]) -> None:
         for slot in tuple(self._slots):
-            job = slot.job
-            if job is not None and job.owner is owner:
-                job.cancelled = True
-                slot.kill()
+            with self._lock:  # the slot's next job must not lose its worker
+                job = slot.job
+                if job is not None and is_meant(job):
+                    job.cancelled = True
+                    slot.kill()
 
     def pids(self) -> list[int]:
         """The worker processes that are alive."""
@@ -415,8 +423,8 @@ class WorkerPool:
             except BaseException:  # SystemExit too: the thread serves the next job
                 logger.exception("a job of the guard failed")
             finally:
-                slot.job = None
                 with self._lock:
+                    slot.job = None
                     self._open -= 1
                 job.done.set()
                 del job

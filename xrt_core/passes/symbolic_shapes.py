@@ -27,6 +27,8 @@ _MOST: Final = 64
 _END: Final = (1 << 31) - 1
 """An end of a Slice from which it means the end of the axis."""
 
+Dims = list["Expr | None"]
+
 Elements = np.ndarray
 """An array of objects: an Expr for each element, None where nothing is known."""
 Interval = tuple[Expr, Expr]
@@ -53,24 +55,33 @@ class SymbolicShapes:
     def types(self, node: Node, types: Sequence[ValueType | None]) -> tuple[ValueType | None, ...]:
         """The types of a node's outputs, with dimensions as expressions where inference left them open."""
         types = [self._own(t) for t in types]  # a model may have names for what it knows nothing of
-        rule = _SHAPE_RULES.get(node.op_type) if not node.domain else None
-        if rule is None or not types or (isinstance(types[0], TensorType) and _is_known(types[0])):
+        if not any(0 in (v.shape or ()) for v in node.inputs if v is not None):
+            types = [_without_zeros(t) for t in types]
+        if node.domain or not types:
+            return tuple(types)
+        rule, rule_of_all = _SHAPE_RULES.get(node.op_type), _RULES_OF_ALL_OUTPUTS.get(node.op_type)
+        if (rule is None and rule_of_all is None) or all(t is None or _is_known(t) for t in types):
             return tuple(types)
         try:
-            shape = rule(self, node)
-        except (ArithmeticError, IndexError, TypeError, ValueError, XRTError):
-            shape = None
-        if shape is None:
+            shapes = rule_of_all(self, node) if rule_of_all is not None else [rule(self, node)]  # type: ignore[misc]
+        except (ArithmeticError, IndexError, KeyError, TypeError, ValueError, XRTError):
             return tuple(types)
-        first = types[0]
-        dtype = first.dtype if isinstance(first, TensorType) else None
+        missing = len(types) - len(shapes)
+        return tuple(
+            t if shape is None else self._merged(t, shape, node)
+            for t, shape in zip(types, [*shapes, *[None] * missing], strict=False)
+        )
+
+    def _merged(self, t: ValueType | None, shape: Dims, node: Node) -> ValueType | None:
+        """A type with the dimensions that a rule found, where inference left them open."""
+        dtype = t.dtype if isinstance(t, TensorType) else None
         if dtype is None:
             dtype = self._dtype(node)
         made = [e.dim if isinstance(e, Expr) else None for e in shape]
-        if isinstance(first, TensorType) and first.shape is not None and len(first.shape) == len(made):
-            pairs = zip(first.shape, made, strict=True)
+        if isinstance(t, TensorType) and t.shape is not None and len(t.shape) == len(made):
+            pairs = zip(t.shape, made, strict=True)
             made = [f if isinstance(f, int) else m if m is not None else f for f, m in pairs]
-        return (TensorType(dtype, tuple(made)), *types[1:])
+        return TensorType(dtype, tuple(made))
 
     def follow(self, node: Node, types: Sequence[ValueType | None]) -> np.ndarray | None:
         """Note what a node makes of known elements. Returns the array where all of them are numbers."""
@@ -203,16 +214,20 @@ class SymbolicShapes:
         return None if first is None else first.dtype
 
 
-def _is_known(t: TensorType) -> bool:
-    return t.dtype is not None and t.shape is not None and None not in t.shape
+def _is_known(t: ValueType | None) -> bool:
+    return isinstance(t, TensorType) and t.dtype is not None and t.shape is not None and None not in t.shape
+
+
+def _without_zeros(t: ValueType | None) -> ValueType | None:
+    """A type without sizes of 0, which inference makes of dimensions that it does not know (Attention)."""
+    if not isinstance(t, TensorType) or t.shape is None or 0 not in t.shape:
+        return t
+    return TensorType(t.dtype, tuple(None if d == 0 else d for d in t.shape))
 
 
 def dims_of(v: Value | None) -> list[Expr | None] | None:
     """The dimensions of a value as expressions; None where its rank is unknown."""
     return None if v is None or v.shape is None else [expression(d) for d in v.shape]
-
-
-Dims = list["Expr | None"]
 
 
 # --- elements ---------------------------------------------------------------------------------------------------------
@@ -447,9 +462,14 @@ def _reshape_dims(s: SymbolicShapes, node: Node) -> Dims | None:
     if len(open_) == 1 and all(d is not None for i, d in enumerate(made) if i not in open_):
         total, rest = _product(dims), _product([d for i, d in enumerate(made) if i not in open_])
         if total is not None and rest is not None:
-            size = rest.constant
             whole = total.divided(rest)
-            made[open_[0]] = whole if whole is not None else total // size if size is not None and size > 0 else None
+            if whole is None:
+                numbers = [n for d in made if d is not None and (n := d.constant) is not None]
+                symbolic = _product([d for d in made if d is not None and d.constant is None])
+                total = None if symbolic is None else total.divided(symbolic)
+                size = math.prod(numbers)
+                whole = total // size if total is not None and size > 0 else None
+            made[open_[0]] = whole
     return made
 
 
@@ -584,24 +604,37 @@ def _pad_dims(s: SymbolicShapes, node: Node) -> Dims | None:
 
 
 def _resize_dims(s: SymbolicShapes, node: Node) -> Dims | None:
-    dims, a = dims_of(node.inputs[0]), node.attributes
-    if dims is None or "axes" in a or a.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+    dims, a = dims_of(node.inputs[0]), dict[str, Any](node.attributes)
+    if dims is None or a.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
+    axes = [int(i) % len(dims) for i in a.get("axes") or range(len(dims))]
+    made = list(dims)
     if len(node.inputs) > 3 and node.inputs[3] is not None:
         sizes = s.elements(node.inputs[3])
-        return None if sizes is None else list(sizes)
-    scales = node.inputs[2] if len(node.inputs) > 2 else None
-    if scales is None or scales.data is None or scales.data.shape != (len(dims),):
+        if sizes is None:
+            return None
+        for axis, size in zip(axes, sizes, strict=True):
+            made[axis] = size
+        return made
+    if node.op_type == "Upsample" and node.version < 9:
+        scales = list(a["scales"])
+    else:  # the region of interest stands before the scales since Resize-11
+        at = 2 if node.op_type == "Resize" and node.version > 10 else 1
+        given = node.inputs[at] if len(node.inputs) > at else None
+        if given is None or given.data is None:
+            return None
+        scales = given.data.tolist()
+    if a.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         return None
-    made: Dims = []
-    for d, scale in zip(dims, scales.data.tolist(), strict=True):
+    for axis, scale in zip(axes, scales, strict=True):
+        d = dims[axis]
+        inverse = 1 / scale
         if d is None:
-            made.append(None)
+            made[axis] = None
         elif scale == int(scale):
-            made.append(d * int(scale))
+            made[axis] = d * int(scale)
         else:  # halves, quarters, ... are exact in floats
-            inverse = 1 / scale
-            made.append(d // int(inverse) if inverse == int(inverse) and int(inverse).bit_count() == 1 else None)
+            made[axis] = d // int(inverse) if inverse == int(inverse) and int(inverse).bit_count() == 1 else None
     return made
 
 
@@ -612,8 +645,8 @@ def _window_dims(s: SymbolicShapes, node: Node) -> Dims | None:
         return None
     a: Any = node.attributes
     rank = len(x) - 2
-    if node.op_type == "Conv":
-        w = dims_of(node.inputs[1])
+    if (weights := _WEIGHTS.get(node.op_type)) is not None:
+        w = dims_of(node.inputs[weights])
         if w is None or len(w) != len(x):
             return None
         channels, kernel = w[0], [None if k is None else k.constant for k in w[2:]]
@@ -624,14 +657,68 @@ def _window_dims(s: SymbolicShapes, node: Node) -> Dims | None:
     auto = a.get("auto_pad") or "NOTSET"
     made: Dims = [x[0], channels]
     for i, (d, k) in enumerate(zip(x[2:], kernel, strict=True)):
-        if d is None or k is None or a.get("ceil_mode", 0):
+        begin, end = (pads[i], pads[rank + i]) if auto == "NOTSET" else (0, 0)
+        if d is None or k is None:
             made.append(None)
         elif auto in ("SAME_UPPER", "SAME_LOWER"):
             made.append((d + strides[i] - 1) // strides[i])
         else:
-            begin, end = (pads[i], pads[rank + i]) if auto == "NOTSET" else (0, 0)
-            made.append((d + begin + end - (k - 1) * dilations[i] - 1) // strides[i] + 1)
+            reach, more = (k - 1) * dilations[i] + 1, 0
+            if a.get("ceil_mode", 0):  # a last window that begins behind the input is left out
+                if end + strides[i] > reach:
+                    made.append(None)
+                    continue
+                more = strides[i] - 1
+            made.append((d + begin + end - reach + more) // strides[i] + 1)
     return made
+
+
+_WEIGHTS: Final[Mapping[str, int]] = MappingProxyType({"Conv": 1, "ConvInteger": 1, "DeformConv": 1, "QLinearConv": 3})
+"""Where convolutions have their kernel."""
+
+
+def _transposed_conv_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    x, w, a = dims_of(node.inputs[0]), dims_of(node.inputs[1]), dict[str, Any](node.attributes)
+    if x is None or w is None or len(w) != len(x) or w[1] is None:
+        return None
+    rank = len(x) - 2
+    made: Dims = [x[0], w[1] * a.get("group", 1)]
+    if given := a.get("output_shape"):
+        return [*made, *map(Expr.of, list(given)[-rank:])]
+    strides, dilations = a.get("strides") or (1,) * rank, a.get("dilations") or (1,) * rank
+    pads, more = a.get("pads") or (0,) * (2 * rank), a.get("output_padding") or (0,) * rank
+    auto = a.get("auto_pad") or "NOTSET"
+    for i, (d, k) in enumerate(zip(x[2:], w[2:], strict=True)):
+        size = None if k is None else k.constant
+        if d is None or size is None:
+            made.append(None)
+        elif auto in ("SAME_UPPER", "SAME_LOWER"):
+            made.append(d * strides[i])
+        else:
+            cut = pads[i] + pads[rank + i] if auto == "NOTSET" else 0
+            made.append((d - 1) * strides[i] + more[i] + (size - 1) * dilations[i] + 1 - cut)
+    return made
+
+
+def _blocks_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    """DepthToSpace and SpaceToDepth; the latter takes whole blocks only."""
+    x, size = dims_of(node.inputs[0]), node.attributes["blocksize"]
+    assert isinstance(size, int)
+    if x is None or any(d is None for d in x):
+        return None
+    n, c, h, w = (d for d in x if d is not None)
+    if node.op_type == "DepthToSpace":
+        return [n, c // (size * size), h * size, w * size]
+    return [n, c * (size * size), h // size, w // size]
+
+
+def _gather_nd_dims(s: SymbolicShapes, node: Node) -> Dims | None:
+    data, index = dims_of(node.inputs[0]), dims_of(node.inputs[1])
+    if data is None or not index or index[-1] is None:
+        return None
+    depth, batch = index[-1].constant, node.attributes.get("batch_dims", 0)
+    assert isinstance(batch, int)
+    return None if depth is None else [*index[:-1], *data[batch + depth :]]
 
 
 def _global_pool_dims(s: SymbolicShapes, node: Node) -> Dims | None:
@@ -650,20 +737,98 @@ _SHAPE_RULES: Final[Mapping[str, Callable[[SymbolicShapes, Node], Dims | None]]]
         "Concat": _concat_dims,
         "ConstantOfShape": _filled_dims,
         "Conv": _window_dims,
+        "ConvInteger": _window_dims,
+        "ConvTranspose": _transposed_conv_dims,
+        "DeformConv": _window_dims,
+        "DepthToSpace": _blocks_dims,
         "Expand": _expand_dims,
         "Flatten": _flatten_dims,
+        "GatherND": _gather_nd_dims,
         "GlobalAveragePool": _global_pool_dims,
         "GlobalMaxPool": _global_pool_dims,
         "LpPool": _window_dims,
-        "MaxPool": _window_dims,
         "Pad": _pad_dims,
+        "QLinearConv": _window_dims,
         "Range": _range_dims,
         "Reshape": _reshape_dims,
         "Resize": _resize_dims,
         "Slice": _slice_dims,
+        "SpaceToDepth": _blocks_dims,
         "Tile": _tile_dims,
+        "Upsample": _resize_dims,
         **dict.fromkeys(_BROADCASTING, _elementwise_dims),
     }
+)
+
+
+# --- dimensions of several outputs ------------------------------------------------------------------------------------
+
+
+def _pooled(s: SymbolicShapes, node: Node) -> list[Dims | None]:
+    return [_window_dims(s, node)] * len(node.outputs)
+
+
+def _top_k(s: SymbolicShapes, node: Node) -> list[Dims | None]:
+    dims, axis = dims_of(node.inputs[0]), node.attributes.get("axis", -1)
+    assert isinstance(axis, int)
+    if dims is None:
+        return []
+    k = node.attributes.get("k") if node.version < 10 else None
+    found = s.elements(node.inputs[1]) if not isinstance(k, int) else _objects([Expr.of(k)])
+    dims[axis] = None if found is None or found.size != 1 else found.item()
+    return [dims, dims]
+
+
+def _split(s: SymbolicShapes, node: Node) -> list[Dims | None]:
+    dims, axis, count = dims_of(node.inputs[0]), node.attributes.get("axis", 0), len(node.outputs)
+    assert isinstance(axis, int)
+    if dims is None or (whole := dims[axis]) is None:
+        return []
+    given = node.attributes.get("split")
+    sizes: Sequence[Expr | None]
+    if given is not None:
+        sizes = [Expr.of(n) for n in given]  # type: ignore[union-attr]
+    elif len(node.inputs) > 1 and node.inputs[1] is not None:
+        found = s.elements(node.inputs[1])
+        sizes = [None] * count if found is None else list(found)
+    else:  # the last part may be smaller
+        each = whole.divided(Expr.of(count))
+        each = (whole + (count - 1)) // count if each is None else each
+        sizes = [*[each] * (count - 1), whole - each * (count - 1)]
+    axis %= len(dims)
+    return [[*dims[:axis], n, *dims[axis + 1 :]] for n in sizes]
+
+
+def _attention(s: SymbolicShapes, node: Node) -> list[Dims | None]:
+    """Attention of opset 23 on, by https://onnx.ai/onnx/operators/onnx__Attention.html: 4 dimensions (batch, heads,
+    tokens, size), or 3 with the heads within the last."""
+    a = dict[str, Any](node.attributes)
+    inputs = [dims_of(v) for v in node.inputs]
+    q, k, v = inputs[:3]
+    if q is None or k is None or v is None or len({len(q), len(k), len(v)}) != 1:
+        return []
+    if is_flat := len(q) == 3:
+        heads = [a["q_num_heads"], a["kv_num_heads"], a["kv_num_heads"]]
+        q, k, v = ([d[0], Expr.of(h), d[1], _exactly(d[2], h)] for d, h in zip((q, k, v), heads, strict=True))
+    past = inputs[4] if len(inputs) > 4 and node.inputs[4] is not None else None
+    if len(inputs) > 4 and node.inputs[4] is not None and past is None:
+        return []
+    new, before = k[2], Expr.of(0) if past is None else past[2]
+    total = None if new is None or before is None else new + before
+    out: Dims = [q[0], q[1], q[2], v[3]]
+    if is_flat:
+        out = [q[0], q[2], None if q[1] is None or v[3] is None else q[1] * v[3]]
+    return [out, [k[0], k[1], total, k[3]], [v[0], v[1], total, v[3]], [q[0], q[1], q[2], total]]
+
+
+def _exactly(d: Expr | None, n: int) -> Expr | None:
+    """A dimension that is a multiple of `n`, by `n`."""
+    whole = None if d is None else d.divided(Expr.of(n))
+    return whole if whole is not None or d is None else d // n
+
+
+_RULES_OF_ALL_OUTPUTS: Final[Mapping[str, Callable[[SymbolicShapes, Node], list[Dims | None]]]] = MappingProxyType(
+    {"Attention": _attention, "MaxPool": _pooled, "Split": _split, "TopK": _top_k}
 )
 
 

@@ -373,10 +373,12 @@ def is_within(node: Node, within: Collection[tuple[Value, Dim]]) -> bool:
 
 def has_symbolic_index(node: Node) -> bool:
     """Whether the limit of the node's indices differs between calls, so that no launch can check them."""
-    x = node.inputs[0] if node.inputs else None
-    if index_input(node) is None or x is None or x.shape is None or not any(isinstance(d, str) for d in x.shape):
+    x, at = node.inputs[0] if node.inputs else None, index_input(node)
+    if at is None or x is None or x.shape is None or not any(isinstance(d, str) for d in x.shape):
         return False
-    if node.op_type not in ("Gather", "GatherElements"):
+    if at >= len(node.inputs) or node.inputs[at] is None:  # the lengths of an LSTM may be left out
+        return False
+    if node.op_type not in ("Gather", "GatherElements", "Scatter", "ScatterElements"):
         return True
     axis, index = node.attributes.get("axis", 0), node.inputs[1]
     assert isinstance(axis, int)

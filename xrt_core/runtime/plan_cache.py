@@ -221,13 +221,13 @@ class PlanCache:
         if self.on_live is not None:
             self.on_live()
 
-    def drop_unbuilt(self, covers: Callable[[Sequence[Any]], bool], reason: str) -> None:
-        """Forget the exact plans that wait for executables, of signatures (the parts of each argument) that something
-        else serves."""
+    def drop_unbuilt(self, covers: Callable[[Sequence[Any], Hashable], bool], reason: str) -> None:
+        """Forget the exact plans that wait for executables, of signatures that something else serves. covers: asked
+        with the parts of each argument, and the values of those that belong to the signature by value."""
         with self._lock:
             for entry in tuple(self._entries.values()):
                 exact = not isinstance(entry, SymbolicEntry)
-                if exact and entry.plan.is_unbuilt and covers(self._parts_of(entry.key)[0]):
+                if exact and entry.plan.is_unbuilt and covers(*self._parts_of(entry.key)):
                     self._remove(entry, reason)
 
     # --- symbolic plans -------------------------------------------------------------------------------------------
@@ -254,8 +254,14 @@ class PlanCache:
             if varying.supersedes:
                 self._supersede(found)
             return found
-        signature = varying.signature_for(shapes)
+        signature = varying.signature_for(shapes, at_once=self._is_behind)
         return None if signature is None else self._new_symbolic(signature, shapes, values, arrays)
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether an exact plan still waits for its executables: shapes come faster than these are built."""
+        with self._lock:
+            return any(e.plan.is_unbuilt for e in self._entries.values() if not isinstance(e, SymbolicEntry))
 
     def symbolic_entry(self, arrays: Sequence[Any], signature: SymbolicSignature) -> SymbolicEntry | None:
         """The entry of a symbolic signature, made if it is new, to which these arguments belong; None where exact plans
@@ -281,6 +287,8 @@ class PlanCache:
         self._insert(made)
         with self._lock:
             self._symbolic = (*self._symbolic, made)
+        # what is being built for exact shapes would only delay what serves all of them
+        self.drop_unbuilt(made.admits, "a plan for all sizes took its place")
         if not plan.is_unbuilt:
             self._became_live(plan)
         return made

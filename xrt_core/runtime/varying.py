@@ -49,8 +49,11 @@ class VaryingShapes:
         """Propose nothing any more."""
         self.reason = self.reason or reason
 
-    def signature_for(self, parts: Parts) -> SymbolicSignature | None:
-        """The symbolic signature for arguments like these, of which there is no plan yet; None for an exact plan."""
+    def signature_for(self, parts: Parts, at_once: bool = False) -> SymbolicSignature | None:
+        """The symbolic signature for arguments like these, of which there is no plan yet; None for an exact plan.
+
+        at_once: the second signature makes one, wherever an engine takes it.
+        """
         if self.reason or not parts or not all(type(p) is tuple for p in parts):
             return None
         shapes = tuple(tuple(s) for _, s in parts)
@@ -58,6 +61,7 @@ class VaryingShapes:
             return None  # libraries differ in what they make of empty tensors
         with self._lock:
             after = self._wanted_after()
+            after = 1 if at_once and after is not None else after
             found = self._declared(shapes) if self.declared is not None else self._seen_to_vary(parts, shapes, after)
             if found is None or after is None:
                 return None
