@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
@@ -117,6 +118,11 @@ class FixedModel:
                     raise InputError(f"input {v.name!r}: shape {list(shape)} given, {t} expected")
         return found
 
+    @property
+    def size(self) -> int:
+        """The bytes of its variables."""
+        return sum(v.value.nbytes for v in self.variables)
+
     def check(self, state: Mapping[str, np.ndarray]) -> None:
         """Nothing: its variables are known, and a state is held against them."""
 
@@ -173,6 +179,12 @@ class WrittenGraph:
                 )  # fmt: skip
             found |= {n: found[n].astype(np.float32) for n in wide}
         return found
+
+    @property
+    def size(self) -> int:
+        """The most bytes that its variables may have."""
+        own = self._graph.named_parameters().values()
+        return sum(master(np.empty(0, p.dtype)).itemsize * math.prod(p.shape) for p in own)
 
     def check(self, state: Mapping[str, np.ndarray]) -> None:
         """Hold a state against the arrays of the graph, before a step has said which of them are variables.
