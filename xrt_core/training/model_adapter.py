@@ -41,7 +41,10 @@ _LABELS: Final = {
 }
 
 
-def bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def bound(
+    names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any], on_mesh: bool
+) -> dict[str, np.ndarray]:
+    """The arrays of a step by name, in order. on_mesh: see `kept`. Raises InputError for those that do not fit."""
     if len(args) > len(names):
         raise InputError(f"{len(args)} arrays given, a step takes {len(names)}: {', '.join(names)}")
     given = dict(zip(names, args, strict=False))
@@ -59,18 +62,19 @@ def bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) 
     for n in names:
         if not is_array(given[n]):
             raise InputError(f"input {n!r} is a {type(given[n]).__name__}, not an array")
-        found[n] = kept(given[n])
+        found[n] = kept(given[n], on_mesh)
     return found
 
 
-def kept(array: Any) -> Any:
-    """A JAX or CuPy array of one device as it is, so that engines read it where it lies; all else as a NumPy array."""
+def kept(array: Any, on_mesh: bool) -> Any:
+    """A JAX or CuPy array as it is, so that engines read it where it lies, those of several devices where programs run
+    on a mesh; all else as a NumPy array."""
     family = family_of(type(array))
     if family == "cupy":
         return array
     if family == "jax":
         with suppress(Exception):  # a tracer, which to_numpy names
-            if not array.is_deleted() and len(array.devices()) == 1:
+            if not array.is_deleted() and (on_mesh or len(array.devices()) == 1):
                 return array
     return to_numpy(array)
 
@@ -95,6 +99,7 @@ class FixedModel:
         self.by_value = tuple(model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs))
         self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
         self.own_loss = False
+        self.on_mesh = False
         self.is_half = any(v.dtype == np.float16 for v in trained)
 
     @property
@@ -105,7 +110,7 @@ class FixedModel:
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the arrays of a step by name. Raises InputError for those that do not fit."""
         own = [v.name for v in self._inputs]
-        found = bound([*own, *(n for n in labels if n not in own)], args, inputs)
+        found = bound([*own, *(n for n in labels if n not in own)], args, inputs, self.on_mesh)
         for v in self._inputs:
             t = v.type
             if isinstance(t, TensorType) and t.dtype is not None and found[v.name].dtype != t.dtype:
@@ -155,6 +160,7 @@ class WrittenGraph:
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
         self.own_loss = False  # whether `build` calls backward(): `forward` then has the loss as its first output
+        self.on_mesh = False
         self._types: dict[str, TensorType] = {}  # of what it was made for
         self.is_half = any(p.dtype == np.float16 for p in graph.named_parameters().values())
         self._is_double = any(p.dtype == np.float64 for p in graph.named_parameters().values())
@@ -168,7 +174,7 @@ class WrittenGraph:
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the arrays of a step by name, float64 as float32 where no variable is wider. Raises InputError for
         those that do not fit."""
-        found = bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs)
+        found = bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs, self.on_mesh)
         wide = [n for n, a in found.items() if a.dtype == np.float64]
         if wide and not self._is_double:
             if not self._has_warned:

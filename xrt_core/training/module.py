@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -38,7 +39,8 @@ from xrt_core.runtime.arrays import family_of, to_numpy
 from xrt_core.runtime.binding import settled_host, taken_by
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.transfers import on_host
-from xrt_core.training import checkpoint
+from xrt_core.training import checkpoint, sharded_checkpoint
+from xrt_core.training.background import Writer
 from xrt_core.training.checks import ComputedIndices, IndexRange, not_finite, refuse_out_of_range, without_checked
 from xrt_core.training.interrupts import held_back
 from xrt_core.training.lazy_loss import LazyLoss
@@ -197,6 +199,7 @@ class TrainModule(GuardedModule):
             if isinstance(model, TracedGraph)
             else FixedModel(model, trainable, batch_norm)
         )
+        self._source.on_mesh = resolved.mesh is not None
         self._loss = loss_of(loss, self._source.output_names, output, loss_options or {})
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
@@ -215,6 +218,7 @@ class TrainModule(GuardedModule):
         self._sharding = StepSharding(resolved.mesh, resolved.sharding, bool(zero), has_slots)
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
+        self._writer = Writer()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
         self._bindings: LRU[_Signature] = LRU(resolved.cache_size)  # of arrays as given, by name, dtype and shape
         self._rate = None if self._optimizer.is_scheduled else self._optimizer.rates_at(0)
@@ -315,7 +319,6 @@ class TrainModule(GuardedModule):
             self._refuse_lost()
             found = self._found(batch, "gradients")
             arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
-            refuse_out_of_range(found.ranges, arrays, self._check_indices)
             assert self._recipe is not None
             names = [v.name for v in self._recipe.variables if v.trained]
             return dict(zip(names, [np.array(to_numpy(a)) for a in self._run(found, arrays)[1:]], strict=True))
@@ -400,7 +403,6 @@ class TrainModule(GuardedModule):
                 places = {n: i for i, n in enumerate(self._recipe.names)}
                 reads = tuple(places.get(ema_name(self._recipe.names[i]), i) for i in reads)
             arrays = [*batch.values(), *(self._state[i] for i in reads)]
-            refuse_out_of_range(found.ranges, arrays, self._check_indices)
             return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
 
     def trace(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
@@ -438,7 +440,6 @@ class TrainModule(GuardedModule):
             rate = self._optimizer.rates_at(self._count_of(STEP))
         state = self._state
         arrays = [*batch, rate, *[state[i] for i in found.reads]]
-        refuse_out_of_range(found.ranges, arrays, self._check_indices)
         if found.computed is not None:
             found.computed.check(arrays)
         if fresh or self._check:
@@ -522,6 +523,7 @@ class TrainModule(GuardedModule):
                 if kind is not np.ndarray and family_of(kind) not in direct[i]:
                     arrays[i], fits = to_numpy(arrays[i]), False
             step.fitting = types if fits else None
+        refuse_out_of_range(step.ranges, arrays, self._check_indices)  # launches do not check what NumPy's arrays hold
         if step.plan.host[0] is np:
             return step.plan.run(arrays)
         with settled_host(*step.plan.host):
@@ -672,7 +674,7 @@ class TrainModule(GuardedModule):
         with self._lock:
             self._refuse_lost()
             if self._recipe is None:
-                return dict(self._pending or {})
+                return dict(self._pending or {})  # nothing is known of the variables before the first batch
             own = {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
             return own | self._optimizer.schedule_state()
 
@@ -682,11 +684,30 @@ class TrainModule(GuardedModule):
         with self._lock:
             if self._recipe is None:  # a written graph gets its variables at its first step
                 self._source.check(arrays)
+                self._check_entries(arrays)
                 self._pending = arrays
             else:
                 self._set(arrays)
             self._optimizer.load_schedule_state(arrays)
             self.position = None
+
+    def _check_entries(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Hold what a state has beside variables against the optimizer and the options, before a batch has said which
+        variables there are. Raises CheckpointError."""
+        if isinstance(self._optimizer, Transformation):  # the number of its leaves follows from the variables
+            return
+        one = Variable(np.zeros(1, np.float32), True, "*")
+        want = {n.removesuffix("*") for n in initial_state([one], self._optimizer, self._scale, self._accumulate)}
+        want -= {"", SKIPPED, EXAMPLES}  # which states of earlier versions do not have
+        slots = [p for p in want if p.endswith("/")]
+        others = [n for n in arrays if n.startswith(("optimizer/", "training/"))]
+        have = {next((p for p in slots if n.startswith(p)), n) for n in others}
+        have = {n for n in have if not n.startswith(SCHEDULE)} - {SKIPPED, EXAMPLES}
+        if have != want:
+            raise CheckpointError(
+                f"the state does not fit this optimiser and its options: missing {_some(sorted(want - have))}; unknown "
+                f"{_some(sorted(have - want))}"
+            )
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         assert self._recipe is not None
@@ -714,15 +735,101 @@ class TrainModule(GuardedModule):
         self._counts = {}
         self._lost = None
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, sharded: bool = False, background: bool = False) -> None:
         """Write the state as a safetensors file, atomically; in a `fit`, or after it, also where that stands and the
-        states of its callbacks, for `fit(resume=True)`. Raises CheckpointError."""
+        states of its callbacks, for `fit(resume=True)`.
+
+        sharded: `path` is a folder, in which each device's part of the state becomes a file (see
+        `training.sharded_checkpoint`), so that no process holds or writes all of it. A folder is loaded for any mesh.
+        background: return once the state is copied, and write while training goes on. The next `save`, `load` and
+        `wait_saved` wait for that and raise what it raised; so the end of the program waits.
+
+        Raises CheckpointError, also where there is no state yet (an `xrt.Graph` has variables from its first batch on),
+        and OptionError for a sharded state of several processes in the background.
+        """
         where = {} if self.position is None else self.position.arrays()
-        checkpoint.save({**self.state_dict(), **where}, path, {"format": _FORMAT, "seed": str(self._seed)})
+        metadata = {"format": _FORMAT, "seed": str(self._seed)}
+        if sharded:
+            with self._lock:
+                self._refuse_lost()
+                entries = {} if self._recipe is None else dict(zip(self._recipe.names, self._state, strict=True))
+                self._refuse_empty(entries)
+                found = sharded_checkpoint.pieces({**entries, **self._optimizer.schedule_state(), **where})
+            if background and not found.whole:
+                raise OptionError(
+                    "background=True: processes that write pieces of one state wait for each other, which they can not "
+                    "do beside a training step; leave one of sharded and background out"
+                )
+            self._write(partial(sharded_checkpoint.save, found, path, metadata), background)
+            return
+        state = self.state_dict()
+        self._refuse_empty(state)
+        if background:  # where several processes share the file, the one that writes begins to
+            checkpoint.once(
+                path,
+                lambda: self._writer.start(
+                    partial(checkpoint.write, {**state, **where}, pathlib.Path(path), metadata)
+                ),
+            )
+            return
+        self._write(partial(checkpoint.save, {**state, **where}, path, metadata), False)
+
+    def _write(self, write: Callable[[], None], background: bool) -> None:
+        if background:
+            self._writer.start(write)
+        else:
+            self._writer.wait()
+            write()
+
+    def wait_saved(self) -> None:
+        """Wait for the file that a `save` writes in the background. Raises CheckpointError if it cannot be written."""
+        self._writer.wait()
+
+    def save_parameters(self, path: str | os.PathLike[str], *, average: bool = False) -> None:
+        """Write the variables alone, in the model's dtypes, as a safetensors file of arrays by name, which every
+        library of that format reads. average: their running means. Raises as `save` and `parameters` do."""
+        checkpoint.save(self.parameters(average=average), path, {})
+
+    def load_parameters(self, arrays: Mapping[str, Any] | str | os.PathLike[str]) -> None:
+        """Start from other variables: a safetensors file with arrays of their names, such as `save_parameters` wrote,
+        or such arrays. They are cast to the dtypes of the state; running means start from them, and optimizer and
+        counters stay. Others than variables are ignored.
+
+        Raises CheckpointError, with nothing changed, where a variable is missing or of another shape, and where an
+        `xrt.Graph` has had no batch yet (its own `load_parameters` takes arrays at any time).
+        """
+        given = checkpoint.load(arrays)[0] if isinstance(arrays, str | os.PathLike) else arrays
+        state = self.state_dict()
+        names = self.variables
+        if not names:
+            raise CheckpointError(
+                f"{self._source.name} has no variables before its first batch; its own load_parameters takes arrays"
+            )
+        for n in names:
+            if n not in given:
+                raise CheckpointError(f"there is no array for the variable {n!r}")
+            new = np.array(to_numpy(given[n]))
+            if new.shape != state[n].shape:
+                raise CheckpointError(f"{n!r} is of shape {list(new.shape)}, the variable {list(state[n].shape)}")
+            state[n] = new.astype(state[n].dtype)
+            if ema_name(n) in state:
+                state[ema_name(n)] = state[n].copy()
+        self.load_state_dict(state)
+
+    def _refuse_empty(self, state: Mapping[str, Any]) -> None:
+        """Raise CheckpointError where nothing is known of the variables yet."""
+        if not state:
+            raise CheckpointError(
+                f"{self._source.name} has no state to save before its first batch: take a step, or predict or evaluate "
+                "one"
+            )
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Load the state of a file that `save` wrote. Raises CheckpointError, also if its seed differs."""
-        arrays, metadata = checkpoint.load(path)
+        """Load the state of a file, or a folder, that `save` wrote. Raises CheckpointError, also if its seed
+        differs."""
+        self._writer.wait()
+        source = sharded_checkpoint if pathlib.Path(path).is_dir() else checkpoint
+        arrays, metadata = source.load(path)
         if metadata.get("format") != _FORMAT:
             raise CheckpointError(f"{pathlib.Path(path)} is no training state: format {metadata.get('format')!r}")
         if metadata.get("seed", str(self._seed)) != str(self._seed):
