@@ -37,6 +37,29 @@ def batch() -> dict[str, np.ndarray]:
     return {"x": rng.standard_normal((4, 3)).astype(F), "y": rng.standard_normal((4, 2)).astype(F)}
 
 
+def test_rows_of_another_library_are_checked_at_their_first_step() -> None:
+    """Which runs on copies, and later, by the host: never by another row of the table."""
+    jnp = pytest.importorskip("jax.numpy")
+
+    class Table(xrt.Graph):
+        def __init__(self) -> None:
+            self.w = np.ones((10, 3), F)
+
+        def build(self, rows: Any) -> Any:
+            return ops.Gather(self.w, rows, axis=0).sum()
+
+    t = TrainModule(Table(), optimizer=SGD(0.1), engine="xla", guard=False)
+    t.step(np.array([1, 2]))
+    for rows in (jnp.array([11, 3]), jnp.array([1, 3]), jnp.array([11, 3])):
+        if int(rows[0]) < 10:
+            t.step(rows)
+            continue
+        before = t.state_dict()
+        with pytest.raises((InputError, ExecutionError), match="11"):
+            t.step(rows)
+        assert all(np.array_equal(a, before[n]) for n, a in t.state_dict().items())
+
+
 def module(**options: Any) -> TrainModule:
     """A training after two steps."""
     t = TrainModule(Line(), optimizer=Momentum(0.1), engine="host", **options)

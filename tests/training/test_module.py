@@ -164,7 +164,7 @@ def test_training_learns(engine: str) -> None:
 def test_variables_stay_on_the_device() -> None:
     """Between steps variables are JAX arrays; a step consumes the old ones, and copies given out stay as they are."""
     jax = pytest.importorskip("jax")
-    t = TrainModule(Classifier(), loss="cross_entropy", optimizer=Momentum(0.1), engine="xla")
+    t = TrainModule(Classifier(), loss="cross_entropy", optimizer=Momentum(0.1), engine="xla", donate=True)
     losses(t, 2)
     kept, before = t.state_dict(), t._state[0]
     copies = {n: a.copy() for n, a in kept.items()}
@@ -176,14 +176,26 @@ def test_variables_stay_on_the_device() -> None:
     assert not np.array_equal(t.state_dict()["w1"], kept["w1"])
 
 
-def test_updates_form_a_cluster_of_their_own() -> None:
-    """Forward and backward are one Launch, all updates another, with an alias for each entry of the state."""
+@pytest.mark.parametrize(
+    ("options", "aliases"),
+    [
+        ({}, [0]),
+        ({"merge_updates": False}, [0, 0]),
+        ({"donate": True}, [0, 4 * 3 + 1]),
+        ({"donate": True, "merge_updates": True}, [4 * 3 + 1]),
+        ({"donate": True, "accumulate": 2}, [0, 4 * 4 + 3]),
+    ],
+    ids=["small", "two", "in place", "in place, one", "accumulated"],
+)
+def test_updates_are_in_the_launch_of_the_gradients(options: dict[str, Any], aliases: list[int]) -> None:
+    """A step of a small state is one Launch. Where the state is updated in place, which has an alias for each entry of
+    it, updates are another unless asked for; so they are with accumulation, whose two graphs share the gradients'."""
     engine = xla()
-    t = TrainModule(Classifier(), loss="cross_entropy", optimizer=Adam(1e-2), engine=engine)
-    losses(t, 1)
+    t = TrainModule(Classifier(), loss="cross_entropy", optimizer=Adam(1e-2), engine=engine, **options)
+    losses(t, options.get("accumulate", 1))
     plan = t._last.plan  # type: ignore[union-attr]
 
-    assert [len(x.function.aliases) for x in plan.launches] == [0, 4 * 3 + 1]
+    assert [len(x.function.aliases) for x in plan.launches] == aliases
     verify(t.training_graph(), "step")
     assert "100% of nodes" in str(t.explain())
 
@@ -508,13 +520,15 @@ def test_a_loss_that_is_not_finite_is_traced_back() -> None:
     assert all(np.array_equal(before[n], after[n]) for n in before)
 
 
-def test_a_failed_launch_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_failed_launch_loses_nothing(merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the engine fails before it takes the variables, the host takes the step; after it, the error says so."""
     engine = xla()
-    t = TrainModule(Classifier(), loss="cross_entropy", optimizer=Momentum(0.1), engine=engine)
+    options = {"optimizer": Momentum(0.1), "engine": engine, "merge_updates": merged, "donate": True}
+    t = TrainModule(Classifier(), loss="cross_entropy", **options)  # type: ignore[arg-type]
     reference = TrainModule(Classifier(), loss="cross_entropy", optimizer=Momentum(0.1), engine="host")
     assert losses(t, 2) == pytest.approx(losses(reference, 2), rel=1e-4)
-    update = t._last.plan.launches[1]  # type: ignore[union-attr]
+    update = t._last.plan.launches[-1]  # type: ignore[union-attr]
     kind = type(update.executable.inner)
     run = kind.run
 

@@ -273,7 +273,7 @@ def test_what_cannot_go_on_is_refused(tmp_path: pathlib.Path) -> None:
     checkpoint.save(arrays, tmp_path / "bad", metadata)
     with pytest.raises(CheckpointError, match="no whole position of a fit: 'fit/batch'"):
         other.load(tmp_path / "bad")
-    with pytest.raises(OptionError, match="every=0: it takes a number of steps"):
+    with pytest.raises(OptionError, match="every=0: it takes a whole number"):
         Checkpoint(tmp_path / "run", every=0)
 
 

@@ -112,7 +112,7 @@ def test_an_empty_batch_is_no_step() -> None:
 def test_nothing_is_updated_before_the_last_micro_batch() -> None:
     """Until then only sums grow; the sums are what the gradients are, and stay on the device, in place."""
     jax = pytest.importorskip("jax")
-    t = TrainModule(Net(), optimizer=Adam(1e-2), engine="xla", accumulate=3)
+    t = TrainModule(Net(), optimizer=Adam(1e-2), engine="xla", accumulate=3, donate=True)
     x, labels = batch(4)
     first = t.step(x, labels)
     once = t.state_dict()
@@ -306,7 +306,7 @@ def test_a_failure_before_the_variables_are_taken_costs_nothing(
 ) -> None:
     """The host takes the step, to the same numbers."""
     pytest.importorskip("jax")
-    t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", accumulate=accumulate)
+    t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", accumulate=accumulate, donate=True)
     reference = TrainModule(Net(), optimizer=Momentum(0.1), engine="host", accumulate=accumulate)
     found = [float(t.step(*batch(8))) for _ in range(4)]
     failing(t, monkeypatch, updates, late=False)
@@ -320,7 +320,7 @@ def test_a_failure_before_the_variables_are_taken_costs_nothing(
 def test_the_first_run_of_a_program_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of another signature that fails in its first step, however late, leaves the state to the host."""
     pytest.importorskip("jax")
-    t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla")
+    t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", donate=True)
     reference = TrainModule(Net(), optimizer=Momentum(0.1), engine="host")
     for _ in range(3):
         t.step(*batch(8))
@@ -334,7 +334,7 @@ def test_the_first_run_of_a_program_takes_nothing(monkeypatch: pytest.MonkeyPatc
 def test_a_state_that_is_gone_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Nothing goes on from what is left of it: steps, copies and files are refused until a state is loaded."""
     pytest.importorskip("jax")
-    t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla")
+    t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", donate=True)
     for _ in range(3):
         t.step(*batch(8))
     t.save(tmp_path / "c")
@@ -359,22 +359,46 @@ def test_a_state_that_is_gone_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp
     assert t.step(*batch(8)) == pytest.approx(reference.step(*batch(8)), rel=1e-5)
 
 
-def test_without_donation_nothing_is_ever_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step leaves the old state in place until the new one is there."""
+@pytest.mark.parametrize("options", [{}, {"donate": False}], ids=["small", "switched off"])
+def test_without_donation_nothing_is_ever_gone(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """A step leaves the old state in place until the new one is there. So it is for a small state unless asked for, and
+    the step is one launch."""
     jax = pytest.importorskip("jax")
-    t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", donate=False)
+    t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", **options)
     reference = TrainModule(Net(), optimizer=Momentum(0.1), engine="host")
     for _ in range(3):
         t.step(*batch(8))
         reference.step(*batch(8))
     old = t._state[0]
     assert isinstance(old, jax.Array)
-    assert not any(x.function.aliases for x in t._last.plan.launches)  # type: ignore[union-attr]
+    assert [len(x.function.aliases) for x in t._last.plan.launches] == [0]  # type: ignore[union-attr]
     failing(t, monkeypatch, lambda launch: True, late=True)
     assert t.step(*batch(8)) == pytest.approx(reference.step(*batch(8)), rel=1e-5)
     monkeypatch.undo()
     assert not old.is_deleted()
     assert t.step(*batch(8)) == pytest.approx(reference.step(*batch(8)), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_large_state_is_updated_in_place() -> None:
+    """Unless that is switched off: in a launch of its own, so that a failure in the gradients costs nothing."""
+    jax = pytest.importorskip("jax")
+
+    class Table(xrt.Graph):
+        def __init__(self) -> None:
+            self.w = np.ones((1 << 19, 1), np.float32)
+
+        def build(self, rows: Any) -> Any:
+            return (ops.Gather(self.w, rows, axis=0) ** 2.0).mean()
+
+    t = TrainModule(Table(), optimizer=Adam(0.1), engine="xla")  # three arrays of 2 MiB
+    for _ in range(2):
+        t.step(np.arange(4))
+    old = t._state[0]
+    t.step(np.arange(4))
+    assert isinstance(old, jax.Array)
+    assert old.is_deleted()
+    assert [bool(x.function.aliases) for x in t._last.plan.launches] == [False, True]  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -384,7 +408,7 @@ def test_updates_merged_into_the_step() -> None:
     reference = TrainModule(Net(), optimizer=Momentum(0.1), engine="host")
     wanted = [float(reference.step(*batch(8))) for _ in range(4)]
     for options in ({}, {"accumulate": 1, "recompute": "Tanh|MatMul"}):
-        t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", merge_updates=True, **options)  # type: ignore[arg-type]
+        t = TrainModule(Net(), optimizer=Momentum(0.1), engine="xla", merge_updates=True, donate=True, **options)  # type: ignore[arg-type]
         found = [float(t.step(*batch(8))) for _ in range(3)]
         old = t._state[0]
         found.append(float(t.step(*batch(8))))

@@ -145,6 +145,32 @@ def test_every_handler_is_called() -> None:
         signal.signal(signal.SIGUSR2, before[1])
 
 
+def test_a_handler_that_raises_as_it_is_given_back_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its signal may come between two of them being given back."""
+    from xrt_core.training import interrupts
+
+    numbers = signal.SIGUSR1, signal.SIGUSR2
+    before = [signal.signal(n, lambda *a: None) for n in numbers]
+    mine = [signal.getsignal(n) for n in numbers]
+    give_back, raised = signal.signal, 0
+
+    def raising(number: int, handler: Any) -> None:
+        nonlocal raised
+        give_back(number, handler)
+        if handler in mine and not raised:
+            raised += 1
+            raise Interrupt
+
+    try:
+        monkeypatch.setattr(interrupts, "_set_handler", raising)
+        with pytest.raises(Interrupt), interrupts.held_back():
+            pass
+        assert [signal.getsignal(n) for n in numbers] == mine
+    finally:
+        for n, handler in zip(numbers, before, strict=True):
+            signal.signal(n, handler)
+
+
 # --- states that do not fit ---
 
 

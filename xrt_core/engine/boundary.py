@@ -547,6 +547,9 @@ class ExecutableProxy(Executable):
                     "dtypes to finite Tolerances; this is a bug of the engine's package"
                 )
             self.tolerance = _frozen(declared)
+        self.fixed_results = call_engine(
+            f"engine {engine!r}: reading fixed_results", CompileError, lambda: inner.fixed_results is True
+        )
 
     def run(
         self, inputs: Sequence[Any], run_options: RunOptions = DEFAULT_RUN_OPTIONS, block_until_done: bool = True

@@ -137,9 +137,13 @@ class Executable(ABC):
     """A compiled Function. Safe to call from many threads at once; each call owns its results.
 
     tolerance: optional; for dtypes of which this executable needs another one than `Engine.tolerance_with` says.
+    fixed_results: optional; whether each run gives new arrays, not NumPy's, of the dtypes and shapes of the first one,
+        as a compiled program of static shapes does. The core then checks the results of the first run, later ones by
+        class and number alone, which saves most of a microsecond an array.
     """
 
     tolerance: Mapping[str, Tolerance] | None = None
+    fixed_results: bool = False
 
     @abstractmethod
     def run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -141,6 +141,28 @@ def _gathered(x: Any) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def devices_of(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of the devices that a JAX array lies on, and those of them that this process holds; of other arrays
+    none."""
+    if family_of(type(x)) != "jax":
+        return (), ()
+    places = x.sharding
+    return tuple(d.id for d in places.device_set), tuple(d.id for d in places.addressable_devices)
+
+
+def held_pieces(x: Any, first: int) -> Iterator[tuple[int, tuple[int, ...], np.ndarray]]:
+    """Copies of the pieces of an array that this process holds, each of them once: the device, where the piece starts
+    in the array, and its elements. first: the device that arrays of other libraries than JAX, which are whole, are
+    counted with."""
+    if family_of(type(x)) != "jax":
+        yield first, (0,) * len(x.shape), np.array(to_numpy(x))
+        return
+    for piece in x.addressable_shards:
+        if piece.replica_id == 0:
+            start = tuple(part.start or 0 for part in piece.index)
+            yield piece.device.id, start, np.array(piece.data)
 
 
 def _text(x: np.ndarray) -> np.ndarray:

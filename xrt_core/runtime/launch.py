@@ -74,8 +74,8 @@ class Launch:
     """
 
     __slots__ = (
-        "__weakref__", "_check", "_check_at", "_direct", "_events", "_host", "_host_run", "_lock", "_policy", "_recent",
-        "calls",
+        "__weakref__", "_check", "_check_at", "_direct", "_events", "_fixed", "_host", "_host_run", "_lock", "_policy",
+        "_recent", "calls",
         "engine", "enter", "error", "executable", "failures", "function", "input_checks", "on_live", "on_loss",
     )  # fmt: skip
 
@@ -103,6 +103,7 @@ class Launch:
         self._check_at = self._check.at if function.is_symbolic else None
         self.input_checks = _index_checks(function)
         self._direct: Executable | None = None  # the engine's own object, once it has run
+        self._fixed = False  # whether its results have the types that were checked
         self._recent: deque[int] = deque(maxlen=policy.limit)  # numbers of the calls that failed last
         self._events = events
         self._policy = policy
@@ -132,8 +133,12 @@ class Launch:
             if check_at is not None:
                 check = check_at(arrays)
             if self._direct is not None:
-                return check.results(self._direct.run(check.inputs(arrays)))
+                given = check.inputs(arrays)
+                if self._fixed:
+                    return check.fixed_results(self._direct.run(given))
+                return check.results(self._direct.run(given))
             results = check.results(executable.run(check.inputs(arrays)))
+            self._fixed = executable.fixed_results and check_at is None
             self._direct = direct(executable)
             return results
         except BaseException as e:  # whatever an engine raises leads to the fallback
@@ -381,6 +386,15 @@ class LaunchCheck:
         if type(results) not in (list, tuple):
             self._reject("wrong count", f"the executable returned {clipped(results)}, expected a list or tuple")
         self._reject("wrong count", f"the executable returned {len(results)} results, expected {len(self._returns)}")
+
+    def fixed_results(self, results: Any) -> Sequence[Any]:
+        """As `results`, of an executable with `Executable.fixed_results` that has run: by number and class alone, where
+        all are of the class that the last result of another library had."""
+        if _ONE + _TINY - _TINY == _ONE and type(results) in (list, tuple) and len(results) == len(self._returns):
+            kind = self._foreign_type
+            if kind is not None and all(type(r) is kind for r in results):
+                return results  # type: ignore[no-any-return]
+        return self.results(results)
 
     def _foreign(self, i: int, r: Any) -> Any:
         """A result that is no plain NumPy array: as it is where it is another library's, read where it is NumPy's."""

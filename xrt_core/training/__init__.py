@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from xrt_core.training.autodiff import gradients, stop_gradient
+    from xrt_core.training.checkpoint import latest
     from xrt_core.training.module import TrainModule
     from xrt_core.training.optimizer import LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Optimizer
     from xrt_core.training.recomputation import recompute
@@ -28,6 +29,7 @@ _HOME: Final = {
     "composition": "registry",
     "gradient": "registry",
     "gradients": "autodiff",
+    "latest": "checkpoint",
     "no_gradient": "registry",
     "recompute": "recomputation",
     "stop_gradient": "autodiff",
@@ -47,6 +49,7 @@ __all__ = [
     "composition",
     "gradient",
     "gradients",
+    "latest",
     "no_gradient",
     "recompute",
     "stop_gradient",

@@ -18,6 +18,7 @@ import numpy as np
 
 from xrt_core.errors import OptionError
 from xrt_core.files import replace_file
+from xrt_core.training.checkpoint import STEP, numbered, remove, saved
 
 Logs = Mapping[str, float]
 
@@ -35,7 +36,8 @@ class Trainer(Protocol):
     def apply(self) -> bool: ...
     def state_dict(self) -> dict[str, np.ndarray]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-    def save(self, path: str | os.PathLike[str]) -> None: ...
+    def save(self, path: str | os.PathLike[str], *, sharded: bool = False, background: bool = False) -> None: ...
+    def wait_saved(self) -> None: ...
     def inferred(
         self, args: Sequence[Any], inputs: Mapping[str, Any], with_loss: bool, average: bool = False
     ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]: ...
@@ -177,12 +179,25 @@ class BestCheckpoint(_Best):
 
 class Checkpoint(Callback):
     """Saves the training state to `path` after each epoch and, with `every`, after so many steps, for
-    `fit(resume=True)`."""
+    `fit(resume=True)`.
 
-    def __init__(self, path: str | os.PathLike[str], every: int | None = None) -> None:
-        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-            raise OptionError(f"every={every!r}: it takes a number of steps of at least 1, or None")
-        self._path, self._every = pathlib.Path(path), every
+    path: the file, whose name may hold "{step}" for the number of the step: `training.latest` finds the last one.
+    keep: how many of these stay, the newest; older ones are removed once a newer is written. sharded, background: see
+    `TrainModule.save`; at the end of the `fit` the last file is waited for.
+    Raises OptionError for a number below 1, and for `keep` without "{step}".
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], every: int | None = None, *, keep: int | None = None,
+        sharded: bool = False, background: bool = False,
+    ) -> None:  # fmt: skip
+        for name, given in (("every", every), ("keep", keep)):
+            if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+                raise OptionError(f"{name}={given!r}: it takes a whole number of at least 1, or None")
+        self._path, self._every, self._keep = pathlib.Path(path), every, keep
+        if keep is not None and STEP not in self._path.name:
+            raise OptionError(f"keep={keep}: the file's name must hold {STEP}, and {self._path.name!r} does not")
+        self._sharded, self._background = sharded, background
         self._steps, self._is_due = 0, False
 
     def on_step(self, trainer: Trainer, logs: Logs) -> None:
@@ -195,7 +210,21 @@ class Checkpoint(Callback):
     def on_save(self, trainer: Trainer) -> None:
         if self._is_due:
             self._is_due = False
-            trainer.save(self._path)
+            path = numbered(self._path, trainer.step_count)
+            trainer.save(path, sharded=self._sharded, background=self._background)
+            self._remove_older(trainer.step_count, (self._keep or 0) - (not self._background))
+
+    def on_end(self, trainer: Trainer) -> None:
+        if self._background:
+            trainer.wait_saved()
+            self._remove_older(trainer.step_count, (self._keep or 0) - 1)
+
+    def _remove_older(self, step: int, count: int) -> None:
+        """Remove all but the newest `count` of the files before a step."""
+        if self._keep is not None:
+            older = [path for number, path in saved(self._path) if number < step]
+            for path in older[: len(older) - count]:
+                remove(path)
 
     def state_dict(self) -> Mapping[str, Any]:
         """See `Callback`."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -32,6 +33,7 @@ _NAMES: Final[Mapping[str, str]] = MappingProxyType(
 )  # fmt: skip
 _DTYPES: Final = {code: dtype_from_name(name) for name, code in _NAMES.items()}
 _METADATA: Final = "__metadata__"
+STEP: Final = "{step}"
 
 
 def save(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
@@ -39,7 +41,11 @@ def save(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str], metadat
 
     Raises CheckpointError for a dtype that the format lacks, and if the file cannot be written.
     """
-    write = partial(_write, arrays, pathlib.Path(path), metadata)
+    once(path, partial(write, arrays, pathlib.Path(path), metadata))
+
+
+def once(path: str | os.PathLike[str], write: Callable[[], None]) -> None:
+    """Call `write`, which writes `path`; in a program of several processes in one of them, as plugins say."""
     for name, owner, call in plugins.each("xrt_write_checkpoint", path=str(path), write=write):
         try:
             if call():
@@ -49,7 +55,8 @@ def save(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str], metadat
     write()
 
 
-def _write(arrays: Mapping[str, np.ndarray], target: pathlib.Path, metadata: Mapping[str, str]) -> None:
+def write(arrays: Mapping[str, np.ndarray], target: pathlib.Path, metadata: Mapping[str, str]) -> None:
+    """`save` in this process."""
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     parts: list[np.ndarray] = []
     at = 0
@@ -71,6 +78,39 @@ def _write(arrays: Mapping[str, np.ndarray], target: pathlib.Path, metadata: Map
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     except OSError as e:
         raise CheckpointError(f"{target} cannot be written: {e}") from e
+
+
+def numbered(path: str | os.PathLike[str], step: int) -> pathlib.Path:
+    """The path with the step's number in the place of `STEP`, if its name has that."""
+    whole = pathlib.Path(path)
+    return whole.with_name(whole.name.replace(STEP, str(step)))
+
+
+def saved(path: str | os.PathLike[str]) -> list[tuple[int, pathlib.Path]]:
+    """The checkpoints of a path with `STEP` in its name, and their steps, in order."""
+    whole = pathlib.Path(path)
+    before, _, after = whole.name.partition(STEP)
+    found = []
+    for entry in whole.parent.glob("*"):
+        number = entry.name.removeprefix(before).removesuffix(after)
+        if entry.name == f"{before}{number}{after}" and number.isascii() and number.isdigit():
+            found.append((int(number), entry))
+    return sorted(found)
+
+
+def latest(path: str | os.PathLike[str]) -> pathlib.Path | None:
+    """The checkpoint of the highest step, for a path with "{step}" in its name as `callbacks.Checkpoint` takes it; None
+    where there is none."""
+    found = saved(path)
+    return found[-1][1] if found else None
+
+
+def remove(path: pathlib.Path) -> None:
+    """Remove a checkpoint, a file or a folder; one that another process removes too is no error."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:

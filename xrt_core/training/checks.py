@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from xrt_core.errors import ExecutionError, InputError
@@ -22,6 +23,11 @@ from xrt_core.host.executor import run_node
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.training.gradient_context import describe
+
+if TYPE_CHECKING:
+    from xrt_core.runtime.input_checks import Bounds, InputChecks
+
+_FEW: Final = 256  # up to so many elements Python's min and max take less than NumPy's reductions
 
 # operators that read their second input as class labels
 _LOSSES = frozenset(("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"))
@@ -49,7 +55,8 @@ class IndexRange:
         """Raise InputError, naming the first element out of range, unless all are in range."""
         if not array.size:
             return
-        ends = [int(array.min()) * self.scale + self.offset, int(array.max()) * self.scale + self.offset]
+        low, high = _ends(array)
+        ends = low * self.scale + self.offset, high * self.scale + self.offset
         if min(ends) >= self.low and max(ends) < self.high:
             return
         read = array.astype(np.int64) * self.scale + self.offset
@@ -67,10 +74,40 @@ class IndexRange:
             "the step"
         )
 
+    def covers(self, bounds: Bounds) -> bool:
+        """Whether what passes lies within the bounds that an engine's cluster has for the same elements."""
+        return (
+            (self.scale, self.offset) == (1, 0)
+            and self.low >= max(bounds.low)
+            and self.high - 1 <= min(bounds.high)
+            and self.ignored in (None, bounds.ignored)
+        )
+
     def _formula(self) -> str:
         """What the node reads, by the input's name."""
         scaled = {1: self.name, -1: f"-{self.name}"}.get(self.scale, f"{self.scale} {self.name}")
         return scaled if not self.offset else f"{scaled} {'+' if self.offset > 0 else '-'} {abs(self.offset)}"
+
+
+def _ends(array: np.ndarray) -> tuple[int, int]:
+    """The least and the greatest element."""
+    if array.size <= _FEW:
+        elements = array.ravel().tolist()
+        return min(elements), max(elements)
+    return int(array.min()), int(array.max())
+
+
+def without_checked(checks: InputChecks | None, inputs: Sequence[int], ranges: Sequence[IndexRange]) -> Any:
+    """The checks of a launch that reads the step's inputs `inputs`, in which NumPy arrays that `ranges` bound count as
+    checked."""
+    if checks is None:
+        return None
+    by_input = [(i, [r for r in ranges if r.input == at]) for i, at in enumerate(inputs)]
+    covered = {i for i, own in by_input if own}
+    for c in checks.indices:
+        if not any(r.covers(c.bounds) for r in dict(by_input)[c.parameter]):
+            covered.discard(c.parameter)
+    return msgspec.structs.replace(checks, checked=frozenset(covered))
 
 
 def index_ranges(graph: Graph) -> tuple[IndexRange, ...]:

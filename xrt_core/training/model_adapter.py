@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
@@ -40,7 +41,10 @@ _LABELS: Final = {
 }
 
 
-def bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def bound(
+    names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any], on_mesh: bool
+) -> dict[str, np.ndarray]:
+    """The arrays of a step by name, in order. on_mesh: see `kept`. Raises InputError for those that do not fit."""
     if len(args) > len(names):
         raise InputError(f"{len(args)} arrays given, a step takes {len(names)}: {', '.join(names)}")
     given = dict(zip(names, args, strict=False))
@@ -58,18 +62,19 @@ def bound(names: Sequence[str], args: Sequence[Any], inputs: Mapping[str, Any]) 
     for n in names:
         if not is_array(given[n]):
             raise InputError(f"input {n!r} is a {type(given[n]).__name__}, not an array")
-        found[n] = kept(given[n])
+        found[n] = kept(given[n], on_mesh)
     return found
 
 
-def kept(array: Any) -> Any:
-    """A JAX or CuPy array of one device as it is, so that engines read it where it lies; all else as a NumPy array."""
+def kept(array: Any, on_mesh: bool) -> Any:
+    """A JAX or CuPy array as it is, so that engines read it where it lies, those of several devices where programs run
+    on a mesh; all else as a NumPy array."""
     family = family_of(type(array))
     if family == "cupy":
         return array
     if family == "jax":
         with suppress(Exception):  # a tracer, which to_numpy names
-            if not array.is_deleted() and len(array.devices()) == 1:
+            if not array.is_deleted() and (on_mesh or len(array.devices()) == 1):
                 return array
     return to_numpy(array)
 
@@ -94,6 +99,7 @@ class FixedModel:
         self.by_value = tuple(model.inputs[i].name for i in shape_inputs(model, static_inputs) if i < len(model.inputs))
         self.output_names: tuple[str, ...] | None = tuple(v.name for v in model.outputs)
         self.own_loss = False
+        self.on_mesh = False
         self.is_half = any(v.dtype == np.float16 for v in trained)
 
     @property
@@ -104,7 +110,7 @@ class FixedModel:
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the arrays of a step by name. Raises InputError for those that do not fit."""
         own = [v.name for v in self._inputs]
-        found = bound([*own, *(n for n in labels if n not in own)], args, inputs)
+        found = bound([*own, *(n for n in labels if n not in own)], args, inputs, self.on_mesh)
         for v in self._inputs:
             t = v.type
             if isinstance(t, TensorType) and t.dtype is not None and found[v.name].dtype != t.dtype:
@@ -116,6 +122,11 @@ class FixedModel:
                 ):
                     raise InputError(f"input {v.name!r}: shape {list(shape)} given, {t} expected")
         return found
+
+    @property
+    def size(self) -> int:
+        """The bytes of its variables."""
+        return sum(v.value.nbytes for v in self.variables)
 
     def check(self, state: Mapping[str, np.ndarray]) -> None:
         """Nothing: its variables are known, and a state is held against them."""
@@ -149,6 +160,7 @@ class WrittenGraph:
         self._names = [n for n, p in parameters_of(graph).items() if p.default is p.empty]
         self._made: tuple[Graph, list[Any], list[Variable]] | None = None
         self.own_loss = False  # whether `build` calls backward(): `forward` then has the loss as its first output
+        self.on_mesh = False
         self._types: dict[str, TensorType] = {}  # of what it was made for
         self.is_half = any(p.dtype == np.float16 for p in graph.named_parameters().values())
         self._is_double = any(p.dtype == np.float64 for p in graph.named_parameters().values())
@@ -162,7 +174,7 @@ class WrittenGraph:
     def bind(self, args: Sequence[Any], inputs: Mapping[str, Any], labels: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the arrays of a step by name, float64 as float32 where no variable is wider. Raises InputError for
         those that do not fit."""
-        found = bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs)
+        found = bound([*self._names, *(n for n in labels if n not in self._names)], args, inputs, self.on_mesh)
         wide = [n for n, a in found.items() if a.dtype == np.float64]
         if wide and not self._is_double:
             if not self._has_warned:
@@ -173,6 +185,12 @@ class WrittenGraph:
                 )  # fmt: skip
             found |= {n: found[n].astype(np.float32) for n in wide}
         return found
+
+    @property
+    def size(self) -> int:
+        """The most bytes that its variables may have."""
+        own = self._graph.named_parameters().values()
+        return sum(master(np.empty(0, p.dtype)).itemsize * math.prod(p.shape) for p in own)
 
     def check(self, state: Mapping[str, np.ndarray]) -> None:
         """Hold a state against the arrays of the graph, before a step has said which of them are variables.

@@ -8,10 +8,11 @@ import os
 import pathlib
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -37,9 +38,11 @@ from xrt_core.passes.rematerialization import Recompute
 from xrt_core.passes.shape_specialization import specialise
 from xrt_core.runtime.arrays import family_of, to_numpy
 from xrt_core.runtime.binding import settled_host, taken_by
+from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.transfers import on_host
-from xrt_core.training import checkpoint
-from xrt_core.training.checks import ComputedIndices, IndexRange, not_finite, refuse_out_of_range
+from xrt_core.training import checkpoint, sharded_checkpoint
+from xrt_core.training.background import Writer
+from xrt_core.training.checks import ComputedIndices, IndexRange, not_finite, refuse_out_of_range, without_checked
 from xrt_core.training.interrupts import held_back
 from xrt_core.training.lazy_loss import LazyLoss
 from xrt_core.training.losses import LossFunction, loss_of
@@ -74,16 +77,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("xrt")
 
 _FORMAT = "xrt-training-1"
+_SMALL: Final = 4 << 20  # bytes of a state whose second copy costs neither memory nor time to speak of
+_Signature = tuple[tuple[str, tuple[int, ...], np.dtype], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
     """The plan of one signature's training step.
 
     direct: for each input the array libraries, besides NumPy, whose arrays it accepts without conversion. reads,
     writes: indices into the state of the plan's last inputs, and of its outputs after the loss. precision: the nodes of
     the forward graph lowered to a narrow float. ranges: range checks of its integer inputs. computed: checks of indices
-    that it computes, where these are asked for.
+    that it computes, where these are asked for. updates: whether it counts as an update. fitting: the types of the
+    arrays of a run that needed no conversion.
     """
 
     plan: Planned
@@ -95,6 +101,8 @@ class _Step:
     ranges: tuple[IndexRange, ...] = ()
     computed: ComputedIndices | None = None
     metrics: tuple[str, ...] = ()
+    updates: bool = True
+    fitting: list[type] | None = None
 
 
 class TrainModule(GuardedModule):
@@ -129,7 +137,7 @@ class TrainModule(GuardedModule):
     accumulate: the number of calls of `step`, each with a micro-batch, that make one update by the mean of their
         gradients, in which each counts by the number of its examples (the first dimension of the first input); with a
         mean as loss this equals the update of one large batch. `apply` makes an update of fewer.
-    donate: see below.
+    donate: whether engines update the state in place, see below; None: where it has more than 4 MiB.
     recompute: a regular expression on node names: nodes in whose names it matches the same text form a region that is
         recomputed in the backward pass instead of stored (r"layer\.\d+" makes one region per layer). Blocks of
         `training.recompute()` in an `xrt.Graph` are such regions too. recompute_budget: the maximum bytes of the
@@ -148,7 +156,7 @@ class TrainModule(GuardedModule):
     serialised. A step that raises changes nothing, with one exception: if an engine fails after the variables were
     donated to it (never in a program's first step, which runs on copies), they are lost. The step then raises
     TrainingError, and so does every method until a state is loaded. With donate=False no failure loses the state; each
-    step then holds a second copy of it.
+    step then holds a second copy of it, and gradients and updates are one launch (option `merge_updates`).
 
     Raises ModelLoadError, OptionError and EngineError as XRTModule does; GradientError if there is nothing to train.
     """
@@ -169,7 +177,7 @@ class TrainModule(GuardedModule):
         seed: int | None = 0,
         check_finite: bool = False,
         accumulate: int = 1,
-        donate: bool = True,
+        donate: bool | None = None,
         recompute: str | None = None,
         recompute_budget: int | None = None,
         lazy_loss: bool = False,
@@ -189,6 +197,7 @@ class TrainModule(GuardedModule):
             if isinstance(model, TracedGraph)
             else FixedModel(model, trainable, batch_norm)
         )
+        self._source.on_mesh = resolved.mesh is not None
         self._loss = loss_of(loss, self._source.output_names, output, loss_options or {})
         self._optimizer: Optimizer = _optimizer_of(optimizer, model)
         if loss_scale is None and (resolved.narrow == "float16" or self._source.is_half):
@@ -197,7 +206,9 @@ class TrainModule(GuardedModule):
         self._dropout, self._batch_norm, self._seed = bool(dropout), bool(batch_norm), _seed(seed)
         self._check, self._check_indices = bool(check_finite), resolved.check_indices
         self._lazy = bool(lazy_loss)
-        self._accumulate, self._donate = _count("accumulate", accumulate), bool(donate)
+        self._accumulate = _count("accumulate", accumulate)
+        self._donate = self._is_large() if donate is None else bool(donate)
+        self._pipeline = self._made_pipeline(resolved)
         self._named = trainable is not None and not callable(trainable)
         self._recompute = Recompute(labels(recompute), recompute_budget)
         self._is_named = resolved.engine not in (None, "auto", ("auto",))  # so they are to take nodes
@@ -205,7 +216,10 @@ class TrainModule(GuardedModule):
         self._sharding = StepSharding(resolved.mesh, resolved.sharding, bool(zero), has_slots)
         self._lost: str | None = None  # why the state is lost
         self._lock = threading.Lock()
+        self._writer = Writer()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
+        self._bindings: LRU[_Signature] = LRU(resolved.cache_size)  # of arrays as given, by name, dtype and shape
+        self._rate = None if self._optimizer.is_scheduled else self._optimizer.rates_at(0)
         self._state: list[Any] = []
         self._counts: dict[str, int] = {}  # counters of the state, as far as they are known here
         self._metrics: dict[str, Any] = {}  # of the last step, by the loss function
@@ -219,22 +233,33 @@ class TrainModule(GuardedModule):
             self._begin(self._source.variables)
 
     def _resolved(self, given: Mapping[str, Any]) -> Options:
-        """Resolve the options, choose engines and make the pipeline."""
+        """Resolve the options. Raises OptionError for what has no meaning in training."""
         resolved = process_engines.settled(resolve(given), self.events)
         if resolved.rollout is not None and resolved.rollout.of == "calls":
             source = resolved.source("rollout")
             raise OptionError(f"rollout ({source}) is of calls; the steps of a training stay on one engine: of='jobs'")
-        resolved, _ = roll_out(resolved, self.events, process_engines)
-        if resolved.mesh is not None:  # one program for gradients and updates: what is split stays so between them
-            resolved = replace(resolved, merge_updates=True)
         if resolved.use_int8:
             source = resolved.source("use_int8")
             raise OptionError(f"use_int8=True ({source}): integers have no gradients; train in float")
+        return roll_out(resolved, self.events, process_engines)[0]
+
+    def _is_large(self) -> bool:
+        """Whether a second copy of the state, during a step, is worth avoiding."""
+        slots = 3 if isinstance(self._optimizer, Transformation) else len(self._optimizer.slots)
+        copies = 1 + slots + (self._optimizer.ema is not None) + (self._accumulate > 1)
+        return self._source.size * copies > _SMALL
+
+    def _made_pipeline(self, resolved: Options) -> Pipeline:
+        """Choose engines and make the pipeline."""
+        # One program for gradients and updates where a failure in it cannot cost the state, unless the graph of a
+        # micro-batch shares that of the gradients. On a mesh what is split stays so between them.
+        is_free = resolved.source("merge_updates") == "default" and self._accumulate == 1 and not self._donate
+        if resolved.mesh is not None or is_free:
+            resolved = replace(resolved, merge_updates=True)
         self._lowering = lowering(resolved, training=True)
         # mixed precision is applied to the forward graph alone
         services = build_services(resolved.without_lowering(), process_engines.choose(resolved), self.events)
-        self._pipeline = Pipeline(services)
-        return resolved
+        return Pipeline(services)
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -244,20 +269,35 @@ class TrainModule(GuardedModule):
         Raises InputError for arrays that do not fit, GradientError if the gradient cannot be built, TrainingError
         if the state is lost (see the class).
         """
-        labels = self.loss_inputs(len(args), inputs)
-        batch = self._source.bind(args, inputs, labels)
+        batch, signature = self._bound(args, inputs)
         with self._lock:
             self._refuse_lost()
             update = self._accumulate == 1 or self._count_of(MICRO) + 1 >= self._accumulate
-            key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch), update
+            key = signature, self._values(batch), update
             found = self._steps.get(key)
-            fresh = found is None
-            if found is None:
+            if found is not None:
+                loss = self._advance(found, list(batch.values()), False)
+            else:
                 found = self._make(batch, update)
-            loss = self._advance(found, list(batch.values()), fresh)
-            self._steps.put(key, found)
+                loss = self._advance(found, list(batch.values()), True)
+                self._steps.put(key, found)
             self._last = found
         return loss
+
+    def _bound(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], _Signature]:
+        """The arrays of a step by name, in order, and their dtypes and shapes. What binding NumPy's arrays does follows
+        from these alone: where it changed nothing it is not done again."""
+        given: Any = None
+        if not args and all(type(a) is np.ndarray for a in inputs.values()):
+            given = tuple([(n, a.shape, a.dtype) for n, a in inputs.items()])
+            known = self._bindings.get(given)
+            if known is not None:
+                return {n: inputs[n] for n, _, _ in known}, known
+        batch = self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
+        signature = tuple([(n, a.shape, a.dtype) for n, a in batch.items()])
+        if given is not None and all(batch[n] is a for n, a in inputs.items()):
+            self._bindings.put(given, signature)
+        return batch, signature
 
     def apply(self) -> bool:
         """Update by the micro-batches since the last update, fewer than `accumulate`; returns whether there were any.
@@ -288,7 +328,6 @@ class TrainModule(GuardedModule):
             self._refuse_lost()
             found = self._found(batch, "gradients")
             arrays = [*batch.values(), *(self._state[i] for i in found.reads)]
-            refuse_out_of_range(found.ranges, arrays, self._check_indices)
             assert self._recipe is not None
             names = [v.name for v in self._recipe.variables if v.trained]
             return dict(zip(names, [np.array(to_numpy(a)) for a in self._run(found, arrays)[1:]], strict=True))
@@ -373,7 +412,6 @@ class TrainModule(GuardedModule):
                 places = {n: i for i, n in enumerate(self._recipe.names)}
                 reads = tuple(places.get(ema_name(self._recipe.names[i]), i) for i in reads)
             arrays = [*batch.values(), *(self._state[i] for i in reads)]
-            refuse_out_of_range(found.ranges, arrays, self._check_indices)
             return batch, [np.array(to_numpy(a)) for a in self._run(found, arrays)]
 
     def trace(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
@@ -406,34 +444,45 @@ class TrainModule(GuardedModule):
     def _advance(self, found: _Step, batch: list[Any], fresh: bool) -> Any:
         """Run one step or update, whole or not at all; the loss, or None of an update alone. fresh: its first run."""
         self.position = None  # unless a `fit` says so after the step
-        rate = self._optimizer.rates_at(self._count_of(STEP) if self._optimizer.is_scheduled else 0)
-        arrays = [*batch, rate, *(self._state[i] for i in found.reads)]
-        refuse_out_of_range(found.ranges, arrays, self._check_indices)
+        rate = self._rate
+        if rate is None:
+            rate = self._optimizer.rates_at(self._count_of(STEP))
+        state = self._state
+        arrays = [*batch, rate, *[state[i] for i in found.reads]]
         if found.computed is not None:
             found.computed.check(arrays)
         if fresh or self._check:
             # the first run of a program is the likeliest to fail; NumPy arrays are never donated
             arrays = [to_numpy(a) for a in arrays]
         # nothing may interrupt between what an engine overwrites and the new state; NumPy's arrays are not donated
-        taken = self._donate and any(type(a) is not np.ndarray for a in arrays)
-        with held_back() if taken else nullcontext(), self._noting_loss():
-            results = list(self._run(found, list(arrays)))
-            loss = results.pop(0) if batch else None
-            shown = results[len(found.writes) :]
-            del results[len(found.writes) :]
-            if self._check and loss is not None and not np.isfinite(to_numpy(loss).astype(np.float64)).all():
-                raise not_finite(found.graph, arrays)
-            state = list(self._state)
-            for i, new in zip(found.writes, results, strict=True):
-                state[i] = new
-            if isinstance(self._optimizer, Transformation):
-                state = self._transformed(self._optimizer, found, state)
-            self._state = state
-            self._counted(found)
-            self._metrics = dict(zip(found.metrics, shown, strict=True))
-            if loss is None or not self._lazy or isinstance(loss, np.ndarray | np.generic):
-                return None if loss is None else to_numpy(loss)[()]
-            return LazyLoss(loss)
+        taken = self._donate and (found.fitting is not None or any(type(a) is not np.ndarray for a in arrays))
+        with held_back() if taken else nullcontext():
+            try:
+                return self._run_whole(found, arrays, bool(batch))
+            except BaseException as e:  # an engine may raise what it likes, and so may what interrupts a thread
+                self._note_loss(e)
+                raise
+
+    def _run_whole(self, found: _Step, arrays: list[Any], has_loss: bool) -> Any:
+        """Make the new state from the old one, whose arrays engines may take, and put it in its place; the loss."""
+        results = list(self._run(found, arrays if not self._check else list(arrays)))
+        loss = results.pop(0) if has_loss else None
+        count = len(found.writes)
+        if self._check and loss is not None and not np.isfinite(to_numpy(loss).astype(np.float64)).all():
+            raise not_finite(found.graph, arrays)
+        state = list(self._state)
+        for i, new in zip(found.writes, results, strict=False):
+            state[i] = new
+        if isinstance(self._optimizer, Transformation):
+            state = self._transformed(self._optimizer, found, state)
+        number = loss
+        if loss is not None and not isinstance(loss, np.ndarray | np.generic):
+            number = LazyLoss(loss) if self._lazy else to_numpy(loss)[()]  # which may raise what the device did
+        metrics = dict(zip(found.metrics, results[count:], strict=True)) if found.metrics else {}
+        counts = self._counts_after(found)
+        self._counts = {}  # read from the state if something interrupts here
+        self._state, self._counts, self._metrics = state, counts, metrics
+        return number[()] if isinstance(number, np.ndarray) else number
 
     def _transformed(self, optimizer: Transformation, found: _Step, state: list[Any]) -> list[Any]:
         """The state after a transformation of optax was applied to the gradients that a step left in it."""
@@ -463,44 +512,42 @@ class TrainModule(GuardedModule):
             self._counts[name] = int(to_numpy(self._state[self._recipe.names.index(name)]))
         return self._counts[name]
 
-    def _counted(self, found: _Step) -> None:
-        """Follow the counters over a step that was taken."""
-        assert self._recipe is not None
-        written = {self._recipe.names[i] for i in found.writes}
-        if STEP not in written:
-            self._counts = {n: c + 1 if n == MICRO else c for n, c in self._counts.items()}
-        elif self._scale is None:
-            self._counts = {n: c + 1 if n == STEP else 0 for n, c in self._counts.items()}
-        else:  # whether the step was left out is on the device
-            self._counts = {}
+    def _counts_after(self, found: _Step) -> dict[str, int]:
+        """The counters after a step that was taken, as far as they are known."""
+        if not found.updates:
+            return {n: c + 1 if n == MICRO else c for n, c in self._counts.items()}
+        if self._scale is None:
+            return {n: c + 1 if n == STEP else 0 for n, c in self._counts.items()}
+        return {}  # whether the step was left out is on the device
 
     def _refuse_lost(self) -> None:
         if self._lost is not None:
             raise TrainingError(self._lost)
 
     def _run(self, step: _Step, arrays: list[Any]) -> Sequence[Any]:
-        direct = step.direct
-        for i, a in enumerate(arrays):
-            if type(a) is not np.ndarray and family_of(type(a)) not in direct[i]:
-                arrays[i] = to_numpy(a)
+        types = [*map(type, arrays)]
+        if types != step.fitting:
+            direct, fits = step.direct, True
+            for i, kind in enumerate(types):
+                if kind is not np.ndarray and family_of(kind) not in direct[i]:
+                    arrays[i], fits = to_numpy(arrays[i]), False
+            step.fitting = types if fits else None
+        refuse_out_of_range(step.ranges, arrays, self._check_indices)  # launches do not check what NumPy's arrays hold
+        if step.plan.host[0] is np:
+            return step.plan.run(arrays)
         with settled_host(*step.plan.host):
             return step.plan.run(arrays)
 
-    @contextmanager
-    def _noting_loss(self) -> Iterator[None]:
-        """Run a block that makes the new state from the old one, whose arrays engines may take: where it fails after
-        they have, the state is lost."""
-        try:
-            yield
-        except BaseException as e:  # an engine may raise what it likes, and so may what interrupts a thread
-            if any(getattr(a, "is_deleted", bool)() for a in self._state):
-                self._lost = (
-                    "the step failed after its variables had been donated to the engine, and they are lost: "
-                    f"{_first(e)}. Load a state (load_state_dict, load); with donate=False no failure loses it"
-                )
-                if isinstance(e, Exception):
-                    raise TrainingError(self._lost) from e
-            raise
+    def _note_loss(self, error: BaseException) -> None:
+        """Note that the state is lost where a step failed after engines had taken its arrays. Raises TrainingError then
+        for an Exception."""
+        if any(getattr(a, "is_deleted", bool)() for a in self._state):
+            self._lost = (
+                "the step failed after its variables had been donated to the engine, and they are lost: "
+                f"{_first(error)}. Load a state (load_state_dict, load); with donate=False no failure loses it"
+            )
+            if isinstance(error, Exception):
+                raise TrainingError(self._lost) from error
 
     def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
         return tuple(to_numpy(batch[n]).tobytes() for n in self._source.by_value if n in batch)
@@ -567,7 +614,11 @@ class TrainModule(GuardedModule):
         host = on_host(self._pipeline.services.place.xp)
         direct = tuple(host if name is None else taken_by(engines, name) for name in plan.engine_inputs)
         computed = ComputedIndices(made.graph) if self._check_indices else None
-        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges, computed, made.metrics)
+        updates = STEP in made.writes
+        for at in plan.steps:
+            if isinstance(at.call, Launch):
+                at.call.input_checks = without_checked(at.call.input_checks, at.inputs, made.ranges)
+        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges, computed, made.metrics, updates)
 
     def _begin(self, variables: Sequence[Variable]) -> None:
         trained = [v.name for v in variables if v.trained]
@@ -632,7 +683,7 @@ class TrainModule(GuardedModule):
         with self._lock:
             self._refuse_lost()
             if self._recipe is None:
-                return dict(self._pending or {})
+                return dict(self._pending or {})  # nothing is known of the variables before the first batch
             own = {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
             return own | self._optimizer.schedule_state()
 
@@ -642,11 +693,30 @@ class TrainModule(GuardedModule):
         with self._lock:
             if self._recipe is None:  # a written graph gets its variables at its first step
                 self._source.check(arrays)
+                self._check_entries(arrays)
                 self._pending = arrays
             else:
                 self._set(arrays)
             self._optimizer.load_schedule_state(arrays)
             self.position = None
+
+    def _check_entries(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Hold what a state has beside variables against the optimizer and the options, before a batch has said which
+        variables there are. Raises CheckpointError."""
+        if isinstance(self._optimizer, Transformation):  # the number of its leaves follows from the variables
+            return
+        one = Variable(np.zeros(1, np.float32), True, "*")
+        want = {n.removesuffix("*") for n in initial_state([one], self._optimizer, self._scale, self._accumulate)}
+        want -= {"", SKIPPED, EXAMPLES}  # which states of earlier versions do not have
+        slots = [p for p in want if p.endswith("/")]
+        others = [n for n in arrays if n.startswith(("optimizer/", "training/"))]
+        have = {next((p for p in slots if n.startswith(p)), n) for n in others}
+        have = {n for n in have if not n.startswith(SCHEDULE)} - {SKIPPED, EXAMPLES}
+        if have != want:
+            raise CheckpointError(
+                f"the state does not fit this optimiser and its options: missing {_some(sorted(want - have))}; unknown "
+                f"{_some(sorted(have - want))}"
+            )
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         assert self._recipe is not None
@@ -674,15 +744,101 @@ class TrainModule(GuardedModule):
         self._counts = {}
         self._lost = None
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, sharded: bool = False, background: bool = False) -> None:
         """Write the state as a safetensors file, atomically; in a `fit`, or after it, also where that stands and the
-        states of its callbacks, for `fit(resume=True)`. Raises CheckpointError."""
+        states of its callbacks, for `fit(resume=True)`.
+
+        sharded: `path` is a folder, in which each device's part of the state becomes a file (see
+        `training.sharded_checkpoint`), so that no process holds or writes all of it. A folder is loaded for any mesh.
+        background: return once the state is copied, and write while training goes on. The next `save`, `load` and
+        `wait_saved` wait for that and raise what it raised; so the end of the program waits.
+
+        Raises CheckpointError, also where there is no state yet (an `xrt.Graph` has variables from its first batch on),
+        and OptionError for a sharded state of several processes in the background.
+        """
         where = {} if self.position is None else self.position.arrays()
-        checkpoint.save({**self.state_dict(), **where}, path, {"format": _FORMAT, "seed": str(self._seed)})
+        metadata = {"format": _FORMAT, "seed": str(self._seed)}
+        if sharded:
+            with self._lock:
+                self._refuse_lost()
+                entries = {} if self._recipe is None else dict(zip(self._recipe.names, self._state, strict=True))
+                self._refuse_empty(entries)
+                found = sharded_checkpoint.pieces({**entries, **self._optimizer.schedule_state(), **where})
+            if background and not found.whole:
+                raise OptionError(
+                    "background=True: processes that write pieces of one state wait for each other, which they can not "
+                    "do beside a training step; leave one of sharded and background out"
+                )
+            self._write(partial(sharded_checkpoint.save, found, path, metadata), background)
+            return
+        state = self.state_dict()
+        self._refuse_empty(state)
+        if background:  # where several processes share the file, the one that writes begins to
+            checkpoint.once(
+                path,
+                lambda: self._writer.start(
+                    partial(checkpoint.write, {**state, **where}, pathlib.Path(path), metadata)
+                ),
+            )
+            return
+        self._write(partial(checkpoint.save, {**state, **where}, path, metadata), False)
+
+    def _write(self, write: Callable[[], None], background: bool) -> None:
+        if background:
+            self._writer.start(write)
+        else:
+            self._writer.wait()
+            write()
+
+    def wait_saved(self) -> None:
+        """Wait for the file that a `save` writes in the background. Raises CheckpointError if it cannot be written."""
+        self._writer.wait()
+
+    def save_parameters(self, path: str | os.PathLike[str], *, average: bool = False) -> None:
+        """Write the variables alone, in the model's dtypes, as a safetensors file of arrays by name, which every
+        library of that format reads. average: their running means. Raises as `save` and `parameters` do."""
+        checkpoint.save(self.parameters(average=average), path, {})
+
+    def load_parameters(self, arrays: Mapping[str, Any] | str | os.PathLike[str]) -> None:
+        """Start from other variables: a safetensors file with arrays of their names, such as `save_parameters` wrote,
+        or such arrays. They are cast to the dtypes of the state; running means start from them, and optimizer and
+        counters stay. Others than variables are ignored.
+
+        Raises CheckpointError, with nothing changed, where a variable is missing or of another shape, and where an
+        `xrt.Graph` has had no batch yet (its own `load_parameters` takes arrays at any time).
+        """
+        given = checkpoint.load(arrays)[0] if isinstance(arrays, str | os.PathLike) else arrays
+        state = self.state_dict()
+        names = self.variables
+        if not names:
+            raise CheckpointError(
+                f"{self._source.name} has no variables before its first batch; its own load_parameters takes arrays"
+            )
+        for n in names:
+            if n not in given:
+                raise CheckpointError(f"there is no array for the variable {n!r}")
+            new = np.array(to_numpy(given[n]))
+            if new.shape != state[n].shape:
+                raise CheckpointError(f"{n!r} is of shape {list(new.shape)}, the variable {list(state[n].shape)}")
+            state[n] = new.astype(state[n].dtype)
+            if ema_name(n) in state:
+                state[ema_name(n)] = state[n].copy()
+        self.load_state_dict(state)
+
+    def _refuse_empty(self, state: Mapping[str, Any]) -> None:
+        """Raise CheckpointError where nothing is known of the variables yet."""
+        if not state:
+            raise CheckpointError(
+                f"{self._source.name} has no state to save before its first batch: take a step, or predict or evaluate "
+                "one"
+            )
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Load the state of a file that `save` wrote. Raises CheckpointError, also if its seed differs."""
-        arrays, metadata = checkpoint.load(path)
+        """Load the state of a file, or a folder, that `save` wrote. Raises CheckpointError, also if its seed
+        differs."""
+        self._writer.wait()
+        source = sharded_checkpoint if pathlib.Path(path).is_dir() else checkpoint
+        arrays, metadata = source.load(path)
         if metadata.get("format") != _FORMAT:
             raise CheckpointError(f"{pathlib.Path(path)} is no training state: format {metadata.get('format')!r}")
         if metadata.get("seed", str(self._seed)) != str(self._seed):

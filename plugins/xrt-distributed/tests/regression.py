@@ -55,6 +55,11 @@ def numbers(steps: int, save: pathlib.Path | None = None, **options: Any) -> dic
         again = trainer(**options)
         again.load(save)
         found["loaded"] = abs(float(again.step(x=X, target=Y)) - float(t.step(x=X, target=Y)))
+        pieces = save.with_name("pieces")
+        for _ in range(2):  # the second takes the place of the first
+            t.save(pieces, sharded=True)
+        again.load(pieces)
+        found["pieces"] = abs(float(again.step(x=X, target=Y)) - float(t.step(x=X, target=Y)))
     m = xrt.XRTModule(Regression(), engine="xla", guard=False, mesh=options.get("mesh"))
     found["inference"] = np.asarray(m(X)).tolist()
     if options.get("mesh"):

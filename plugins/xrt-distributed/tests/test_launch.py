@@ -104,8 +104,11 @@ def test_training_in_two_processes(
             )
         assert found["ran_on"] in (["cpu, cpu:1, cpu:0@1, cpu:1@1"], ["cpu:0@0, cpu:1@0, cpu, cpu:1"])
         assert float(str(found["loaded"])) < 1e-6
-    alone = trainer(**options)
-    alone.load(tmp_path / "state.safetensors")
+        assert float(str(found["pieces"])) < 1e-6
+    assert len(list((tmp_path / "pieces").glob("1-*.safetensors"))) == 4
+    for name in ("state.safetensors", "pieces"):
+        alone = trainer(**options)
+        alone.load(tmp_path / name)
     assert not list(tmp_path.glob("*.tmp"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from xrt_core.engine.contract import DEFAULT_RUN_OPTIONS, Executable, InputOutputAlias, Parameter, RunOptions
 from xrt_core.errors import ExecutionError, UnsupportedError
@@ -11,8 +11,6 @@ from xrt_xla import _toolkit
 from xrt_xla._toolkit import jax, jnp, x64
 from xrt_xla.blob import Stored, pack
 from xrt_xla.program import program_order
-
-_FEW: Final = 6  # up to so many results, waiting for each costs less than JAX's own wait for a list
 
 
 class XlaExecutable(Executable):
@@ -23,6 +21,8 @@ class XlaExecutable(Executable):
 
     linalg: whether the program may call LAPACK. program: its serialised form, where it was loaded from that.
     """
+
+    fixed_results = True
 
     def __init__(
         self,
@@ -77,11 +77,7 @@ class XlaExecutable(Executable):
             finally:
                 x64.set_local(before)
             if block_until_done:
-                if self._outputs > _FEW:
-                    _toolkit.wait_for(results)
-                else:
-                    for r in results:
-                        r.block_until_ready()
+                results[0].block_until_ready()  # one event of XLA says that a program on one device is done, or failed
         except Exception:  # often the caller's own configuration (debug_nans, disable_jit, ...) gets in the way
             return self._run_pinned(inputs)
         return results if self._order is None else [results[i] for i in self._order]
