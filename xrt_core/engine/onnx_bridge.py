@@ -14,6 +14,7 @@ import numpy as np
 
 from xrt_core.engine.onnx_versions import aligned, lowered_to, same_but_types, schema_of
 from xrt_core.errors import CompileError, ExportError, XRTError
+from xrt_core.ir.file_backed import let_go
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, SparseTensor, Value, every_node, nodes_within
 from xrt_core.ir.onnx_proto import dtype_to_onnx, tensor_from_array
@@ -30,6 +31,7 @@ __all__ = [
     "aligned",
     "as_onnx_text",
     "frozen",
+    "in_place",
     "is_large",
     "is_symbolic",
     "onnx_model",
@@ -56,9 +58,9 @@ class OnnxModel:
 
     model: its nodes have unique names, its constants below the limit are in it, the types of inner values are not.
     inputs, outputs: names, in the order of the Function's params and returns.
-    weights: the large constants by name, C-contiguous and aligned, as they are where their memory allows it. Each is an
-        initializer of `model` that says it lies elsewhere (data_location EXTERNAL): the library is to be given the
-        memory, and where it reads it in place, the arrays must outlive it.
+    weights: the large constants by name, C-contiguous and aligned (`onnx_model(unaligned=)`), as they are where their
+        memory allows it. Each is an initializer of `model` that says it lies elsewhere (data_location EXTERNAL): the
+        library is to be given the memory, and where it reads it in place, the arrays must outlive it.
     """
 
     model: ModelProto
@@ -70,6 +72,14 @@ class OnnxModel:
 def beside_the_model(array: np.ndarray) -> Mapping[str, str]:
     """The `external_data` of a constant whose memory the library is given by the constant's name."""
     return {"location": "xrt", "length": str(array.nbytes)}
+
+
+def in_place(array: np.ndarray) -> np.ndarray:
+    """The array where a library may read it: C-contiguous, and of the alignment that its dtype has."""
+    found = np.require(array, requirements=("C", "A"))
+    if found is not array:
+        let_go(array)  # a memory map may start anywhere; the copy stands for it
+    return found
 
 
 def is_large(data: np.ndarray | None, external_bytes: int = EXTERNAL_BYTES) -> bool:
@@ -114,6 +124,7 @@ def onnx_model(
     newest_opset: int | None = None,
     location: Callable[[np.ndarray], Mapping[str, str]] = beside_the_model,
     external_bytes: int = EXTERNAL_BYTES,
+    unaligned: bool = False,
 ) -> OnnxModel:
     """The ONNX model of `function`.
 
@@ -123,6 +134,7 @@ def onnx_model(
         several opsets come into one where that changes their types alone (`onnx_versions.aligned`).
     location: the entries of `external_data` that tell the library where a large constant lies.
     external_bytes: the size from which constants stay out of the model.
+    unaligned: leave constants where they are even if their dtype wants another alignment, as in a memory map of a file.
 
     Raises CompileError for a function that ONNX cannot express, or whose nodes belong to opsets that no one model has.
     """
@@ -141,8 +153,8 @@ def onnx_model(
     def write(array: np.ndarray, name: str) -> TensorProto:
         if id(array) in returned or not is_large(array, external_bytes):
             return tensor_from_array(array, name)
-        # a memory map may start anywhere, and a library may want the alignment that the dtype has
-        weights[name] = array = np.require(array, requirements=("C", "A"))
+        array = np.ascontiguousarray(array).reshape(array.shape) if unaligned else in_place(array)
+        weights[name] = array
         return _elsewhere(array, name, location(array))
 
     try:
@@ -248,8 +260,10 @@ def why_unfit(
 
 def _too_wide(node: Node, engine: str) -> str | None:
     for name, a in node.attributes.items():
-        integers = [i for i in _each(a) if isinstance(i, int)] if name not in _LONG else ()
-        wide = next((i for i in (min(integers), max(integers)) if not _LEAST <= i <= _MOST), None) if integers else None
+        integers = _each(a)
+        if name in _LONG or not integers or not isinstance(integers[0], int):
+            continue
+        wide = next((i for i in (min(integers), max(integers)) if not _LEAST <= i <= _MOST), None)
         if wide is not None:
             return f"{name} of {node.operator} has {wide}, which does not fit into the 32 bits that {engine} reads"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 import weakref
 
@@ -30,6 +31,9 @@ def stamp_of(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+_LARGE = 1 << 16
+"""Bytes from which on an array's pages are worth a call to let go of them."""
+
 _mapped: dict[int, tuple[weakref.ref[mmap.mmap], int, FileState]] = {}
 _lock = threading.Lock()
 
@@ -49,14 +53,29 @@ def note_mapping(mapped: mmap.mmap, path: str | os.PathLike[str], status: os.sta
         _mapped[key] = (weakref.ref(mapped, forget), start, state)
 
 
-def place_of(array: np.ndarray) -> tuple[FileState, int] | None:
-    """The file whose bytes a contiguous array is, and the offset of the first; None for any other array."""
+def _base_of(array: np.ndarray) -> object:
+    """The object whose memory an array views."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
+    return base.obj if isinstance(base, memoryview) else base
+
+
+def place_of(array: np.ndarray) -> tuple[FileState, int] | None:
+    """The file whose bytes a contiguous array is, and the offset of the first; None for any other array."""
+    base = _base_of(array)
     known = _mapped.get(id(base))
     if known is None or known[0]() is not base or not array.flags.c_contiguous:
         return None
     return known[2], array.__array_interface__["data"][0] - known[1]
+
+
+def let_go(array: np.ndarray) -> None:
+    """Let the pages of an array that lies in a mapped file leave this process's memory: they are read again from the
+    file, which the system mostly still holds, by whoever wants them. Nothing for any other array."""
+    if array.nbytes < _LARGE or sys.platform != "linux" or (place := place_of(array)) is None:
+        return
+    mapped = _base_of(array)
+    assert isinstance(mapped, mmap.mmap)
+    start = place[1] // mmap.PAGESIZE * mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_DONTNEED, start, place[1] + array.nbytes - start)

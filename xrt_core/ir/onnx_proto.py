@@ -214,7 +214,8 @@ def attribute_from_proto(a: AttributeProto, graph: Callable[[GraphProto], Graph]
     if kind == AttributeProto.STRING:
         return _text(a.s)
     if kind == AttributeProto.STRINGS:
-        return tuple(_text(s) for s in a.strings)
+        texts = {s: _text(s) for s in set(a.strings)}  # tables say the same few words for each of their rows
+        return tuple(map(texts.__getitem__, a.strings))
     if kind == AttributeProto.TENSOR:
         return array_from_tensor(a.t, where)
     if kind == AttributeProto.TENSORS:
@@ -293,7 +294,8 @@ def _list_to_proto(
         a.ints.extend(values)
     elif isinstance(first, str | bytes):
         a.type = AttributeProto.STRINGS
-        a.strings.extend(_bytes(v) for v in values)
+        texts = {v: _bytes(v) for v in set(values)}
+        a.strings.extend(map(texts.__getitem__, values))
     elif isinstance(first, np.ndarray):
         a.type = AttributeProto.TENSORS
         a.tensors.extend(tensor_from_array(v) for v in values)

@@ -287,3 +287,35 @@ def test_no_telemetry(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -
         assert "ORT_DISABLE_TELEMETRY" not in os.environ
     """)
     assert not [p for p in tmp_path.rglob("*") if "xrt" not in str(p.relative_to(tmp_path))]
+
+
+def test_a_large_ensemble_is_tried_by_its_first_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is asked about one tree of it, and runs them all."""
+    from onnx import ModelProto, TensorProto, helper
+    from xrt_onnxruntime import support
+
+    from xrt_core import XRTModule
+
+    sizes = []
+    refusal = support._TRIALS._refusal
+
+    def counted(model: ModelProto) -> str | None:
+        sizes.append(next(len(a.strings) for a in model.graph.node[0].attribute if a.name == "nodes_modes"))
+        return refusal(model)
+
+    monkeypatch.setattr(support._TRIALS, "_refusal", counted)
+    monkeypatch.setattr(support._TRIALS, "_verdicts", {})
+    monkeypatch.setattr(support, "_MANY", 4)
+    tables = {
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"] * 2, "nodes_values": [0.5, 0.0, 0.0] * 2,
+        "nodes_truenodeids": [1, 0, 0] * 2, "nodes_falsenodeids": [2, 0, 0] * 2, "nodes_featureids": [0] * 6,
+        "nodes_nodeids": [0, 1, 2] * 2, "n_targets": 1, "target_ids": [0] * 4, "target_nodeids": [1, 2] * 2,
+        "target_treeids": [0, 0, 1, 1], "target_weights": [1.0, 2.0, 10.0, 20.0], "nodes_treeids": [0, 0, 0, 1, 1, 1],
+    }  # fmt: skip
+    node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", **tables)
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 1]) for n in "xy"]
+    graph = helper.make_graph([node], "two trees", ports[:1], ports[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    m = XRTModule(helper.make_model(graph, opset_imports=opsets, ir_version=8), engine="onnxruntime", prune=False)
+    np.testing.assert_array_equal(m(np.array([[0], [1]], np.float32)), [[11], [22]])
+    assert sizes == [3]

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.engine.forking import let_forks_end
+from xrt_core.engine.onnx_bridge import in_place
 from xrt_core.engine.serialization import instruction_set
 from xrt_core.ir.onnx_proto import dtype_to_onnx
 
@@ -197,6 +198,11 @@ def make_session(
     return session
 
 
+def read_files_in(options: Any, folder: str) -> None:
+    """Let a session of a model in memory read constants from files in `folder`, as their `external_data` says."""
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+
+
 def providers_for(provider: str, index: int, *, tf32: bool, entries: Mapping[str, str]) -> list[Any]:
     """What a session on a GPU is made with: the provider of this option, and those that take what it leaves.
 
@@ -215,7 +221,7 @@ def optimised(model: bytes, options: Any, weights: Mapping[str, np.ndarray]) -> 
         options.optimized_model_filepath = str(pathlib.Path(folder, "model.onnx"))
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", CONSTANTS)
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-        make_session(model, options, weights)
+        make_session(model, options, {name: in_place(w) for name, w in weights.items()})
         constants = pathlib.Path(folder, CONSTANTS)
         return pathlib.Path(folder, "model.onnx").read_bytes(), constants.read_bytes() if constants.exists() else b""
 

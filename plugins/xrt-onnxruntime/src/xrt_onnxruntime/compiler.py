@@ -22,6 +22,7 @@ from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, X
 from xrt_onnxruntime import _toolkit
 from xrt_onnxruntime.device import DeviceExecutable
 from xrt_onnxruntime.executable import OnnxRuntimeExecutable, load_executable
+from xrt_onnxruntime.weights import Weights
 
 _OPTIONS: Final = (
     "inter_op_threads", "memory_arena", "optimization", "parallel", "provider", "provider_options", "session", "tf32",
@@ -111,21 +112,33 @@ class OnnxRuntimeCompiler(GraphCompiler):
         return_params: Sequence[Parameter],
         aliases: Sequence[InputOutputAlias],
     ) -> Executable:
-        """A session of `function`, its large constants read where they are. Raises CompileError with the library's
-        own first line."""
-        exported = onnx_model(function, engine="onnxruntime", newest_opset=_toolkit.newest_opset())
+        """A session of `function`, its large constants read where they are: in files, else in memory.
+
+        Raises CompileError with the library's own first line.
+        """
+        newest, on_cpu = _toolkit.newest_opset(), self._providers is None
+        exported = onnx_model(function, engine="onnxruntime", newest_opset=newest, unaligned=on_cpu)
         try:
-            model = exported.model.SerializeToString()
-            if self._providers is None:
-                session = _toolkit.make_session(model, self.session_options(), exported.weights)
-            else:
-                session = _toolkit.make_session(model, self.session_options(), exported.weights, self._providers)
+            weights = Weights(exported, from_files=on_cpu)
+            session = self._session(weights)
+            if not weights.are_current():  # another model was put in its place meanwhile
+                weights = Weights(onnx_model(function, engine="onnxruntime", newest_opset=newest), from_files=False)
+                session = self._session(weights)
         except Exception as e:
             raise CompileError(
                 f"onnxruntime: function {function.name!r} does not compile: {_toolkit.first_line(e)}"
             ) from e
         kind = OnnxRuntimeExecutable if self._providers is None else DeviceExecutable
-        return kind(session, entry_params, return_params, exported.inputs, exported.outputs, self, exported)
+        model = weights.exported
+        return kind(session, entry_params, return_params, model.inputs, model.outputs, self, model)
+
+    def _session(self, weights: Weights) -> Any:
+        options = self.session_options()
+        if weights.folder is not None:
+            _toolkit.read_files_in(options, weights.folder)
+        model = weights.exported.model.SerializeToString()
+        providers = () if self._providers is None else (self._providers,)
+        return _toolkit.make_session(model, options, weights.in_memory, *providers)
 
     def load(self, blob: bytes) -> Executable:
         """The executable that `serialize` gave `blob` for. Raises CompileError where it does not fit."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
+
+import numpy as np
 
 from xrt_core.engine.onnx_bridge import SUB_BYTE, NodeTrials, is_symbolic, why_not_within, why_unfit
 from xrt_core.engine.onnx_versions import as_older
@@ -15,6 +18,9 @@ _TRIALS: Final = NodeTrials(
     "onnxruntime", lambda model: _toolkit.refusal(model.SerializeToString()), newest_opset=_toolkit.newest_opset()
 )
 
+_MANY: Final = 10_000
+"""Rows from which on an ensemble's tables are abridged for a trial."""
+
 
 def why_not(node: Node, on_cpu: bool = True) -> str | None:
     """Why the library cannot take `node`, or does not compute what ONNX says; None where it can and does.
@@ -26,8 +32,24 @@ def why_not(node: Node, on_cpu: bool = True) -> str | None:
         or _why_not_symbolic(node)
         or _not_right(node)
         or why_not_within(node, _not_right)
-        or _TRIALS.why_not(node)
+        or _TRIALS.why_not(_abridged(node))
     )
+
+
+def _abridged(node: Node) -> Node:
+    """A large ensemble with its first tree alone: what the library takes does not depend on how many there are."""
+    trees = node.attributes.get("nodes_treeids")
+    if not isinstance(trees, tuple) or len(trees) < _MANY:
+        return node
+    attributes = dict(node.attributes)
+    for rows, ids in ((k, v) for k, v in node.attributes.items() if k.endswith("_treeids")):
+        kept = np.equal(ids, trees[0])
+        table = rows.partition("_")[0] + "_"
+        for name, values in node.attributes.items():
+            if name.startswith(table) and isinstance(values, tuple | np.ndarray) and len(values) == len(kept):
+                array = isinstance(values, np.ndarray)
+                attributes[name] = values[kept] if array else tuple(itertools.compress(values, kept))
+    return node.replace(attributes=attributes)
 
 
 def _why_not_symbolic(node: Node) -> str | None:
