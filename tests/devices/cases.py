@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -159,10 +160,14 @@ def mlp_model() -> bytes:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
 
 
+COLLECTIVES = re.compile(
+    r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+
+
 def collectives_in(hlo: str) -> list[str]:
     """The kinds of the collectives of a compiled program, in no order."""
-    names = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    return sorted(re.findall(rf"= .*? ({names})(?:-start)?\(", hlo))
+    return sorted(kind for _, kind in COLLECTIVES.findall(hlo))
 
 
 @pytest.mark.parametrize(
@@ -343,6 +348,29 @@ def test_training(options: dict[str, object], tmp_path: pathlib.Path) -> None:
     assert abs(t.evaluate([few])["loss"] - one.evaluate([few])["loss"]) < 1e-5
     reason = t.events.recent("training.whole_batch")[-1].fields["reason"]
     assert "devices of the mesh's axis 'data' do not divide the 7 examples" in str(reason)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mesh": {"data": 4}},
+        pytest.param({"mesh": {"data": 2, "model": 2}, "sharding": PARTS}, marks=pytest.mark.nightly),
+    ],
+)
+def test_collectives_of_a_step_are_those_announced(options: dict[str, object]) -> None:
+    """XLA combines the all-reduces of gradients into one or a few; their operands, and all others, are as announced."""
+    t = trainer(**options)
+    losses(t, 1)
+    report = t.explain().sharding
+    assert report is not None
+    announced = Counter(c.kind for c in report.collectives if c.kind != "slice")
+    found: Counter[str] = Counter()
+    for launch in t._last.plan.launches:
+        for result, kind in COLLECTIVES.findall(launch.executable.as_text()):
+            found[kind] += len(re.findall(r"\w+\[[\d,]*\]", result)) if kind == "all-reduce" else 1
+    if "sharding" in options:  # two axes of the mesh split one of a tensor: XLA puts the parts in order
+        del found["collective-permute"]
+    assert found == announced, "\n".join(report.lines())
 
 
 @pytest.mark.nightly

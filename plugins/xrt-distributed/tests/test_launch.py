@@ -193,3 +193,23 @@ def test_a_launcher_that_dies(environment: dict[str, str], tmp_path: pathlib.Pat
     while any(map(is_running, own)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(is_running, own))
+
+
+@pytest.mark.nightly
+def test_the_cache_of_jax(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """Programs on a mesh are found again in JAX's own cache on disk, by a later job."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(REGRESSION.parent)!r})\nfrom regression import X, Y, trainer\n"
+        "t = trainer(mesh={'data': 2})\nprint('losses', [float(t.step(x=X, target=Y)) for _ in range(3)])\n"
+    )
+    folder = tmp_path / "cache"
+    own = {**environment, "JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    said, files = [], []
+    for _ in range(2):
+        done = launch(own, "-n", "2", str(program))
+        said.append(sorted(line[4:] for line in done.stdout.splitlines() if "losses" in line))
+        files.append(sorted(p.name for p in folder.glob("jit_xrt_program-*-cache")))
+    assert said[0] == said[1]
+    assert files[0] == files[1]
+    assert files[0]

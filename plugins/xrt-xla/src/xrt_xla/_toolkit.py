@@ -114,13 +114,14 @@ _LONG = 256
 _BARRIERS_OUT = "cse_barrier_expander"
 
 
-def program_name() -> str:
-    """The name that a program is compiled under: a new one each time where the caller uses JAX's own disk cache.
+def program_name(is_stored: bool) -> str:
+    """The name that a program is compiled under: a new one each time where the caller uses JAX's own disk cache, and
+    the executable may be serialised by ours.
 
     The name is part of that cache's key. What comes out of that cache cannot be serialised again on the CPU (jaxlib
-    0.10.2: it loads, and then "Function ... not found"), so none of our programs may be found in it.
+    0.10.2: it loads, and then "Function ... not found"), so none of those programs may be found in it.
     """
-    return f"xrt_program_{uuid.uuid4().hex}" if _config.jax_compilation_cache_dir else "xrt_program"
+    return f"xrt_program_{uuid.uuid4().hex}" if is_stored and _config.jax_compilation_cache_dir else "xrt_program"
 
 
 def cpu_passes_off(jaxpr: Any) -> list[str]:

@@ -113,13 +113,14 @@ class XlaGraphCompiler(GraphCompiler):
     ) -> Any:
         """What JAX traced, to be lowered."""
         # what is updated in place stays where it is
-        places = {a.output: shardings[a.input] for a in aliases} if _is_mesh(shardings) else {}
+        on_mesh = _is_mesh(shardings)
+        places = {a.output: shardings[a.input] for a in aliases} if on_mesh else {}
         order = program_order(len(return_params), aliases)
         traced = Traced(function, program, return_params, order, self._kind, places)
         shapes = [(p.shape, p.dtype) for p in entry_params] + [(w.shape, w.dtype) for w in program.weights]
         arguments = [_toolkit.abstract(*shape, s) for shape, s in zip(shapes, shardings, strict=True)]
         donated = tuple(sorted(a.input for a in aliases))
-        return _toolkit.jax.jit(traced.named(), donate_argnums=donated).trace(*arguments)
+        return _toolkit.jax.jit(traced.named(not on_mesh), donate_argnums=donated).trace(*arguments)
 
     def _shardings(self, function: Function, program: Program) -> list[Any]:
         """Where the program's arguments lie: on the device, or on the mesh of the Function."""

@@ -36,13 +36,13 @@ class Traced:
         self._returns = [(function.body.outputs[i], returns[i], places.get(i)) for i in order]
         self._kind = kind
 
-    def named(self) -> Callable[..., tuple[Any, ...]]:
-        """The callable as a function whose name becomes that of the program."""
+    def named(self, is_stored: bool) -> Callable[..., tuple[Any, ...]]:
+        """The callable as a function whose name becomes that of the program. is_stored: see `program_name`."""
 
         def program(*arguments: Any) -> tuple[Any, ...]:
             return self(*arguments)
 
-        program.__name__ = program_name()
+        program.__name__ = program_name(is_stored)
         return program
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
