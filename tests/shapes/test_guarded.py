@@ -12,10 +12,11 @@ from onnx import TensorProto
 
 import xrt_core as xrt
 from tests.guard import engines as tested
-from tests.guard.guarded import eventually, module, registered
+from tests.guard.guarded import eventually, module, not_registered, registered
 from tests.shapes.models import Builder
 from tests.shapes.test_plans import entries, run, symbolic
 from xrt_core.cache.store import Compilation, ExecutableStore
+from xrt_core.compiler import models
 from xrt_core.compiler.pipeline import Pipeline
 from xrt_core.engine import engines
 from xrt_core.engine.contract import CompileOptions
@@ -23,7 +24,11 @@ from xrt_core.events import EventLog
 from xrt_core.frontends.onnx_import import import_model
 from xrt_core.guard import worker_pool
 from xrt_core.guard.composite import CompositeBuilder
+from xrt_core.ir.graph import Support
 from xrt_core.passes.symbolic_shapes import function_at
+from xrt_core.plugins import plugins
+from xrt_core.plugins.discovery import DISABLE_VARIABLE
+from xrt_core.verify import autotune
 
 pytestmark = pytest.mark.tiny_clusters
 
@@ -123,15 +128,49 @@ def test_shapes_that_come_faster_than_builds(is_there: bool, monkeypatch: pytest
         tested.FirstWaits.may.set()
     m = module(product(), "first_waits", **DROPPED)
     m.run(rows(7))
-    assert eventually(lambda: tested.FirstWaits.compilations == 1)
-    assert m.wait(60) if is_there else entries(m)[0].plan.is_unbuilt
+    if is_there:
+        assert eventually(lambda: not entries(m)[0].plan.is_unbuilt)
+    else:
+        assert m._pipeline.accelerated.engines  # chosen: before that every shape is planned exactly
+        assert entries(m)[0].plan.is_unbuilt
     m.run(rows(9))
     assert len(symbolic(m)) == (0 if is_there else 1)
 
 
 @pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("static_is_chosen", [True, False])
+def test_an_exact_plan_beside_a_symbolic_one(static_is_chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape that comes often gets one, built while the symbolic plan answers, if an engine of static shapes is the
+    choice for it; else it is dropped, and after two such no more are made. Other shapes stay with the symbolic plan."""
+    tested.FirstWaits.may.set()
+    monkeypatch.setattr(models, "OFTEN", 1e-9)
+    monkeypatch.setattr(tested.FirstWaitsStatic, "priority", {"train": 0, "inference": 1})
+    if not static_is_chosen:
+        monkeypatch.setattr(tested.FirstWaitsStatic, "supports", lambda *node: Support.no("not here"))
+    monkeypatch.setattr(autotune, "MARGIN", 1e6)  # the first engine wins every race
+    monkeypatch.setattr(autotune, "HOST_MARGIN", 1e6)
+    monkeypatch.setenv(DISABLE_VARIABLE, ",".join(plugins.names("xrt.engines")))
+    with not_registered(tested.Plain, tested.RightForOneSize, tested.WrongFor50Rows):
+        m = module(product(), "auto", **DROPPED)
+        m._pipeline.accelerated.symbolic_after  # the engines are chosen  # noqa: B018
+        for n in (7, 9, 5):
+            m.run(rows(n))
+            assert m.wait(60)
+        (entry,) = symbolic(m)
+        for _ in range(3):
+            for n in (5, 6, 8):
+                np.testing.assert_allclose(run(m, rows(n)), run(module(product(), "host"), rows(n)), rtol=1e-5)
+                assert m.wait(60)
+        found = [e.fields["is_used"] for e in m.events if e.name == "shapes.beside"]
+    assert found == ([True, True, True] if static_is_chosen else [False, False])
+    assert symbolic(m) == [entry]
+    assert len(entries(m)) == (6 if static_is_chosen else 3)
+
+
+@pytest.mark.usefixtures("pool")
 def test_engines_of_static_shapes_get_no_part_of_a_symbolic_cluster() -> None:
     """Not even the nodes whose own shapes do not vary: the others would be cut into pieces around these."""
+    tested.FirstWaits.may.set()
     m = module(product(), "first_waits", guard=False, shapes={"x": ("n", 4)})
     m.run(rows(7))
     function = entries(m)[0].plan.launches[0].function

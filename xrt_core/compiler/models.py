@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,9 +33,13 @@ from xrt_core.runtime.arrays import from_numpy, is_array, plain_arguments, plain
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
 from xrt_core.runtime.into import put, wanted_of
 from xrt_core.runtime.launch import Launch
-from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache
+from xrt_core.runtime.plan_cache import BoundCall, CacheEntry, PlanCache, SymbolicEntry
 from xrt_core.runtime.recording import Timeline
 from xrt_core.runtime.varying import declared_shapes
+
+OFTEN: Final = 30.0
+"""Seconds of calls of one shape by a symbolic plan after which an exact plan is tried: what its build and its
+verification take, a few times over."""
 
 Shapes = Mapping[str, Sequence[Any]]
 """Input -> its dimensions, as the user declares them (`runtime.varying.declared_shapes`)."""
@@ -170,10 +175,29 @@ class CompiledGraph:
             plan = _final(plan)
         self._last, self._last_padded = entry, None
         call = bind(plan, arrays, plan.engines, *plan.host)
+        often = isinstance(entry, SymbolicEntry) and not isinstance(plan, BaselinePlan)
+        if often and self.pipeline.may_place_beside and not isinstance(call, DeviceCall):
+            call = self._watched(call)
         key = self.key(arrays) if key is None else key
         if key is not None:
             self.plans.bind(key, call, plan, entry)
         return call
+
+    def _watched(self, call: BoundCall) -> BoundCall:
+        """A call by a symbolic plan that asks for an exact one beside it once it has taken `OFTEN` seconds in all."""
+        clock, spent = time.perf_counter, 0.0
+
+        def watched(arrays: Sequence[Any]) -> list[Any]:
+            nonlocal spent
+            start = clock()
+            results = call(arrays)
+            if spent < OFTEN:
+                spent += clock() - start
+                if spent >= OFTEN:
+                    self.pipeline.place_beside(self.plans, self.captured, self.checked(arrays))
+            return results
+
+        return watched
 
     def _padded_call(
         self,

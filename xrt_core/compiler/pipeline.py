@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from xrt_core.guard.record import GuardReport
 
 
-_STATIC_FIRST: Final = 2
+STATIC_FIRST: Final = 2
 """Exact signatures of a graph with engine="auto", where engines of static shapes take part."""
 
 _MOST: Final = 1024
@@ -420,7 +420,7 @@ class Pipeline:
             return None
         dynamic = [e.dynamic_dims != "none" for e, _ in engines]
         if self.services.auto and any(dynamic) and not all(dynamic):
-            return _STATIC_FIRST
+            return STATIC_FIRST
         return 1 if dynamic and dynamic[0] else None
 
     def _compile_for(
@@ -439,6 +439,15 @@ class Pipeline:
         return made
 
     # --- interface for modules ----------------------------------------------------------------------------------
+
+    @property
+    def may_place_beside(self) -> bool:
+        """Whether a shape that comes often may get an exact plan beside the symbolic one (`place_beside`)."""
+        return False
+
+    def place_beside(self, cache: PlanCache, captured: Captured, arrays: Sequence[np.ndarray]) -> None:
+        """Make an exact plan for the signature of these arguments in the background. It answers in the place of the
+        symbolic one if an engine of static shapes was the fastest."""
 
     @property
     def accelerated(self) -> Pipeline:

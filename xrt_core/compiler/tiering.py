@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from msgspec import Struct
 
 from xrt_core.cache.disk import DiskCache, open_cache
 from xrt_core.cache.model_file import ModelFile
-from xrt_core.compiler.pipeline import NotSymbolic, Pipeline
+from xrt_core.compiler.pipeline import STATIC_FIRST, NotSymbolic, Pipeline
 from xrt_core.compiler.services import Chosen, Services, build_services
 from xrt_core.compiler.stages import Captured, Planned
 from xrt_core.errors import EngineUnavailableError, XRTError
@@ -21,7 +22,7 @@ from xrt_core.events import EventLog
 from xrt_core.guard.background import BackgroundCompiler
 from xrt_core.guard.timeouts import in_background, native_call
 from xrt_core.ir.function import Function
-from xrt_core.ir.graph import Graph, Value
+from xrt_core.ir.graph import Graph, Value, engine_and_device
 from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import TensorType, ValueType
 from xrt_core.options import AUTO, Options
@@ -34,6 +35,8 @@ from xrt_core.runtime.plan_cache import PlanCache
 if TYPE_CHECKING:
     from xrt_core.guard.manager import GuardManager
     from xrt_core.guard.record import GuardReport
+    from xrt_core.runtime.launch import Launch
+    from xrt_core.verify.verdict import Piece
 
 _BUSY: Final = 1.0  # seconds until a call retries a tier-up whose lock another thread holds
 
@@ -130,6 +133,21 @@ class TieredPipeline(Pipeline):
         plan.attach(job, rehearse)
         self.services.events.emit("host_first", seconds=time.perf_counter() - start, model=plan.name)
         return plan
+
+    @property
+    def may_place_beside(self) -> bool:
+        """See `Pipeline.may_place_beside`: where engines of static shapes compete with others."""
+        return self.symbolic_after == STATIC_FIRST and not self.options.forbid_compilation
+
+    def place_beside(self, cache: PlanCache, captured: Captured, arrays: Sequence[np.ndarray]) -> None:
+        """See `Pipeline.place_beside`."""
+
+        def begin(types: Sequence[ValueType | None], known: Mapping[int, np.ndarray], key: Hashable) -> ExactBeside:
+            made = ExactBeside(self, captured, types, known, cache, key)
+            self.background.begin(made, None)
+            return made
+
+        cache.begin_beside(arrays, begin)
 
     @property
     def _guard(self) -> GuardManager | None:
@@ -320,6 +338,54 @@ class BaselinePlan(Planned):
             if job.pipeline.background.settings.verify:
                 self._ranges = ranges_of(arrays)
             job.pipeline.background.begin(self, _copies(arrays) if self._rehearse else None)
+
+
+class ExactBeside:
+    """Makes the exact plan of a signature that a symbolic plan serves. is_dropped: never, as the calls go on."""
+
+    is_dropped = False
+
+    def __init__(
+        self,
+        pipeline: TieredPipeline,
+        captured: Captured,
+        types: Sequence[ValueType | None],
+        known: Mapping[int, np.ndarray],
+        cache: PlanCache,
+        key: Hashable,
+    ) -> None:
+        self.name = captured.graph.name or "graph"
+        self._pipeline, self._captured, self._types, self._known = pipeline, captured, types, known
+        self._cache, self._key = weakref.ref(cache), key
+
+    def prepare(self, inputs: Sequence[Any] | None) -> None:
+        """Make the plan, and start the builds of its clusters."""
+        pipeline, cache = self._pipeline.accelerated, self._cache()
+        guard = pipeline.services.guard
+        if cache is None or guard is None:
+            return
+        with native_call():
+            made = pipeline.compile(self._captured, self._types, self._known)
+        static = {e.name for e, _ in pipeline.engines if e.dynamic_dims == "none"}
+        events = self._pipeline.services.events
+
+        def is_better() -> bool:
+            engines = [p.engine for x in made.launches for p in _pieces(x)]
+            found = bool(static.intersection(engine_and_device(e)[0] for e in engines))
+            events.emit("shapes.beside", model=self.name, engines=", ".join(dict.fromkeys(engines)), is_used=found)
+            return found
+
+        cache.put_beside(self._key, made, is_better)
+        guard.begin_all(made.launches, {})
+
+    def postpone(self, first: float) -> None:
+        """It is not tried again: the symbolic plan serves."""
+
+
+def _pieces(launch: Launch) -> Sequence[Piece]:
+    """What runs the cluster of a launch, as it was verified."""
+    outcome = getattr(getattr(launch, "record", None), "outcome", None)
+    return () if outcome is None else outcome.pieces
 
 
 class TierUpJob(Struct, frozen=True):

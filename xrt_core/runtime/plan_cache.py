@@ -28,6 +28,10 @@ MakeSymbolicPlan = Callable[[Sequence[ValueType | None], Mapping[int, np.ndarray
 
 BoundCall = Callable[[Sequence[Any]], list[Any]]
 
+_MOST_BESIDE: Final = 4
+"""Exact plans that are made beside symbolic ones that answer, of one graph."""
+_MOST_LOST: Final = 2
+"""Of these, how many may turn out to be no better before no more are made."""
 _MOST_CALLS: Final = 4096
 """Calls that are bound to one symbolic plan: one for each combination of sizes."""
 
@@ -110,6 +114,8 @@ class PlanCache:
         self._first: Sequence[Any] | None = None  # the signature before there was a second
         self._make_symbolic = make_symbolic
         self._symbolic: tuple[SymbolicEntry, ...] = ()
+        self._beside: dict[Hashable, Any] = {}
+        self._lost = 0
         self.by_value = tuple(by_value)
         self.max_by_value = max_by_value
         self.engine_signatures = engine_signatures
@@ -292,6 +298,53 @@ class PlanCache:
         if not plan.is_unbuilt:
             self._became_live(plan)
         return made
+
+    # --- exact plans beside symbolic ones -----------------------------------------------------------------------------
+
+    def begin_beside(self, arrays: Sequence[Any], begin: Callable[..., Any]) -> None:
+        """Begin to make an exact plan for the signature of these arguments, which a symbolic plan serves meanwhile.
+
+        begin: called with input types, known values and the key of the plan; what it returns is kept until the plan is
+        there (`put_beside`). Nothing happens where there is, or is to be, such a plan, or those before were no better.
+        """
+        shapes, values = tuple([_part(a) for a in arrays]), self.values(arrays)
+        key: Hashable = (shapes, values) if values is not None else shapes
+        with self._lock:
+            if key in self._beside or key in self._entries:
+                return
+            if len(self._beside) >= _MOST_BESIDE or self._lost >= _MOST_LOST:
+                return
+            self._beside[key] = None
+        types, known = self.signature(arrays, values is not None)
+        self._beside[key] = begin(types, known, key)
+
+    def put_beside(self, key: Hashable, plan: Plan, is_better: Callable[[], bool]) -> None:
+        """Let an exact plan answer as soon as all its executables are there, if it is better then; else it goes."""
+        self._beside[key] = plan
+        cache, watched = weakref.ref(self), weakref.ref(plan)
+
+        def on_live() -> None:
+            found, made = cache(), watched()
+            if found is not None and made is not None and not made.is_unbuilt:
+                found._decide(key, made, is_better())
+
+        for launch in plan.launches:
+            launch.on_live = on_live
+
+    def _decide(self, key: Hashable, plan: Plan, is_better: bool) -> None:
+        with self._lock:
+            if self._beside.get(key) is not plan:
+                return
+            self._beside[key] = None
+            self._lost = 0 if is_better else self._lost + 1
+        if not is_better:
+            plan.release("a plan for all sizes is as good")
+            return
+        self._insert(CacheEntry(key, plan))
+        with self._lock:
+            for entry in self._symbolic:  # calls are bound anew, those of this signature to the exact plan
+                for call in tuple(entry.calls):
+                    self._unbind(entry, call)
 
     def _supersede(self, symbolic: SymbolicEntry) -> None:
         """Let a symbolic plan whose executables are all there take the place of exact ones, which frees theirs."""
