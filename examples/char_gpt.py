@@ -1,6 +1,7 @@
 """A character-level GPT learns from the texts of Python's own help, and writes on.
 
     python examples/char_gpt.py --engine xla --curve gpt.png
+    python examples/char_gpt.py --engine xla --compare --curve both.png    # beside the same network in PyTorch
 
 The text is `pydoc_data.topics`, which every Python ships: about 700 000 characters. After the default number of steps
 the loss on text that was held back is below 2.2 nats per character (random guessing: 4.6; the tests hold a shorter
@@ -19,6 +20,7 @@ import numpy as np
 import xrt_core as xrt
 from xrt_core import ops
 from xrt_core.training.loop import fit, save_curve
+from xrt_core.training.schedules import Schedule, cosine
 
 STEPS = 600
 
@@ -92,25 +94,22 @@ class Corpus:
         return {"tokens": codes[at], "labels": codes[at + 1]}
 
 
+def rates(steps: int) -> Schedule:
+    """Warm up, then fall as a cosine to a tenth."""
+    return cosine(3e-3, steps, warmup=max(steps // 20, 1), end=3e-4)
+
+
 def run(
     steps: int, engine: str | list[str] | None, seed: int = 0, length: int = 64, size: int = 16, **options: Any
 ) -> Any:
     """Train; returns the losses, the loss on held-back text, the trained module and the corpus."""
     corpus = Corpus(length)
     rng = np.random.default_rng(seed)
-    warm = max(steps // 20, 1)
-
-    def rate(step: int) -> float:
-        """Warm up, then fall as a cosine to a tenth."""
-        if step < warm:
-            return 3e-3 * (step + 1) / warm
-        return 3e-3 * (0.55 + 0.45 * math.cos(math.pi * min((step - warm) / max(steps - warm, 1), 1.0)))
-
     graph = GPT(len(corpus.alphabet), length, seed=seed)
     trainer = xrt.training.TrainModule(
         graph,
         loss="cross_entropy",
-        optimizer=xrt.optim.AdamW(rate, weight_decay=0.01, clip_norm=1.0),
+        optimizer=xrt.optim.AdamW(rates(steps), weight_decay=0.01, clip_norm=1.0),
         engine=engine,
         seed=seed,
         **options,
@@ -127,6 +126,48 @@ def run(
     )
     loss = -np.take_along_axis(likely, held["labels"][:, None], 1).mean()
     return losses, float(loss), model, corpus
+
+
+def by_torch(steps: int, seed: int = 0, length: int = 64, size: int = 16) -> tuple[list[float], float]:
+    """The same network, from the same start and on the same batches, in PyTorch: the losses, and that on held-back
+    text."""
+    import torch
+    from torch.nn import functional
+
+    corpus, rng, rate = Corpus(length), np.random.default_rng(seed), rates(steps)
+    start = GPT(len(corpus.alphabet), length, seed=seed)
+    p = {n: torch.tensor(np.asarray(a), requires_grad=True) for n, a in start.named_parameters().items()}
+
+    def norm(x: Any, name: str) -> Any:
+        return functional.layer_norm(x, x.shape[-1:], p[f"{name}.scale"], p[f"{name}.shift"])
+
+    def loss_of(batch: dict[str, np.ndarray]) -> Any:
+        tokens, labels = (torch.from_numpy(batch[n]) for n in ("tokens", "labels"))
+        x = p["embedding"][tokens] + p["places"]
+        for k, block in enumerate(start.blocks):
+            b = f"blocks.{k}"
+            split = (norm(x, f"{b}.norms.0") @ p[f"{b}.qkv"]).chunk(3, -1)
+            q, key, v = (t.unflatten(-1, (block.heads, -1)).transpose(1, 2) for t in split)
+            attended = functional.scaled_dot_product_attention(q, key, v, is_causal=True)
+            x = x + attended.transpose(1, 2).flatten(2) @ p[f"{b}.out"]
+            h = norm(x, f"{b}.norms.1") @ p[f"{b}.up"] + p[f"{b}.up_bias"]
+            x = x + functional.gelu(h) @ p[f"{b}.down"] + p[f"{b}.down_bias"]
+        return functional.cross_entropy((norm(x, "norm") @ p["embedding"].T).transpose(1, 2), labels)
+
+    groups = [{"params": [t for t in p.values() if (t.ndim > 1) == matrices]} for matrices in (True, False)]
+    optimizer = torch.optim.AdamW([groups[0], {**groups[1], "weight_decay": 0.0}], weight_decay=0.01)
+    losses = []
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.zero_grad()
+        loss = loss_of(corpus.batch(rng, size, corpus.train))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(p.values(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    with torch.no_grad():
+        return losses, float(loss_of(corpus.batch(np.random.default_rng(1), 64, corpus.held)))
 
 
 def write(model: xrt.XRTModule, corpus: Corpus, start: str, count: int, seed: int = 0) -> str:
@@ -151,12 +192,18 @@ def main() -> None:
     parser.add_argument("--engine", help="default: all that are ready")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--curve", help="a picture of the losses")
+    parser.add_argument("--compare", action="store_true", help="train the same network in PyTorch too")
     given = parser.parse_args()
     losses, held, model, corpus = run(given.steps, given.engine, given.seed)
     print(f"loss {losses[0]:.3f} -> {np.mean(losses[-20:]):.3f}; on held-back text {held:.3f} nats per character")
     print(write(model, corpus, "The ", 200))
+    runs = {"": losses}
+    if given.compare:
+        other, loss = by_torch(given.steps, given.seed)
+        print(f"PyTorch: loss {other[0]:.3f} -> {np.mean(other[-20:]):.3f}; on held-back text {loss:.3f}")
+        runs = {"XRT": losses, "PyTorch": other}
     if given.curve:
-        save_curve(losses, given.curve, "character GPT")
+        save_curve(runs if given.compare else losses, given.curve, "character GPT")
         print(f"wrote {given.curve}")
 
 

@@ -46,7 +46,7 @@ from xrt_core.quantization.ranges import Ranges, find_ranges
 from xrt_core.reports.difference import difference
 from xrt_core.saved_model import open_saved
 from xrt_core.testing import functions
-from xrt_core.training import checkpoint
+from xrt_core.training import checkpoint, sharded_checkpoint
 from xrt_core.verify.inputs import synthesize_inputs
 from xrt_core.verify.repro import Bundle, read_bundle, write_bundle
 from xrt_core.verify.verdict import Outcome, Piece
@@ -469,6 +469,33 @@ def test_checkpoints(tmp_path: pathlib.Path) -> None:
     header, body = json.loads(whole[8 : 8 + length]), whole[8 + length :]
     headers = (struct.pack("<Q", len(t)) + t + body for t in texts(header, rng, 500))
     survives(read, itertools.chain(headers, damaged(whole, rng, 500)), CheckpointError)
+
+
+def test_folders_of_pieces(tmp_path: pathlib.Path) -> None:
+    """The index of a checkpoint in pieces, and what a file says of its pieces, are a CheckpointError; sizes that are
+    not there take no memory."""
+    pytest.importorskip("safetensors")
+    state = {"w": np.ones((3, 2), np.float32), "s": np.array(7)}
+    sharded_checkpoint.save(sharded_checkpoint.pieces(state), tmp_path, {"seed": "3"})
+    (file,) = tmp_path.glob("*.safetensors")
+    index, content = tmp_path / sharded_checkpoint.INDEX, file.read_bytes()
+    whole = index.read_bytes()
+    arrays, metadata = checkpoint.load(file)
+    rng = random.Random(13)
+
+    def read_index(text: bytes) -> None:
+        index.write_bytes(text)
+        sharded_checkpoint.load(tmp_path)
+
+    def read_pieces(text: bytes) -> None:
+        checkpoint.save(arrays, file, {"pieces": text.decode()})
+        sharded_checkpoint.load(tmp_path)
+
+    survives(read_index, itertools.chain(texts(json.loads(whole), rng, 500), damaged(whole, rng, 200)), CheckpointError)
+    index.write_bytes(whole)
+    survives(read_pieces, texts(json.loads(metadata["pieces"]), rng, 300), CheckpointError)
+    file.write_bytes(content)
+    np.testing.assert_array_equal(sharded_checkpoint.load(tmp_path)[0]["w"], state["w"])
 
 
 @pytest.mark.parametrize(

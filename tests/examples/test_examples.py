@@ -163,6 +163,17 @@ def test_a_gpt_learns_characters() -> None:
     assert gpt.write(model, corpus, "The ", 20).startswith("The ")
 
 
+@pytest.mark.slow
+def test_a_gpt_learns_as_in_torch() -> None:
+    """The same losses from the same start, and on held-back text."""
+    pytest.importorskip("torch")
+    gpt = example("char_gpt")
+    losses, held, _, _ = gpt.run(4, "host", length=8, size=2)
+    other, loss = gpt.by_torch(4, length=8, size=2)
+    np.testing.assert_allclose(losses, other, rtol=1e-4)
+    assert held == pytest.approx(loss, rel=1e-4)
+
+
 @pytest.mark.nightly
 def test_a_gpt_begins_to_learn() -> None:
     gpt = example("char_gpt")

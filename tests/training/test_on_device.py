@@ -105,3 +105,53 @@ def test_arrays_of_jax_that_do_not_fit() -> None:
     with pytest.raises(xrt.InputError, match="'labels': 5 at"):
         made(engine="host", check_indices=True).step(X, jax.numpy.asarray(Y.astype(np.int32) + 5))
     assert t.step(jax.numpy.asarray(X), Y) == made(engine="host").step(X, Y)
+
+
+def test_steps_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lazy loss and without the guard no step waits after the second; arrays that the caller writes into as soon
+    as it returns were read before."""
+    t, plain = made(lazy_loss=True, guard=False), made(guard=False)
+    given = np.random.default_rng(0).standard_normal((4096, 4)).astype(F)
+    labels = np.arange(4096) % 3
+    wanted = [float(plain.step(given, labels)) for _ in range(6)]
+    losses = [t.step(given, labels) for _ in range(2)]
+    kind = type(t._last.plan.launches[0].executable.inner)  # type: ignore[union-attr]
+    run, waited = kind.run, []
+
+    def noted(self: Any, inputs: Any, options: Any = None, block_until_done: bool = True) -> Any:
+        waited.append(block_until_done)
+        return run(self, inputs, options, block_until_done)
+
+    monkeypatch.setattr(kind, "run", noted)
+    for _ in range(4):
+        x, y = given.copy(), labels.copy()
+        losses.append(t.step(x, y))
+        x[:], y[:] = 0, 0
+    assert waited == [False] * 4
+    assert [float(a) for a in losses] == wanted
+    plain.step(given, labels)
+    assert waited[-1]
+
+
+def test_a_step_that_fails_behind_the_caller_loses_the_state() -> None:
+    """Reading its loss says so, and so does all else until a state is loaded; an old loss does not lose a new state."""
+    t = made(lazy_loss=True, guard=False)
+    for _ in range(3):
+        loss = t.step(X, Y)
+    saved = t.state_dict()
+    losses = [t.step(X, Y) for _ in range(2)]
+    for a in losses:
+        a._array.delete()  # reads as what failed on the device does
+    with pytest.raises(xrt.errors.TrainingError, match="ran ahead failed on the device, and the state is lost"):
+        float(losses[0])
+    for call in (lambda: t.step(X, Y), t.state_dict):
+        with pytest.raises(xrt.errors.TrainingError, match="the state is lost"):
+            call()
+    t.load_state_dict(saved)
+    with pytest.raises(xrt.errors.TrainingError):
+        float(losses[1])
+    assert float(t.step(X, Y)) < float(loss)
+    for a in t._state:
+        a.delete()
+    with pytest.raises(xrt.errors.TrainingError, match="the state is lost"):
+        t.state_dict()

@@ -67,7 +67,8 @@ class Launch:
     events: the log that receives fallback events. on_loss: called with the reason when the executable is dropped for
     good, or cannot be made. on_live: called when an executable that was built beside the host answers from now on.
     calls, failures: their numbers; updated without a lock, statistics
-    that may lose increments.
+    that may lose increments. ahead: whether a run may return before its results are computed, see `Plan.run_ahead`; the
+    first one never does.
 
     Every call checks the results (`LaunchCheck`). A failed run counts only if the host succeeds on the same inputs: a
     bad request takes no engine away.
@@ -75,7 +76,7 @@ class Launch:
 
     __slots__ = (
         "__weakref__", "_check", "_check_at", "_direct", "_events", "_fixed", "_host", "_host_run", "_lock", "_policy",
-        "_recent", "calls",
+        "_recent", "ahead", "calls",
         "engine", "enter", "error", "executable", "failures", "function", "input_checks", "on_live", "on_loss",
     )  # fmt: skip
 
@@ -103,6 +104,7 @@ class Launch:
         self._check_at = self._check.at if function.is_symbolic else None
         self.input_checks = _index_checks(function)
         self._direct: Executable | None = None  # the engine's own object, once it has run
+        self.ahead = False
         self._fixed = False  # whether its results have the types that were checked
         self._recent: deque[int] = deque(maxlen=policy.limit)  # numbers of the calls that failed last
         self._events = events
@@ -135,8 +137,8 @@ class Launch:
             if self._direct is not None:
                 given = check.inputs(arrays)
                 if self._fixed:
-                    return check.fixed_results(self._direct.run(given))
-                return check.results(self._direct.run(given))
+                    return check.fixed_results(self._direct.run(given, DEFAULT_RUN_OPTIONS, not self.ahead))
+                return check.results(self._direct.run(given, DEFAULT_RUN_OPTIONS, not self.ahead))
             results = check.results(executable.run(check.inputs(arrays)))
             self._fixed = executable.fixed_results and check_at is None
             self._direct = direct(executable)
@@ -248,7 +250,7 @@ class DeviceLaunch(Launch):
             given = check.inputs(arrays if self.enter is None else self.enter(arrays))
             if not self.asynchronous:
                 return check.results(executable.run(given))
-            return check.results(executable.run(given, options, wait or self._updates))
+            return check.results(executable.run(given, options, not self.ahead and (wait or self._updates)))
         except BaseException as e:
             failure = engine_failure(e, self.engine)
         if not wait:

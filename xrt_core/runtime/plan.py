@@ -163,6 +163,21 @@ class Plan:
         """Whether the plan has launches and all of them may return before their results are computed."""
         return bool(self.launches) and all(isinstance(x, DeviceLaunch) and x.asynchronous for x in self.launches)
 
+    def run_ahead(self, asynchronous: Collection[str]) -> bool:
+        """Let runs return before their results are computed from now on, where the engines of all steps are among those
+        that allow it (`Engine.asynchronous`); returns whether it does. Whoever runs the plan leaves NumPy's arrays that
+        it gives alone until a result was read, and takes a failure that comes as late as that. With the guard, which
+        has to know what each run did, launches are always waited for."""
+        launches = [s.call for s in self.steps]
+        if not launches or not all(
+            (type(x) is Launch or (type(x) is DeviceLaunch and x.asynchronous)) and x.engine in asynchronous
+            for x in launches
+        ):
+            return False
+        for x in self.launches:
+            x.ahead = True
+        return True
+
     def run_timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """Run as `run` does; return the results and the timeline of the steps."""
         recorder = Recorder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,28 @@ from xrt_core.runtime.arrays import to_numpy
 
 
 class LazyLoss(NDArrayOperatorsMixin):
-    """A scalar of a device. It computes and compares like a NumPy scalar, for which it is read once."""
+    """A scalar of a device. It computes and compares like a NumPy scalar, for which it is read once.
 
-    __slots__ = ("_array", "_value")
+    failed: called with what reading it raises, the failure of a step that ran ahead; may raise something else.
+    """
 
-    def __init__(self, array: Any) -> None:
+    __slots__ = ("_array", "_failed", "_value")
+
+    def __init__(self, array: Any, failed: Callable[[Exception], None] | None = None) -> None:
         self._array: Any = array
+        self._failed = failed
         self._value: Any = None
 
     def item(self) -> Any:
         """Return the number. Waits for the device."""
         if self._value is None:
-            self._value = to_numpy(self._array)[()]
-            self._array = None
+            try:
+                self._value = to_numpy(self._array)[()]
+            except Exception as e:
+                if self._failed is not None:
+                    self._failed(e)
+                raise
+            self._array = self._failed = None
         return self._value
 
     @property

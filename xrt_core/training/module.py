@@ -24,7 +24,7 @@ from xrt_core.compiler.services import build_services
 from xrt_core.compiler.stages import Planned
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.rollout import roll_out
-from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError, TrainingError
+from xrt_core.errors import CheckpointError, GradientError, InputError, OptionError, TrainingError, XRTError
 from xrt_core.events import EventLog
 from xrt_core.explanation import Explanation
 from xrt_core.frontends.graph import Graph as TracedGraph
@@ -89,7 +89,7 @@ class _Step:
     writes: indices into the state of the plan's last inputs, and of its outputs after the loss. precision: the nodes of
     the forward graph lowered to a narrow float. ranges: range checks of its integer inputs. computed: checks of indices
     that it computes, where these are asked for. updates: whether it counts as an update. fitting: the types of the
-    arrays of a run that needed no conversion.
+    arrays of a run that needed no conversion. ahead: whether runs return before they are done; None: not known yet.
     """
 
     plan: Planned
@@ -103,6 +103,7 @@ class _Step:
     metrics: tuple[str, ...] = ()
     updates: bool = True
     fitting: list[type] | None = None
+    ahead: bool | None = None
 
 
 class TrainModule(GuardedModule):
@@ -143,7 +144,9 @@ class TrainModule(GuardedModule):
         `training.recompute()` in an `xrt.Graph` are such regions too. recompute_budget: the maximum bytes of the
         intermediate results of a step; regions are chosen to meet it.
     lazy_loss: with an engine that computes behind the caller's back, `step` returns a number that is read from the
-        device when it is used, so that steps run ahead; what a step raises there may come with a later one.
+        device when it is used. With guard=False steps then run ahead: `step` returns before its result is there, after
+        a copy of NumPy's arrays of the batch. What fails on the device is raised where a loss or the state is read, and
+        the state is lost (TrainingError, see below).
     mesh, sharding: options of `XRTModule`: each batch is split over the mesh's axis "data", variables are whole unless
         `sharding` has a pattern of their names. zero: the optimizer's slots are split over "data" as well (ZeRO-1).
         Losses are those of one device, within rounding; a checkpoint is the same for every mesh. A batch that the axis
@@ -215,6 +218,7 @@ class TrainModule(GuardedModule):
         has_slots = not isinstance(self._optimizer, Transformation)
         self._sharding = StepSharding(resolved.mesh, resolved.sharding, bool(zero), has_slots)
         self._lost: str | None = None  # why the state is lost
+        self._loads = 0  # states that were loaded
         self._lock = threading.Lock()
         self._writer = Writer()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
@@ -448,6 +452,8 @@ class TrainModule(GuardedModule):
         if rate is None:
             rate = self._optimizer.rates_at(self._count_of(STEP))
         state = self._state
+        if found.ahead:  # the caller may write into them before the step is done
+            batch = [np.array(a) if type(a) is np.ndarray else a for a in batch]
         arrays = [*batch, rate, *[state[i] for i in found.reads]]
         if found.computed is not None:
             found.computed.check(arrays)
@@ -477,7 +483,12 @@ class TrainModule(GuardedModule):
             state = self._transformed(self._optimizer, found, state)
         number = loss
         if loss is not None and not isinstance(loss, np.ndarray | np.generic):
-            number = LazyLoss(loss) if self._lazy else to_numpy(loss)[()]  # which may raise what the device did
+            if self._lazy:
+                number = LazyLoss(loss, partial(self._failed_late, self._loads))
+                if found.ahead is None:
+                    found.ahead = family_of(type(loss)) == "jax" and found.plan.run_ahead(self._asynchronous())
+            else:
+                number = to_numpy(loss)[()]  # which may raise what the device did
         metrics = dict(zip(found.metrics, results[count:], strict=True)) if found.metrics else {}
         counts = self._counts_after(found)
         self._counts = {}  # read from the state if something interrupts here
@@ -537,6 +548,21 @@ class TrainModule(GuardedModule):
             return step.plan.run(arrays)
         with settled_host(*step.plan.host):
             return step.plan.run(arrays)
+
+    def _asynchronous(self) -> frozenset[str]:
+        """The engines that may be run without waiting."""
+        return frozenset(e.name for e, _ in self._pipeline.engines if e.asynchronous)
+
+    def _failed_late(self, loads: int, error: Exception) -> None:
+        """Note that a step that ran ahead has failed, and with it the state since. loads: how many states had been
+        loaded then. Raises TrainingError."""
+        message = (
+            f"a step that ran ahead failed on the device, and the state is lost: {_first(error)}. Load a state "
+            "(load_state_dict, load); with lazy_loss=False a step is done when it returns"
+        )
+        if loads == self._loads:
+            self._lost = message
+        raise TrainingError(message) from error
 
     def _note_loss(self, error: BaseException) -> None:
         """Note that the state is lost where a step failed after engines had taken its arrays. Raises TrainingError then
@@ -684,7 +710,12 @@ class TrainModule(GuardedModule):
             self._refuse_lost()
             if self._recipe is None:
                 return dict(self._pending or {})  # nothing is known of the variables before the first batch
-            own = {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
+            try:
+                own = {n: np.array(to_numpy(a)) for n, a in zip(self._recipe.names, self._state, strict=True)}
+            except XRTError as e:
+                if self._lazy:
+                    self._failed_late(self._loads, e)
+                raise
             return own | self._optimizer.schedule_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -743,6 +774,7 @@ class TrainModule(GuardedModule):
         self._state = [arrays[n] for n in names]
         self._counts = {}
         self._lost = None
+        self._loads += 1
 
     def save(self, path: str | os.PathLike[str], *, sharded: bool = False, background: bool = False) -> None:
         """Write the state as a safetensors file, atomically; in a `fit`, or after it, also where that stands and the

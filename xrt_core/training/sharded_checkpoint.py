@@ -136,22 +136,30 @@ def load(folder: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[st
     target = pathlib.Path(folder)
     index = _index(target)
     with reading(str(target), CheckpointError):
-        found = {n: np.empty(a.shape, dtype_from_name(a.dtype)) for n, a in index.arrays.items()}
-        filled = dict.fromkeys(found, 0)
+        read: dict[str, list[tuple[_Piece, np.ndarray]]] = {n: [] for n in index.arrays}
         for name in index.files:
             if pathlib.PurePath(name).name != name:
                 raise CheckpointError(f"{target / INDEX}: {name!r} is no file of this folder")
             for piece, data in _read(target / name):
-                whole = found.get(piece.name)
-                ends = [a + n for a, n in zip(piece.start, data.shape, strict=True)]
-                if whole is None or whole.dtype != data.dtype or not _fits(ends, whole.shape):
+                if piece.name not in read or dtype_name(data.dtype) != index.arrays[piece.name].dtype:
                     raise CheckpointError(f"{target / name}: a piece of {piece.name!r} does not fit the index")
-                whole[tuple(slice(a, b) for a, b in zip(piece.start, ends, strict=True))] = data
-                filled[piece.name] += data.size
-        for name, count in filled.items():
-            if count != math.prod(found[name].shape):
-                raise CheckpointError(f"{target}: {name!r} has {found[name].size} elements, its pieces {count}")
+                read[piece.name].append((piece, data))
+        found = {n: _joined(f"{target}: {n!r}", a, read.pop(n)) for n, a in index.arrays.items()}
     return found, index.metadata
+
+
+def _joined(what: str, array: _Array, own: Sequence[tuple[_Piece, np.ndarray]]) -> np.ndarray:
+    """A whole array of its pieces. Raises CheckpointError unless they cover it, before memory is taken for it."""
+    size, count = math.prod(array.shape), sum(data.size for _, data in own)
+    if size != count:
+        raise CheckpointError(f"{what} has {size} elements, its pieces {count}")
+    whole = np.empty(array.shape, dtype_from_name(array.dtype))
+    for piece, data in own:
+        ends = [a + n for a, n in zip(piece.start, data.shape, strict=True)]
+        if len(ends) != len(array.shape) or any(a > b for a, b in zip(ends, array.shape, strict=True)):
+            raise CheckpointError(f"{what}: a piece does not fit the index")
+        whole[tuple(slice(a, b) for a, b in zip(piece.start, ends, strict=True))] = data
+    return whole
 
 
 def _read(path: pathlib.Path) -> Iterable[tuple[_Piece, np.ndarray]]:
@@ -161,6 +169,3 @@ def _read(path: pathlib.Path) -> Iterable[tuple[_Piece, np.ndarray]]:
     where = decode(metadata.get(_PIECES, "").encode(), dict[str, _Piece], f"{path}: its pieces", CheckpointError)
     return [(where[key], data) for key, data in arrays.items()]
 
-
-def _fits(ends: Sequence[int], shape: tuple[int, ...]) -> bool:
-    return len(ends) == len(shape) and all(a <= b for a, b in zip(ends, shape, strict=True))
