@@ -253,8 +253,8 @@ def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | Non
     except (ShapeError, UnsupportedError) as e:
         said = str(e)
         if repr(node.name) not in said:
-            given = ", ".join("_" if v is None else str(v.type) for v in node.inputs)
-            said = f"node {node.name!r} ({node.operator} of {given}): {said}"
+            types = ", ".join("_" if v is None else str(v.type) for v in node.inputs)
+            said = f"node {node.name!r} ({node.operator} of {types}): {said}"
         kind = ShapeError if isinstance(e, ShapeError) else UnsupportedError
         raise kind(said) from e
     except BaseException as e:
