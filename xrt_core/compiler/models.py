@@ -29,7 +29,7 @@ from xrt_core.ir.schema import undefined_operator
 from xrt_core.ir.symbols import SymbolicSignature
 from xrt_core.ir.types import STRING, MapType, OptionalType, SequenceType, TensorType, ValueType, dtype_name
 from xrt_core.quantization import calibration
-from xrt_core.runtime.arrays import from_numpy, is_array, plain_arguments, plain_arrays, to_numpy
+from xrt_core.runtime.arrays import from_numpy, is_array, plain_arguments, plain_arrays, texts_of, to_numpy
 from xrt_core.runtime.binding import DeviceCall, bind, family_of_first
 from xrt_core.runtime.into import put, wanted_of
 from xrt_core.runtime.launch import Launch
@@ -65,6 +65,9 @@ class CompiledGraph:
         self._calls, self._clock = self.plans.calls, self.plans.clock
         self._last: CacheEntry | None = None
         self._by_value = bool(self.plans.by_value)
+        self._texts = [
+            i for i, v in enumerate(self.graph.inputs) if isinstance(v.type, TensorType) and v.type.dtype == STRING
+        ]
         self._buckets: Buckets | None = None
         self._last_padded: tuple[Bucket, Mapping[str, int]] | None = None
         if pipeline.options.buckets != "off" and not padded and not self._by_value:
@@ -101,6 +104,8 @@ class CompiledGraph:
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the results, as arrays of the first array's library. Raises InputError for unsuitable arguments."""
+        if self._texts:
+            arrays = self._with_texts(arrays)
         try:
             key: Hashable = tuple([(type(a), a.shape, a.dtype) for a in arrays])
             if self._by_value:
@@ -134,7 +139,7 @@ class CompiledGraph:
         Raises InputError for arrays that are no outputs', or do not fit them.
         """
         wanted = wanted_of(results, names)
-        plain, back = plain_arrays(arrays)
+        plain, back = plain_arrays(self._with_texts(arrays))
         key = self.key(plain)
         found = None if key is None else self._calls.get(key)
         if found is None:
@@ -147,6 +152,18 @@ class CompiledGraph:
         if back is None:
             return filled
         return [x if x is not None else r for r, x in zip(back(filled), wanted, strict=True)]
+
+    def _with_texts(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The arguments, those for tensors of strings as `texts_of` gives them."""
+        if not self._texts:
+            return arrays
+        found = list(arrays)
+        for i in self._texts:
+            try:
+                found[i] = texts_of(found[i])
+            except InputError as e:
+                raise InputError(f"input {self.names[i]!r}: {e}") from e.__cause__
+        return found
 
     def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """Return the results as NumPy arrays, and the timeline of the steps. Raises InputError as a call does."""
@@ -297,7 +314,7 @@ class CompiledGraph:
     def checked(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the arguments as NumPy arrays. Raises InputError for one that does not fit its input."""
         host: list[Any] = []
-        arrays, _ = plain_arrays(arrays)
+        arrays, _ = plain_arrays(self._with_texts(arrays))
         for i, (a, v) in enumerate(zip(arrays, self.graph.inputs, strict=True)):
             if isinstance(v.type, TensorType) and issubclass(type(a), _CONTAINERS):
                 raise InputError(
@@ -418,7 +435,7 @@ def _check(name: str, declared: ValueType | None, a: Any) -> None:
         if declared.dtype is not None and a.dtype != declared.dtype:
             raise InputError(
                 f"input {name!r}: dtype {dtype_name(a.dtype)} given, {dtype_name(declared.dtype)} expected; "
-                f"convert it with .astype({dtype_name(declared.dtype)!r})"
+                f"convert it with .astype({'str' if declared.dtype == STRING else repr(dtype_name(declared.dtype))})"
             )
         shape = declared.shape
         if shape is not None:

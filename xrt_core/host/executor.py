@@ -107,7 +107,10 @@ def _by_lowering(node: Node, lowering: Callable[[Node], Graph | None]) -> HostKe
             if len(programs) >= 16:
                 programs.clear()
             body = programs[key] = _lowered_for(node, lowering, given, small)
-        results = run_graph(body, [a for a in given if a is not None])
+        try:
+            results = run_graph(body, [a for a in given if a is not None])
+        except ExecutionError as e:
+            raise ExecutionError(f"node {node.name!r} ({node.operator}): {e}") from e
         found = iter(results)
         return tuple(None if v is None else next(found) for v in node.outputs)
 

@@ -283,6 +283,7 @@ class Node(_Frozen):
         outputs: Iterable[Value | None] | None = None,
         attributes: Mapping[str, Attribute] | None = None,
         annotations: Annotations | None = None,
+        name: str | None = None,
     ) -> Node:
         """A copy with some parts changed."""
         return Node(
@@ -292,7 +293,7 @@ class Node(_Frozen):
             self.attributes if attributes is None else attributes,
             domain=self.domain,
             version=self.version,
-            name=self.name,
+            name=self.name if name is None else name,
             annotations=self.annotations if annotations is None else annotations,
         )
 

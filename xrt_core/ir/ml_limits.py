@@ -47,8 +47,7 @@ def ml_attribute_fault(op_type: str, attributes: Attributes) -> str | None:
         words, limits = _WORDS.get(name), _INTEGERS.get(name)
         if isinstance(value, int):
             if limits is not None and not limits[0] <= value <= limits[1]:
-                most = "at least 1" if limits[1] == 1 << 31 and limits[0] else f"{limits[0]} to {limits[1]}"
-                return f"{name} = {value}; {op_type} allows {most}"
+                return f"{name} = {value}; {op_type} allows {limits[0]} to {limits[1]}"
         elif words is not None and value not in words:
             return f"{name} = {value!r}; {op_type} allows one of {', '.join(words)}"
     check = _CHECKS.get(op_type)

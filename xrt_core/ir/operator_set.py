@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct
 
-from xrt_core.errors import PluginError, RegistrationError, ShapeError, XRTError
+from xrt_core.errors import PluginError, RegistrationError, ShapeError, UnsupportedError, XRTError
 from xrt_core.ir.op_traits import Traits, register_traits, unregister_traits
 from xrt_core.plugins import plugins
 
@@ -244,11 +244,19 @@ def why_not(row: Any) -> str:
 
 
 def lowered(node: Node, lowering: Callable[[Node], Graph | None]) -> Graph | None:
-    """Call a plugin's lowering of a node. Raises PluginError if it fails or returns anything but a fitting Graph."""
+    """Call a plugin's lowering of a node. Raises PluginError if it fails or returns anything but a fitting Graph;
+    where it says itself what is wrong with the node, ShapeError or UnsupportedError."""
     try:
         body = lowering(node)
     except KeyboardInterrupt:
         raise
+    except (ShapeError, UnsupportedError) as e:
+        said = str(e)
+        if repr(node.name) not in said:
+            types = ", ".join("_" if v is None else str(v.type) for v in node.inputs)
+            said = f"node {node.name!r} ({node.operator} of {types}): {said}"
+        kind = ShapeError if isinstance(e, ShapeError) else UnsupportedError
+        raise kind(said) from e
     except BaseException as e:
         raise PluginError(f"the lowering of {node.operator} failed for node {node.name!r}: {e!r}") from e
     if body is None:
@@ -273,6 +281,8 @@ def types_by_lowering(node: Node, lowering: Callable[[Node], Graph | None]) -> t
     if all(v is None or v.type is not None for v in node.inputs):
         try:
             body = lowered(node, lowering)
+        except UnsupportedError as e:
+            raise ShapeError(str(e)) from e
         except PluginError as e:
             if isinstance(e.__cause__, XRTError):
                 raise ShapeError(f"node {node.name!r} ({node.operator}): {e.__cause__}") from e

@@ -107,7 +107,7 @@ class _Specialiser:
                 return
         node = substitute(node, new)
         if self.inherited is not None:
-            node = node.replace(annotations=self.inherited)
+            node = node.replace(name=f"{self.prefix}{node.name}", annotations=self.inherited)
         if self.shape_of(node):
             return
         body = self.expand(node)

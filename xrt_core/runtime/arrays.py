@@ -169,6 +169,32 @@ def _text(x: np.ndarray) -> np.ndarray:
     return (np.char.decode(x, "utf-8") if x.dtype.kind == "S" else x).astype(object)
 
 
+def texts_of(x: Any) -> Any:
+    """What stands for a tensor of strings: an array of objects, all of which are str. Lists become arrays, and other
+    objects what `str` makes of them, bytes their UTF-8, as in ONNX Runtime; anything else comes back as it is.
+
+    Raises InputError for None, which no text stands for, and for bytes that are no UTF-8.
+    """
+    if isinstance(x, list | tuple):
+        x = np.array(x, dtype=object)
+    if type(x) is not np.ndarray or x.dtype != object or set(map(type, x.flat)) <= {str}:
+        return x
+    return np.array([_text_of(e, i) for i, e in enumerate(x.flat)], dtype=object).reshape(x.shape)
+
+
+def _text_of(element: Any, index: int) -> str:
+    if element is None:
+        raise InputError(f"element {index} is None; give the text that stands for what is missing")
+    if isinstance(element, list | tuple | dict | np.ndarray):
+        raise InputError(f"element {index} is a {type(element).__name__}, no text; are the lines of one length?")
+    if not isinstance(element, bytes):
+        return str(element)
+    try:
+        return element.decode()
+    except UnicodeDecodeError as e:
+        raise InputError(f"element {index}: these bytes are not UTF-8: {e.reason}") from e
+
+
 # torch dtypes that NumPy has through ml_dtypes, under the same names
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 

@@ -95,6 +95,47 @@ def gqa(
     return Case("GroupQueryAttention", inputs, said, outputs, note="buffer" if buffer else "")
 
 
+def resident(total: int, capacity: int, window: int) -> int:
+    """Rows of a window cache that hold something."""
+    step = capacity - window + 1
+    return total - step * max(0, -(-(total - capacity) // step))
+
+
+def windowed(
+    length: int, past: int, batch: int = 2, *, capacity: int = 6, window: int = 6, packed: bool = False,
+    bias: bool = False, **attributes: Any,
+) -> Case:  # fmt: skip
+    """A GroupQueryAttention whose cache holds the newest tokens alone."""
+    heads, shared, size, total = 4, 2, 16, past + length
+    query = f(batch, length, (heads + (2 * shared if packed else 0)) * size)
+    key, value = (None if packed else f(batch, length, shared * size) for _ in range(2))
+    caches = [f(batch, shared, capacity, size) for _ in range(2)]
+    lengths = np.full(batch, total - 1, np.int32)
+    caps = [f(32, size // 2) for _ in range(2)] if attributes.get("do_rotary") else [None, None]
+    inputs = [query, key, value, *caches, lengths, i32(total).reshape(1), *caps, None,
+              f(1, heads, length, total) if bias else None]  # fmt: skip
+    said = {"num_heads": heads, "kv_num_heads": shared, "local_window_size": min(window, capacity),
+            "sliding_window_cache": 1, **attributes}  # fmt: skip
+    rows = resident(total, capacity, min(window, capacity))
+    note = f"window{capacity}past{past}"
+    return Case("GroupQueryAttention", inputs, said, (0, 1, 2), note=note, rows=rows)
+
+
+def quantised(kind: str, bits: int) -> Case:
+    """A GroupQueryAttention with a cache of int8, or of two numbers in a byte."""
+    heads, shared, size, batch, length, past = 4, 2, 16, 2, 1, 5
+    packed = size if bits == 8 else size // 2
+    dtype = np.int8 if bits == 8 else np.uint8
+    caches = [R.integers(-100 if bits == 8 else 0, 100, (batch, shared, past, packed)).astype(dtype) for _ in range(2)]
+    shape = (1,) if kind == "PER_TENSOR" else (1, shared, 1, size)
+    scales = [(0.02 if bits == 8 else 0.3) * (1 + np.abs(f(*shape))) for _ in range(2)]
+    inputs = [f(batch, length, heads * size), *(f(batch, length, shared * size) for _ in range(2)), *caches,
+              np.full(batch, past, np.int32), i32(past + length).reshape(1), *[None] * 5, *scales]  # fmt: skip
+    said = {"num_heads": heads, "kv_num_heads": shared, "k_quant_type": kind, "v_quant_type": kind,
+            "kv_cache_bit_width": bits}  # fmt: skip
+    return Case("GroupQueryAttention", inputs, said, (0, 1, 2), rtol=2e-3, atol=2e-3, note=f"{kind}{bits}")
+
+
 GROUPED = [
     gqa(no_past=True),
     gqa(no_past=True, packed=True, rotary=True),
@@ -121,6 +162,17 @@ GROUPED = [
     gqa(no_past=True, dtype=np.float16, rotary=True),
     gqa(length=1, dtype=np.float16, rotary=True),
     gqa(no_past=True, causal=0),
+    *(windowed(*p) for p in ((1, 9), (1, 3), (3, 9, 1), (5, 8, 1), (9, 11, 1), (1, 7), (1, 6))),
+    windowed(1, 9, packed=True, do_rotary=1, softcap=3.0),
+    windowed(4, 9, 1, do_rotary=1),
+    windowed(1, 9, capacity=8),
+    windowed(1, 8, capacity=8, do_rotary=1),
+    windowed(6, 0, 1),
+    windowed(2, 9, 1, bias=True),
+    quantised("PER_TENSOR", 8),
+    quantised("PER_CHANNEL", 8),
+    quantised("PER_TENSOR", 4),
+    quantised("PER_CHANNEL", 4),
 ]
 
 

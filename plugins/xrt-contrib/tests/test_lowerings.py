@@ -214,6 +214,22 @@ def test_gradients(op: str, shapes: list[tuple[int, ...]], attributes: dict[str,
         assert float((np.asarray(gradient) * direction).sum()) == pytest.approx((high - low) / 2e-2, rel=2e-2, abs=2e-3)
 
 
+NBITS = [f(2, 32), np.zeros((4, 2, 8), np.uint8), f(4, 2)]
+SAID = {"N": 4, "K": 32, "block_size": 16}
+
+
+def grouped(lengths: int, window: int = 0) -> Case:
+    """One token behind a cache of four."""
+    said = {
+        "num_heads": 4,
+        "kv_num_heads": 2,
+        **({"local_window_size": window, "sliding_window_cache": 1} if window else {}),
+    }
+    caches = [f(1, 2, 4, 8), f(1, 2, 4, 8)]
+    inputs = [f(1, 1, 32), f(1, 1, 16), f(1, 1, 16), *caches, np.array([lengths], np.int32), np.array([5], np.int32)]
+    return Case("GroupQueryAttention", inputs, said, (0, 1, 2))
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [

@@ -291,10 +291,13 @@ def _angles_at(cache: Any, positions: Any) -> Any:
 
 
 def _heads_for_rotation(n: Call, x: Any, half: int) -> tuple[Any, bool]:
-    if x.ndim == 4:
-        return x, False
     heads, rotary = n.attr("num_heads", 0), n.attr("rotary_embedding_dim", 0)
     n.check(not rotary or heads > 0, "rotary_embedding_dim needs num_heads")
+    size = x.shape[3] if x.ndim == 4 else x.shape[2] // (heads or max(1, x.shape[2] // (2 * half)))
+    turned = rotary or size
+    n.check(2 * half == turned, f"cos_cache has {half} columns; to turn {turned} numbers takes half as many")
+    if x.ndim == 4:
+        return x, False
     count = heads if heads else x.shape[2] // (2 * half)
     return split_heads(x, count), True
 
@@ -418,20 +421,24 @@ def _group_query(
     k_norm: Any, query_lengths: Any,
 ) -> Any:  # fmt: skip
     """Keys and values are appended to a cache whose rows are valid up to `seqlens_k`, a length for each sequence."""
-    if n.attr("sliding_window_cache", 0):
-        raise n.refuse("sliding_window_cache is not lowered")
     heads, shared = n.attr("num_heads"), n.attr("kv_num_heads")
     query, key, value = _qkv(n, query, key, value)
     q, k, v = split_heads(query, heads), split_heads(key, shared), split_heads(value, shared)
     batch, _, length, size = q.shape
+    window = n.attr("local_window_size", -1)
+    kinds = n.attr("k_quant_type", "NONE"), n.attr("v_quant_type", "NONE")
     if q_norm is not None:
         epsilon = n.attr("qk_norm_epsilon", 1e-6)
         q = rms(wide(q), wide(q_norm), n.attr("q_norm_epsilon", epsilon))[0].astype(query.dtype)
         k = rms(wide(k), wide(k_norm), n.attr("k_norm_epsilon", epsilon))[0].astype(query.dtype)
     bound = int(n.known(6).reshape(-1)[0])  # of all sequences, with the new tokens
-    first = bound == length and query_lengths is None
-    total = lengths.reshape(batch, 1).astype(np.int64) + 1
-    added = length if query_lengths is None else query_lengths.reshape(batch, 1).astype(np.int64)
+    evicts = bool(n.attr("sliding_window_cache", 0))
+    first = bound == length and query_lengths is None and not evicts
+    total = _counted(lengths.reshape(batch, 1), bound)
+    if query_lengths is not None:
+        added: Any = query_lengths.reshape(batch, 1).astype(np.int64)
+    else:
+        added = ops.Min(total, ints(length)) if evicts else length
     start = None if first else total - added
     steps = np.arange(length, dtype=np.int64)[None, :]
     positions = steps if start is None else start + steps  # [batch or 1, length]
@@ -445,8 +452,22 @@ def _group_query(
         c, s = (_angles_at(t, at) for t in (cos, sin))
         turn = bool(n.attr("rotary_interleaved", 0))
         q, k = rotate(q, c, s, turn), rotate(k, c, s, turn)
+    if evicts:
+        new = [
+            x if kind == "NONE" else _quantized(n, x, scale, kind)
+            for x, scale, kind in ((k, k_scale, kinds[0]), (v, v_scale, kinds[1]))
+        ]
+        caches, rows_at, kept = _window(n, past_key, past_value, new, start, total, added, window)
+        seen_keys = _dequantized(n, caches[0], k_scale, kinds[0], size, q.dtype)
+        seen_values = _dequantized(n, caches[1], v_scale, kinds[1], size, q.dtype)
+        return (
+            _attended_in_window(
+                n, q, seen_keys, seen_values, positions, rows_at, window, attention_bias, sink, query.dtype
+            ),
+            *kept,
+            None,
+        )
     rows = max(bound, past_key.shape[2] if past_key is not None else 0)
-    kinds = n.attr("k_quant_type", "NONE"), n.attr("v_quant_type", "NONE")
     if kinds == ("NONE", "NONE"):
         present_key, present_value = (placed(p, x, start, added, rows) for p, x in ((past_key, k), (past_value, v)))
         keys, values = present_key, present_value
@@ -468,7 +489,6 @@ def _group_query(
         t = np.arange(bound, dtype=np.int64)
         here = positions[:, :, None] if isinstance(positions, np.ndarray) else positions.unsqueeze(2)
         look = t <= here if isinstance(here, np.ndarray) else ops.LessOrEqual(t, here)
-        window = n.attr("local_window_size", -1)
         if window > 0:
             near = t > here - window if isinstance(here, np.ndarray) else ops.Greater(t, here - window)
             look = look & near if isinstance(look, np.ndarray) else ops.And(look, near)
@@ -484,6 +504,70 @@ def _group_query(
         n.check(kind in (1, 2), f"output_qk is wanted, and qk_output is {kind}")
         shown = (ops.Where(look, raw, np.array(0, raw.dtype)) if kind == 1 else probabilities).astype(query.dtype)
     return result, present_key, present_value, shown
+
+
+def _counted(lengths: Any, bound: int) -> Any:
+    """`seqlens_k` + 1. One that is not in [0, bound) is an index out of range, which whoever runs the node tells."""
+    index = ops.Where(ops.Less(lengths, np.array(0, lengths.dtype)), np.array(bound, lengths.dtype), lengths)
+    return ops.Gather(np.arange(1, bound + 1, dtype=np.int64), index, axis=0)
+
+
+def _resident(total: Any, capacity: int, window: int) -> Any:
+    """Rows of a window cache after `total` tokens; as many go at once as its capacity exceeds the window, and one."""
+    step = capacity - window + 1
+    over = ops.Max(total - capacity, ints(0))
+    return total - (over + (step - 1)) // step * step
+
+
+def _window(
+    n: Call, past_key: Any, past_value: Any, new: list[Any], start: Any, total: Any, added: Any, window: int
+) -> tuple[list[Any], Any, list[Any]]:
+    """Caches of a window's size: the past's rows with the new ones behind them, the position of each of these rows, -1
+    for those that hold nothing, and the caches after the step, whose first row is the oldest that is kept."""
+    n.check(past_key is not None and past_value is not None, "sliding_window_cache needs past_key and past_value")
+    if n.wants(3):
+        raise n.refuse("output_qk with sliding_window_cache is not lowered")
+    capacity, length = past_key.shape[2], new[0].shape[2]
+    n.check(0 < window <= capacity, f"local_window_size = {window} with a cache of {capacity} rows")
+    before, after = _resident(start, capacity, window), _resident(total, capacity, window)
+    row, step = np.arange(capacity, dtype=np.int64)[None, :], np.arange(length, dtype=np.int64)[None, :]
+    old = ops.Where(ops.Less(row, before), start - before + row, ints(-1))
+    fresh = ops.Where(ops.Less(step, added), start + step, ints(-1))
+    caches = [ops.Concat(p, x, axis=2) for p, x in zip((past_key, past_value), new, strict=True)]
+    position = total - after + row
+    source = ops.Where(ops.Less(position, start), position - (start - before), position - start + capacity)
+    source = ops.Clip(source, ints(0)[0], ints(capacity + length - 1)[0])
+
+    def kept(cache: Any) -> Any:
+        if cache.shape[0] == 1:
+            return ops.Gather(cache, source.squeeze(0), axis=2)
+        moved = ops.Transpose(cache, perm=[0, 2, 1, 3])
+        return ops.Transpose(ops.GatherND(moved, source.unsqueeze(2), batch_dims=1), perm=[0, 2, 1, 3])
+
+    return caches, ops.Concat(old, fresh, axis=1), [kept(c) for c in caches]
+
+
+def _attended_in_window(
+    n: Call, q: Any, keys: Any, values: Any, positions: Any, at: Any, window: int, attention_bias: Any, sink: Any,
+    dtype: Any,
+) -> Any:  # fmt: skip
+    """Attention of queries at `positions` over rows at positions `at` [batch, rows]."""
+    batch, heads, length, size = q.shape
+    n.check(n.attr("causal", 1) == 1, "sliding_window_cache with causal = 0")
+    scores = scores_of(wide(q), wide(keys), scale_of(n, size))
+    softcap = n.attr("softcap", 0.0)
+    if softcap:
+        scores = softcap * ops.Tanh(scores / softcap)
+    if attention_bias is not None:  # of absolute positions
+        shape = ints(batch, heads, length, at.shape[1])
+        column = ops.Expand(ops.Max(at, ints(0)).unsqueeze([1, 2]), shape)
+        every = ops.Expand(attention_bias, ints(batch, heads, length, attention_bias.shape[3]))
+        scores = scores + ops.GatherElements(wide(every), column, axis=3)
+    here, there = positions.unsqueeze(2), at.unsqueeze(1)
+    near = ops.And(ops.LessOrEqual(there, here), ops.Greater(there, here - window))
+    look = ops.And(near, ops.GreaterOrEqual(there, ints(0))).unsqueeze(1)
+    probabilities = softmax_with_sink(n, ops.Where(look, scores, lowest(scores)), sink)
+    return join_heads(weighted(probabilities, wide(values)).astype(dtype))
 
 
 def softmax_with_sink(n: Call, scores: Any, sink: Any) -> Any:

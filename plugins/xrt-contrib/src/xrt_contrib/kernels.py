@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_contrib.schemas import DOMAIN
+from xrt_core.errors import ShapeError
 from xrt_core.ir.graph import Node
 from xrt_core.ir.types import TensorType
 from xrt_core.kernels import OpContext
@@ -120,6 +121,8 @@ def _like_scores(node: Node) -> tuple[Any]:
 def ngram_repeat_block(ctx: OpContext, ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Scores of tokens that would repeat an n-gram of their sequence become -inf."""
     size, found = ctx.attr("ngram_size"), scores.copy()
+    if size < 1:
+        raise ShapeError(f"node {ctx.node.name!r}: ngram_size = {size}; it must be at least 1")
     for row, line in enumerate(ids):
         prefix = line[len(line) - size + 1 :]
         for start in range(len(line) - size + 1):

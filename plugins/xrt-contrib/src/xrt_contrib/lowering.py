@@ -85,6 +85,17 @@ class Call:
             raise self.misfit(why)
 
 
+_COUNTS: Final = frozenset(("K", "N", "block_size", "kv_num_heads", "num_heads", "sparse_block_size"))
+"""Attributes that count something, where an operator requires them."""
+
+
+def check_counts(n: Call) -> None:
+    """Raise `misfit` for a required count that is not positive."""
+    for name, value in n.node.attributes.items():
+        if name in _COUNTS and n.definition.attributes[name].required:
+            n.check(isinstance(value, int) and value > 0, f"{name} = {value}; it must be at least 1")
+
+
 class NotYet(XRTError):
     """A lowering needs a shape or a value that is known when the node runs."""
 
@@ -126,7 +137,9 @@ class _Body(xrt.Graph):  # type: ignore[misc]
         variadic = bool(definition.inputs) and definition.inputs[-1].option == "*"
         if not variadic:
             inputs += [None] * (most - len(inputs))
-        result = function(Call(node, definition), *inputs)
+        call = Call(node, definition)
+        check_counts(call)
+        result = function(call, *inputs)
         results = result if isinstance(result, tuple) else (result,)
         wanted = []
         for i, v in enumerate(node.outputs):

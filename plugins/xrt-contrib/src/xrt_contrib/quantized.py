@@ -217,16 +217,23 @@ def _q_conv(
     return channels_last(y) if last else y
 
 
+def _axis(n: Call, rank: int, scale: Any) -> int:
+    """The axis of a vector of scales."""
+    axis: int = n.attr("axis", 1)
+    n.check(not scale.ndim or -rank <= axis < rank, f"axis = {axis} of {rank} dimensions")
+    return axis
+
+
 @lowering("QuantizeLinear")
 def _quantize(n: Call, x: Any, scale: Any, zero: Any) -> Any:
     zero = np.array(0, np.uint8) if zero is None else scalar(zero)
     scale = scalar(scale)
-    return ops.QuantizeLinear(x, scale, zero, axis=n.attr("axis", 1) if scale.ndim else 0)
+    return ops.QuantizeLinear(x, scale, zero, axis=_axis(n, x.ndim, scale) if scale.ndim else 0)
 
 
 @lowering("DequantizeLinear")
 def _dequantize(n: Call, x: Any, scale: Any, zero: Any) -> Any:
-    return real(x, scale, zero, n.attr("axis", 1))
+    return real(x, scale, zero, _axis(n, x.ndim, scalar(scale)))
 
 
 # --- weights in blocks ---
@@ -288,6 +295,13 @@ def _matmul_nbits(n: Call, a: Any, b: Any, scales: Any, zeros: Any, groups: Any,
     size = rows * count * block * bits // 8
     n.check(math.prod(b.shape) == size, f"B of {b.shape} does not hold N = {rows} times K = {inner} of {bits} bits")
     n.check(math.prod(scales.shape) == rows * count, f"scales of {scales.shape} for {rows} x {count} blocks")
+    n.check(bias is None or bias.shape == (rows,), f"bias of {bias is not None and bias.shape} for N = {rows}")
+    n.check(groups is None or groups.shape in ((inner,), (count * block,)), f"g_idx does not have K = {inner} entries")
+    if (known := n.data(4) if groups is not None else None) is not None and known.size:
+        n.check(0 <= known.min() <= known.max() < count, f"g_idx is not within 0 to {count - 1}")
+    if zeros is not None:
+        per = 8 // bits if zeros.dtype == np.uint8 else 1
+        n.check(math.prod(zeros.shape) == rows * -(-count // per), f"zero_points of {zeros.shape} for {rows} x {count}")
     scales = scales.reshape(rows, count)
     q = unpacked(n, 1, b, bits).reshape(rows, count * block)
     whole = count * block == inner
@@ -346,6 +360,10 @@ def _matmul_bnb4(n: Call, a: Any, b: Any, absmax: Any) -> Any:
     rows, inner, block = n.attr("N"), n.attr("K"), n.attr("block_size")
     kind = n.attr("quant_type")
     n.check(kind in (0, 1), f"quant_type = {kind}; it is 0 (FP4) or 1 (NF4)")
+    n.check(block in (16, 32, 64, 128, 256), f"block_size = {block}; it is 16, 32, 64, 128 or 256")
+    count = rows * inner
+    n.check(math.prod(b.shape) == -(-count // 2), f"B of {b.shape} does not hold N = {rows} times K = {inner}")
+    n.check(math.prod(absmax.shape) == -(-count // block), f"absmax of {absmax.shape} for blocks of {block}")
     values = np.array(_NF4 if kind else _FP4, np.float32).astype(a.dtype)
     size = rows * inner
     flat = b.reshape(-1)
@@ -362,6 +380,11 @@ def _gather_block_quantized(n: Call, data: Any, indices: Any, scales: Any, zeros
     """Rows are taken while they are quantised, and dequantised then; an index that is out of range gives zeros."""
     bits, block = n.attr("bits", 4), n.attr("block_size", 128)
     rank = data.ndim
+    n.check(block >= 16 and block & (block - 1) == 0, f"block_size = {block} is no power of 2 from 16 on")
+    n.check(bits in (2, 4, 8), f"bits = {bits}; it is 2, 4 or 8")
+    for name in ("gather_axis", "quantize_axis"):
+        at = n.attr(name, int(name == "quantize_axis"))
+        n.check(-rank <= at < rank, f"{name} = {at} of {rank} dimensions")
     axis, along = n.attr("gather_axis", 0) % rank, n.attr("quantize_axis", 1) % rank
     count = data.shape[axis]
     dtype = scales.dtype
