@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import pathlib
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -153,6 +154,27 @@ def test_live_after_probation() -> None:
     assert launch._call.__name__ == "call"
     assert len(launch.record.engine_seconds) == SETTINGS.probation
     assert launch.trouble == ""
+
+
+@pytest.mark.parametrize("shadow", [0, None])
+def test_a_live_call_enters_few_functions(shadow: int | None) -> None:
+    """The launch, its check of inputs and of results, and the run: after other work each one takes a microsecond."""
+    launch = live(Does(lambda i: [i[0] + i[1]]), settings=_with(shadow=shadow))
+    for _ in range(SETTINGS.probation + 5):
+        launch([X, X])
+        comparisons().wait()
+    entered: list[str] = []
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        launch([X, X])
+    finally:
+        sys.setprofile(None)
+    assert entered == ["__call__", "call", "inputs", "run", "<lambda>", "results"]
 
 
 WRONG: dict[str, Callable[[Sequence[Any]], Any]] = {
