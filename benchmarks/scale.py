@@ -40,8 +40,9 @@ def rate(function: Callable[[], Any], seconds: float, each: int = 1) -> float:
 
 def show_cache(seconds: float) -> None:
     """Compile once, and load from a store, with nothing on the own disk: single runs."""
-    from xrt_core.cache import store
     from xrt_distributed.shared_cache import SharedCache
+
+    from xrt_core.cache import store
 
     model = peers.bert(4, 256, 4, 64, 8, 8192)
     batch = model.batch(0)
@@ -87,9 +88,10 @@ def show_launcher(seconds: float) -> None:
 
 def show_fleet(seconds: float) -> None:
     """Reports as a job writes them."""
-    from xrt_core.events import EventLog
     from xrt_distributed.fleet import read_fleet
     from xrt_distributed.reports import Reporter
+
+    from xrt_core.events import EventLog
 
     with tempfile.TemporaryDirectory() as folder:
         log = EventLog()

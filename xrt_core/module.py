@@ -7,7 +7,7 @@ import os
 import pathlib
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from xrt_core.options import Options, resolve
 if TYPE_CHECKING:
     from xrt_core.accuracy.model import BudgetedModel
     from xrt_core.accuracy.report import AccuracyReport
+    from xrt_core.compiler.bound import Binding
     from xrt_core.compiler.inspection import CompiledCluster
     from xrt_core.compiler.models import CompiledGraph, ImportedModel, LiveCall, TracedModel
     from xrt_core.compiler.pipeline import Pipeline
@@ -324,6 +325,43 @@ class XRTModule(GuardedModule):
             self._record(self._calibration.active, (), _mapping(inputs))
         return self._source.run(_mapping(inputs), None if results is None else _mapping(results))
 
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> Binding:
+        """Return a call without arguments that runs the model on these arrays as often as it is called.
+
+            step = m.bind({"x": x, "state": state}, {"state_out": state})
+            x[:] = samples                  # new content in the same array
+            step()["y"]
+
+        inputs, outputs: as for `run`. Types, dtypes and shapes are looked at once, so that a call below a millisecond
+        takes less. Results without an array in `outputs` are arrays of their own. An output may have the array of an
+        input, which carries a state on.
+
+        Raises InputError as `run` does; it prepares the signature, and runs nothing.
+        """
+        from xrt_core.compiler.bound import Binding
+
+        inputs, outputs = dict(_mapping(inputs)), dict(_mapping(outputs or {}))
+        names, run = self._source.bound(inputs, outputs)
+
+        def watched() -> Sequence[Any]:
+            if self._calibration.active is not None:
+                self._record(self._calibration.active, (), inputs)
+            return run()
+
+        return Binding(inputs, outputs, names, watched)
+
+    def run_many(self, sets: Iterable[Mapping[str, Any]], *, callers: int = 1) -> Iterator[dict[str, Any]]:
+        """Yield the results of `run` for each of many sets of inputs, in their order.
+
+        sets: taken as they are needed, a few ahead. callers: so many threads call at a time; more than one helps where
+        a run does not use all processors, such as with `threads=1`.
+
+        Raises InputError where `callers` is no positive integer; what a run raises comes in its place, and ends it.
+        """
+        from xrt_core.compiler.bound import run_many
+
+        return run_many(self.run, sets, callers)
+
     def run_timed(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Timeline]:
         """Run as `run` does; return the results as NumPy arrays and the start and end of each step of the plan.
         `timeline.to_json()` is for chrome://tracing or ui.perfetto.dev. Raises InputError as a call does."""
@@ -483,6 +521,6 @@ def warmup(
 
 def _mapping(inputs: Any) -> Mapping[str, Any]:
     """Return `inputs`. Raises InputError if they are no mapping."""
-    if not isinstance(inputs, Mapping):
+    if type(inputs) is not dict and not isinstance(inputs, Mapping):
         raise InputError(f"inputs must be a mapping of input names to arrays, not a {type(inputs).__name__}")
     return inputs

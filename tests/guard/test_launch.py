@@ -157,6 +157,27 @@ def test_live_after_probation() -> None:
     assert launch.trouble == ""
 
 
+@pytest.mark.parametrize("shadow", [0, None])
+def test_a_live_call_enters_few_functions(shadow: int | None) -> None:
+    """The launch, its check of inputs and of results, and the run: after other work each one takes a microsecond."""
+    launch = live(Does(lambda i: [i[0] + i[1]]), settings=_with(shadow=shadow))
+    for _ in range(SETTINGS.probation + 5):
+        launch([X, X])
+        comparisons().wait()
+    entered: list[str] = []
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        launch([X, X])
+    finally:
+        sys.setprofile(None)
+    assert entered == ["__call__", "call", "inputs", "run", "<lambda>", "results"]
+
+
 WRONG: dict[str, Callable[[Sequence[Any]], Any]] = {
     "wrong count": lambda i: [i[0], i[0]],
     "wrong shape": lambda i: [i[0][None]],

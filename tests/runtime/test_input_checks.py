@@ -216,6 +216,11 @@ def test_floats_that_must_be_finite() -> None:
     assert is_finite(np.ones(3, ml_dtypes.bfloat16))
     assert not is_finite(np.array([1, np.inf], np.float16))
     assert is_finite(np.zeros(0, np.float32))
+    for size in (3, 1 << 17):  # counted in two ways
+        x = np.zeros(size, np.float32)
+        assert is_finite(x[::2])
+        x[-1] = np.nan
+        assert not is_finite(x)
 
 
 @pytest.mark.slow

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+import xrt_core as xrt
 from tests.random_graphs import F32, I64, graph_of, ints, node
 from xrt_core.errors import InputError
 from xrt_core.host.executor import host_kernel
+from xrt_core.ir.function import Function, Parameter
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import OptionalType, SequenceType, TensorType
+from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache, type_of
 
@@ -36,6 +40,37 @@ def test_registers_die_after_their_last_reader() -> None:
     assert str(plan) == "inputs r0..r0\nr2 = Add(r0, r1)  free r0\nr3 = Neg(r2)  free r2\nreturn r3"
     for _ in range(2):
         np.testing.assert_array_equal(plan.run([X])[0], -2 * X)
+
+
+def test_one_launch_is_called_without_registers() -> None:
+    """Also where it takes some of the inputs and its results come in another order."""
+    x, unused, y, a, b = f32("x"), f32("unused"), f32("y"), f32("a"), f32("b")
+    body = graph_of([y, x], [a, b], [node("Neg", [x], [a]), node("Abs", [y], [b])])
+    p = [Parameter(name, F32, (2,)) for name in "yxab"]
+    function = Function("f", p[:2], p[2:], body)
+    launch = Launch(function, "fake", None, lambda: lambda arrays: [-arrays[1], np.abs(arrays[0])])
+    there = f32("y_there"), f32("x_there")
+    nodes = [node("Identity", [v], [w]) for v, w in zip((y, x), there, strict=True)]
+    nodes.append(Node("Launch", there, [a, b], domain="xrt", version=1))
+    calls = {"Launch": launch, "Identity": None}  # a converter that has nothing to convert
+    graph = graph_of([x, unused, y], [b, a], nodes)
+    plan = make_plan(graph, lambda n: Lowered(calls[n.op_type], "fake", "f"))
+    entered: list[str] = []
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.endswith("plan.py"):
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        found = plan.run([X, X, 3 * X])
+    finally:
+        sys.setprofile(None)
+    assert [name for name in entered if name != "<listcomp>"] == ["run"]
+    np.testing.assert_array_equal(found, [np.abs(3 * X), -X])
+    with xrt.profile() as profiled:
+        plan.run([X, X, 3 * X])
+    assert [s.label for s in profiled.timeline.spans] == ["f", "g"]
 
 
 def test_outputs_that_nobody_wants_and_inputs_left_out() -> None:

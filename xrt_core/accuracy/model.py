@@ -140,6 +140,12 @@ class BudgetedModel:
         """See `ImportedModel.run`."""
         return dict(zip(self.output_names, self._run(*self.exact.bind((), inputs), results), strict=True))
 
+    def bound(self, inputs: Inputs, results: Mapping[str, Any]) -> tuple[Sequence[str], Callable[[], Sequence[Any]]]:
+        """See `ImportedModel.bound`."""
+        caller, arrays = self.exact.bind((), inputs)
+        caller.bound(arrays, self.output_names, results)  # which raises what is wrong with them
+        return self.output_names, lambda: self._run(caller, arrays, results)
+
     # --- calls ------------------------------------------------------------------------------------------------------
 
     def _run(self, exact: CompiledGraph, arrays: Sequence[Any], results: Mapping[str, Any] | None) -> Sequence[Any]:

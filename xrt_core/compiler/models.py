@@ -9,7 +9,7 @@ import os
 import pathlib
 import time
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -164,6 +164,40 @@ class CompiledGraph:
             except InputError as e:
                 raise InputError(f"input {self.names[i]!r}: {e}") from e.__cause__
         return found
+
+    def bound(self, arrays: Sequence[Any], names: Sequence[str], results: Mapping[str, Any]) -> Callable[[], list[Any]]:
+        """`run_into` as a function of no arguments: what these arrays are is looked at here, and their shapes only at
+        each call. The signature is prepared, where it can be told by types, shapes and values.
+
+        Raises InputError as a call does, and as `run_into` does for results.
+        """
+        wanted_of(results, names)
+        plain, back = plain_arrays(arrays)
+        parts = None if back is not None or plain is not arrays else self.key(arrays)
+        if parts is None:
+            self.checked(arrays)
+            return lambda: self.run_into(arrays, names, results)
+        wanted = [results.get(n) for n in names] if results else []
+        self.prepare(arrays, parts)
+        there = [(n, a, a.shape) for n, a in zip(self.names, arrays, strict=True) if a is not None]
+
+        def run() -> list[Any]:
+            for name, a, shape in there:
+                if a.shape != shape:
+                    raise InputError(f"input {name!r}: shape {list(a.shape)}, it was bound with {list(shape)}")
+            key = (parts[0], self.plans.values(arrays)) if self._by_value else parts
+            found = self._calls.get(key)
+            if found is None:  # its plan was replaced or dropped
+                call = self.prepare(arrays, key)
+            else:
+                call, entry = found
+                entry.used = self._clock()
+            if not wanted:
+                return call(arrays)
+            made = call(arrays, wanted) if isinstance(call, DeviceCall) else call(arrays)
+            return [r if x is None else put(r, x, n) for r, x, n in zip(made, wanted, names, strict=True)]
+
+        return run
 
     def timed(self, arrays: Sequence[Any]) -> tuple[list[Any], Timeline]:
         """Return the results as NumPy arrays, and the timeline of the steps. Raises InputError as a call does."""
@@ -547,6 +581,13 @@ class ImportedModel:
         taken = [a for i, a in enumerate(arrays) if i not in self._defaults or i in given]
         return caller, [None if a is _MISSING else a for a in taken]
 
+    def bound(
+        self, inputs: Mapping[str, Any], results: Mapping[str, Any]
+    ) -> tuple[Sequence[str], Callable[[], Sequence[Any]]]:
+        """The names of the results, and `run` on these arrays as a function of no arguments."""
+        caller, arrays = self.bind((), inputs)
+        return self.output_names, caller.bound(arrays, self.output_names, results)
+
     def saved(self) -> tuple[Graph, list[CompiledGraph]]:
         """Return the contents of a model file: the graph, and the CompiledGraphs that hold its signatures."""
         return self._graph, [self.plain, *self._callers.values()]
@@ -601,6 +642,14 @@ class TracedModel:
         """Return the CompiledGraph for the signature of these arguments, and its input arrays."""
         (caller, _), arrays = self._bind(*plain_arguments(args, named)[:2])
         return caller, arrays
+
+    def bound(
+        self, inputs: Mapping[str, Any], results: Mapping[str, Any]
+    ) -> tuple[Sequence[str], Callable[[], Sequence[Any]]]:
+        """See `ImportedModel.bound`. Each call looks whether parameters were loaded since, and it is traced again."""
+        (caller, traced), arrays = self._bind(*plain_arguments((), inputs)[:2])
+        caller.bound(arrays, traced.output_names, results)  # which raises what is wrong with them
+        return traced.output_names, lambda: tuple(self.run(inputs, results).values())
 
     def saved(self) -> tuple[Graph, list[CompiledGraph]]:
         """Return the contents of a model file. Raises InputError unless there is exactly one traced graph."""

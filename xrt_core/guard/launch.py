@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.cache.live_notes import Note
-from xrt_core.engine.boundary import direct
 from xrt_core.engine.contract import Executable, Function, Tolerance
 from xrt_core.engine.converters import converters
 from xrt_core.engine.forking import keep_for_ever
@@ -33,6 +32,7 @@ from xrt_core.passes.symbolic_shapes import function_at
 from xrt_core.runtime.arrays import Range, to_numpy
 from xrt_core.runtime.input_checks import input_checks
 from xrt_core.runtime.launch import FORKED, FailurePolicy, Launch, WrongResults, engine_failure
+from xrt_core.runtime.transfers import direct
 from xrt_core.verify.autotune import Neighbours
 from xrt_core.verify.checker import ResultChecker
 
@@ -295,7 +295,7 @@ class GuardedLaunch(Launch):
             if self.record.state is State.LIVE and self.executable is executable:
                 if self._settings.run_timeout is None and min(self.record.engine_seconds) < _WORTH_LIMITING:
                     self._timed = None
-                self._call = self._shadowed(self._live(executable))
+                self._call = self._live(executable)
 
     def _live(self, executable: Executable) -> HostRun:
         record, check, execute, timed = self.record, self._check, direct(executable), self._timed
@@ -319,7 +319,7 @@ class GuardedLaunch(Launch):
         noted = _noted(run_symbolic if self.function.is_symbolic else run, marks, record)
         limited: HostRun = noted if timed is None else partial(timed, noted)
 
-        def call(arrays: Arrays) -> Arrays:
+        def any_call(arrays: Arrays) -> Arrays:
             record.calls += 1
             if checks is not None and checks.violates(arrays):
                 return self._from_host(arrays)
@@ -332,6 +332,32 @@ class GuardedLaunch(Launch):
                 return results
             except BaseException as e:
                 failure, kind = _failure_of(e, self.engine)
+            return self._fall_back(executable, arrays, failure, kind)
+
+        schedule, general = self._schedule, self._shadowed(any_call)
+        if timed is not None or self.function.is_symbolic or schedule.is_periodic:
+            return general
+        first = schedule.begin if schedule.is_on else -1  # what is the last right call before any comparison
+        violates = None if checks is None else checks.violates
+        execute_run, enter, leave, last = execute.run, check.inputs, accepted, Note.THREADS - 1
+
+        def call(arrays: Arrays) -> Arrays:
+            """What `general` does for a call that is neither compared nor timed, in one function: each inner one would
+            take a microsecond of a call that follows other work."""
+            number = record.calls + 1
+            if number > schedule.due or schedule.last_right == first or not number & untimed:
+                return general(arrays)
+            record.calls = number
+            if violates is not None and violates(arrays):
+                return self._from_host(arrays)
+            i = get_ident() >> 12 & last
+            try:
+                marks[i] = number & 127 | 128
+                return leave(execute_run(enter(arrays)))
+            except BaseException as e:
+                failure, kind = _failure_of(e, self.engine)
+            finally:
+                marks[i] = 0
             return self._fall_back(executable, arrays, failure, kind)
 
         return call

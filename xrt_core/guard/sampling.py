@@ -35,26 +35,31 @@ class SamplingSchedule:
     thread that is at a sampled comparison, until the background has it; 0 for none.
     """
 
-    __slots__ = ("_begin", "_every", "_lock", "due", "is_on", "last_right", "taker")
+    __slots__ = ("_every", "_lock", "begin", "due", "is_on", "last_right", "taker")
 
     def __init__(self, every: int | None, begin: int = 0) -> None:
         self._every = every
-        self._begin = begin
+        self.begin = begin
         self._lock = threading.Lock()
         self.is_on = every != 0
-        self.due: float = begin
+        self.due: float = begin if every != 0 else math.inf
         self.last_right = begin
         self.taker = 0
 
     @property
+    def is_periodic(self) -> bool:
+        """Whether each N-th call is compared."""
+        return bool(self._every)
+
+    @property
     def is_synchronous(self) -> bool:
         """Whether the caller waits for the comparison."""
-        return self._every is not None or self.last_right == self._begin
+        return self._every is not None or self.last_right == self.begin
 
     @property
     def is_first_under_way(self) -> bool:
         """Whether no comparison has been right yet, and another thread is at one: the host answers meanwhile."""
-        return self.last_right == self._begin and math.isinf(self.due)
+        return self.last_right == self.begin and math.isinf(self.due)
 
     def is_due(self, calls: int) -> bool:
         """Whether the calling thread compares the call after `calls` others.
@@ -76,12 +81,12 @@ class SamplingSchedule:
         """The comparison that this thread is at, if any, has ended without an answer: the next call is compared."""
         if self.taker == get_ident():
             self.taker = 0
-            self.due = self._begin
+            self.due = self.begin
 
     def postpone(self, number: int, cost: float, seconds: float) -> None:
         """Set the next comparison. number: of the call that was compared. cost: seconds that the comparison took, with
         the copies that it was made of. seconds: that the call took."""
-        since = number - self._begin
+        since = number - self.begin
         if cost and seconds:
             gap: float = min(since, max(round(cost / (_SHARE * seconds)), 1))
         else:

@@ -50,6 +50,7 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
     readable = all(device_kind(device).numpy_readable for _, device in engines.values())
     if family == "numpy":
         out = _writable if HOST not in plan.spaces and readable else lambda r: _writable(to_numpy(r))
+    plain = np.ndarray if out is _writable else None  # what needs no conversion
 
     def call(arrays: Sequence[Any]) -> list[Any]:
         if convert:
@@ -65,7 +66,7 @@ def bind(plan: Plan, arrays: Sequence[Any], engines: Engines, xp: Any, host_devi
         else:
             try:
                 for r in results:
-                    read.append(out(r))
+                    read.append(r if type(r) is plain else out(r))
                 return read
             except BaseException as e:  # reading an engine's array may run code of the engine
                 engine = plan.spaces[min(len(read), len(plan.spaces) - 1)]  # an interrupt comes after the last as well

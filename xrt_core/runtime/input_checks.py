@@ -27,6 +27,7 @@ from xrt_core.ir.op_traits import index_input, traits_of
 from xrt_core.ir.types import Dim
 from xrt_core.runtime.arrays import to_numpy
 
+_FEW: Final = 1 << 16  # elements
 _CARRIED: Final = {"Where": (1, 2), "ScatterElements": (0, 2), "ScatterND": (0, 2), "Scatter": (0, 2)}
 """Moving operators whose results have elements of other inputs than the first."""
 
@@ -415,7 +416,10 @@ def _dims(node: Node, index: int) -> tuple[int, ...]:
 
 def is_finite(x: np.ndarray) -> bool:
     """Whether no element is NaN or infinite."""
-    return bool(np.logical_and.reduce(np.isfinite(x), axis=None))  # the method `all` takes longer for few elements
+    finite = np.isfinite(x)
+    if x.size <= _FEW:  # a third of the time: NumPy's reductions take two microseconds for a single element
+        return 0 not in finite.tobytes()
+    return bool(np.logical_and.reduce(finite, axis=None))
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -68,8 +67,8 @@ class Plan:
     """
 
     __slots__ = (
-        "__weakref__", "_call", "_constants", "_core", "_execute", "_has_host_steps", "_on_device", "_order", "_owned",
-        "_parallel", "_read_only", "_running", "_sink", "_template", "_to_host", "_within",
+        "__weakref__", "_by_steps", "_call", "_constants", "_core", "_execute", "_has_host_steps", "_of_launch",
+        "_on_device", "_owned", "_parallel", "_read_only", "_running", "_sink", "_template", "_to_host", "_within",
         "engine_inputs", "guards", "launches", "memory", "name", "outputs", "pinned", "run", "spaces", "steps",
     )  # fmt: skip
 
@@ -96,15 +95,9 @@ class Plan:
         self._running = self.steps  # as they are run: others while something records
         self._core = _core(self.steps)
         self._sink: Sink | None = None
-        self.run: Call = self._run
-        if len(self.steps) == 1 and isinstance(self.steps[0].call, Launch):
-            step = self.steps[0]
-            if step.inputs == tuple(range(program.inputs)) and step.outputs == self.outputs:
-                self.run = step.call  # the whole graph is one Launch: call it directly
-            elif self._is_reordered(step, program):
-                self._order = itemgetter(*step.inputs), itemgetter(*map(step.outputs.index, self.outputs))
-                self.run = self._run_launch
-        self._call = self.run
+        self._of_launch = _of_one_launch(program)
+        self.run: Call = self._run if self._of_launch is None else self._of_launch(self.steps[0].call)
+        self._call = self._by_steps = self.run
         with recording.lock:
             recording.plans.add(self)
             if recording.recorders:
@@ -123,7 +116,10 @@ class Plan:
             return
         self._running = tuple(recorded(s, self.name, sink) for s in self.steps)
         self._core = _core(self._running)
-        self.run = recorded_call(self.name, self._running[0].call if self.is_one_launch else self._call, sink)
+        call = self._call
+        if self._of_launch is not None and call is self._by_steps:
+            call = self._of_launch(self._running[0].call)
+        self.run = recorded_call(self.name, call, sink)
 
     @property
     def is_one_launch(self) -> bool:
@@ -202,20 +198,6 @@ class Plan:
                 launch.failed(error)
         return results
 
-    def _is_reordered(self, step: Step, program: Program) -> bool:
-        """Whether the only step, a Launch, takes inputs of the plan and makes its results, in another order, and
-        nothing is to be done before or after it."""
-        return (
-            min(len(step.inputs), len(self.outputs)) > 1
-            and all(i < program.inputs for i in step.inputs)
-            and all(i in step.outputs for i in self.outputs)
-            and not (self._owned or self._read_only or self._on_device or self._within is not None)
-        )
-
-    def _run_launch(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        given, made = self._order
-        return made(self._core[0][0](given(arrays)))  # type: ignore[no-any-return]
-
     def _run(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return self._run_by(self._execute, arrays)
 
@@ -262,6 +244,30 @@ class Plan:
 
     def __str__(self) -> str:
         return self.as_text()
+
+
+def _of_one_launch(program: Program) -> Callable[[Call], Call] | None:
+    """Makes the function that runs a program of one Launch of what runs that; None for other programs. Where it takes
+    the inputs and gives the results as they are, it is called directly."""
+    if len(program.steps) != 1 or not isinstance(program.steps[0].call, Launch):
+        return None
+    step = program.steps[0]
+    if step.inputs == tuple(range(program.inputs)) and step.outputs == tuple(program.outputs):
+        return lambda call: call
+    if program.within is not None or program.read_only or program.to_host is not to_numpy:
+        return None
+    if any(i >= program.inputs for i in step.inputs) or not set(program.outputs) <= set(step.outputs):
+        return None
+    taken, given = step.inputs, tuple(step.outputs.index(i) for i in program.outputs)
+
+    def around(call: Call) -> Call:
+        def run(arrays: Sequence[Any]) -> Sequence[Any]:
+            results = call([arrays[i] for i in taken])
+            return [results[i] for i in given]
+
+        return run
+
+    return around
 
 
 def _core(steps: Sequence[Step]) -> tuple[tuple[Any, ...], ...]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from xrt_core.engine import boundary
 from xrt_core.engine.contract import Executable
 from xrt_core.engine.device_kinds import DeviceKind
 from xrt_core.runtime.arrays import Converter, family_of, from_numpy, plain_tensor, to_cupy, to_numpy
@@ -84,9 +85,18 @@ class _Adapted(Executable):
         """See `Executable.run`."""
         return [self._leave(r) for r in self._inner.run(self._enter(inputs), *args, **options)]
 
+    def direct(self) -> Executable:
+        """See `direct`."""
+        return _Adapted(boundary.direct(self._inner), self._enter, self._leave)
+
     def as_text(self) -> str:
         """See `Executable.as_text`."""
         return self._inner.as_text()
+
+
+def direct(executable: Executable) -> Executable:
+    """As `engine.boundary.direct`, also within an executable that was made for other arrays here."""
+    return executable.direct() if isinstance(executable, _Adapted) else boundary.direct(executable)
 
 
 def _same(x: Any) -> Any:
