@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
 import tempfile
@@ -26,6 +27,7 @@ import xrt_core as xrt
 from tests.training import peers
 
 KEY = b"k" * 32
+HOSTS, RANKS = 100, 8
 
 
 def rate(function: Callable[[], Any], seconds: float, each: int = 1) -> float:
@@ -40,8 +42,9 @@ def rate(function: Callable[[], Any], seconds: float, each: int = 1) -> float:
 
 def show_cache(seconds: float) -> None:
     """Compile once, and load from a store, with nothing on the own disk: single runs."""
-    from xrt_core.cache import store
     from xrt_distributed.shared_cache import SharedCache
+
+    from xrt_core.cache import store
 
     model = peers.bert(4, 256, 4, 64, 8, 8192)
     batch = model.batch(0)
@@ -71,25 +74,63 @@ def show_cache(seconds: float) -> None:
 def show_launcher(seconds: float) -> None:
     """Frames of agents, which the launcher reads one after the other for all hosts."""
     from msgspec import json as fast
+    from xrt_distributed import __version__
     from xrt_distributed.agent import Order
     from xrt_distributed.hosts import Host
 
-    host = Host("here", ["sh", "-c", "sleep 1000"], "python", lambda rank, line: None)
+    host = Host("here", ["sh", "-c", "read x; read x"], "python", lambda rank, line: None)
     host.begin(Order(("x",), "/", {n: {} for n in range(8)}, {}, {}))
     beat, line = fast.encode((3, "beat")), fast.encode((3, "line", "step 100: loss 2.345, 123.4 ms"))
     for name, frame in (("heartbeats", beat), ("lines", line)):
         count = rate(lambda f=frame: host._hear(*fast.decode(f)), seconds)
         print(f"{name} taken by the launcher: {count:.0f} a second")
-    assert host._ssh is not None
-    host._ssh.kill()
     host.join()
+    hosts, start, before = [], time.perf_counter(), resident()
+    with tempfile.TemporaryDirectory() as folder:
+        agent = pathlib.Path(folder, "agent")
+        beats = "\\n".join(f'[{n},"beat"]' for n in range(RANKS))
+        agent.write_text(
+            f"#!/bin/sh\necho '[-1,\"hello\",1,\"{__version__}\"]'\nread order\n"
+            f"while printf '{beats}\\n'; do sleep 0.5; done & cat > /dev/null\n"
+            "kill $!\n"
+        )
+        agent.chmod(0o755)
+        try:
+            for n in range(HOSTS):
+                hosts.append(Host(f"h{n}", [str(agent)], "python", lambda rank, line: None))
+            for h in hosts:
+                if why := h.connected():
+                    raise SystemExit(why)
+            took = time.perf_counter() - start
+            for h in hosts:
+                h.begin(Order(("x",), "/", {k: {} for k in range(RANKS)}, {}, {}))
+            time.sleep(1)
+            used, begun = time.process_time(), time.perf_counter()
+            time.sleep(max(seconds, 5.0))
+            share = (time.process_time() - used) / (time.perf_counter() - begun)
+            grown = resident() - before
+            heard = sum(p.alive for h in hosts for p in h.processes.values())
+        finally:
+            for h in hosts:
+                h.release()
+            for h in hosts:
+                h.join()
+    print(f"{HOSTS} hosts of {RANKS} ranks with stand-in agents: {took:.2f} s to start, {heard} ranks heard, "
+          f"{share:.1%} of a core, {grown / HOSTS / 2**10:.0f} KiB each")  # fmt: skip
+
+
+def resident() -> int:
+    """Bytes of resident memory of this process."""
+    text = pathlib.Path("/proc/self/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
 
 
 def show_fleet(seconds: float) -> None:
     """Reports as a job writes them."""
-    from xrt_core.events import EventLog
     from xrt_distributed.fleet import read_fleet
     from xrt_distributed.reports import Reporter
+
+    from xrt_core.events import EventLog
 
     with tempfile.TemporaryDirectory() as folder:
         log = EventLog()
@@ -114,6 +155,7 @@ def show_draw(seconds: float) -> None:
 
 def main() -> None:
     """See the module."""
+    os.environ.setdefault("XRT_DISTRIBUTED_CACHE_KEY", KEY.decode())
     parser = argparse.ArgumentParser(description="parts of a large job")
     parser.add_argument("--seconds", type=float, default=2.0)
     a = parser.parse_args()

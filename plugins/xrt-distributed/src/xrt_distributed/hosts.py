@@ -55,6 +55,7 @@ class Host:
     def __init__(self, name: str, ssh: Sequence[str], python: str, on_line: Callable[[int, str], object]) -> None:
         self.name, self.failure = name, ""
         self.port = 0
+        self._deadline = 0.0  # when `release` was called, and the time limit
         self.processes: dict[int, RemoteProcess] = {}
         self._on_line = on_line
         self._said: deque[str] = deque(maxlen=3)
@@ -92,20 +93,21 @@ class Host:
 
     def release(self) -> None:
         """Let the agent end its processes."""
+        self._deadline = self._deadline or time.monotonic() + _END_SECONDS
         if self._ssh is not None and self._ssh.stdin is not None:
             with self._lock, contextlib.suppress(OSError):
                 self._ssh.stdin.close()
 
     def join(self) -> None:
-        """Wait until the agent has ended, and end the connection."""
+        """Wait until the agent has ended, and end the connection; not longer than a time limit after `release`."""
         self.release()
         if self._ssh is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._ssh.wait(_END_SECONDS)
+                self._ssh.wait(max(self._deadline - time.monotonic(), 0.0))
             self._ssh.kill()
             self._ssh.wait()
             for thread in self._threads:
-                thread.join(1)
+                thread.join(max(self._deadline - time.monotonic(), 0.05))
 
     def _write(self, data: bytes) -> bool:
         if self._ssh is None or self._ssh.stdin is None:
