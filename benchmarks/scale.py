@@ -28,6 +28,7 @@ from tests.training import peers
 
 KEY = b"k" * 32
 HOSTS, RANKS = 100, 8
+PLACE = "0.5 train.py:14 (step), in JAX"
 
 
 def rate(function: Callable[[], Any], seconds: float, each: int = 1) -> float:
@@ -80,7 +81,7 @@ def show_launcher(seconds: float) -> None:
 
     host = Host("here", ["sh", "-c", "read x; read x"], "python", lambda rank, line: None)
     host.begin(Order(("x",), "/", {n: {} for n in range(8)}, {}, {}))
-    beat, line = fast.encode((3, "beat")), fast.encode((3, "line", "step 100: loss 2.345, 123.4 ms"))
+    beat, line = fast.encode((3, "beat", PLACE)), fast.encode((3, "line", "step 100: loss 2.345, 123.4 ms"))
     for name, frame in (("heartbeats", beat), ("lines", line)):
         count = rate(lambda f=frame: host._hear(*fast.decode(f)), seconds)
         print(f"{name} taken by the launcher: {count:.0f} a second")
@@ -88,7 +89,7 @@ def show_launcher(seconds: float) -> None:
     hosts, start, before = [], time.perf_counter(), resident()
     with tempfile.TemporaryDirectory() as folder:
         agent = pathlib.Path(folder, "agent")
-        beats = "\\n".join(f'[{n},"beat"]' for n in range(RANKS))
+        beats = "\\n".join(f'[{n},"beat","{PLACE}"]' for n in range(RANKS))
         agent.write_text(
             f"#!/bin/sh\necho '[-1,\"hello\",1,\"{__version__}\"]'\nread order\n"
             f"while printf '{beats}\\n'; do sleep 0.5; done & cat > /dev/null\n"

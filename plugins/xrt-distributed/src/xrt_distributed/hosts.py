@@ -16,7 +16,7 @@ from msgspec import json
 
 from xrt_distributed import __version__
 from xrt_distributed.agent import Order
-from xrt_distributed.local import LAST_LINES
+from xrt_distributed.local import LAST_LINES, parsed
 
 _CONNECT_SECONDS: Final = 60.0
 _LIFE_SECONDS: Final = 1.0
@@ -34,6 +34,8 @@ class RemoteProcess:
     seen: float
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     alive: bool = False
+    still: float = 0.0
+    place: str = ""
     pid: int = 0
     code: int | None = None
     lost: str = ""
@@ -130,7 +132,7 @@ class Host:
         for line in ssh.stdout:
             try:
                 self._hear(*json.decode(line))
-            except (ValueError, TypeError, KeyError):  # a login script's words, say
+            except (ValueError, TypeError, LookupError):  # a login script's words, say
                 self._said.append(line.decode("utf-8", "replace").strip())
         ssh.stdout.close()
         code = ssh.wait()
@@ -160,6 +162,7 @@ class Host:
             process.pid = int(data[0])
         elif what == "beat":
             process.alive = True
+            process.still, process.place = parsed(str(data[0]))
         elif what == "line":
             process.lines.append(str(data[0]))
             self._on_line(rank, str(data[0]))
