@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
 import tempfile
@@ -26,6 +27,8 @@ import xrt_core as xrt
 from tests.training import peers
 
 KEY = b"k" * 32
+HOSTS, RANKS = 100, 8
+PLACE = "0.5 train.py:14 (step), in JAX"
 
 
 def rate(function: Callable[[], Any], seconds: float, each: int = 1) -> float:
@@ -72,18 +75,55 @@ def show_cache(seconds: float) -> None:
 def show_launcher(seconds: float) -> None:
     """Frames of agents, which the launcher reads one after the other for all hosts."""
     from msgspec import json as fast
+    from xrt_distributed import __version__
     from xrt_distributed.agent import Order
     from xrt_distributed.hosts import Host
 
-    host = Host("here", ["sh", "-c", "sleep 1000"], "python", lambda rank, line: None)
+    host = Host("here", ["sh", "-c", "read x; read x"], "python", lambda rank, line: None)
     host.begin(Order(("x",), "/", {n: {} for n in range(8)}, {}, {}))
-    beat, line = fast.encode((3, "beat")), fast.encode((3, "line", "step 100: loss 2.345, 123.4 ms"))
+    beat, line = fast.encode((3, "beat", PLACE)), fast.encode((3, "line", "step 100: loss 2.345, 123.4 ms"))
     for name, frame in (("heartbeats", beat), ("lines", line)):
         count = rate(lambda f=frame: host._hear(*fast.decode(f)), seconds)
         print(f"{name} taken by the launcher: {count:.0f} a second")
-    assert host._ssh is not None
-    host._ssh.kill()
     host.join()
+    hosts, start, before = [], time.perf_counter(), resident()
+    with tempfile.TemporaryDirectory() as folder:
+        agent = pathlib.Path(folder, "agent")
+        beats = "\\n".join(f'[{n},"beat","{PLACE}"]' for n in range(RANKS))
+        agent.write_text(
+            f"#!/bin/sh\necho '[-1,\"hello\",1,\"{__version__}\"]'\nread order\n"
+            f"while printf '{beats}\\n'; do sleep 0.5; done & cat > /dev/null\n"
+            "kill $!\n"
+        )
+        agent.chmod(0o755)
+        try:
+            for n in range(HOSTS):
+                hosts.append(Host(f"h{n}", [str(agent)], "python", lambda rank, line: None))
+            for h in hosts:
+                if why := h.connected():
+                    raise SystemExit(why)
+            took = time.perf_counter() - start
+            for h in hosts:
+                h.begin(Order(("x",), "/", {k: {} for k in range(RANKS)}, {}, {}))
+            time.sleep(1)
+            used, begun = time.process_time(), time.perf_counter()
+            time.sleep(max(seconds, 5.0))
+            share = (time.process_time() - used) / (time.perf_counter() - begun)
+            grown = resident() - before
+            heard = sum(p.alive for h in hosts for p in h.processes.values())
+        finally:
+            for h in hosts:
+                h.release()
+            for h in hosts:
+                h.join()
+    print(f"{HOSTS} hosts of {RANKS} ranks with stand-in agents: {took:.2f} s to start, {heard} ranks heard, "
+          f"{share:.1%} of a core, {grown / HOSTS / 2**10:.0f} KiB each")  # fmt: skip
+
+
+def resident() -> int:
+    """Bytes of resident memory of this process."""
+    text = pathlib.Path("/proc/self/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
 
 
 def show_fleet(seconds: float) -> None:
@@ -116,6 +156,7 @@ def show_draw(seconds: float) -> None:
 
 def main() -> None:
     """See the module."""
+    os.environ.setdefault("XRT_DISTRIBUTED_CACHE_KEY", KEY.decode())
     parser = argparse.ArgumentParser(description="parts of a large job")
     parser.add_argument("--seconds", type=float, default=2.0)
     a = parser.parse_args()

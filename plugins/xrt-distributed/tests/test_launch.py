@@ -118,7 +118,7 @@ def test_faults(environment: dict[str, str], tmp_path: pathlib.Path) -> None:
     made twice, none is lost, and in the end the loss is that of a run without faults. TEST_FAULTS: how many."""
     from regression import X, Y, steps_of, trainer
 
-    faults = int(os.environ.get("TEST_FAULTS", "4"))
+    faults = int(os.environ.get("TEST_FAULTS", "20"))
     done = launch(
         environment, "-n", "2", "--devices", "2", "--restarts", str(faults), "--hang", "4",
         str(REGRESSION), "faulty", str(tmp_path), str(faults),
@@ -174,6 +174,26 @@ def test_a_process_that_hangs(environment: dict[str, str], tmp_path: pathlib.Pat
     assert "rank 1" in said
     assert "hangs (no heartbeat for 3 s)" in said
     assert not any(is_running(int(p)) for p in own.values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["time.sleep(200)", "while True: pass", "lock.acquire()"])
+def test_a_process_that_waits_for_ever(environment: dict[str, str], tmp_path: pathlib.Path, how: str) -> None:
+    """With --stall a rank that sleeps, loops or waits for a lock, while the others wait for it in a collective, ends
+    all; the message says where each of them is."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, threading, time\nimport jax, numpy as np\nfrom jax.experimental import multihost_utils\n"
+        "lock = threading.Lock()\nlock.acquire()\ngather = multihost_utils.process_allgather\n"
+        "gather(np.int32(1))\ndef stuck():\n"
+        f"    {how}\nif os.environ['RANK'] == '1':\n    stuck()\ngather(np.int32(1))\n"
+    )
+    start = time.monotonic()
+    done = launch(environment, "-n", "2", "--stall", "5", str(program), code=75)
+    assert time.monotonic() - start < 60
+    assert re.search(r"rank 1 \(process \d+\) seems to hold the others up: nothing has moved for 5 s", done.stderr)
+    assert "s at program.py:12 (<module>), in JAX" in done.stderr
+    assert re.search(r"rank 1 for \d+ s at program.py:9 \(stuck\)\)", done.stderr)
 
 
 @pytest.mark.nightly

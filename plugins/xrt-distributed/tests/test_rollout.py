@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import xrt_distributed
 from typer.testing import CliRunner
+from xrt_distributed.fleet import read_fleet
 from xrt_distributed.jobs import JOB, falls_on, job_name
 from xrt_distributed.reports import ARM, Reporter
 from xrt_distributed.rollout import difference
@@ -251,6 +252,12 @@ def test_status(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert rows["candidate", True]["jobs"] + rows["candidate", False]["jobs"] == 8
     assert rows["wrong", True]["different"] == rows["wrong", True]["given_up"] == rows["wrong", True]["jobs"] > 0
     assert rows["candidate", True]["comparisons"] >= rows["candidate", True]["jobs"]
+    fleet = read_fleet(str(tmp_path))
+    version = np.__version__  # of the engine's library, the host's
+    assert fleet.rollouts["wrong", version, "new"] == [rows["wrong", True]["jobs"], rows["wrong", True]["different"]]
+    labels = f'arm="new",engine="candidate",version="{version}"'
+    assert f"xrt_fleet_rollout_differences{{{labels}}} 0.0" in fleet.as_prometheus()
+    assert f"wrong {version} new" in fleet.as_text()
     empty = CliRunner().invoke(app, ["status", str(tmp_path / "absent")])
     assert empty.exit_code == 1
     assert "has no reports" in empty.output

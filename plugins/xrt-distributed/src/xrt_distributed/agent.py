@@ -3,7 +3,8 @@
 `xrt launch --hosts` runs it over ssh. It speaks by lines of JSON, lists that begin with a rank, or -1 for itself:
 
     [-1, "hello", free port, version]       at its start
-    [rank, "started", process]              [rank, "beat"]      [rank, "line", text]      [rank, "ended", exit code]
+    [rank, "started", process]              [rank, "beat", text]
+    [rank, "line", text]                    [rank, "ended", exit code]
     [-1, "failed", why]                     it cannot start them
 
 It reads one line with what to start (`Order`), and then nothing but signs of life: where its input ends, or is silent

@@ -31,6 +31,9 @@ def run(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument(
         "--hang", type=float, default=20.0, metavar="SECONDS", help="without a heartbeat, a process hangs (20)"
     )
+    parser.add_argument(
+        "--stall", type=float, default=0.0, metavar="SECONDS", help="end programs that stand still for so long (never)"
+    )
     parser.add_argument("--port", type=_positive, help="where they meet, on the first host; default: a free one")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a package")
     parser.add_argument("program", help="a file or, with -m, a package")
@@ -41,7 +44,7 @@ def run(arguments: Sequence[str], prog: str) -> int:
     target = ["-m", args.program] if args.module else [args.program]
     settings = Settings(
         args.nproc, args.devices, args.logs, args.restarts, args.hang, args.port,
-        hosts=args.hosts, ssh=tuple(args.ssh or SSH), python=args.python,
+        stall=args.stall, hosts=args.hosts, ssh=tuple(args.ssh or SSH), python=args.python,
     )  # fmt: skip
     return launch_all([*target, *args.arguments], settings)
 

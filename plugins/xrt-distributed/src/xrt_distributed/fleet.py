@@ -32,8 +32,8 @@ _STYLE: Final = (
 
 @dataclass(slots=True, eq=False)  # by identity, as prometheus-client holds collectors
 class Fleet:
-    """Sums over reports. speedups: the median over its clusters, of each job that has some. unreadable: lines that are
-    no reports."""
+    """Sums over reports. speedups: the median over its clusters, of each job that has some. rollouts: engine, version,
+    and "new" or "proven" -> jobs, and results that differed. unreadable: lines that are no reports."""
 
     weeks: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
@@ -42,6 +42,7 @@ class Fleet:
     versions: Counter[str] = field(default_factory=Counter)
     cache: Counter[str] = field(default_factory=Counter)
     speedups: list[float] = field(default_factory=list)
+    rollouts: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
     unreadable: int = 0
 
     def add(self, report: Mapping[str, Any]) -> None:
@@ -56,6 +57,10 @@ class Fleet:
         versions = [f"{name} {number}" for name, number in report["versions"].items()]
         models = [str(name) for name in report["models"]]
         speedups = [float(s) for s in report["speedups"]]
+        rollouts = [
+            ((str(r["engine"]), str(r["version"]), "new" if r["acts"] else "proven"), int(r["different"]))
+            for r in report.get("rollouts", ())
+        ]
         self.weeks[f"{year}-W{week:02}"] += 1
         self.models.update(models)
         self.chosen.update(counts[0])
@@ -63,6 +68,10 @@ class Fleet:
         self.versions.update(versions)
         for key, n in fallbacks:
             self.fallbacks[key] += n
+        for arm, different in rollouts:
+            row = self.rollouts.setdefault(arm, [0, 0])
+            row[0] += 1
+            row[1] += different
         if speedups:
             self.speedups.append(statistics.median(speedups))
 
@@ -89,6 +98,8 @@ class Fleet:
             ("clusters by what runs them", self.chosen.most_common()),
             ("speed-up over the host (jobs)", self.histogram() if self.speedups else []),
             ("fallbacks", fallbacks),
+            ("rollouts (jobs)", [(" ".join(arm), jobs) for arm, (jobs, _) in sorted(self.rollouts.items())]),
+            ("rollouts: results that differed", [(" ".join(a), n) for a, (_, n) in sorted(self.rollouts.items()) if n]),
             ("cache", self.cache.most_common()),
             ("versions (jobs)", sorted(self.versions.items())),
         ]
@@ -148,7 +159,13 @@ class Fleet:
         speedups = HistogramMetricFamily("xrt_fleet_speedup", "Time on the host over that of what was chosen.")
         buckets = [(f"{b:g}", sum(s <= b for s in self.speedups)) for b in BOUNDS]
         speedups.add_metric([], [*buckets, ("+Inf", len(self.speedups))], sum(self.speedups))
-        return [jobs, fallbacks, clusters, speedups]
+        labels_of_arms = ["engine", "version", "arm"]
+        arms = GaugeMetricFamily("xrt_fleet_rollout_jobs", "Jobs of a rollout.", labels=labels_of_arms)
+        different = GaugeMetricFamily("xrt_fleet_rollout_differences", "Results that differed.", labels=labels_of_arms)
+        for arm, (count, n) in sorted(self.rollouts.items()):
+            arms.add_metric(arm, count)
+            different.add_metric(arm, n)
+        return [jobs, fallbacks, clusters, speedups, arms, different]
 
 
 def read_fleet(folder: str) -> Fleet:

@@ -16,7 +16,7 @@ from msgspec import json
 
 from xrt_distributed import __version__
 from xrt_distributed.agent import Order
-from xrt_distributed.local import LAST_LINES
+from xrt_distributed.local import LAST_LINES, parsed
 
 _CONNECT_SECONDS: Final = 60.0
 _LIFE_SECONDS: Final = 1.0
@@ -34,6 +34,8 @@ class RemoteProcess:
     seen: float
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     alive: bool = False
+    still: float = 0.0
+    place: str = ""
     pid: int = 0
     code: int | None = None
     lost: str = ""
@@ -55,6 +57,7 @@ class Host:
     def __init__(self, name: str, ssh: Sequence[str], python: str, on_line: Callable[[int, str], object]) -> None:
         self.name, self.failure = name, ""
         self.port = 0
+        self._deadline = 0.0  # when `release` was called, and the time limit
         self.processes: dict[int, RemoteProcess] = {}
         self._on_line = on_line
         self._said: deque[str] = deque(maxlen=3)
@@ -92,20 +95,21 @@ class Host:
 
     def release(self) -> None:
         """Let the agent end its processes."""
+        self._deadline = self._deadline or time.monotonic() + _END_SECONDS
         if self._ssh is not None and self._ssh.stdin is not None:
             with self._lock, contextlib.suppress(OSError):
                 self._ssh.stdin.close()
 
     def join(self) -> None:
-        """Wait until the agent has ended, and end the connection."""
+        """Wait until the agent has ended, and end the connection; not longer than a time limit after `release`."""
         self.release()
         if self._ssh is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._ssh.wait(_END_SECONDS)
+                self._ssh.wait(max(self._deadline - time.monotonic(), 0.0))
             self._ssh.kill()
             self._ssh.wait()
             for thread in self._threads:
-                thread.join(1)
+                thread.join(max(self._deadline - time.monotonic(), 0.05))
 
     def _write(self, data: bytes) -> bool:
         if self._ssh is None or self._ssh.stdin is None:
@@ -128,7 +132,7 @@ class Host:
         for line in ssh.stdout:
             try:
                 self._hear(*json.decode(line))
-            except (ValueError, TypeError, KeyError):  # a login script's words, say
+            except (ValueError, TypeError, LookupError):  # a login script's words, say
                 self._said.append(line.decode("utf-8", "replace").strip())
         ssh.stdout.close()
         code = ssh.wait()
@@ -158,6 +162,7 @@ class Host:
             process.pid = int(data[0])
         elif what == "beat":
             process.alive = True
+            process.still, process.place = parsed(str(data[0]))
         elif what == "line":
             process.lines.append(str(data[0]))
             self._on_line(rank, str(data[0]))

@@ -21,7 +21,7 @@ from typing import Final, TextIO
 from xrt_distributed.agent import Order, free_port, merged
 from xrt_distributed.hosts import LOST, Host, RemoteProcess
 from xrt_distributed.jobs import JOB, job_name
-from xrt_distributed.local import LocalProcess, end_all, start
+from xrt_distributed.local import IN_JAX, LocalProcess, end_all, start
 
 SSH: Final = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 """How another machine is reached: no terminal, no questions, and an end where it no longer answers."""
@@ -36,7 +36,8 @@ Process = LocalProcess | RemoteProcess
 class Settings:
     """count: of processes, on each host. devices: of each process's CPU. logs: a folder, or None. restarts: how often
     all are started again. hang: seconds without a heartbeat. port: None for any. job: its name, where the environment
-    has none. hosts: machines, by the names that `ssh` and the processes know; none for this one alone. python: there.
+    has none. stall: seconds after which programs that stand still are ended; 0 for never. hosts: machines, by the names
+    that `ssh` and the processes know; none for this one alone. python: there.
     """
 
     count: int
@@ -46,6 +47,7 @@ class Settings:
     hang: float = 20.0
     port: int | None = None
     job: str = field(default_factory=job_name)
+    stall: float = 0.0
     hosts: tuple[str, ...] = ()
     ssh: tuple[str, ...] = SSH
     python: str = sys.executable
@@ -79,7 +81,7 @@ def _attempt(command: Sequence[str], settings: Settings, attempt: int) -> int:
             processes = _start_here(command, settings, attempt, output, stack)
         if processes is None:
             return 255
-        failed, why, code = _watch(processes, settings.hang)
+        failed, why, code = _watch(processes, settings.hang, settings.stall)
     if failed is None:
         return 0
     where = f" on {failed.host}" if failed.host else ""
@@ -170,7 +172,7 @@ class _Output:
                 file.flush()
 
 
-def _watch(processes: Sequence[Process], hang: float) -> tuple[Process | None, str, int]:
+def _watch(processes: Sequence[Process], hang: float, stall: float) -> tuple[Process | None, str, int]:
     """Wait until all have ended well, or one has failed: which, why, and the exit code."""
     while True:
         codes = [p.poll() for p in processes]
@@ -193,7 +195,19 @@ def _watch(processes: Sequence[Process], hang: float) -> tuple[Process | None, s
             silent, limit = now - p.seen, hang if p.alive else max(hang, _START_SECONDS)
             if c is None and silent > limit:
                 return p, f"hangs (no heartbeat for {silent:.0f} s)", 75
+        running = [p for p, c in zip(processes, codes, strict=True) if c is None]
+        if stall and any(p.still >= stall for p in running):
+            return *_standing(running, stall), 75
         time.sleep(0.05)
+
+
+def _standing(running: Sequence[Process], stall: float) -> tuple[Process, str]:
+    """The process that others wait for, as far as that can be told: one that is not in a call of JAX, or else the one
+    that has stood still for longest; and where each is."""
+    own = [p for p in running if not p.place.endswith(IN_JAX)]
+    failed = max(own or running, key=lambda p: p.still)
+    places = "; ".join(f"rank {p.rank} for {p.still:.0f} s at {p.place}" for p in running)
+    return failed, f"seems to hold the others up: nothing has moved for {stall:g} s ({places})"
 
 
 @contextlib.contextmanager

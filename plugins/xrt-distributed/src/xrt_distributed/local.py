@@ -16,6 +16,8 @@ from typing import Final
 
 HEARTBEAT_VARIABLE: Final = "XRT_LAUNCH_HEARTBEAT"
 """The variable with the number of the pipe into which a process writes its heartbeats."""
+IN_JAX: Final = ", in JAX"
+"""What a heartbeat's place ends with where the program waits for JAX, as for a collective."""
 LAST_LINES: Final = 10
 _GRACE_SECONDS: Final = 3.0  # between asking a process to end and ending it
 
@@ -24,7 +26,8 @@ _GRACE_SECONDS: Final = 3.0  # between asking a process to end and ending it
 class LocalProcess:
     """A process, with the threads that read its output and its heartbeats.
 
-    seen: when it last gave a heartbeat, or was started. alive: whether it has given one. host: "" for this machine.
+    seen: when it last gave a heartbeat, or was started. alive: whether it has given one. still, place: for how many
+    seconds its program has stood where it is, and where that is. host: "" for this machine.
     """
 
     rank: int
@@ -33,8 +36,15 @@ class LocalProcess:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     threads: list[threading.Thread] = field(default_factory=list)
     alive: bool = False
+    still: float = 0.0
+    place: str = ""
     host: str = ""
     lost: str = ""  # a process on this machine is never out of reach
+
+    def beats(self, said: str) -> None:
+        """Note a heartbeat."""
+        self.seen, self.alive = time.monotonic(), True
+        self.still, self.place = parsed(said)
 
     @property
     def pid(self) -> int:
@@ -55,10 +65,10 @@ def start(
     environment: Mapping[str, str],
     rank: int,
     on_line: Callable[[str], object],
-    on_beat: Callable[[], object] = lambda: None,
+    on_beat: Callable[[str], object] = lambda said: None,
 ) -> LocalProcess:
     """Start `python command` as the process of a rank. on_line, on_beat: are called, by a thread each, with every line
-    that it prints, and for every heartbeat."""
+    that it prints, and with every heartbeat (`parsed`)."""
     read, write = os.pipe()
     try:
         handle = subprocess.Popen(
@@ -88,14 +98,22 @@ def _pass_on(process: LocalProcess, on_line: Callable[[str], object]) -> None:
         on_line(line)
 
 
-def _hear(process: LocalProcess, pipe: int, on_beat: Callable[[], object]) -> None:
+def _hear(process: LocalProcess, pipe: int, on_beat: Callable[[str], object]) -> None:
     """Note the heartbeats of a process."""
+    with os.fdopen(pipe, "rb") as lines:
+        for raw in lines:
+            said = raw.decode("utf-8", "replace").strip()
+            process.beats(said)
+            on_beat(said)
+
+
+def parsed(said: str) -> tuple[float, str]:
+    """Seconds and place of a heartbeat such as "1.5 train.py:14 (step)"."""
+    seconds, _, place = said.partition(" ")
     try:
-        while os.read(pipe, 64):
-            process.seen, process.alive = time.monotonic(), True
-            on_beat()
-    finally:
-        os.close(pipe)
+        return float(seconds), place
+    except ValueError:
+        return 0.0, place
 
 
 def end_all(processes: Sequence[LocalProcess]) -> None:

@@ -11,10 +11,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Final
 
+from xrt_distributed.local import HEARTBEAT_VARIABLE, IN_JAX
+
 _HEARTBEAT_SECONDS: Final = 0.5
+_LINE: Final = 500  # bytes: a line is written as a whole
 _DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG
 
 
@@ -43,7 +47,6 @@ def _leave(code: int) -> None:
 
 def _run(command: Sequence[str]) -> None:
     from xrt_distributed import initialize
-    from xrt_distributed.local import HEARTBEAT_VARIABLE
 
     _die_with_launcher()
     pipe = os.environ.pop(HEARTBEAT_VARIABLE, "")
@@ -62,13 +65,38 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _beat(pipe: int) -> None:
-    """Write a byte now and then; end where nobody reads them."""
+    """Write a line now and then: for how long the program has stood where it is, and where; end where nobody reads."""
+    main, known, since = threading.main_thread().ident, None, time.monotonic()
     while True:
+        frame = sys._current_frames().get(main or 0)
+        stack = [(f.f_code, f.f_lasti) for f in _frames(frame)]
+        if stack != known:
+            known, since = stack, time.monotonic()
+        line = f"{time.monotonic() - since:.1f} {_place(frame)}".encode("utf-8", "replace")
+        frame = None  # it holds the program's variables
         try:
-            os.write(pipe, b".")
+            os.write(pipe, line[:_LINE] + b"\n")
         except OSError:
             os._exit(70)
         time.sleep(_HEARTBEAT_SECONDS)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _place(frame: FrameType | None) -> str:
+    """Line and function of the program that the innermost call belongs to, and whether that is one of JAX."""
+    installed = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "<frozen")
+    within = ""
+    for f in _frames(frame):
+        if f"{os.sep}jax{os.sep}" in f.f_code.co_filename:
+            within = IN_JAX
+        if not f.f_code.co_filename.startswith(installed):
+            return f"{os.path.basename(f.f_code.co_filename)}:{f.f_lineno} ({f.f_code.co_name}){within}"
+    return "its start" if frame is not None else "its end"
 
 
 def _die_with_launcher() -> None:
