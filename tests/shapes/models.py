@@ -98,3 +98,32 @@ def read_by_number() -> bytes:
     flat = b.op("Reshape", "mask", b.constant([-1]))
     y = b.op("Mul", b.op("Exp", "x"), b.op("Gather", flat, at))
     return b.model([("x", TensorProto.FLOAT, ("batch", "n")), ("mask", TensorProto.FLOAT, ("batch", "total"))], [y])
+
+
+def found_by_data(read: bool = False) -> bytes:
+    """x [n, m] -> a product with the places of its elements that are not zero [3, how many]; read: these elements."""
+    b = Builder()
+    places = b.op("NonZero", "x")
+    if read:
+        found = b.op("Relu", b.op("GatherND", "x", b.op("Transpose", places)))
+    else:
+        found = b.op("Relu", b.op("MatMul", b.weight(3, 2), b.op("Cast", places, to=TensorProto.FLOAT)))
+    return b.model([("x", TensorProto.FLOAT, ["n", "m"])], [found])
+
+
+def grown() -> bytes:
+    """times [], x [n, 4] -> x with a row of ones appended so many times."""
+    row = numpy_helper.from_array(np.ones((1, 4), np.float32), "row")
+    step = [
+        helper.make_node("Concat", ["before", "row"], ["more"], axis=0),
+        helper.make_node("Relu", ["more"], ["after"]),
+        helper.make_node("Identity", ["go"], ["on"]),
+    ]
+    ports = [("turn", TensorProto.INT64, []), ("go", TensorProto.BOOL, []), ("before", TensorProto.FLOAT, ["k", 4])]
+    ends = [("on", TensorProto.BOOL, []), ("after", TensorProto.FLOAT, ["l", 4])]
+    body = helper.make_graph(
+        step, "body", *[[helper.make_tensor_value_info(*p) for p in side] for side in (ports, ends)], [row]
+    )
+    b = Builder()
+    b.nodes.append(helper.make_node("Loop", ["times", "", "x"], ["y"], name="Loop", body=body))
+    return b.model([("times", TensorProto.INT64, []), ("x", TensorProto.FLOAT, ["n", 4])], ["y"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import xrt_core as xrt
 from tests.profiles import examples
-from tests.shapes.models import attention, pixels, read_by_number, tokens
+from tests.shapes.models import attention, found_by_data, grown, pixels, read_by_number, tokens
 from xrt_core.errors import CompileError, InputError
 from xrt_core.runtime.plan_cache import SymbolicEntry
 
@@ -83,6 +83,45 @@ def test_images_of_any_size(engine: str) -> None:
         inputs = {"x": np.random.default_rng(h).standard_normal((1, 3, h, w)).astype(np.float32)}
         np.testing.assert_allclose(run(m, inputs), run(HOST["pixels"], inputs), rtol=1e-4, atol=1e-5)
     assert len(entries(m)) == len(symbolic(m)) == 1
+
+
+def compilations(m: xrt.XRTModule) -> int:
+    return sum(e.name == "compile" for e in m.events)
+
+
+def sparse(n: int, m: int, share: float) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(n * m)
+    return {"x": (rng.standard_normal((n, m)) * (rng.random((n, m)) < share)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_follows_data_is_planned_once(engine: str, read: bool) -> None:
+    """How many elements are not zero is known at run time; what follows has a symbolic plan of its own. Where there is
+    none at all it is planned exactly, as libraries differ in what they make of empty tensors."""
+    m = xrt.XRTModule(found_by_data(read), engine=engine, **PLAIN)  # type: ignore[arg-type]
+    host = xrt.XRTModule(found_by_data(read), engine="host")
+    for n, k in ((3, 4), (5, 4), (2, 7), (8, 8), (9, 4), (7, 3), (6, 6), (1, 9)):
+        inputs = sparse(n, k, 0.6)
+        np.testing.assert_allclose(run(m, inputs), run(host, inputs), rtol=1e-5, atol=1e-6)
+    assert len(symbolic(m)) == 1
+    count = compilations(m)
+    assert count <= 4
+    for n, k in ((11, 3), (4, 12), (10, 10)):
+        np.testing.assert_allclose(run(m, sparse(n, k, 0.5)), run(host, sparse(n, k, 0.5)), rtol=1e-5, atol=1e-6)
+    assert compilations(m) == count
+    empty = sparse(4, 4, 0.0)
+    np.testing.assert_array_equal(run(m, empty), run(host, empty))
+
+
+def test_a_loop_whose_values_grow(engine: str) -> None:
+    """Its body is not compiled for every turn."""
+    m = xrt.XRTModule(grown(), engine=engine, **PLAIN)  # type: ignore[arg-type]
+    m.run({"times": np.array(1), "x": np.ones((2, 4), np.float32)})
+    for times, n in ((3, 2), (30, 1)):
+        x = np.random.default_rng(n).random((n, 4)).astype(np.float32)
+        got = run(m, {"times": np.array(times), "x": x})
+        np.testing.assert_array_equal(got, np.concatenate([x, np.ones((times, 4), np.float32)]))
+    assert compilations(m) <= 8
 
 
 def test_what_a_guard_excludes_is_planned_exactly() -> None:

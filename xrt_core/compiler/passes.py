@@ -157,8 +157,11 @@ def _specialise(graph: Graph, context: PassContext) -> Graph:
 
 
 def _split_late(graph: Graph, context: PassContext) -> Graph:
-    # without engines no region is deferred, nor beside those of dynamic shapes: the host handles these too
-    return SplitLate(needed_inputs)(graph) if context.engines and context.symbolic is None else graph
+    if not context.engines:  # no region is deferred: the host handles these too
+        return graph
+    if context.symbolic is None:
+        return SplitLate(needed_inputs)(graph)
+    return SplitLate(lambda node: (), symbolic=True)(graph)  # engines of dynamic shapes need to know no input
 
 
 def _lower_precision(graph: Graph, context: PassContext) -> Graph:

@@ -28,13 +28,13 @@ from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, engine_and_device
 from xrt_core.ir.symbols import Declared, SymbolicSignature
 from xrt_core.ir.types import ValueType, physical_memory
-from xrt_core.kernels import static_inputs
+from xrt_core.kernels import depends_on_data, static_inputs
 from xrt_core.options import AUTO
 from xrt_core.passes.partitioning import PartitionReport, insert_converters, is_converter
 from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.passes.pass_base import typed
 from xrt_core.passes.pass_manager import RegisteredPass, Stage
-from xrt_core.passes.shape_specialization import MAX_ELEMENTS, shape_inputs
+from xrt_core.passes.shape_specialization import MAX_ELEMENTS, is_late, shape_inputs
 from xrt_core.passes.symbolic_shapes import (
     SymbolicShapes,
     dimension_guards,
@@ -43,6 +43,7 @@ from xrt_core.passes.symbolic_shapes import (
     is_shape_arithmetic,
 )
 from xrt_core.runtime.arrays import has_converter
+from xrt_core.runtime.input_checks import has_symbolic_index
 from xrt_core.runtime.plan import HOST, Lowered, Plan, make_plan
 from xrt_core.runtime.plan_cache import MAX_VARIANTS, PlanCache
 from xrt_core.runtime.scheduler import independent_lanes
@@ -249,13 +250,11 @@ class Pipeline:
 
     def _require_as_many(self, optimised: Optimised, partitioned: Partitioned) -> None:
         """Raise NotSymbolic if a node is on the host for its shapes alone: an engine takes it with those of the first
-        call. Nodes that compute on shapes do not count, nor do small ones that are not worth a launch."""
+        call. Nodes that compute on shapes do not count, nor small ones that are not worth a launch, nor those that read
+        by indices which the host must check, nor those whose shapes depend on data, with what follows them."""
         assert optimised.symbolic is not None
-        left = {
-            n.outputs
-            for n in partitioned.graph.nodes
-            if not (is_launch(n) or is_converter(n) or is_shape_arithmetic(n))
-        }
+        passed = (is_launch, is_converter, is_shape_arithmetic, is_late, depends_on_data, has_symbolic_index)
+        left = {n.outputs for n in partitioned.graph.nodes if not any(p(n) for p in passed)}
         if not left:
             return
         graph = optimised.graph
@@ -354,7 +353,7 @@ class Pipeline:
             engine_signatures=MAX_VARIANTS if part else None,
             max_by_value=MAX_ELEMENTS,
             to_host=self.services.place.to_host,
-            varying=None if part else lambda: VaryingShapes(captured.graph, declared, lambda: self.symbolic_after),
+            varying=lambda: VaryingShapes(captured.graph, declared, lambda: self.symbolic_after),
             declared=declared is not None,
             make_symbolic=make_symbolic,
         )

@@ -3,10 +3,19 @@
 from xrt_core.kernels.registry import (
     OpContext,
     PortableKernel,
+    depends_on_data,
     find_kernel,
     kernel,
     portable_kernels,
     static_inputs,
 )
 
-__all__ = ["OpContext", "PortableKernel", "find_kernel", "kernel", "portable_kernels", "static_inputs"]
+__all__ = [
+    "OpContext",
+    "PortableKernel",
+    "depends_on_data",
+    "find_kernel",
+    "kernel",
+    "portable_kernels",
+    "static_inputs",
+]

@@ -169,6 +169,12 @@ def portable_kernels() -> Mapping[tuple[str, str], PortableKernel]:
     return MappingProxyType(_KERNELS)
 
 
+def depends_on_data(node: Node) -> bool:
+    """Whether the shapes of a node's results depend on the values that it reads (NonZero)."""
+    found = find_kernel(node.domain, node.op_type)
+    return found is not None and found.why_dynamic(node) is not None
+
+
 def static_inputs(node: Node) -> Iterator[int]:
     """Yield the indices of the given inputs of `node` whose values an engine with static shapes needs."""
     found = find_kernel(node.domain, node.op_type) or find_operator(node.domain, node.op_type, node.version)

@@ -337,7 +337,8 @@ def _sources(graph: Graph, values: Iterable[Value], *, through_comparisons: bool
 class SplitLate(Pass):
     """Moves nodes that can only be planned at run time into the body of one `xrt.Late` node at the end of the graph.
 
-    static_inputs: node -> indices of its inputs that must be known before it can be compiled.
+    static_inputs: node -> indices of its inputs that must be known before it can be compiled. symbolic: dimensions
+    that are expressions count as known.
 
     1. A node is late if it reads a value that a node of this graph computes and whose shape or type is unknown.
     2. A node is late if an input that must be known is computed by a node of this graph.
@@ -348,8 +349,8 @@ class SplitLate(Pass):
 
     name = "split_late"
 
-    def __init__(self, static_inputs: Callable[[Node], Iterable[int]]) -> None:
-        self.static_inputs = static_inputs
+    def __init__(self, static_inputs: Callable[[Node], Iterable[int]], symbolic: bool = False) -> None:
+        self.static_inputs, self.symbolic = static_inputs, symbolic
 
     def rewrite(self, graph: Graph) -> Graph:
         producers = graph.producers
@@ -357,7 +358,7 @@ class SplitLate(Pass):
         early_nodes: list[Node] = []
         late_nodes: list[Node] = []
         for node in graph.nodes:
-            if not is_late(node) and _must_wait(node, late, producers, self.static_inputs):
+            if not is_late(node) and _must_wait(node, late, producers, self.static_inputs, self.symbolic):
                 late_nodes.append(node)
                 late.update(v for v in node.outputs if v is not None)
             else:
@@ -389,9 +390,10 @@ def _must_wait(
     late: set[Value],
     producers: Mapping[Value, int],
     static_inputs: Callable[[Node], Iterable[int]],
+    symbolic: bool,
 ) -> bool:
     for v in (*node.inputs, *node.captures) if node.attributes else node.inputs:
-        if v is not None and (v in late or (v in producers and not _is_settled(v.type))):
+        if v is not None and (v in late or (v in producers and not _is_settled(v.type, symbolic))):
             return True
     for i in static_inputs(node):
         fixed = node.inputs[i]
@@ -400,8 +402,11 @@ def _must_wait(
     return False
 
 
-def _is_settled(type_: ValueType | None) -> bool:
-    """Whether run time would add nothing to the type: static tensors, strings, and types other than tensors."""
+def _is_settled(type_: ValueType | None, symbolic: bool) -> bool:
+    """Whether run time would add nothing to the type: static tensors, strings, and types other than tensors. symbolic:
+    tensors of symbolic shapes too."""
     if type_ is None:
         return False
+    if symbolic and isinstance(type_, TensorType) and type_.shape is not None and None not in type_.shape:
+        return True
     return not isinstance(type_, TensorType) or type_.is_static or type_.dtype == STRING

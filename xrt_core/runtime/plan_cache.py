@@ -83,8 +83,8 @@ class PlanCache:
         larger than `max_by_value` elements do not.
     max_signatures: how many plans are kept, and how many bound calls of each. fits: whether these may
         be in memory together; one plan always may.
-    engine_signatures: after N different signatures, all new ones share plans for the host that know ranks, but no
-        shapes and no values (None: never): what changes at every call is not worth compiling, or planning.
+    engine_signatures: after N different signatures, all new ones that no symbolic plan serves share plans for the host
+        that know ranks, but no shapes and no values (None: never): what changes at every call is not worth compiling.
     varying: makes what proposes symbolic signatures, which is asked from the second signature on; from the first on
         where the user declared shapes (`declared`). make_symbolic: makes the plan of one, or None if exact plans are
         better. A plan for exact shapes answers before a symbolic one, which takes its place once all its executables
@@ -165,13 +165,13 @@ class PlanCache:
         if found is not None:
             found.used = self.clock()
             return found
-        if self.engine_signatures is not None and self._planned >= self.engine_signatures:
-            return self._get_or_make((HOST, tuple([_rank(a) for a in arrays])), lambda: self._host_plan(arrays))
         varying = self._proposes(shapes)
         symbolic = None if varying is None else self._symbolic_entry(varying, shapes, values, arrays)
         if symbolic is not None:
             symbolic.used = self.clock()
             return symbolic
+        if self.engine_signatures is not None and self._planned >= self.engine_signatures:
+            return self._get_or_make((HOST, tuple([_rank(a) for a in arrays])), lambda: self._host_plan(arrays))
         if values is not None and self._variants(shapes) >= MAX_VARIANTS:
             key, values = shapes, None
         return self._get_or_make(key, lambda: self._new_plan(arrays, values is not None))
