@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.architecture.source import ROOT
 from tests.training.test_state import engine_or_skip, same
 from tests.training.test_whole_steps import Net, batch
 from xrt_core.errors import CheckpointError, OptionError
@@ -219,6 +223,37 @@ def test_folders_that_are_not_whole(tmp_path: pathlib.Path) -> None:
     refused("checkpoint.json")
     index.write_text(text)
     trainer().load(folder)
+
+
+@pytest.mark.nightly
+def test_killed_while_saving(tmp_path: pathlib.Path) -> None:
+    """At any moment: each file and folder holds a whole state, and a run that goes on leaves nothing behind in it."""
+    program = f"""
+import pathlib
+from tests.training.test_saving import *
+t, folder, (x, y) = trained(), pathlib.Path({str(tmp_path)!r}), batch(8)
+while True:
+    t.save(folder / "file")
+    t.save(folder / "pieces", sharded=True)
+    t.save(folder / "beside", background=True)
+    print("saved", flush=True)
+    t.step(x=x, target=y)
+"""
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        with child:
+            for _ in range(3):
+                assert child.stdout.readline() == "saved\n"
+            time.sleep(rng.uniform(0, 0.05))
+            child.kill()
+        for name in ("file", "pieces", "beside"):
+            t = trainer()
+            t.load(tmp_path / name)
+            t.step(x=batch(8)[0], target=batch(8)[1])
+    t.save(tmp_path / "pieces", sharded=True)
+    assert len(list((tmp_path / "pieces").iterdir())) == 2
 
 
 # --- variables alone ---

@@ -137,7 +137,7 @@ def test_float16_is_trained_in_float32() -> None:
 def test_a_transformation_that_fails_after_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the step overwrote is gone: it says so, as does each further call until a state is loaded."""
     pytest.importorskip("xrt_xla")
-    t, reference = made(momentum(0.1, 0.9), "xla", accumulate=2), made(Momentum(0.1, 0.9), accumulate=2)
+    t, reference = made(momentum(0.1, 0.9), "xla", accumulate=2, donate=True), made(Momentum(0.1, 0.9), accumulate=2)
     for _ in range(5):
         np.testing.assert_allclose(t.step(X, Y), reference.step(X, Y), rtol=1e-5)
     saved = t.state_dict()
@@ -154,6 +154,22 @@ def test_a_transformation_that_fails_after_the_step(monkeypatch: pytest.MonkeyPa
     t.load_state_dict(saved)
     for _ in range(3):
         np.testing.assert_allclose(t.step(X, Y), reference.step(X, Y), rtol=1e-5)
+
+
+def test_a_transformation_that_fails_costs_no_small_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is not donated: the step has not happened."""
+    pytest.importorskip("xrt_xla")
+    t = made(momentum(0.1, 0.9), "xla")
+    for _ in range(2):
+        t.step(X, Y)
+    saved = t.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(t._optimizer, "_apply", None)
+        with pytest.raises(TypeError):
+            t.step(X, Y)
+    assert all(np.array_equal(a, saved[n]) for n, a in t.state_dict().items())
+    t.step(X, Y)
+    assert t.step_count == 3
 
 
 def test_float64_is_trained_in_float64() -> None:

@@ -143,6 +143,16 @@ def _gathered(x: Any) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
+def beside(x: np.ndarray, scalar: Any) -> Any:
+    """A NumPy array as JAX's, whole on each device that a scalar of JAX lies on; as it is for scalars of others."""
+    if family_of(type(scalar)) != "jax":
+        return x
+    import jax
+
+    with jax.enable_x64(True):
+        return jax.device_put(x, scalar.sharding)
+
+
 def devices_of(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The numbers of the devices that a JAX array lies on, and those of them that this process holds; of other arrays
     none."""

@@ -394,7 +394,7 @@ class LaunchCheck:
         all are of the class that the last result of another library had."""
         if _ONE + _TINY - _TINY == _ONE and type(results) in (list, tuple) and len(results) == len(self._returns):
             kind = self._foreign_type
-            if kind is not None and all(type(r) is kind for r in results):
+            if kind is not None and [*map(type, results)].count(kind) == len(results):
                 return results  # type: ignore[no-any-return]
         return self.results(results)
 

@@ -36,7 +36,7 @@ from xrt_core.passes.mixed_precision import PrecisionReport
 from xrt_core.passes.partitioning.report import PartitionReport
 from xrt_core.passes.rematerialization import Recompute
 from xrt_core.passes.shape_specialization import specialise
-from xrt_core.runtime.arrays import family_of, to_numpy
+from xrt_core.runtime.arrays import beside, family_of, to_numpy
 from xrt_core.runtime.binding import settled_host, taken_by
 from xrt_core.runtime.launch import Launch
 from xrt_core.runtime.transfers import on_host
@@ -223,7 +223,7 @@ class TrainModule(GuardedModule):
         self._writer = Writer()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
         self._bindings: LRU[_Signature] = LRU(resolved.cache_size)  # of arrays as given, by name, dtype and shape
-        self._rate = None if self._optimizer.is_scheduled else self._optimizer.rates_at(0)
+        self._rate: Any = None if self._optimizer.is_scheduled else self._optimizer.rates_at(0)
         self._state: list[Any] = []
         self._counts: dict[str, int] = {}  # counters of the state, as far as they are known here
         self._metrics: dict[str, Any] = {}  # of the last step, by the loss function
@@ -483,6 +483,9 @@ class TrainModule(GuardedModule):
             state = self._transformed(self._optimizer, found, state)
         number = loss
         if loss is not None and not isinstance(loss, np.ndarray | np.generic):
+            place = len(arrays) - len(found.reads) - 1
+            if type(self._rate) is np.ndarray and family_of(type(loss)) in found.direct[place]:
+                self._rate = beside(self._rate, loss)  # a rate that never changes is taken to the device once
             if self._lazy:
                 number = LazyLoss(loss, partial(self._failed_late, self._loads))
                 if found.ahead is None:

@@ -120,7 +120,8 @@ def _finish(target: pathlib.Path, index: _Index) -> None:
             file.write(encode(msgspec.to_builtins(index), 1))
     except OSError as e:
         raise CheckpointError(f"{target / INDEX} cannot be written: {e}") from e
-    for path in target.glob("*-*.safetensors"):
+    # what a killed process was writing is left as well, under a name that begins with a dot
+    for path in [*target.glob("*-*.safetensors"), *target.glob(".*.tmp")]:
         if path.name not in index.files:
             with contextlib.suppress(OSError):
                 path.unlink()
