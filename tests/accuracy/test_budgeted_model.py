@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,10 +13,12 @@ import pytest
 import xrt_core as xrt
 from tests.fake_engines import FakeCompiler, FakeEngine, FakeExecutable, fake_engine
 from tests.random_graphs import F32, graph_of, node
+from xrt_core.accuracy.search import PrecisionSearch
 from xrt_core.engine.contract import CompileOptions, Executable, Tolerance
 from xrt_core.errors import InputError, OptionError, UnsupportedError
 from xrt_core.ir.graph import Graph, Value
 from xrt_core.ir.types import TensorType
+from xrt_core.verify.autotune import Neighbours
 
 SLOW = 4e-3  # seconds
 
@@ -157,9 +160,89 @@ def test_other_signatures_are_exact_until_they_are_compiled(engine: HalfEngine) 
             time.sleep(0.05)
 
 
+def test_another_process_starts_with_what_the_first_chose(engine: HalfEngine, tmp_path: pathlib.Path) -> None:
+    """Nothing is timed again; the errors are measured again, and the first result is compared as ever."""
+    kept = {"accuracy": 1e-2, "cache": "readwrite", "cache_dir": str(tmp_path)}
+    with module(**kept) as m:
+        m(X)
+        assert m.wait(60)
+        assert m.accuracy is not None
+        first = m.accuracy.chosen
+        assert first is not None, m.accuracy
+    raced: list[str] = []
+    with pytest.MonkeyPatch.context() as patch, module(**kept) as m:
+        patch.setattr(PrecisionSearch, "_race", lambda *_: raced.append("race"))
+        np.testing.assert_allclose(m(X), Y, rtol=1e-6)
+        assert m.wait(60)
+        assert m.accuracy is not None
+        again = m.accuracy.chosen
+        assert again is not None, m.accuracy
+        assert (again.form, again.engine, again.ratio, again.reason) == (
+            first.form, first.engine, first.ratio, "by an earlier process"
+        )  # fmt: skip
+        assert not raced
+        assert 0 < np.abs(m(X) - Y).max() / Y.max() < 1e-2
+        assert m.accuracy.checked == 1
+    with module(**{**kept, "accuracy": 2e-2}) as m:  # another budget is another search
+        m(X)
+        assert m.wait(60)
+        assert m.accuracy is not None
+        assert m.accuracy.chosen is not None
+        assert m.accuracy.chosen.reason != "by an earlier process"
+
+
+def test_a_kept_choice_that_is_off_is_searched_anew(engine: HalfEngine, tmp_path: pathlib.Path) -> None:
+    """Where it is wrong from the start, and where it exceeded its budget in a call: no other process begins with it."""
+    kept = {"accuracy": 1e-2, "cache": "readwrite", "cache_dir": str(tmp_path)}
+    with module(**kept) as m:
+        m(X)
+        assert m.wait(60)
+        assert m.accuracy is not None
+        assert m.accuracy.chosen is not None, m.accuracy
+    engine.off = 0.5
+    with module(**kept) as m:
+        np.testing.assert_allclose(m(X), Y, rtol=1e-6)
+        assert m.wait(60)
+        assert m.accuracy is not None
+        assert m.accuracy.chosen is None
+        np.testing.assert_allclose(m(X), Y, rtol=1e-6)
+        assert "by an earlier process" not in str(m.accuracy)
+
+
+def test_a_choice_that_exceeded_its_budget_is_forgotten(engine: HalfEngine, tmp_path: pathlib.Path) -> None:
+    """The next process searches again."""
+    kept = {"accuracy": 1e-2, "cache": "readwrite", "cache_dir": str(tmp_path), "guard_shadow": 0}
+    for off in (0.5, 0.0):
+        with module(**kept) as m:
+            m(X)
+            assert m.wait(60)
+            assert m.accuracy is not None
+            assert m.accuracy.chosen is not None, m.accuracy
+            assert m.accuracy.chosen.reason != "by an earlier process"
+            engine.off = off
+            np.testing.assert_allclose(m(X), Y, rtol=1e-2)
+            engine.off = 0.0
+
+
+def test_the_models_own_precision_is_a_choice_as_well(engine: HalfEngine, tmp_path: pathlib.Path) -> None:
+    """Another process does not search for what is not there."""
+    given: Any = {"accuracy": 1e-6, "cache": "readwrite", "cache_dir": str(tmp_path), "calibration": [{"x": X}]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Neighbours, "are_busy", lambda _: False)
+        with module(**given) as m:
+            assert m.wait(60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrecisionSearch, "find", lambda _: pytest.fail("it was searched again"))
+        with module(**given) as m:
+            assert m.wait(60)
+            assert m.accuracy is not None
+            assert m.accuracy.state == "done", m.accuracy
+            assert [t.verdict for t in m.accuracy.trials if t.form == "float16"] == ["too far off"]
+            np.testing.assert_allclose(m(X), Y, rtol=1e-6)
+
+
 def test_an_engine_that_fails_in_the_search_is_reported(engine: HalfEngine) -> None:
     """The caller notices nothing."""
-
 
     def fail(_: Any) -> None:
         raise RuntimeError("no")

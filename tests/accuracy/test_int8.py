@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import pathlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +14,10 @@ import pytest
 import xrt_core as xrt
 from tests.fake_engines import FakeCompiler, FakeEngine, FakeExecutable, fake_engine
 from tests.random_graphs import F32, graph_of, node
+from xrt_core.accuracy.search import PrecisionSearch
 from xrt_core.compiler.models import CompiledGraph
 from xrt_core.engine.contract import Executable
+from xrt_core.guard import launch as guarded_launch
 from xrt_core.ir.graph import Graph, Node, Value
 from xrt_core.ir.types import TensorType
 from xrt_core.quantization import calibration
@@ -96,6 +100,23 @@ class _Compiler(FakeCompiler):
 def _is_slow(n: Node) -> bool:
     w = n.inputs[1] if n.op_type == "MatMul" else None
     return w is not None and w.data is not None
+
+
+def test_products_in_int8_are_made_again_by_another_process(tmp_path: pathlib.Path) -> None:
+    """Of the same ranges, so that results are the same to the last bit, without a search."""
+    graph, results = model(), []
+    given = {"guard_verify": True, "guard_async": True, "cache_dir": str(tmp_path), "prune": False}
+    with fake_engine(FastInInt8), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guarded_launch, "_SLOW", math.inf)  # the host is faster than this engine
+        for _ in range(2):
+            with xrt.XRTModule(graph, engine="fast8", accuracy=0.9, calibration=[{"x": X}], **given) as m:
+                m(X)
+                assert m.wait(120)
+                assert m.accuracy is not None
+                assert m.accuracy.chosen is not None, m.accuracy
+                results.append((m.accuracy.chosen.form, m.accuracy.chosen.nodes, m(X).tobytes()))
+            patch.setattr(PrecisionSearch, "find", lambda _: pytest.fail("it was searched again"))
+    assert results[0] == results[1]
 
 
 def chosen(budget: float) -> tuple[int, float]:

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "saved_model": GROUND | {"ir", "frontends", "engine", "cache", "options", "compiler"},
     "quantization": GROUND | {"ir", "frontends", "passes", "host"},
     "accuracy": GROUND
-    | {"ir", "passes", "engine", "runtime", "options", "verify", "guard", "compiler", "quantization"},
+    | {"ir", "cache", "passes", "engine", "runtime", "options", "verify", "guard", "compiler", "quantization"},
     "module": GROUND
     | {"accuracy", "quantization", "guard", "compiler", "saved_model"}
     | {"ir", "frontends", "engine", "cache", "runtime", "options", "explanation"},

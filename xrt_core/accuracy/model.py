@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from xrt_core.accuracy.error import used
+from xrt_core.accuracy.kept import ChoiceFile, KeptChoice
 from xrt_core.accuracy.report import AccuracyReport, Trial
 from xrt_core.accuracy.search import PrecisionSearch, Reduced, replace_verdict
 from xrt_core.compiler.models import CompiledGraph, ImportedModel, Shapes
@@ -68,6 +69,7 @@ class BudgetedModel:
         self._given = given is not None
         self._report = AccuracyReport(self._budget, "waiting", given=self._given)
         self._thread: threading.Thread | None = None
+        self._file: ChoiceFile | None = None
         self._closed = False
         self._live: set[Hashable] = set()
         self._next_look: dict[Hashable, float] = {}
@@ -230,6 +232,8 @@ class BudgetedModel:
             made, self._made, self.reduced = self._made, None, None
         if made is None:
             return
+        if self._file is not None:
+            self._file.remove()
         reason = (
             f"call {number} used {share:.0%} of the budget; results of the calls since "
             f"{self._schedule.last_right + 1} may exceed it"
@@ -297,13 +301,7 @@ class BudgetedModel:
         start = time.perf_counter()
         try:
             with running(BackgroundTask(self, lambda: not self._closed)):
-                # other calls' inputs come in while the model's own executables are compiled
-                self._pipeline.wait(self._pipeline.options.guard_timeout)
-                with self._lock:
-                    inputs = list(self._inputs)
-                search = PrecisionSearch(self.exact, self._pipeline, inputs, self._add)
-                self._update(inputs=len(inputs))
-                found = search.find()
+                found, seconds = self._found()
         except Cancelled:
             self._update(state="failed", reason="it was cancelled")
             return
@@ -319,11 +317,41 @@ class BudgetedModel:
             with self._lock:
                 self._made, self.reduced = found, found.model
             self._on_change(found.pipeline)
-        self._update(state="done", seconds=search.seconds or None)
+        self._update(state="done", seconds=seconds or None)
         events.emit(
             "accuracy.searched", level=logging.INFO, seconds=time.perf_counter() - start,
             result="the model's own precision" if found is None else str(found.trial),
         )  # fmt: skip
+
+    def _found(self) -> tuple[Reduced | None, float]:
+        """The form that answers from now on, None for the model's own precision, and the seconds of a call in that:
+        what an earlier process chose, or what a search finds, which is kept."""
+        with self._lock:
+            inputs = list(self._inputs)
+        options, engines = self._pipeline.options, self._pipeline.accelerated.engines
+        given = inputs if self._given else ()
+        self._file = file = ChoiceFile(self.exact.plain.graph, engines, options, inputs[0], given)
+        kept = file.read()
+        if kept is not None:
+            self._update(inputs=len(inputs), trials=kept.trials)
+            if kept.chosen is None:
+                return None, 0.0
+            found = PrecisionSearch(self.exact, self._pipeline, inputs, self._add).again(kept)
+            if found is not None:
+                return found, 0.0
+            file.remove()
+            self._update(trials=())
+        # other calls' inputs come in while the model's own executables are compiled
+        self._pipeline.wait(options.guard_timeout)
+        with self._lock:
+            inputs = list(self._inputs)
+        search = PrecisionSearch(self.exact, self._pipeline, inputs, self._add)
+        self._update(inputs=len(inputs))
+        found = search.find()
+        if found is not None or search.is_final:
+            made = ((), {}) if found is None else (found.products, dict(found.ranges))
+            file.write(KeptChoice(self._report.trials, *made))
+        return found, search.seconds
 
     def _add(self, trial: Trial) -> None:
         """Note a trial, in the place of an earlier one of the same form on the same engine."""

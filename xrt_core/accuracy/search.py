@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from xrt_core.accuracy.error import used
+from xrt_core.accuracy.kept import KeptChoice
 from xrt_core.accuracy.regions import choose, regions_of
 from xrt_core.accuracy.report import Trial, Verdict
 from xrt_core.compiler.models import CompiledGraph, ImportedModel
@@ -29,6 +30,7 @@ from xrt_core.options import Options
 from xrt_core.passes.partitioning.cost_model import flops
 from xrt_core.quantization import calibration
 from xrt_core.quantization.qdq import QuantisedProducts
+from xrt_core.quantization.ranges import Ranges, identity
 from xrt_core.runtime.arrays import to_numpy
 from xrt_core.runtime.plan import HOST
 from xrt_core.verify.autotune import Tuning, tune
@@ -40,18 +42,21 @@ _MEASURED_ON: Final = 2  # sets of inputs; for the choice of regions, which runs
 
 @dataclass(frozen=True)
 class Reduced:
-    """A form of a model that can answer."""
+    """A form of a model that can answer. products, ranges: see `KeptChoice`."""
 
     trial: Trial
     model: ImportedModel
     pipeline: Pipeline
+    products: tuple[int, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class PrecisionSearch:
     """One search for one model. Everything happens in the thread that calls `find`.
 
     exact: the model in its own precision, which `pipeline` runs. inputs: sets of inputs, one array for each, of one
-    signature. report: is given each trial.
+    signature. report: is given each trial. is_final: whether another search would come to the same, as far as is known;
+    not so where nothing was found on a busy machine, or within the time.
 
     Raises Cancelled where the task of the thread is cancelled.
     """
@@ -73,6 +78,7 @@ class PrecisionSearch:
             self._expected = [self._arrays(exact.plain.on_host(x)) for x in inputs]
         self._measured: dict[tuple[str, frozenset[Node]], float] = {}
         self.seconds = 0.0
+        self.is_final = True
 
     def find(self) -> Reduced | None:
         """The fastest form within the budget; None if none is `WORTH` as fast as the model in its own precision."""
@@ -95,10 +101,37 @@ class PrecisionSearch:
                 best.pipeline.close()
             raise
 
+    def again(self, kept: KeptChoice) -> Reduced | None:
+        """The form that another process chose, verified and with its errors measured here, and not timed again; None if
+        it cannot be made, or exceeds the budget on these inputs."""
+        chosen = kept.chosen
+        assert chosen is not None
+        form, name = chosen.form, chosen.engine
+        engines = {engine.name: engine for engine, _ in self._pipeline.accelerated.engines}
+        graph = self._exact.plain.graph
+        try:
+            if form.startswith("int8"):
+                ranges = None
+                if form == "int8":
+                    ranges = Ranges(graph.name, identity(graph), len(self._inputs), dict(kept.ranges))
+                products = self._products(ranges)
+                graph = products.with_products([products.products[i] for i in kept.products])
+                options = self._with(name)
+            elif form in engines[name].reduced_precisions:
+                own = engines[name].reduced_precisions[form]
+                options = self._with(name, engine_options=_merged(self._options, name, own))
+            else:
+                options = self._with(name, precision=form)
+        except (XRTError, LookupError) as e:
+            self._report(replace_verdict(chosen, "failed", f"the choice of an earlier process: {e}"))
+            return None
+        return self._trial(form, name, graph, options, chosen.nodes, chosen.total, known=chosen)[1]
+
     def _confirmed(self, best: Reduced) -> Reduced | None:
         """The fastest form, if it wins a second race as well: what else the machine did may have helped it."""
         with native_call():
             again = self._race(best.model)
+        self.is_final &= not again.busy
         if again.seconds["reduced"] * WORTH > again.seconds["exact"]:
             self._report(replace_verdict(best.trial, "slower", "in a second race"))
             best.pipeline.close()
@@ -137,7 +170,7 @@ class PrecisionSearch:
         graph, total = quantised.with_products(products), len(products)
         trial, made = self._trial(form, engine, graph, options, total, total)
         if made is not None:
-            yield made
+            yield replace(made, products=tuple(range(total)), ranges=quantised.ranges)
         if trial.verdict != "too far off" or trial.used is None:
             return
         regions = regions_of(products, self._work)
@@ -150,7 +183,7 @@ class PrecisionSearch:
             graph = quantised.with_products(taken)
             trial, made = self._trial(form, engine, graph, options, len(taken), total)
             if made is not None:
-                yield made
+                yield replace(made, products=tuple(map(products.index, taken)), ranges=quantised.ranges)
             if trial.verdict != "too far off" or trial.used is None:
                 return
             correction *= trial.used  # the engine is further off with these than the host
@@ -163,16 +196,19 @@ class PrecisionSearch:
     def _quantised(self, static: bool) -> QuantisedProducts:
         """The products of the graph in int8, by ranges measured on the inputs, or by those of each call."""
         check_cancelled()
-        graph = self._exact.plain.graph
+        if not static:
+            return self._products(None)
+        graph, recorder = self._exact.plain.graph, calibration.Recorder()
+        with native_call():
+            for arrays in self._inputs:
+                recorder.record(graph, arrays, self._on_host)
+        return self._products(recorder.ranges(graph))
+
+    def _products(self, ranges: Ranges | None) -> QuantisedProducts:
         marks = self._options.precision if isinstance(self._options.precision, tuple) else ()
         with native_call():
-            ranges = None
-            if static:
-                recorder = calibration.Recorder()
-                for arrays in self._inputs:
-                    recorder.record(graph, arrays, self._on_host)
-                ranges = recorder.ranges(graph)
-            return QuantisedProducts(calibration.prepared(graph), ranges, [key for key, _ in marks])
+            prepared = calibration.prepared(self._exact.plain.graph)
+            return QuantisedProducts(prepared, ranges, [key for key, _ in marks])
 
     @cached_property
     def _work(self) -> Mapping[str, int]:
@@ -209,10 +245,17 @@ class PrecisionSearch:
         return replace(self._options, engine=(engine,), sources=MappingProxyType(sources), **changes)
 
     def _trial(
-        self, form: str, engine: str, graph: Graph, options: Options, nodes: int, total: int
+        self,
+        form: str,
+        engine: str,
+        graph: Graph,
+        options: Options,
+        nodes: int,
+        total: int,
+        known: Trial | None = None,
     ) -> tuple[Trial, Reduced | None]:
         """Compile and verify a form, measure its error and its time. Returns it if it is within the budget and worth
-        it."""
+        it. known: it was found so before, and is not timed again."""
         check_cancelled()
 
         def judged(verdict: Verdict, share: float | None = None, ratio: float | None = None, why: str = "") -> Trial:
@@ -221,6 +264,7 @@ class PrecisionSearch:
             return trial
 
         if time.monotonic() > self._until:
+            self.is_final = False
             return judged("failed", why="the time of guard_timeout is over"), None
         pipeline: Pipeline | None = None
         try:
@@ -238,19 +282,28 @@ class PrecisionSearch:
             with native_call():
                 got = [self._arrays(model.plain(x)) for x in self._inputs]
                 share = max(self._used(g, want) for g, want in zip(got, self._expected, strict=True))
-                timing = self._race(model)
+                timing = None if known is not None else self._race(model)
+            if model.plain.live(self._inputs[0]) is None:  # the guard has found it wrong, and the host answered
+                return judged("not live", why=_why_not_live(pipeline)), None
         except Cancelled:
             raise
         except Exception as e:
+            self.is_final = False
             return judged("failed", why=f"{type(e).__name__}: {e}"), None
         else:
-            self.seconds = timing.seconds["exact"]
-            ratio = timing.seconds["reduced"] / self.seconds
-            if ratio * WORTH > 1.0:
-                return judged("slower", share, ratio), None
+            ratio = None if known is None else known.ratio
+            if timing is not None:
+                self.is_final &= not timing.busy
+                self.seconds = timing.seconds["exact"]
+                ratio = timing.seconds["reduced"] / self.seconds
+                if ratio * WORTH > 1.0:
+                    return judged("slower", share, ratio), None
             if share > 1.0:
                 return judged("too far off", share, ratio), None
-            trial = judged("within the budget", share, ratio)
+            if known is None:
+                trial = judged("within the budget", share, ratio)
+            else:
+                trial = judged("chosen", share, ratio, "by an earlier process")
             made, pipeline = Reduced(trial, model, pipeline), None
             return trial, made
         finally:

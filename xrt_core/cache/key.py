@@ -66,35 +66,47 @@ def cache_key(function: Function, engine: Engine, device: str, options: CompileO
             ("entry", _signature(function.params)),
             ("return", _signature(function.returns)),
             ("aliases", ", ".join(f"{a.output}<-{a.input}" for a in function.aliases)),
-            ("engine", engine.name),
-            ("engine package", _package(type(inner_of(engine)).__module__, engine.package)),
-            ("engine fingerprint", engine.fingerprint(device)),
-            ("device", device),
+            *engine_rows(engine, device),
             *(
-                (f.name, _canonical(getattr(options, f.name)))
+                (f.name, canonical(getattr(options, f.name)))
                 for f in dataclasses.fields(options)
                 if f.name not in IGNORED_OPTIONS
             ),
             ("operators", _plugin_operators(function)),
-            ("xrt-core", f"{xrt_core.__version__}, contract {API_VERSION}{_core_code()}"),
+            core_row(),
         )
     )
+
+
+def engine_rows(engine: Engine, device: str) -> tuple[tuple[str, str], ...]:
+    """The rows of a key that say which engine it is, in which state, and for which device."""
+    return (
+        ("engine", engine.name),
+        ("engine package", _package(type(inner_of(engine)).__module__, engine.package)),
+        ("engine fingerprint", engine.fingerprint(device)),
+        ("device", device),
+    )
+
+
+def core_row() -> tuple[str, str]:
+    """The row of a key that says which state of this package made the entry."""
+    return "xrt-core", f"{xrt_core.__version__}, contract {API_VERSION}{_core_code()}"
 
 
 def _signature(params: Sequence[Any]) -> str:
     return ", ".join(str(p.type) for p in params)
 
 
-def _canonical(value: Any) -> str:
+def canonical(value: Any) -> str:
     """A text that does not depend on the order of dicts and sets, and leaves nothing of an array out."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape}{digest(value.tobytes())}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k!r}: {_canonical(value[k])}" for k in sorted(value, key=repr)) + "}"
+        return "{" + ", ".join(f"{k!r}: {canonical(value[k])}" for k in sorted(value, key=repr)) + "}"
     if isinstance(value, set | frozenset):
-        return "{" + ", ".join(sorted(map(_canonical, value))) + "}"
+        return "{" + ", ".join(sorted(map(canonical, value))) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_canonical, value)) + "]"
+        return "[" + ", ".join(map(canonical, value)) + "]"
     return repr(value)
 
 

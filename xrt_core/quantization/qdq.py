@@ -35,6 +35,7 @@ class QuantisedProducts:
 
     def __init__(self, graph: Graph, ranges: Ranges | None, marked: Sequence[str] = ()) -> None:
         self.graph = graph
+        self.ranges = {} if ranges is None else ranges.tensors
         self._made = _quantised(graph, ranges, marked)
         own = {v for n in graph.nodes for v in n.outputs if v is not None} | set(graph.inputs)
         self._producers = {v: n for n in self._made.nodes for v in n.outputs if v is not None}
