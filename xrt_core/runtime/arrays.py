@@ -181,7 +181,7 @@ def _text(x: np.ndarray) -> np.ndarray:
 
 def texts_of(x: Any) -> Any:
     """What stands for a tensor of strings: an array of objects, all of which are str. Lists become arrays, and other
-    objects what `str` makes of them, bytes their UTF-8, as in ONNX Runtime; anything else comes back as it is.
+    objects what `str` makes of them, bytes their UTF-8; anything else comes back as it is.
 
     Raises InputError for None, which no text stands for, and for bytes that are no UTF-8.
     """

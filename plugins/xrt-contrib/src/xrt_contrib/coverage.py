@@ -67,7 +67,8 @@ that names the node and the attribute.
 
 Deviations from ONNX Runtime's kernels: DynamicQuantizeLSTM does not quantise the inputs of each step; what ONNX Runtime
 calculates in int8 because of `accuracy_level = 4` is calculated in the model's precision; integer products do not
-saturate in 16 bits, as ONNX Runtime's do on processors with AVX2 alone; training_mode of dropouts is refused.
+saturate in 16 bits, as ONNX Runtime's do on processors with AVX2 alone; training_mode of dropouts is refused, and so
+is output_qk of GroupQueryAttention with sliding_window_cache, whose `seqlens_k` of a first prompt is not checked.
 
 Of the {count} schemas of ONNX Runtime {version}: {said}. This table is made by `python -m xrt_contrib.coverage`.
 
