@@ -126,7 +126,10 @@ class Options:
         True, FLAG, "Folding must not delay any node outside the cluster.", "FLAGS_strict_clustering"
     )
     merge_updates: bool = _option(
-        False, FLAG, "Updates of variables may share a cluster with what computes their gradients."
+        False,
+        FLAG,
+        "Updates of variables may share a cluster with what computes their gradients. A TrainModule that donates nothing "
+        "says so by itself (docs/training.md).",
     )
     prune: bool = _option(
         True,
