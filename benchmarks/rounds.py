@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,16 @@ def interleaved(
             _turn(f, count, settle, found)
         done += 1
     return times
+
+
+def least(calls: Mapping[str, Callable[[], Any]], seconds: float, threads: int) -> dict[str, float]:
+    """The least seconds of a call of each, in many short turns: what other processes take away lengthens most of them.
+
+    Of calls that compute with one thread it is the processor's time, which they disturb even less; of others it would
+    count threads that spin as well, so it is that of the wall clock.
+    """
+    times = interleaved(list(calls.values()), rounds=9, seconds=seconds, batch=2e-3, warm=0.5, rest=0.02)
+    return {name: min(t.cpu if threads == 1 else t.wall) for name, t in zip(calls, times, strict=True)}
 
 
 def median(function: Callable[[], Any], *, rounds: int = 5, calls: int = 1) -> float:
