@@ -128,8 +128,8 @@ class Options:
     merge_updates: bool = _option(
         False,
         FLAG,
-        "Updates of variables may share a cluster with what computes their gradients. A TrainModule that donates nothing "
-        "says so by itself (docs/training.md).",
+        "Updates of variables may share a cluster with what computes their gradients. A TrainModule that donates "
+        "nothing says so by itself (docs/training.md).",
     )
     prune: bool = _option(
         True,
