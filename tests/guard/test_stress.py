@@ -66,6 +66,10 @@ def _clean() -> Iterator[None]:
     stress_module._notes.clear()
 
 
+FIRST = 5
+"""The first run of the stress test, behind two of each checker: on a busy machine its time ends before a tenth."""
+
+
 def stressed(act: Callable[[int, list[np.ndarray]], Any], owns_process: bool = True) -> StressResult:
     """The stress test of an engine that does this at every run."""
     executable = Acts(act)
@@ -252,7 +256,7 @@ def test_a_thread_that_the_program_would_wait_for() -> None:
 
     def start(target: Callable[[], object]) -> Callable[[int, list[np.ndarray]], None]:
         def act(run: int, results: list[np.ndarray]) -> None:
-            if run == 10:
+            if run == FIRST:
                 started.append(threading.Thread(target=target, name="keeps on"))
                 started[-1].start()
 
@@ -273,7 +277,7 @@ def test_a_child_process_is_noted() -> None:
     children: list[subprocess.Popen[bytes]] = []
 
     def act(run: int, results: list[np.ndarray]) -> None:
-        if run == 10:
+        if run == FIRST:
             children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
 
     try:
@@ -357,7 +361,7 @@ def test_what_a_run_changes(name: str) -> None:
     """It is named, the harmful rejects, and what can be restored is."""
     before = snapshot()
     change = {**REJECTED, **NOTED}[name]
-    found = stressed(lambda run, results: change() if run == 10 else None)
+    found = stressed(lambda run, results: change() if run == FIRST else None)
     (note,) = found.notes
     assert note.startswith(f"it changed {name}")
     assert note.endswith("when it ran")
