@@ -81,7 +81,7 @@ def test_special_functions_in_float64() -> None:
             x = torch.linspace(-1, 1, 301, dtype=torch.float64)
         for order in range(4) if "polygamma" in name else (None,):
             args = (x,) if order is None else (order, x)
-            rtol = 1e-6 if "bessel_j" in name or "bessel_y" in name else 1e-9
+            rtol = 1e-5 if "airy" in name else 1e-6 if "bessel_j" in name or "bessel_y" in name else 1e-9
             torch.testing.assert_close(
                 function(*args),
                 operator(*args),

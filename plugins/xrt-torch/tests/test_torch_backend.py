@@ -197,7 +197,8 @@ def test_calls_run_eager_while_xrt_compiles() -> None:
     """In the background: the first calls are eager's and right, and XRT answers once it is ready."""
     call = torch.compile(torch.cos, backend=backend, options={"engine": "host", "background": True})
     x = torch.randn(5)
-    torch.testing.assert_close(call(x), x.cos())
+    for _ in range(2):  # the second one has the graph captured
+        torch.testing.assert_close(call(x), x.cos())
     assert xrt_torch.wait(60)
     torch.testing.assert_close(call(x), x.cos())
     (graph,) = xrt_torch.graphs()

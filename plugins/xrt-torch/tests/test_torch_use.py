@@ -271,7 +271,8 @@ def test_the_quicker_side_answers() -> None:
         for _ in range(2):
             made(torch.ones(3))
         graphs = xrt_torch.graphs()
-        choice = Choice(side("eager", eager_seconds), side("xrt", xrt_seconds), graphs, race=True)
+        own = side("xrt", xrt_seconds)
+        choice = Choice(side("eager", eager_seconds), lambda own=own: own, graphs, race=True)
         for _ in range(12):
             choice.answer(torch.ones(3))
         before = dict(calls)
@@ -280,6 +281,62 @@ def test_the_quicker_side_answers() -> None:
         assert ("torch eager, which is quicker" in xrt_torch.explain()) == (quicker == "eager")
         torch._dynamo.reset()
         gc.collect()
+
+
+def test_a_graph_that_is_called_once_costs_no_capture() -> None:
+    """It is eager's; the second call has AOTAutograd capture it, draws no random number, and gradients are eager's."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), torch.randn(3, 4)
+    eager = copy.deepcopy(model)
+    call = torch.compile(model, backend=backend, options={"engine": "host", "background": True})
+    for i in range(4):
+        found = []
+        for m, f in ((model, call), (eager, eager)):
+            torch.manual_seed(i)
+            m.zero_grad()
+            y = f(x)
+            y.square().sum().backward()
+            found.append([y.detach(), torch.rand(1), *(p.grad.clone() for p in m.parameters())])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+        assert len(xrt_torch.graphs()) == (2 if i else 0)
+        assert xrt_torch.wait(60)
+    assert all(g.is_proven and g.reason is None for g in xrt_torch.graphs())
+
+
+def test_tensors_that_share_memory_are_captured_at_once() -> None:
+    """As AOTAutograd looks at the tensors themselves, and not at what stands for them."""
+    call = torch.compile(
+        lambda a, b: (a.add_(1), a + b)[1], backend=backend, options={"engine": "host", "background": True}
+    )
+    for _ in range(3):
+        found = []
+        for f in (call, lambda a, b: (a.add_(1), a + b)[1]):
+            base = torch.arange(8.0)
+            found.append((f(base[:4], base[2:6]), base))
+        for a, b in zip(*found, strict=True):
+            assert torch.equal(a, b)
+        assert xrt_torch.graphs()
+        assert xrt_torch.wait(60)
+
+
+def test_a_capture_that_fails_at_the_second_call_ends_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the event, once; calls stay right."""
+    import xrt_torch.backend as module
+
+    def broken(_: Any) -> Any:
+        raise RuntimeError("no capture")
+
+    monkeypatch.setattr(module, "_as_compiling", broken)
+    events: list[Any] = []
+    undo = xrt.subscribe(events.append)
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    call = torch.compile(model, backend=backend, options={"engine": "host", "background": True})
+    try:
+        for _ in range(4):
+            torch.testing.assert_close(call(x), model(x))
+    finally:
+        undo()
+    assert [e.fields["error"] for e in events if e.name == "fallback"] == ["RuntimeError: no capture"]
 
 
 def test_backward_passes_are_timed() -> None:

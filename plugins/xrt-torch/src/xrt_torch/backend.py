@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,11 +47,15 @@ def xrt(module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any
                 raise UnsupportedError(why)
         return _aot(module, inputs, given, background, bool(freeze))
     except Exception as e:
-        reason = f"{type(e).__name__}: {str(e).strip()[:600]}"
-        process_events.fallback(
-            cluster="torch", engine="xrt", stage="plan", kind="raised", error=reason, level=logging.WARNING
-        )
+        _fall_back(e)
         return module.forward
+
+
+def _fall_back(error: Exception) -> None:
+    reason = f"{type(error).__name__}: {str(error).strip()[:600]}"
+    process_events.fallback(
+        cluster="torch", engine="xrt", stage="plan", kind="raised", error=reason, level=logging.WARNING
+    )
 
 
 def _why_eager(x: torch.Tensor) -> str:
@@ -85,22 +90,67 @@ def captured(function: Callable[..., Any], options: Mapping[str, Any] | None, gr
     return call
 
 
-def _aot(
-    module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool
-) -> Any:
+def _aot(module: GraphModule, inputs: Sequence[Any], options: dict[str, Any], background: bool, freeze: bool) -> Any:
     from torch._dynamo.backends.common import aot_autograd
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     graphs: list[CompiledGraph] = []
     made = aot_autograd(**_compilers(options, background, graphs, freeze))
-    with sdpa_kernel(SDPBackend.MATH):  # attention as matrix products, whose derivative has operators of its own
-        compiled = made(module, inputs)
-    choice = Choice(module.forward, compiled, graphs, race=options.get("engine", AUTO) in (None, AUTO))
+    given = _of_shapes(inputs) if background else None
+
+    def capture() -> Any:
+        with sdpa_kernel(SDPBackend.MATH):  # attention as matrix products, whose derivative has operators of its own
+            return made(module, inputs)
+
+    def capture_later() -> Any:
+        assert given is not None
+        try:
+            with _as_compiling(given), sdpa_kernel(SDPBackend.MATH):
+                return made(module, given)
+        except Exception as e:
+            _fall_back(e)
+            return None
+
+    race = options.get("engine", AUTO) in (None, AUTO)
+    if given is not None:
+        inputs = ()  # the tensors are the caller's
+        choice = Choice(module.forward, capture_later, graphs, race=race, at_once=False)
+    else:
+        choice = Choice(module.forward, capture, graphs, race=race)
 
     def call(*args: Any) -> Any:
         return choice.answer(*args)
 
     return call
+
+
+def _of_shapes(inputs: Sequence[Any]) -> list[Any] | None:
+    """The inputs as fake tensors, for a graph that is captured at a later call; None where it has to be at once.
+
+    AOTAutograd then adds guards to those of TorchDynamo: on sizes that are symbols, and on tensors that share memory.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None or not all(isinstance(x, torch.Tensor) for x in inputs):
+        return None
+    made = [context.fake_mode.from_tensor(x, static_shapes=True) for x in inputs]
+    places = {x.untyped_storage()._cdata for x in made}
+    is_static = all(isinstance(n, int) for x in made for n in (*x.shape, *x.stride(), x.storage_offset()))
+    return made if is_static and len(places) == len(made) else None
+
+
+@contextlib.contextmanager
+def _as_compiling(inputs: Sequence[Any]) -> Iterator[None]:
+    """What TorchDynamo has around a backend: its lock, a context with the mode of the fake tensors, random numbers that
+    go on as if nothing had happened."""
+    from torch._dynamo.convert_frame import compile_lock
+    from torch._dynamo.utils import preserve_rng_state
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+
+    session = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)  # since torch 2.13
+    with compile_lock, preserve_rng_state(), session(), tracing(TracingContext(detect_fake_mode(inputs))):
+        yield
 
 
 def _compilers(

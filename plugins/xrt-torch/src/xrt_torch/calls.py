@@ -46,17 +46,20 @@ class StageCall:
         """The results. Raises what XRT raises."""
         if self._is_plain:
             given = [
-                (self._view(i, a) if type(a) is torch.nn.Parameter else a.detach().numpy())
+                (self._view(i, a) if type(a) is torch.nn.Parameter else _array(a))
                 if isinstance(a, torch.Tensor)
                 else np.asarray(a, _DTYPES[type(a)])
                 for i, a in enumerate(args)
             ]
         else:
-            given = [a.detach() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)]) for a in args]
+            given = [
+                a.detach().resolve_neg() if isinstance(a, torch.Tensor) else np.asarray(a, _DTYPES[type(a)])
+                for a in args
+            ]
         if self._gives_tensors:
             first = next((i for i, a in enumerate(args) if isinstance(a, torch.Tensor)), None)
             if first is not None:
-                given[first] = args[first].detach()
+                given[first] = args[first].detach().resolve_neg()
         made = self._module(*given)
         return [
             int(r) if layout is None else _laid_out(r if isinstance(r, torch.Tensor) else _tensor(r), layout)
@@ -67,9 +70,17 @@ class StageCall:
         known, place = self._views[i], parameter.data_ptr()
         if known is not None and known[0]() is parameter and known[1] == place:
             return known[2]
-        view = parameter.detach().numpy()
+        view = _array(parameter)
         self._views[i] = weakref.ref(parameter), place, view
         return view
+
+
+def _array(x: torch.Tensor) -> Any:
+    """NumPy's view of a tensor; of one that is negative when it is read, as parts of conjugates are, a copy."""
+    try:
+        return x.detach().numpy()
+    except RuntimeError:
+        return x.detach().resolve_neg().numpy()
 
 
 def _bytes(value: Any) -> int:

@@ -1,7 +1,8 @@
 """Choice: what answers the calls of one graph of TorchDynamo: its module in torch eager, or XRT.
 
-While XRT compiles, eager does. Once XRT's results agree with eager's, the two take turns for a few calls, each timed
-with its backward pass, and the quicker one answers from then on.
+The first call is eager's, and the graph is captured further at the second one: what is called once costs no more than
+TorchDynamo. While XRT compiles, eager answers. Once XRT's results agree with eager's, the two take turns for a few
+calls, each timed with its backward pass, and the quicker one answers from then on.
 """
 
 from __future__ import annotations
@@ -26,17 +27,56 @@ Call = Callable[..., Any]
 class Choice:
     """Calls of one graph. answer: what takes the next call; it is replaced as things go on.
 
-    module: the graph, in torch eager. compiled: the same through AOTAutograd and XRT. graphs: what AOTAutograd made of
-    it; the backward graph is added by the first backward pass. race: whether the quicker side is found out; else XRT
-    answers where it can.
+    module: the graph, in torch eager. capture: makes the same through AOTAutograd and XRT; None where that is not
+    possible. graphs: where it adds what AOTAutograd made of the graph; the backward graph is added by the first
+    backward pass. race: whether the quicker side is found out; else XRT answers where it can. at_once: whether the
+    graph is captured now, and not at its second call.
     """
 
-    def __init__(self, module: Call, compiled: Call, graphs: list[CompiledGraph], *, race: bool) -> None:
-        self.answer: Call = self._while_compiling
-        self._module, self._compiled, self._graphs, self._race = module, compiled, graphs, race
+    def __init__(
+        self,
+        module: Call,
+        capture: Callable[[], Call | None],
+        graphs: list[CompiledGraph],
+        *,
+        race: bool,
+        at_once: bool = True,
+    ) -> None:
+        self.answer: Call = self._once
+        self._module, self._graphs, self._race = module, graphs, race
+        self._capture: Callable[[], Call | None] | None = capture
+        self._compiled: Call = module
         self._lock = threading.Lock()
+        self._capturing = threading.RLock()  # a hook of torch's may call the graph that is being captured
         self._turn = 0
         self._timings: dict[bool, list[_Timing]] = {True: [], False: []}  # of XRT, of eager
+        if at_once:
+            self._captured()
+
+    def _once(self, *args: Any) -> Any:
+        self.answer = self._twice
+        return self._module(*args)
+
+    def _twice(self, *args: Any) -> Any:
+        """The second call: one thread captures the graph, others that call meanwhile are eager's."""
+        if self._capturing.acquire(blocking=False):
+            try:
+                self._captured()
+            finally:
+                self._capturing.release()
+            if self.answer != self._twice:
+                return self.answer(*args)
+        return self._module(*args)
+
+    def _captured(self) -> None:
+        capture, self._capture = self._capture, None
+        if capture is None:
+            return
+        compiled = capture()
+        if compiled is None:
+            self.answer = self._module
+        else:
+            self._compiled, self.answer = compiled, self._while_compiling
 
     def _while_compiling(self, *args: Any) -> Any:
         graphs = self._graphs

@@ -18,6 +18,7 @@ import xrt_core as xrt
 from xrt_core.events import Kind, process_events
 from xrt_core.options import AUTO
 from xrt_torch.calls import StageCall
+from xrt_torch.complex_numbers import has_complex, in_real_numbers
 from xrt_torch.partition import VIEWS, Stage, reason_for_eager, stages_of
 from xrt_torch.translation import UntranslatableError, copy_of, mistrust, translatable, translate
 
@@ -202,6 +203,10 @@ class CompiledGraph:
 
     def _build(self) -> list[_Ran]:
         graph = self.module.graph
+        if has_complex(graph) and not self.is_dynamic:
+            graph = in_real_numbers(graph)
+            results: Any = graph.output_node().args[0]
+            self._results = [r.name if isinstance(r, torch.fx.Node) else None for r in results]
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr", "call_module"):
                 reason = reason_for_eager(node, translatable, mistrust)
@@ -400,8 +405,14 @@ def _address(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
+def _as_real(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(x.detach().resolve_conj())
+
+
 def _scale(x: Any) -> float:
     """The largest finite magnitude in a tensor of floats; 0 for others."""
+    if isinstance(x, torch.Tensor) and x.dtype.is_complex:
+        x = _as_real(x)
     if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point or not x.numel():
         return 0.0
     return float(x.detach().abs().nan_to_num(posinf=0, neginf=0).amax())
@@ -414,6 +425,8 @@ def _difference(found: Any, expected: Any, least: float) -> str | None:
         return None if found == expected or found is expected else f"{found!r} instead of {expected!r}"
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return f"{found.dtype}{list(found.shape)} instead of {expected.dtype}{list(expected.shape)}"
+    if expected.dtype.is_complex:
+        return _difference(_as_real(found), _as_real(expected), least)
     if not expected.dtype.is_floating_point:
         wrong = int((found != expected).sum())
         return f"{wrong} of {expected.numel()} elements differ" if wrong else None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xrt_torch import special_functions
+from xrt_torch import ordering, polynomials, resampling, special_functions
 
 aten = torch.ops.aten
 
@@ -48,7 +48,8 @@ def table() -> dict[Any, Callable[..., Any]]:
     for packet in _KEPT:
         for name in packet.overloads():
             made.pop(getattr(packet, name), None)
-    made.update(special_functions.decompositions())
+    for module in (special_functions, polynomials, ordering, resampling):
+        made.update(module.decompositions())
     for operator, function in _OWN.items():
         made[operator] = function
     return made
@@ -363,7 +364,8 @@ def _dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
 def _angle(x: Tensor) -> Any:
     if x.dtype.is_complex:
         return NotImplemented
-    made = torch.where(x < 0, math.pi, 0.0).to(x.dtype if x.dtype.is_floating_point else torch.get_default_dtype())
+    kind = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
+    made = (x < 0).to(kind) * math.pi  # of `where` with two numbers the result would be of the default dtype
     return torch.where(torch.isnan(x), x, made) if x.dtype.is_floating_point else made
 
 
@@ -551,12 +553,6 @@ def _amin(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     return NotImplemented if dim else aten.amin(x, list(range(x.dim())), keepdim)
 
 
-def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    if x.dim():
-        return NotImplemented
-    return x.clone(), torch.zeros([], dtype=torch.int64, device=x.device)
-
-
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """Tensors of no elements and one dimension, which fit every other, are left out."""
     kept = [t for t in tensors if t.dim() != 1 or t.shape[0] != 0]
@@ -572,6 +568,75 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return x.narrow(dim, start, length).clone()
+
+
+def _strided_places(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Tensor | None:
+    """Where the elements of such a view lie in x made flat; None where x is not all of its memory, in order."""
+    if not x.is_contiguous() or x.storage_offset() or x.untyped_storage().nbytes() != x.numel() * x.element_size():
+        return None
+    place = torch.full([], storage_offset or 0, dtype=torch.int64, device=x.device)
+    for n, s in zip(size, stride, strict=True):
+        place = place.unsqueeze(-1) + torch.arange(n, device=x.device) * s
+    return place
+
+
+def _as_strided_copy(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
+    place = _strided_places(x, size, stride, storage_offset)
+    return NotImplemented if place is None else x.reshape(-1).index_select(0, place.reshape(-1)).reshape(list(size))
+
+
+def _as_strided_scatter(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    place = _strided_places(x, size, stride, storage_offset)
+    if place is None:
+        return NotImplemented
+    return aten.scatter.src(x.reshape(-1), 0, place.reshape(-1), src.reshape(-1)).reshape(x.shape)
+
+
+def _masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The gradients under the mask in a row, then zeros."""
+    mask = mask.expand(grad.shape).reshape(-1)
+    place = torch.clamp(torch.cumsum(mask, 0) - 1, min=0)
+    made = torch.zeros([max(math.prod(sizes), grad.numel())], dtype=grad.dtype, device=grad.device)
+    made = made.scatter_add(0, place, torch.where(mask, grad.reshape(-1), 0.0).to(grad.dtype))
+    return made.narrow(0, 0, math.prod(sizes)).reshape(list(sizes))
+
+
+_EUCLID = {torch.int64: 92, torch.int32: 47, torch.int16: 24, torch.int8: 12, torch.uint8: 13}
+"""Steps of Euclid's algorithm at most: consecutive Fibonacci numbers take the most (Lame)."""
+
+
+def _gcd(a: Tensor, b: Tensor) -> Any:
+    kind = torch.result_type(a, b)
+    a, b = (x.to(kind).abs() if kind.is_signed else x.to(kind) for x in torch.broadcast_tensors(a, b))
+    for _ in range(_EUCLID[kind]):
+        done = b == 0
+        a, b = torch.where(done, a, b), torch.where(done, b, torch.fmod(a, torch.where(done, 1, b)))
+    return a.abs() if kind.is_signed else a.clone()
+
+
+def _lcm(a: Tensor, b: Tensor) -> Any:
+    divisor = aten.gcd.default(a, b)
+    a, b = a.to(divisor.dtype), b.to(divisor.dtype)
+    made = torch.div(a, torch.where(divisor == 0, 1, divisor), rounding_mode="trunc") * b
+    return made.abs() if made.dtype.is_signed else made
+
+
+def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """By the logarithm, put right where it was rounded over a power of two; multiplied in halves, so that the factor
+    of numbers without leading bit does not overflow."""
+    wide = x.to(torch.float64)
+    finite = (wide != 0) & (wide.abs() < math.inf)
+    size = torch.where(finite, wide.abs(), 1.0)
+    exponent = torch.floor(torch.log2(size)) + 1
+    half = torch.floor(exponent / 2)
+    mantissa = size * torch.pow(2.0, -half) * torch.pow(2.0, half - exponent)
+    more, less = mantissa >= 1, mantissa < 0.5
+    exponent = exponent + more.to(torch.float64) - less.to(torch.float64)
+    mantissa = torch.where(more, mantissa / 2, torch.where(less, mantissa * 2, mantissa))
+    mantissa = torch.where(finite, torch.where(wide < 0, -mantissa, mantissa), wide)
+    return mantissa.to(x.dtype), torch.where(finite, exponent, 0.0).to(torch.int32)
 
 
 def _efficientzerotensor(size: Sequence[int], **given: Any) -> Tensor:
@@ -697,6 +762,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten._efficientzerotensor.default: _efficientzerotensor,
     aten._native_batch_norm_legit.no_stats: _norm_without_statistics,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten._neg_view.default: lambda x: -x,
     aten._pdist_backward.default: _pdist_backward,
     aten._pdist_forward.default: _pdist,
     aten._trilinear.default: _trilinear,
@@ -708,6 +774,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.amax.default: _amax,
     aten.amin.default: _amin,
     aten.angle.default: _angle,
+    aten.as_strided_copy.default: _as_strided_copy,
+    aten.as_strided_scatter.default: _as_strided_scatter,
     aten.atan2.default: _atan2,
     aten.avg_pool2d.default: _avg_pool,
     aten.avg_pool2d_backward.default: _avg_pool_backward,
@@ -730,11 +798,15 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.fmin.default: _fmin,
     aten.fractional_max_pool2d_backward.default: _max_pool2d_backward,
     aten.fractional_max_pool3d_backward.default: _max_pool3d_backward,
+    aten.frexp.Tensor: _frexp,
+    aten.gcd.default: _gcd,
     aten.hypot.default: _hypot,
     aten.index_reduce.default: _index_reduce,
     aten.kthvalue.default: _kth_value,
+    aten.lcm.default: _lcm,
     aten.ldexp.Tensor: _ldexp,
     aten.logcumsumexp.default: _logcumsumexp,
+    aten.masked_scatter_backward.default: _masked_scatter_backward,
     aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
     aten.max_pool3d_with_indices_backward.default: _max_pool3d_backward,
     aten.median.default: functools.partial(_median_of_all, ignores_nan=False),
@@ -759,5 +831,4 @@ _OWN: dict[Any, Callable[..., Any]] = {
     aten.searchsorted.Scalar: _searchsorted,
     aten.searchsorted.Tensor: _searchsorted,
     aten.squeeze.dims: _squeeze,
-    aten.topk.default: _topk,
 }

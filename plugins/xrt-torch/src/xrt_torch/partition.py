@@ -18,6 +18,11 @@ VIEWS = {aten.permute, aten.t, aten.transpose, aten.view, aten.unsqueeze, aten.e
 _FACTORIES = {aten.empty, aten.full, aten.arange, aten.scalar_tensor, aten.zeros, aten.ones}
 
 
+_BORDER = {aten.complex.default, aten.view_as_real.default, aten.resolve_conj.default}
+AT_BORDER = "torch takes complex numbers apart for XRT, and puts them together"
+"""Why nodes run in torch whose complex numbers are computed by XRT."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Part of a graph. graph: placeholders for `inputs`, results for `outputs`, both names in the whole graph."""
@@ -56,6 +61,8 @@ def reason_for_eager(
     if node.op != "call_function":
         return "it is no operator"
     target = node.target
+    if node.meta.get("at_border"):
+        return AT_BORDER if node.target in _BORDER else "complex numbers"
     if isinstance(target, torch._ops.HigherOrderOperator):
         return "it is an operator of higher order"
     if isinstance(target, torch._ops.OpOverload):

@@ -319,6 +319,42 @@ def spherical_bessel_j0(x: Tensor) -> Tensor:
     return torch.where(x.abs() == math.inf, torch.zeros_like(x), made)
 
 
+def _airy_series(x: Tensor) -> Tensor:
+    """DLMF 9.4.1."""
+    cube = x * x * x
+    f: Any = 1.0
+    g: Any = 1.0
+    for k in range(40, 0, -1):
+        f = 1 + f * cube / ((3 * k - 1) * (3 * k))
+        g = 1 + g * cube / ((3 * k) * (3 * k + 1))
+    return 0.35502805388781723926 * f - 0.25881940379280679840 * x * g
+
+
+@_in_double
+def airy_ai(x: Tensor) -> Tensor:
+    """The series up to 6, from there DLMF 9.7.5 and 9.7.9."""
+    far = torch.clamp(x.abs(), min=6)
+    zeta = torch.where(x.abs() < math.inf, far * torch.sqrt(far) * (2 / 3), 1e6)
+    coefficients = [1.0]
+    for k in range(1, 16):
+        coefficients.append(coefficients[-1] * (6 * k - 5) * (6 * k - 3) * (6 * k - 1) / (216 * k * (2 * k - 1)))
+    inverse = 1 / zeta
+    power: Any = torch.ones_like(x)
+    falling: Any = 0.0
+    even: Any = 0.0
+    odd: Any = 0.0
+    for k, c in enumerate(coefficients):
+        falling = falling + (-c if k % 2 else c) * power
+        signed = (-c if k // 2 % 2 else c) * power
+        even, odd = (even, odd + signed) if k % 2 else (even + signed, odd)
+        power = power * inverse
+    root = torch.sqrt(torch.sqrt(far)) * math.sqrt(math.pi)
+    right = torch.exp(-zeta) / (2 * root) * falling
+    left = (torch.cos(zeta - math.pi / 4) * even + torch.sin(zeta - math.pi / 4) * odd) / root
+    made = torch.where(x > 6, right, torch.where(x < -6, left, _airy_series(torch.clamp(x, -6, 6))))
+    return torch.where(x.abs() == math.inf, math.nan, made)
+
+
 def log1p(x: Tensor) -> Tensor:
     """As exact near 0 as elsewhere: log(1 + x) corrected by the rounding of 1 + x."""
     y = _wide(x)
@@ -357,5 +393,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         ("special_modified_bessel_k0", k0), ("special_modified_bessel_k1", k1), ("special_ndtri", ndtri),
         ("special_scaled_modified_bessel_k0", scaled_k0), ("special_scaled_modified_bessel_k1", scaled_k1),
         ("special_spherical_bessel_j0", spherical_bessel_j0), ("special_erfcx", erfcx),
+        ("special_airy_ai", airy_ai),
     ]  # fmt: skip
     return {getattr(aten, name).default: function for name, function in names}

@@ -18,6 +18,7 @@ from torch.onnx._internal.exporter import _core, _fx_passes, _ir_passes, _regist
 import xrt_core as xrt
 from xrt_core.errors import ModelLoadError
 from xrt_core.ir.graph import Graph
+from xrt_torch.complex_numbers import dft
 
 _lock = threading.RLock()  # type promotion and tracing of onnxscript functions have state of the process
 
@@ -37,7 +38,16 @@ def registry() -> Any:
         warnings.simplefilter("ignore")
         made = _registration.ONNXRegistry.from_torchlib()
         made.register_op(torch.ops.aten.sort.stable, _sort_stable)
+        made.register_op(dft._opoverload, _dft)
         return made
+
+
+def _dft(x: Any, dim: int, inverse: bool) -> Any:
+    """The first dimension is that of a batch for the operator, and not transformed."""
+    from onnxscript.onnx_opset import opset18 as op
+
+    made = op.DFT(op.Unsqueeze(x, [0]), axis=dim + 1, inverse=int(inverse), onesided=0)
+    return op.Squeeze(made, [0])
 
 
 def _sort_stable(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
@@ -169,22 +179,8 @@ def translatable(target: Any) -> bool:
 def mistrust(node: torch.fx.Node) -> str | None:
     """Why torchlib's translation of an operator is not taken for these arguments; None where it is."""
     target: Any = node.target
-    values = [a.meta.get("val") for a in node.all_input_nodes]
-    first = next((v for v in values if isinstance(v, torch.Tensor)), None)
     packet = getattr(target, "overloadpacket", None)
     aten = torch.ops.aten
-    if target is aten.sort.stable and node.kwargs.get("stable") and first is not None and first.dtype is not torch.bool:
-        return None
-    shows_places = any(u.args[1:] == (1,) and u.users for u in node.users)
-    if (
-        packet in (aten.sort, aten.topk)
-        and shows_places
-        and first is not None
-        and first.dtype not in (torch.float32, torch.float64)
-    ):
-        return "which of equal elements comes first is torch's affair"
-    if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
-        return "torch rounds the grid to narrow floats"
     if packet is aten._native_batch_norm_legit_no_training and any(u.args[1:] != (0,) and u.users for u in node.users):
         return "torch's statistics are empty"
     if packet in _WRONG:

@@ -1,0 +1,176 @@
+"""What torchlib lacks or gets wrong, and is written here: against torch eager in float64, with gradients."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+
+from xrt_torch import ordering, polynomials, resampling  # noqa: E402
+from xrt_torch.backend import captured  # noqa: E402
+from xrt_torch.compiled import CompiledGraph  # noqa: E402
+from xrt_torch.decompositions import table  # noqa: E402
+from xrt_torch.partition import AT_BORDER  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+aten = torch.ops.aten
+
+
+def agrees(function: Callable[..., Any], *args: Any) -> list[CompiledGraph]:
+    """Results and gradients of a function on XRT's host are eager's, twice; return its graphs."""
+    graphs: list[CompiledGraph] = []
+    call = captured(function, {"engine": "host"}, graphs)
+
+    def run(f: Callable[..., Any]) -> list[Any]:
+        given = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
+        result = f(*given)
+        wanted = [g for g in given if g.requires_grad]
+        real = torch.view_as_real(result) if result.is_complex() else result
+        return [result.detach(), *(torch.autograd.grad(real.square().sum(), wanted) if wanted else ())]
+
+    for _ in range(2):
+        for a, b in zip(run(call), run(function), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert graphs
+    assert all(g.reason is None for g in graphs), [g.reason for g in graphs]
+    return graphs
+
+
+def _spectral_gate(x: Any) -> Any:
+    """Spectra that are scaled by their magnitudes, and transformed back."""
+    window = torch.hann_window(16, dtype=x.dtype)
+    spectrum = torch.stft(x, 16, window=window, return_complex=True)
+    size = spectrum.abs()
+    return torch.istft(spectrum * (size / (1 + size)), 16, window=window)
+
+
+COMPLEX: dict[str, Callable[[Any], Any]] = {
+    "fft, a filter, and back": lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.linspace(0, 1, 17), n=32),
+    "two dimensions": lambda x: torch.fft.fft2(x.reshape(4, 4, 8), norm="ortho"),
+    "odd lengths": lambda x: torch.fft.irfftn(torch.fft.rfftn(x[:, :31], dim=(0, 1)), s=(4, 31)),
+    "products and quotients": lambda x: torch.complex(x, x + 1) * (2 - 1j) / torch.complex(x, 3 - x),
+    "matrices": lambda x: torch.complex(x, -x) @ torch.complex(x, 2 * x).mH,
+    "polar": lambda x: torch.polar(x.abs() + 1, x).conj().exp(),
+    "rotation of queries": lambda x: torch.view_as_real(
+        torch.view_as_complex(x.reshape(4, 16, 2)) * torch.polar(torch.ones(16).double(), torch.arange(16.0).double())
+    ),
+    "parts": lambda x: torch.cat([torch.complex(x, 2 * x).real, torch.complex(x, x * x).imag]).angle(),
+    "angles and signs": lambda x: torch.complex(x, x + 2).angle() + torch.complex(x, x).sgn().imag,
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers_are_computed_by_their_parts(name: str) -> None:
+    """Forward and backward; torch does nothing but take apart what comes in, and put together what goes out."""
+    torch.manual_seed(0)
+    graphs = agrees(COMPLEX[name], torch.randn(4, 32, dtype=torch.float64, requires_grad=True))
+    assert not [why for g in graphs for why in g.eager_nodes.values() if AT_BORDER not in why]
+
+
+def test_short_time_fourier_transforms() -> None:
+    """What the inverse needs of data runs in torch; the spectra do not."""
+    torch.manual_seed(0)
+    graphs = agrees(_spectral_gate, torch.randn(2, 128, dtype=torch.float64, requires_grad=True))
+    left = [why for g in graphs for why in g.eager_nodes.values() if AT_BORDER not in why]
+    assert not [why for why in left if "complex numbers" in why], left
+
+
+def test_complex_inputs_and_operators_without_a_rule() -> None:
+    """A conjugate comes in; an operator of LAPACK computes with complex numbers in torch, between stages of XRT."""
+    z = torch.randn(3, 3, dtype=torch.complex128) + 3 * torch.eye(3)
+    graphs = agrees(lambda v: torch.linalg.inv_ex(v * 2)[0] * 1j, z.conj())
+    reasons = [why for g in graphs for why in g.eager_nodes.values()]
+    assert any("inv_ex" in why for why in reasons), reasons
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.bfloat16, torch.float16, torch.float64])
+def test_of_equal_elements_the_first_comes_first(dtype: Any) -> None:
+    """As torch's own stable sort has it, which XRT's numbers are compared with."""
+    x = torch.randint(0, 2 if dtype is torch.bool else 4, (3, 40)).to(dtype)
+    graphs: list[CompiledGraph] = []
+    call = captured(
+        lambda v: (*torch.sort(v, dim=1), *torch.sort(v, dim=0, descending=True)), {"engine": "host"}, graphs
+    )
+    for _ in range(2):
+        found = call(x)
+    want = (*torch.sort(x, stable=True, dim=1), *torch.sort(x, stable=True, dim=0, descending=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    assert not [why for g in graphs for why in (*g.eager_nodes.values(), *filter(None, [g.reason]))]
+    if dtype is not torch.bool:
+        values, indices = captured(lambda v: torch.topk(v, 5), {"engine": "host"}, [])(x)
+        assert torch.equal(values, torch.topk(x, 5)[0])
+        assert torch.equal(torch.gather(x, -1, indices), values)
+
+
+def test_grids_sample_with_gradients() -> None:
+    """All kinds of interpolation and padding, images and volumes, places outside included."""
+    torch.manual_seed(0)
+    kinds = itertools.product((2, 3), (0, 1, 2), (0, 1, 2), (True, False))
+    for axes, interpolation, padding, align in kinds:
+        if axes == 3 and interpolation == 2:
+            continue
+        x = torch.randn(2, 3, *(5, 7, 4)[:axes], dtype=torch.float64)
+        grid = torch.rand(2, *(4, 6, 3)[:axes], axes, dtype=torch.float64) * 3 - 1.5
+        name = f"grid_sampler_{axes}d"
+        args = x, grid, interpolation, padding, align
+        want = getattr(aten, name).default(*args)
+        torch.testing.assert_close(resampling.grid_sampler(*args), want, rtol=1e-9, atol=1e-9)
+        grad = torch.randn_like(want)
+        found = resampling.grid_sampler_backward(grad, *args, (True, True))
+        for a, b in zip(found, getattr(aten, f"{name}_backward").default(grad, *args, (True, True)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("align", [True, False])
+def test_resizing_with_antialiasing(align: bool) -> None:
+    """Smaller, larger, and both; with its gradient."""
+    resize = torch.nn.functional.interpolate
+    for size in ((3, 4), (5, 20), (1, 1)):
+        agrees(
+            lambda v, size=size: resize(v, size=size, mode="bilinear", align_corners=align, antialias=True),
+            torch.randn(2, 3, 8, 9, dtype=torch.float64, requires_grad=True),
+        )
+
+
+def test_chebyshev_polynomials_of_any_degree() -> None:
+    """Within, at and outside of the interval, negative degrees, NaN."""
+    x = torch.cat([torch.linspace(-3, 3, 120, dtype=torch.float64), torch.tensor([1.0, -1.0, 0.5, math.nan])])
+    n = torch.tensor([-2.0, 0.0, 1.0, 2.0, 5.0, 9.0, 12.0, 31.5], dtype=torch.float64)
+    a, b = (t.contiguous() for t in torch.broadcast_tensors(x.double().unsqueeze(1), n))
+    for operator, function in polynomials.decompositions().items():
+        if operator._overloadname == "default":
+            torch.testing.assert_close(function(a, b), operator(a, b), rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+def test_integers_and_the_parts_of_floats() -> None:
+    """Divisors of the worst pairs (Fibonacci's), the least integers, and floats without leading bit."""
+    a = torch.tensor([0, 12, -18, 7540113804746346429, 4660046610375530309, 2**62])
+    b = torch.tensor([0, 18, 12, 4660046610375530309, 7540113804746346429, -(2**40)])
+    assert torch.equal(table()[aten.gcd.default](a, b), torch.gcd(a, b))
+    assert torch.equal(table()[aten.lcm.default](a[:3], b[:3]), torch.lcm(a[:3], b[:3]))
+    x = torch.tensor([0.0, 1.0, -1.0, 0.5, 3.14, 5e-324, -2.3e-310, 1.7e308, 2.0**-1022], dtype=torch.float64)
+    for found, want in zip(table()[aten.frexp.Tensor](x), torch.frexp(x), strict=True):
+        assert torch.equal(found, want)
+
+
+def test_histograms_and_modes() -> None:
+    """Edges count; elements outside do not; an empty range is widened."""
+    x = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.0, 2.5, -1.0, 4.0, 3.999], dtype=torch.float64)
+    for bins, low, high in ((4, 0, 4), (7, -1, 1), (3, 0, 0), (5, 2, 2)):
+        assert torch.equal(ordering.histc(x, bins, low, high), torch.histc(x, bins, low, high))
+    for given in ({"range": (0.0, 4.0)}, {}, {"density": True}, {"weight": x.abs()}):
+        for a, b in zip(ordering.histogram(x, 4, **given), torch.histogram(x, 4, **given), strict=True):
+            torch.testing.assert_close(a, b)
+    same = torch.full([3], 2.0)
+    assert torch.equal(ordering.histogram(same, 4)[0], torch.histogram(same, 4)[0])
+    y = torch.tensor([[3, 1, 3, 1, 2], [5, 5, 4, 4, 4]])
+    values, indices = ordering.mode(y)
+    assert torch.equal(values, torch.mode(y)[0])
+    assert torch.equal(torch.gather(y, 1, indices.unsqueeze(1)).squeeze(1), values)
+    assert torch.equal(ordering.mode(y, 0, True)[0], torch.mode(y, 0, True)[0])
