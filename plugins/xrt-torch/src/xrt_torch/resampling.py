@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+_NARROW: Final = (torch.float16, torch.bfloat16)
+"""Floats in which torch rounds the places of a grid, so that only torch finds its samples."""
 _LINEAR: Final = 0
 _NEAREST: Final = 1
 _BORDER: Final = 1
@@ -108,33 +110,31 @@ def _weight(taps: Sequence[_Tap], slope_of: int | None = None) -> Any:
 
 def _widened(*tensors: Tensor) -> list[Tensor]:
     """Narrow floats as float32: torch's kernels compute with those."""
-    return [t.to(torch.float32) if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
+    return [t.to(torch.float32) if t.dtype in _NARROW else t for t in tensors]
 
 
 def grid_sampler(x: Tensor, grid: Tensor, interpolation: int, padding: int, align: bool) -> Tensor:
     """Samples of x at the places of the grid. x: floats [n, c, ...]; grid: [n, ..., axes] -> [n, c, ...]."""
-    wide, places = _widened(x, grid)
-    values = wide.reshape(x.shape[0], x.shape[1], -1)
+    values = x.reshape(x.shape[0], x.shape[1], -1)
     made: Any = None
-    for taps, index, inside in _combined(wide, places, interpolation, padding, align):
+    for taps, index, inside in _combined(x, grid, interpolation, padding, align):
         value = torch.where(inside, torch.gather(values, 2, index), 0.0)
         weight = _weight(taps)
         value = value * weight.unsqueeze(1) if isinstance(weight, Tensor) else value
         made = value if made is None else made + value
-    return made.reshape(x.shape[0], x.shape[1], *grid.shape[1:-1]).to(x.dtype)  # type: ignore[no-any-return]
+    return made.reshape(x.shape[0], x.shape[1], *grid.shape[1:-1])  # type: ignore[no-any-return]
 
 
 def grid_sampler_backward(
     grad: Tensor, x: Tensor, grid: Tensor, interpolation: int, padding: int, align: bool, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor]:
     """The gradients of `grid_sampler` by x, where output_mask wants it, and by the grid."""
-    wide, places, grad = _widened(x, grid, grad)
     n, axes = x.shape[0], x.dim() - 2
     grad = grad.reshape(n, x.shape[1], -1)
-    values = wide.reshape(n, x.shape[1], -1)
+    values = x.reshape(n, x.shape[1], -1)
     to_x = torch.zeros_like(values)
     to_grid: list[Any] = [0.0] * axes
-    for taps, index, inside in _combined(wide, places, interpolation, padding, align):
+    for taps, index, inside in _combined(x, grid, interpolation, padding, align):
         masked = torch.where(inside, grad, 0.0)
         weight = _weight(taps)
         if output_mask[0]:
@@ -147,8 +147,8 @@ def grid_sampler_backward(
     if interpolation == _NEAREST:
         by_grid = torch.zeros_like(grid)
     else:
-        by_grid = torch.stack(to_grid[::-1], -1).reshape(grid.shape).to(grid.dtype)
-    return to_x.reshape(x.shape).to(x.dtype) if output_mask[0] else None, by_grid
+        by_grid = torch.stack(to_grid[::-1], -1).reshape(grid.shape)
+    return to_x.reshape(x.shape) if output_mask[0] else None, by_grid
 
 
 def _antialiased(size: int, wanted: int, align: bool, factor: float | None, dtype: torch.dtype) -> Tensor:
@@ -196,8 +196,12 @@ def upsample_bilinear2d_aa_backward(
     return torch.matmul(torch.matmul(rows.t(), wide), columns).to(grad.dtype)
 
 
-def _forward(x: Tensor, grid: Tensor, interpolation: int, padding: int, align: bool) -> Any:
-    return grid_sampler(x, grid, interpolation, padding, align) if math.prod(x.shape) else NotImplemented
+def _forward(x: Tensor, grid: Tensor, *how: Any) -> Any:
+    return grid_sampler(x, grid, *how) if math.prod(x.shape) and x.dtype not in _NARROW else NotImplemented
+
+
+def _backward(grad: Tensor, x: Tensor, grid: Tensor, *how: Any) -> Any:
+    return grid_sampler_backward(grad, x, grid, *how) if x.dtype not in _NARROW else NotImplemented
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -206,7 +210,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten._upsample_bilinear2d_aa.default: upsample_bilinear2d_aa,
         aten._upsample_bilinear2d_aa_backward.default: upsample_bilinear2d_aa_backward,
         aten.grid_sampler_2d.default: _forward,
-        aten.grid_sampler_2d_backward.default: grid_sampler_backward,
+        aten.grid_sampler_2d_backward.default: _backward,
         aten.grid_sampler_3d.default: _forward,
-        aten.grid_sampler_3d_backward.default: grid_sampler_backward,
+        aten.grid_sampler_3d_backward.default: _backward,
     }

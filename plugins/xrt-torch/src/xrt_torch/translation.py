@@ -181,6 +181,9 @@ def mistrust(node: torch.fx.Node) -> str | None:
     target: Any = node.target
     packet = getattr(target, "overloadpacket", None)
     aten = torch.ops.aten
+    first = next((v for n in node.all_input_nodes if isinstance(v := n.meta.get("val"), torch.Tensor)), None)
+    if packet is aten.grid_sampler_2d and first is not None and first.dtype in (torch.float16, torch.bfloat16):
+        return "torch rounds the grid to narrow floats"
     if packet is aten._native_batch_norm_legit_no_training and any(u.args[1:] != (0,) and u.users for u in node.users):
         return "torch's statistics are empty"
     if packet in _WRONG:
