@@ -26,7 +26,8 @@ def matmul_(ctx: OpContext, a: Any, b: Any) -> Any:
     return matmul(ctx.xp, a, b)
 
 
-def _times(xp: Any, factor: float, x: Any) -> Any:
+def scaled(xp: Any, factor: float, x: Any) -> Any:
+    """factor * x in the dtype of x; integers are multiplied in float64 and cut off."""
     if factor == 1:
         return x
     return factor * x if float_like(x.dtype) else (factor * x.astype(np.float64)).astype(x.dtype)
@@ -44,10 +45,10 @@ def gemm(ctx: OpContext, a: Any, b: Any, c: Any = None) -> Any:
         product = xp.matmul(a, b, preferred_element_type=np.float32)
     else:
         product = xp.matmul(widen(a), widen(b))
-    out = _times(xp, ctx.attr("alpha", 1.0), product)
+    out = scaled(xp, ctx.attr("alpha", 1.0), product)
     beta = ctx.attr("beta", 1.0)
     if c is not None and beta != 0:
-        out = out + _times(xp, beta, widen(c))
+        out = out + scaled(xp, beta, widen(c))
     return result(xp, out, dtype)
 
 

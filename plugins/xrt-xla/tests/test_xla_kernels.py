@@ -261,6 +261,36 @@ def test_integer_products_are_exact(engine: XlaEngine, left: Any, right: Any, ze
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("flags", [{"transB": 1}, {"transA": 1, "transB": 1}, {"transA": 1}, {}])
+@pytest.mark.parametrize("constant", [frozenset(), frozenset({1})])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+def test_gemm(engine: XlaEngine, rows: int, flags: dict[str, int], constant: frozenset[int], dtype: Any) -> None:
+    a, b, c = (RNG.integers(-4, 5, shape).astype(dtype) for shape in ((rows, 6), (6, 3), (3,)))
+    expected = 0.5 * (a.astype(np.float64) @ b.astype(np.float64)) + 2 * c.astype(np.float64)
+    given = [
+        np.ascontiguousarray(a.T) if flags.get("transA") else a,
+        np.ascontiguousarray(b.T) if flags.get("transB") else b,
+        c,
+    ]
+    got = _run(engine, "Gemm", given, expected.astype(dtype), constant, 13, alpha=0.5, beta=2.0, **flags)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got.astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_transposed_weight_is_not_turned_round_in_each_call(engine: XlaEngine, rows: int) -> None:
+    a, b = (
+        Value("a", TensorType(np.dtype(np.float32), (rows, 512))),
+        Value.constant(np.ones((64, 512), np.float32), "b"),
+    )
+    y = Value("y", TensorType(np.dtype(np.float32), (rows, 64)))
+    node = Node("Gemm", [a, b], [y], {"transB": 1}, version=13, name="n")
+    program = compile_nodes(engine, [a], [node], [y], extra={"fold_bytes": 0}).as_text()
+    assert "transpose(" not in program
+    assert "copy(" not in program
+
+
 @pytest.mark.parametrize("channels", [4, 64])
 def test_integer_convolutions_are_exact(engine: XlaEngine, channels: int) -> None:
     """ConvInteger at the extremes, where sums leave float32's exact range too."""

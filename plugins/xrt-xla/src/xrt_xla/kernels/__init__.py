@@ -7,6 +7,7 @@ from xrt_xla.kernels import (
     control,
     convolution,
     gradient,
+    linear,
     normalization,
     quantized,
     reduction,
@@ -16,8 +17,8 @@ from xrt_xla.kernels import (
 from xrt_xla.kernels.context import DEVICES
 
 __all__ = [
-    "barrier", "boxing", "control", "convolution", "gradient", "normalization", "quantized", "reduction", "softmax",
-    "transposed",
+    "barrier", "boxing", "control", "convolution", "gradient", "linear", "normalization", "quantized", "reduction",
+    "softmax", "transposed",
 ]  # fmt: skip
 
 register_portable_kernels("xla", DEVICES)
