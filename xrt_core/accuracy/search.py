@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -77,6 +77,7 @@ class PrecisionSearch:
         with native_call():
             self._expected = [self._arrays(exact.plain.on_host(x)) for x in inputs]
         self._measured: dict[tuple[str, frozenset[Node]], float] = {}
+        self._best_ratio = 1.0
         self.seconds = 0.0
         self.is_final = True
 
@@ -93,6 +94,7 @@ class PrecisionSearch:
             for found in self._forms():
                 if best is None or _ratio(found) < _ratio(best):
                     best, found = found, best
+                    self._best_ratio = _ratio(best)
                 if found is not None:
                     found.pipeline.close()
             return None if best is None else self._confirmed(best)
@@ -143,17 +145,8 @@ class PrecisionSearch:
     # --- forms ----------------------------------------------------------------------------------------------------
 
     def _forms(self) -> Iterator[Reduced]:
-        """Every form that is within the budget and worth it."""
+        """Every form that is within the budget and worth it; those that are made fast, with narrower floats, first."""
         engines = self._pipeline.accelerated.engines
-        for form, ranges in (("int8", True), ("int8 (dynamic)", False)):
-            try:
-                quantised = self._quantised(ranges)
-            except XRTError as e:  # the library is missing, or the graph has nothing to quantise
-                self._report(Trial(form, HOST, 0, 0, "failed", reason=str(e)))
-                continue
-            if quantised.products:
-                for engine, _ in engines:
-                    yield from self._int8(form, engine.name, quantised)
         graph = self._exact.plain.graph
         for engine, device in engines:
             for dtype, own in engine.reduced_precisions.items():
@@ -163,6 +156,15 @@ class PrecisionSearch:
                 for dtype in ("bfloat16", "float16"):
                     options = self._with(engine.name, precision=dtype)
                     yield from self._tried(dtype, engine.name, graph, options, len(graph.nodes))
+        for form, ranges in (("int8", True), ("int8 (dynamic)", False)):
+            try:
+                quantised = self._quantised(ranges)
+            except XRTError as e:  # the library is missing, or the graph has nothing to quantise
+                self._report(Trial(form, HOST, 0, 0, "failed", reason=str(e)))
+                continue
+            if quantised.products:
+                for engine, _ in engines:
+                    yield from self._int8(form, engine.name, quantised)
 
     def _int8(self, form: str, engine: str, quantised: QuantisedProducts) -> Iterator[Reduced]:
         """The graph with all products in int8; where that is fast but too far off, as many as are within it."""
@@ -173,12 +175,16 @@ class PrecisionSearch:
             yield replace(made, products=tuple(range(total)), ranges=quantised.ranges)
         if trial.verdict != "too far off" or trial.used is None:
             return
+        whole = 1.0 if trial.ratio is None else trial.ratio
+        if whole >= self._best_ratio:  # a part of them gains less
+            return
         regions = regions_of(products, self._work)
         measure = partial(self._measure, form, quantised)
         correction = max(1.0, trial.used / max(measure(products), 1e-9))
         for _ in range(2):
             taken = choose(regions, self._work, measure, correction)
-            if not taken:
+            gain = (1 - whole) * self._flops(taken) / max(self._flops(products), 1)
+            if not taken or 1 - gain >= self._best_ratio:
                 return
             graph = quantised.with_products(taken)
             trial, made = self._trial(form, engine, graph, options, len(taken), total)
@@ -217,6 +223,9 @@ class PrecisionSearch:
         types, known = plain.plans.signature(self._inputs[0])
         optimised = self._pipeline.optimise(plain.captured, types, known, engines=False)
         return MappingProxyType({n.name: flops(n) for n in optimised.graph.nodes})
+
+    def _flops(self, nodes: Iterable[Node]) -> int:
+        return sum(self._work.get(n.name, 0) for n in nodes)
 
     def _measure(self, form: str, quantised: QuantisedProducts, taken: Collection[Node]) -> float:
         """The share of the budget that the host's results use with these products in int8."""

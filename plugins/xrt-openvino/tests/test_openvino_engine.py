@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -88,6 +89,17 @@ def test_wrong_options_are_errors(engine: OpenVinoEngine, extra: dict[str, Any],
     """An option that is unknown or has a wrong value is named."""
     with pytest.raises(OptionError, match=reason):
         engine.compiler("cpu", CompileOptions(extra=extra))
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_float16_is_not_bfloat16(engine: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch, has_it: bool) -> None:
+    """The library computes in bfloat16 where a processor has no arithmetic of float16: that is refused."""
+    engine.prepare()
+    monkeypatch.setattr("xrt_openvino._toolkit.computes_in_float16", lambda: has_it)
+    asked = CompileOptions(extra=OpenVinoEngine.reduced_precisions["float16"])
+    with contextlib.nullcontext() if has_it else pytest.raises(EngineUnavailableError, match="ask for 'bf16'"):
+        engine.compiler("cpu", asked)
+    engine.compiler("cpu", CompileOptions(extra=OpenVinoEngine.reduced_precisions["bfloat16"]))
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,13 @@ def why_unusable() -> str:
 
 
 @functools.cache
+def computes_in_float16() -> bool:
+    """Whether this processor has arithmetic of float16; the library computes in bfloat16 where it is asked for float16
+    on one that has not."""
+    return "FP16" in core().get_property(_DEVICE, "OPTIMIZATION_CAPABILITIES")
+
+
+@functools.cache
 def fingerprint() -> str:
     """What a compiled model depends on: the library's build and the processor's instruction set."""
     return f"openvino {ov.__version__} {instruction_set()}"

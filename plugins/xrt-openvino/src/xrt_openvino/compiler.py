@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from xrt_core.engine.contract import CompileOptions, Executable, Function, GraphCompiler, InputOutputAlias, Parameter
 from xrt_core.engine.onnx_bridge import as_onnx_text, onnx_model
-from xrt_core.errors import CompileError, OptionError, XRTError, nearest
+from xrt_core.errors import CompileError, EngineUnavailableError, OptionError, XRTError, nearest
 from xrt_openvino import _toolkit
 from xrt_openvino.deviations import NEWEST
 from xrt_openvino.executable import OpenVinoExecutable, load_executable
@@ -51,6 +51,11 @@ class OpenVinoCompiler(GraphCompiler):
             self.config.update(extra.get("config", {}))
         except (TypeError, ValueError):
             raise OptionError(f"openvino: option 'config' is {extra['config']!r}; it takes a mapping") from None
+        if self.config.get("INFERENCE_PRECISION_HINT") == "f16" and not _toolkit.computes_in_float16():
+            raise EngineUnavailableError(
+                "openvino: INFERENCE_PRECISION_HINT is 'f16', but this processor has no arithmetic of float16, and the "
+                "library would compute in bfloat16: ask for 'bf16'"
+            )
 
     def compile(
         self,
