@@ -65,6 +65,7 @@ from xrt_core.training.step import (
     initial_state,
     loss_scale_of,
     slot_name,
+    sum_name,
     training_graph,
     update_graph,
 )
@@ -628,7 +629,8 @@ class TrainModule(GuardedModule):
         assert self._recipe is not None
         names, pipeline = self._recipe.names, self._pipeline
         trained = [v.name for v in self._recipe.variables if v.trained]
-        slots = {n: [slot_name(s, n) for s in self._optimizer.slots] for n in trained}
+        own = [partial(slot_name, s) for s in self._optimizer.slots] + [ema_name, sum_name]
+        slots = {n: [name for of in own if (name := of(n)) in self._types] for n in trained}
         if rows := self._sharding.rows(made.graph, batch, self._types, slots, whole):
             pipeline = pipeline.with_sharding(rows)
         plans = pipeline.plan_cache(pipeline.capture(made.graph))
@@ -811,9 +813,7 @@ class TrainModule(GuardedModule):
         if background:  # where several processes share the file, the one that writes begins to
             checkpoint.once(
                 path,
-                lambda: self._writer.start(
-                    partial(checkpoint.write, {**state, **where}, pathlib.Path(path), metadata)
-                ),
+                lambda: self._writer.start(partial(checkpoint.write, {**state, **where}, pathlib.Path(path), metadata)),
             )
             return
         self._write(partial(checkpoint.save, {**state, **where}, path, metadata), False)
