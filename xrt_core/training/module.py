@@ -62,6 +62,7 @@ from xrt_core.training.step import (
     ema_name,
     evaluation_graph,
     gradient_graph,
+    in_inference,
     initial_state,
     loss_scale_of,
     slot_name,
@@ -386,7 +387,8 @@ class TrainModule(GuardedModule):
 
     def predict(self, /, *args: Any, average: bool = False, **inputs: Any) -> Any:
         """Return the model's output for a batch in inference mode with the variables of now: an array, or a tuple of
-        them. Nothing is compiled again when the variables change.
+        them. Nothing is compiled again when the variables change. Inputs that only a loss in `build` reads may be left
+        out once a step has been taken.
 
         average: with the running means of the variables, see `parameters`. Raises as `step` does, and OptionError where
         there are no means.
@@ -407,7 +409,8 @@ class TrainModule(GuardedModule):
         """The batch by name; the loss, if asked for, and the outputs. average: by the running means of variables."""
         self._refuse_average(average)
         labels = self.loss_inputs(len(args), inputs) if with_loss else ()
-        batch = self._source.bind(args, inputs, labels)
+        given = inputs if with_loss else self._source.with_unread(args, inputs)
+        batch = self._source.bind(args, given, labels)
         with self._lock:
             self._refuse_lost()
             found = self._found(batch, "evaluate" if with_loss else "predict")
@@ -655,6 +658,7 @@ class TrainModule(GuardedModule):
         trained = [v.name for v in variables if v.trained]
         if not trained:
             raise GradientError("the model has no float constants to train; name them with trainable=[...]")
+        self._optimizer.check_groups(trained)
         state = initial_state(variables, self._optimizer, self._scale, self._accumulate)
         self._types = {n: TensorType(a.dtype, a.shape) for n, a in state.items()}
         self._recipe = Recipe(
@@ -910,14 +914,15 @@ class TrainModule(GuardedModule):
 
     def export(self, path: str | os.PathLike[str], *, opset: int | None = None, average: bool = False) -> None:
         """Write the trained model as an ONNX file, for the lowest opset that has all its operators, or a given one.
-        average: with the running means of the variables, see `parameters`.
+        average: with the running means of the variables, see `parameters`. Dropout is written as in inference.
 
         The file of an `xrt.Graph` takes batches of any size where `build` records the same for another size; inputs
         that only a loss reads, by `backward()`, stay out. Raises ExportError if it cannot be written.
         """
         from xrt_core.frontends.onnx_export import save, with_opset
 
-        save(with_opset(self._source.exported(self._parameters(average)), opset), path)
+        graph = self._source.exported(self._parameters(average))
+        save(with_opset(in_inference(graph) if self._dropout else graph, opset), path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainModule:
         """Return a module of its own with a copy of the state; it compiles its own steps."""
