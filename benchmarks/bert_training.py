@@ -6,8 +6,9 @@
     python benchmarks/bert_training.py --precision bf16    # in the place of fp16
 
 Op by op is XRT with a launch for each node (`maximum_nodes=1`), of XLA like the other: what the table shows is what
-clustering gives. Data parallel: each device has so many sentences, and gradients are all-reduced. A cell is a process
-of its own, whose losses are of equal batches, so that they can be compared along a row.
+clustering gives. Data parallel: each device has so many sentences, and gradients are all-reduced. Losses and memory
+of a cell are a process of its own; the losses are of equal batches, so that they can be compared along a row. Times are
+medians of steps in turns.
 
 Memory is that of one device: what a GPU's allocator held at most, and on CPUs the resident memory by which the process
 grew from before the model was made to the peak of its steps, executables included, over the number of devices. Virtual
@@ -21,10 +22,8 @@ import argparse
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +35,7 @@ from tests.training import peers
 from tests.training.peers import Batch, Model
 
 GOAL = 0.97
+HALVES = ("op by op", "XLA")
 COLUMNS = tuple((n, p) for n in (1, 2, 4) for p in ("fp32", "fp16"))
 # OneFlow-XRT's page: BERT-base, RTX 2080 Ti, 60 sentences a device; without / with XLA, in the order of `COLUMNS`
 PUBLISHED = {
@@ -99,21 +99,27 @@ def cell(devices: int, precision: str, by: str, gpu: bool, each: int, batches: i
     peers.by_xrt(peers.mlp(), "xla", cache="off", guard=False)[0](peers.mlp().batch(0))  # all is loaded
     before = _status("VmRSS")
     step, module = xrt_step(model, devices, precision, by)
-    times, loss = [], 0.0
+    loss = 0.0
     for k in range(batches):
         if k == 3:  # compiled
             pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-        batch = model.batch(k)
-        start = time.perf_counter()
-        loss = float(step(batch))
-        times.append(time.perf_counter() - start)
-    seconds = statistics.median(times[min(3, batches - 1) :])
+        loss = float(step(model.batch(k)))
     peak = jax.devices()[0].memory_stats()["peak_bytes_in_use"] if gpu else (_status("VmHWM") - before) / devices
-    found = {"loss": loss, "seconds": seconds, "memory": peak / 2**20, "rate": each * devices / seconds}
     ran = {d for text in module.explain().ran_on.values() for d in text.split(", ")}
     if len(ran) != devices:
         raise SystemExit(f"it ran on {sorted(ran)}, not on {devices} devices")
-    return found
+    return {"loss": loss, "memory": peak / 2**20}
+
+
+def race(devices: int, precision: str, gpu: bool, each: int, seconds: float) -> list[float]:
+    """In a process of its own: seconds of a step op by op and on XLA, in turns."""
+    model = model_of(gpu, each * devices)
+    batch = model.batch(0)
+    steps = [xrt_step(model, devices, precision, by)[0] for by in HALVES]
+    for step in (*steps, *steps):
+        step(batch)
+    times = interleaved([lambda s=s: float(s(batch)) for s in steps], rounds=5, seconds=seconds, rest=0.05)
+    return [t.median for t in times]
 
 
 def _status(key: str) -> int:
@@ -121,14 +127,17 @@ def _status(key: str) -> int:
     return int(next(line for line in text.splitlines() if line.startswith(key)).split()[1]) * 1024
 
 
-def show_table(devices: tuple[int, ...], narrow: str, gpu: bool, each: int, batches: int) -> None:
+def show_table(devices: tuple[int, ...], narrow: str, gpu: bool, each: int, batches: int, seconds: float) -> None:
     """Both halves of each cell, without and with clusters on XLA, and the published ones below."""
     found: dict[tuple[int, str], tuple[dict[str, float], ...]] = {}
     for n in devices:
         for precision in ("fp32", narrow):
-            rows = [child("--cell", n, precision, by, gpu, each, batches) for by in ("op by op", "XLA")]
-            found[n, precision] = tuple(rows)
-            print(f"{n} devices, {precision}: {rows}", file=sys.stderr, flush=True)
+            times = child("--race", n, precision, gpu, each, seconds)
+            halves = [child("--cell", n, precision, by, gpu, each, batches) for by in HALVES]
+            found[n, precision] = tuple(
+                {**h, "seconds": t, "rate": each * n / t} for h, t in zip(halves, times, strict=True)
+            )
+            print(f"{n} devices, {precision}: {found[n, precision]}", file=sys.stderr, flush=True)
     what = "BERT-base, 128 tokens" if gpu else "BERT of 4 layers of 256, 64 tokens"
     heads = [f"{n} {'device' if n == 1 else 'devices'} {p}" for n, p in found]
     print(f"\n{what}, {each} sentences a device; XRT op by op / on XLA")
@@ -189,7 +198,7 @@ def show_scaling(devices: tuple[int, ...], gpu: bool, each: int, seconds: float)
 
 def child(what: str, *arguments: Any) -> Any:
     """What a process of its own tells of a cell."""
-    devices, gpu = int(arguments[0]), True in arguments
+    devices, gpu = int(arguments[0]), any(a is True for a in arguments)
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if not gpu:
         environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
@@ -209,12 +218,16 @@ def main() -> None:
     parser.add_argument("--devices", default="1,2,4", help="counts, with commas between")
     parser.add_argument("--sentences", type=int, help="a device; default 4, on GPUs 60")
     parser.add_argument("--batches", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of scaling")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of times")
     parser.add_argument("--cell", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--race", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--scale", type=json.loads, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.cell:
         print(json.dumps(cell(*a.cell)))
+        return
+    if a.race:
+        print(json.dumps(race(*a.race)))
         return
     if a.scale:
         print(json.dumps(scaling(*a.scale)))
@@ -226,7 +239,7 @@ def main() -> None:
         devices = tuple(n for n in devices if n <= jax.device_count("gpu"))
     each = a.sentences or (60 if a.gpu else 4)
     if a.gpu or not a.scaling:
-        show_table(devices, a.precision, a.gpu, each, a.batches)
+        show_table(devices, a.precision, a.gpu, each, a.batches, a.seconds)
     if a.gpu or a.scaling:
         show_scaling(devices, a.gpu, each, a.seconds)
 

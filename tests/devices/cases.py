@@ -92,6 +92,10 @@ def test_refused() -> None:
     model = two_branches_model()
     with pytest.raises(xrt.EngineUnavailableError, match=r"'cpu:9' here; it can use cpu, cpu:1, cpu:2, cpu:3"):
         xrt.XRTModule(model, engine="xla", device="cpu:9", guard=False)
+    with pytest.raises(xrt.EngineUnavailableError, match=r"'cpu:9' \(keyword device=\).* there are cpu, cpu:1, cpu:2"):
+        xrt.XRTModule(model, device="cpu:9")
+    with pytest.raises(xrt.EngineUnavailableError, match="host' computes on 'cpu'"):
+        xrt.XRTModule(model, engine="host", device="cpu:1")
     m = xrt.XRTModule(model, engine="xla", guard=False, placement={"op:Tanh": "cpu:9"})
     with pytest.raises(xrt.DeviceNotFoundError, match=r"node 'left/tanh'.*there are cpu, cpu:1, cpu:2, cpu:3"):
         m(X)
@@ -160,9 +164,7 @@ def mlp_model() -> bytes:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
 
 
-COLLECTIVES = re.compile(
-    r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-)
+COLLECTIVES = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 
 
 def collectives_in(hlo: str) -> list[str]:
@@ -262,6 +264,50 @@ def test_marks_within_a_graph() -> None:
     assert [n.op_type for n in plain.partitioned().nodes] == ["EngineInputConvert", "Launch"]
 
 
+class Marked(xrt.Graph):
+    """Two products whose weights are split by marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = 0.1 * UP, xrt.Variable(0.1 * DOWN)
+
+    def build(self, x: xrt.TensorType) -> object:
+        return ops.Tanh(x @ xrt.shard(self.up, "model:S(1)")) @ xrt.shard(self.down, "model:S(0)")
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"precision": "bf16"}, marks=pytest.mark.nightly)])
+def test_marks_of_weights(options: dict[str, object]) -> None:
+    """`xrt.shard` of a weight decides where it is kept: in inference, and in training with its slots."""
+    m = xrt.XRTModule(Marked(), engine="xla", guard=False, mesh={"model": 4}, sharding={})
+    np.testing.assert_allclose(m(ROWS), xrt.XRTModule(Marked(), engine="host")(ROWS), rtol=1e-4, atol=1e-5)
+    found = m.explain().sharding
+    assert found is not None
+    assert [c.kind for c in found.collectives if c.kind != "slice"] == ["all-reduce"], str(found.lines())
+    executable = m._source.caller.last.launches[0].executable
+    assert {(64, 32), (32, 64)} <= {w.addressable_shards[0].data.shape for w in executable.inner._weights}
+    one, many = (
+        xrt.training.TrainModule(
+            Marked(),
+            loss="mse",
+            optimizer=xrt.optim.Adam(1e-3, ema=0.9),
+            engine="xla",
+            guard=False,
+            accumulate=2,
+            **options,
+            **mesh,
+        )
+        for mesh in ({}, {"mesh": {"data": 2, "model": 2}})
+    )
+    np.testing.assert_allclose(losses(many, 5), losses(one, 5), rtol=0, atol=1e-5 if not options else 1e-2)
+    many.apply()
+    assert losses(many, 1)
+    held = {
+        n: a.addressable_shards[0].data.shape for n, a in zip(many._recipe.names, many._state, strict=True) if a.ndim
+    }
+    assert {s for n, s in held.items() if n.endswith("up")} == {(64, 64)}
+    assert {s for n, s in held.items() if n.endswith("down")} == {(64, 64)}
+
+
 def test_wrong_meshes() -> None:
     """A mesh larger than the devices, an axis that is not there and a size that does not divide are errors."""
     m = xrt.XRTModule(mlp_model(), engine="xla", mesh={"data": 8})
@@ -269,6 +315,11 @@ def test_wrong_meshes() -> None:
         xrt.DeviceNotFoundError, match=r"mesh data=8 .* has 8 devices, and there are 4 here: cpu, cpu:1"
     ):
         m(ROWS)
+    m = xrt.XRTModule(mlp_model(), engine="xla", mesh={"data": 4}, device="cpu:1")
+    with pytest.raises(xrt.OptionError, match=r"device='cpu:1' .* is one device, and the mesh data=4 .*device='cpu'"):
+        m(ROWS)
+    with pytest.raises(xrt.OptionError, match=r"'mesh' cannot be 4 .* axes with their sizes"):
+        xrt.XRTModule(mlp_model(), engine="xla", mesh=4)
     m = xrt.XRTModule(mlp_model(), engine="xla", guard=False, mesh={"data": 4}, sharding={"x": "batch:S(0)"})
     with pytest.raises(xrt.OptionError, match=r"no axis 'batch'; it has data=4"):
         m(ROWS)
@@ -286,6 +337,9 @@ def test_an_engine_that_does_not_shard() -> None:
     m = xrt.XRTModule(mlp_model(), engine="onnxruntime", guard=False, mesh={"data": 4})
     np.testing.assert_allclose(m(ROWS), xrt.XRTModule(mlp_model(), engine="host")(ROWS), rtol=1e-4, atol=1e-5)
     assert "no engine that takes part runs on several devices at once (onnxruntime)" in str(m.explain())
+    m = xrt.XRTModule(mlp_model(), engine="host", mesh={"data": 4})
+    m(ROWS)
+    assert "no engine that takes part runs on several devices at once (host)" in str(m.explain())
 
 
 # --- training ---

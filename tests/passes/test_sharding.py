@@ -189,6 +189,11 @@ def test_texts() -> None:
         shard_graph(graph_of(), mesh, {"x": "data:P"})
     with pytest.raises(GraphError, match=r"splits axis 1 of 'x', of size 4, over 8 devices"):
         shard_graph(graph_of(), mesh, {"x": "data:S(1),model:S(1)"})
+    for axis in (-1, 1.5, "0", True):
+        with pytest.raises(OptionError, match="counts from the front"):
+            S(axis)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"Mesh\('data=4'\): it takes axes with their sizes"):
+        Mesh("data=4")  # type: ignore[arg-type]
     assert sharding_text({"data": S(0), "model": B}) == "data:S(0),model:B"
     assert sharding_text({}) == "B"
     with pytest.raises(OptionError, match=r"give text such as 'data:S\(0\)', or a mapping"):

@@ -11,8 +11,8 @@ import pytest
 import xrt_core as xrt
 from xrt_core.errors import InputError, OptionError
 from xrt_core.frontends import ops
-from xrt_core.training import SGD, Adam, TrainModule
-from xrt_core.training.callbacks import BestCheckpoint, Callback, CSVLog, EarlyStopping, Report
+from xrt_core.training import SGD, Adam, TrainModule, schedules
+from xrt_core.training.callbacks import BestCheckpoint, Callback, Checkpoint, CSVLog, EarlyStopping, Report
 from xrt_core.training.metrics import metrics_of
 
 F = np.float32
@@ -70,6 +70,28 @@ def test_evaluate_and_predict_are_inference() -> None:
     assert not np.array_equal(t(X), scores)
 
 
+class Dropping(xrt.Graph):
+    """Dropout that the model itself puts into training mode."""
+
+    def __init__(self) -> None:
+        self.w = np.random.default_rng(1).standard_normal((4, 2)).astype(F)
+
+    def build(self, x: Any) -> Any:
+        return ops.Dropout(x @ self.w, np.float32(0.5), np.array(True), outputs=1)
+
+
+def test_dropout_of_a_model_in_training_mode(tmp_path: pathlib.Path) -> None:
+    """Predictions and exports drop nothing; with dropout=False all is as the model says."""
+    t = TrainModule(Dropping(), loss="cross_entropy", optimizer=SGD(0.1), engine="host")
+    t.step(X, Y)
+    scores = X @ t.parameters()["w"]
+    np.testing.assert_allclose(t.predict(X), scores, rtol=1e-5, atol=1e-6)
+    t.export(tmp_path / "m.onnx")
+    np.testing.assert_allclose(xrt.XRTModule(tmp_path / "m.onnx", engine="host")(X), scores, rtol=1e-5, atol=1e-6)
+    same = TrainModule(Dropping(), loss="cross_entropy", optimizer=SGD(0.1), engine="host", dropout=False)
+    assert (same.predict(X) == 0).any()
+
+
 class OwnLoss(Net):
     """The same with its loss in `build`."""
 
@@ -85,6 +107,15 @@ def test_a_loss_in_build() -> None:
     other = made(optimizer=SGD(0.1))
     assert t.evaluate([(X, Y)], metrics="accuracy") == other.evaluate([(X, Y)], metrics="accuracy")
     np.testing.assert_array_equal(t.predict(X, Y), other.predict(X))
+    with pytest.raises(InputError, match="missing input 'labels'"):  # nothing is known before the first step
+        TrainModule(OwnLoss(), optimizer=SGD(0.1), engine="host").predict(X)
+    for rows in (X, X[:5]):  # which the scores do not read
+        np.testing.assert_array_equal(t.predict(rows), other.predict(rows))
+        np.testing.assert_array_equal(t.predict(x=rows), other.predict(rows))
+    with pytest.raises(InputError, match="missing input 'x'"):
+        t.predict(labels=Y)
+    with pytest.raises(InputError, match="missing input 'labels'"):
+        t.evaluate([(X,)])
 
 
 def test_kinds_of_data() -> None:
@@ -138,6 +169,31 @@ def test_metrics() -> None:
         made().fit([(X, Y)], metrics="acc")
 
 
+def test_what_is_told_before_the_first_epoch() -> None:
+    """A number that no epoch will have, and data that give no batches."""
+    for callback in (EarlyStopping(), BestCheckpoint("x"), schedules.ReduceOnPlateau(0.1)):
+        t = made()
+        with pytest.raises(OptionError, match=r"monitor='val_loss': there is no validation="):
+            t.fit([(X, Y)], callbacks=callback)
+        assert t.step_count == 0
+    with pytest.raises(OptionError, match=r"monitor='val_acc': the validation gives accuracy, loss"):
+        made().fit([(X, Y)], validation=[(X, Y)], metrics="accuracy", callbacks=[EarlyStopping("val_acc")])
+    for size in (None, 8):
+        with pytest.raises(InputError, match="the data are int: it takes batches"):
+            made().fit(5, batch_size=size)
+
+
+def test_folders_are_made(tmp_path: pathlib.Path) -> None:
+    """A callback that writes makes the folder: a training does not end at its first checkpoint."""
+    callbacks = [
+        Checkpoint(tmp_path / "a" / "run.safetensors"), BestCheckpoint(tmp_path / "b" / "c" / "best", "loss"),
+        Checkpoint(tmp_path / "d" / "{step}", every=1, background=True), CSVLog(tmp_path / "e" / "log.csv"),
+    ]  # fmt: skip
+    made().fit([(X, Y)], callbacks=callbacks)
+    for name in ("a/run.safetensors", "b/c/best", "d/1", "e/log.csv"):
+        assert (tmp_path / name).is_file()
+
+
 def test_early_stopping_restores(tmp_path: pathlib.Path) -> None:
     """The training ends when the number no longer falls, with the state of the best epoch; the file has it too."""
     t = made(optimizer=SGD(lambda step: 0.1 if step < 3 else 30.0))
@@ -150,8 +206,8 @@ def test_early_stopping_restores(tmp_path: pathlib.Path) -> None:
     other = made(optimizer=SGD(0.1))
     other.load(path)
     assert other.evaluate([(X, Y)])["loss"] == losses[best]
-    with pytest.raises(OptionError, match="monitor='val_loss': an epoch has the numbers epoch, loss"):
-        t.fit([(X, Y)], callbacks=EarlyStopping())
+    with pytest.raises(OptionError, match="monitor='los': an epoch has the numbers epoch, loss"):
+        t.fit([(X, Y)], callbacks=EarlyStopping("los"))
 
 
 def test_reports(tmp_path: pathlib.Path) -> None:

@@ -92,4 +92,6 @@ def test_an_opset(tmp_path: pathlib.Path) -> None:
     assert [o.version for o in onnx.load(tmp_path / "m.onnx").opset_import] == [22]
     with pytest.raises(ExportError, match=r"opset=18: Gelu of version 20 is in opsets 20 to .* are in opset 20"):
         t.export(tmp_path / "n.onnx", opset=18)
+    with pytest.raises(ExportError, match="opset='18': it takes the number"):
+        t.export(tmp_path / "n.onnx", opset="18")  # type: ignore[arg-type]
     assert not (tmp_path / "n.onnx").exists()

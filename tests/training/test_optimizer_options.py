@@ -62,6 +62,16 @@ def test_groups(accumulate: int) -> None:
         SGD(0.1, groups={"a": {"lr": 1.0}})
 
 
+def test_a_group_without_a_variable() -> None:
+    """A pattern that matches none, or none that is left, is an error that lists the variables."""
+    for groups, match in (
+        ({"head.bais": {"weight_decay": 0.0}}, "'head.bais' matches no variable; there are body.w, .*did you mean"),
+        ({"*": {"weight_decay": 0.1}, "*.w": {"weight_decay": 0.0}}, r"'\*.w' has no variable that an earlier group"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            made(SGD(0.1, groups=groups)).step(X, Y)
+
+
 def test_clipping_by_group() -> None:
     """A group with a limit has a norm of its own; others share the optimizer's; None leaves a group unclipped."""
     groups = {"head.w": {"clip_norm": 0.01}, "head.bias": {"clip_norm": None}, "body.bias": {"clip_value": 1e-3}}

@@ -158,6 +158,17 @@ def test_the_newest_are_kept(background: bool, sharded: bool, tmp_path: pathlib.
     assert latest(tmp_path / "none" / "{step}") is None
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("keep", [1, 3, 4, 5, 9])
+def test_as_many_as_asked_for_are_kept(background: bool, keep: int, tmp_path: pathlib.Path) -> None:
+    """All of them while there are fewer."""
+    x, y = batch(12)
+    path = tmp_path / "{step}"
+    trainer().fit((x, y), 2, batch_size=2, callbacks=[Checkpoint(path, every=4, keep=keep, background=background)])
+    steps = sorted(int(p.name) for p in tmp_path.iterdir())
+    assert steps == [4, 6, 8, 12][-keep:]
+
+
 def test_numbers_that_do_not_count() -> None:
     """`keep` needs files of different names."""
     with pytest.raises(OptionError, match=r"must hold \{step\}"):

@@ -177,10 +177,11 @@ def _shard(graph: Graph, context: PassContext) -> Graph:
     mesh = context.options.mesh
     if mesh is None and not any(n.op_type == "Boxing" for n in graph.nodes):
         return graph
-    if mesh is None or not context.engines or context.part:
+    if mesh is None or context.part:
         return without_boxing(graph)
     if context.why_no_mesh:
         context.results.sharding = ShardingReport(str(mesh), replicated={graph.name or "graph": context.why_no_mesh})
+    if context.why_no_mesh or not context.engines:
         return without_boxing(graph)
     given = context.options.sharding
     if given is None:

@@ -21,8 +21,8 @@ from xrt_core.compiler.stages import Captured, Optimised, Partitioned, Planned
 from xrt_core.compiler.support import EngineSupport
 from xrt_core.engine import engines as process_engines
 from xrt_core.engine.boundary import preserved_state
-from xrt_core.engine.device_kinds import CPU
-from xrt_core.errors import CompileError, DeviceNotFoundError, PassError
+from xrt_core.engine.device_kinds import CPU, number_of
+from xrt_core.errors import CompileError, DeviceNotFoundError, OptionError, PassError
 from xrt_core.explanation import Explanation
 from xrt_core.ir.function import Function
 from xrt_core.ir.graph import Graph, Node, engine_and_device
@@ -227,10 +227,17 @@ class Pipeline:
     def _why_no_mesh(self) -> str:
         """Why no engine runs on the mesh, or "" if one does.
 
-        Raises DeviceNotFoundError for a mesh larger than the devices of every engine that could, listing them.
+        Raises DeviceNotFoundError for a mesh larger than the devices of every engine that could, listing them, and
+        OptionError beside `device=` with a number, which is one device.
         """
-        mesh, here = self.options.mesh, []
+        mesh, here, one = self.options.mesh, [], self.options.device
         assert mesh is not None
+        if one is not None and number_of(one):
+            raise OptionError(
+                f"device={one!r} ({self.options.source('device')}) is one device, and the mesh {mesh} "
+                f"({self.options.source('mesh')}) lies on the first {mesh.device_count} of its kind: give one of them, "
+                f"or device={one.partition(':')[0]!r}"
+            )
         for engine, device in self.engines:
             if engine.meshes:
                 kind = device.partition(":")[0]

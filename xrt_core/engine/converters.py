@@ -23,11 +23,20 @@ _LIBRARIES: Final = MappingProxyType(
 FAMILIES: Final = (*dict.fromkeys(_LIBRARIES.values()), "other")
 
 
+_OWN: Final[dict[type, str]] = {}
+"""Classes of the libraries themselves, which stay; users' classes that derive from them may go."""
+
+
 def library_of(array_type: type) -> str:
     """The library an array type belongs to: "numpy", "jax", "cupy", "torch", or "other"."""
+    found = _OWN.get(array_type)
+    if found is not None:
+        return found
     for base in array_type.__mro__:
         found = _LIBRARIES.get(base.__module__.partition(".")[0])
         if found is not None:
+            if base is array_type:
+                _OWN[array_type] = found
             return found
     return "other"
 

@@ -16,7 +16,7 @@ from xrt_core.engine.boundary import EngineProxy, call_engine, inner_of, preserv
 from xrt_core.engine.contract import API_VERSION, ARRAY_FAMILIES, Engine, EngineStatus
 from xrt_core.engine.converters import HOST, Convert, add_rows, converters, owner_of
 from xrt_core.engine.device_kinds import add_rows as add_device_kinds
-from xrt_core.engine.device_kinds import is_host, kinds, same_device
+from xrt_core.engine.device_kinds import is_host, kinds, number_of, same_device
 from xrt_core.engine.op_kernels import op_kernels
 from xrt_core.engine.registry import Registry, miss
 from xrt_core.errors import (
@@ -174,10 +174,13 @@ class EngineManager:
             ready = [e for e in ready if e.name not in options.left_out]
             if options.device is not None:
                 kinds.check(options.device)
-            if not ready and not is_host(options.device):
+            if not ready and not _is_whole_host(options.device):
+                usable = self.ready(options.phase, None, options, without)
+                here = ", ".join(dict.fromkeys(("cpu", *(d for e in usable for d in self.devices(e)))))
                 raise EngineUnavailableError(
                     f"device={options.device!r} ({options.source('device')}): no engine that is ready can use it; "
-                    "`xrt engines` says what each can use, and without device= the host runs on the CPU"
+                    f"there are {here}; `xrt engines` says what each can use, and without device= the host runs on "
+                    "the CPU"
                 )
             return ready
         found = [self.usable(n) for n in options.engine if n != HOST]
@@ -471,11 +474,21 @@ def _fault(engine: Any, name: str | None = None) -> str:
     return ""
 
 
+def _is_whole_host(device: str | None) -> bool:
+    """Whether a device, None for the default, is where the host computes beside engines on the CPU."""
+    return device is None or (is_host(device) and number_of(device) == 0)
+
+
 def _check_host(options: Options) -> None:
     """Raises EngineUnavailableError where the host alone cannot compute on the device that is asked for."""
     device = options.device
-    if is_host(device) or device is None:
+    if _is_whole_host(device) or device is None:
         return
+    if is_host(device):
+        raise EngineUnavailableError(
+            f"engine='host' computes on 'cpu', and device={device!r} ({options.source('device')}) is a part of it that "
+            "only engines may have"
+        )
     kind = kinds.find(device)
     if kind.namespace() is np:
         raise EngineUnavailableError(

@@ -111,8 +111,10 @@ def fitting_opsets(graph: Graph) -> dict[str, int | None]:
 def with_opset(graph: Graph, opset: int | None = None) -> Graph:
     """Return the graph at another opset of ONNX at which every node has its version: the lowest, or a given one.
 
-    Raises ExportError, naming a node, where the given opset has another version of it.
+    Raises ExportError for what is no number, and, naming a node, where the given opset has another version of it.
     """
+    if opset is not None and (not isinstance(opset, int) or isinstance(opset, bool)):
+        raise ExportError(f"opset={opset!r}: it takes the number of an opset of ONNX")
     nodes = {
         (n.op_type, n.version) for n in _every_node(graph) if not n.domain and find_schema(n.op_type, "", n.version)
     }

@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 
 def shard(x: Any, sharding: str | Mapping[str, Sbp]) -> Any:
-    """Say how a traced tensor lies on the mesh of the module, such as `xrt.shard(x, "data:S(0)")`; without a mesh it is
-    the tensor itself.
+    """Say how a tensor lies on the mesh of the module, such as `xrt.shard(x, "data:S(0)")`; without a mesh it is the
+    tensor itself.
 
+    x: a traced tensor, or an array of the graph; of an input or an array the first call decides where it is kept.
     sharding: for axes of the mesh S(axis) or B, as text or as a mapping `{"data": xrt.sbp.S(0)}`; other axes are B.
-    Raises TraceError outside `Graph.build`, OptionError for anything else.
+    Raises TraceError outside `Graph.build` and for what is no array, OptionError for another sharding.
     """
-    from xrt_core.frontends.tensor import Tensor
+    from xrt_core.frontends.tensor import Tensor, constant, value_of
     from xrt_core.frontends.tracing import current_tracer
     from xrt_core.ir.sharding import sharding_text
 
     tracer = current_tracer("xrt.shard")
-    made = tracer.emit(tracer.schema("Boxing", "xrt"), (x._value,), {"target": sharding_text(sharding)}, 1)
+    value = value_of(x if isinstance(x, Tensor) else constant(x))
+    made = tracer.emit(tracer.schema("Boxing", "xrt"), (value,), {"target": sharding_text(sharding)}, 1)
     return Tensor(made[0], tracer.scope)
 
 

@@ -30,9 +30,9 @@ class Sbp:
 
 
 def S(axis: int) -> Sbp:
-    """Split: every device holds a part of the tensor along `axis`. Raises OptionError for a negative axis."""
-    if axis < 0:
-        raise OptionError(f"S({axis}): a split axis counts from the front, from 0")
+    """Split: every device holds a part of the tensor along `axis`. Raises OptionError for what is no axis from 0."""
+    if not isinstance(axis, int) or isinstance(axis, bool) or axis < 0:
+        raise OptionError(f"S({axis!r}): a split axis is a whole number that counts from the front, from 0")
     return Sbp(axis)
 
 
@@ -51,13 +51,15 @@ def P(reduce: str = "sum") -> Sbp:
 class Mesh:
     """Devices as a grid with named axes: `Mesh({"data": 4, "model": 2})` is eight devices of the engine's kind.
 
-    Raises OptionError for no axes, a size below 1, or a name that is no identifier.
+    Raises OptionError for no axes, a size below 1, a name that is no identifier, or what is no mapping.
     """
 
     axes: Mapping[str, int]
     sizes: tuple[tuple[str, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.axes, Mapping):
+            raise OptionError(f"Mesh({self.axes!r}): it takes axes with their sizes, such as Mesh({{'data': 4}})")
         rows = tuple(self.axes.items())
         for name, size in rows:
             if not str(name).isidentifier() or not isinstance(size, int) or isinstance(size, bool) or size < 1:

@@ -340,6 +340,8 @@ def _accept_mesh(value: Any) -> Any:
 
     if isinstance(value, Mesh):
         return value
+    if not isinstance(value, str | Mapping):
+        raise ValueError
     try:
         return Mesh(value) if isinstance(value, Mapping) else Mesh.parse(value)
     except OptionError as e:

@@ -14,6 +14,7 @@ from xrt_core.errors import ShapeError, XRTError
 from xrt_core.ir.graph import Graph, Node, Value, attribute_key, substitute
 from xrt_core.ir.inference import infer_types
 from xrt_core.ir.op_traits import draws_random, is_deterministic, traits_of
+from xrt_core.ir.schema import DIALECT
 from xrt_core.ir.types import STRING, TensorType, ValueType
 from xrt_core.passes.pass_base import Pass, rebuild
 
@@ -115,7 +116,8 @@ def evaluate(
     traits = traits_of(node)
     if node.subgraphs or traits.stateful or node.annotations.model_update or not is_deterministic(node):
         return None
-    if node.op_type == "DequantizeLinear":  # the integers of a weight are what an engine computes with
+    # the integers of a weight are what an engine computes with; a mark says how a weight lies on a mesh
+    if node.op_type == "DequantizeLinear" or (node.op_type == "Boxing" and node.domain == DIALECT):
         return None
     budget = max(limit, freed)
     sizes = [nbytes(t) for t, v in zip(types, node.outputs, strict=True) if v is not None]

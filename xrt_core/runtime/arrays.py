@@ -27,6 +27,8 @@ Converter = Callable[[Any], Any]
 Range = tuple[float, float]
 """The least and the greatest number of an input."""
 
+_SEQUENCES: Final = (list, tuple)
+_NUMPY: Final = (np.ndarray, np.generic)
 _MEASURED: Final = 1 << 24  # bytes: a few milliseconds
 
 
@@ -83,7 +85,7 @@ def to_numpy(x: Any) -> Any:
         if kind in "UST":
             return _text(x)
         return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
-    if isinstance(x, list | tuple):
+    if isinstance(x, _SEQUENCES):
         return [to_numpy(e) for e in x]
     if isinstance(x, dict):
         return {k: to_numpy(v) if is_array(v) else v for k, v in x.items()}
@@ -113,7 +115,7 @@ def _read(x: Any) -> np.ndarray | None:
     if kind is not None and kind.arrays is not None:
         return kind.arrays.to_host(x)
     family = library_of(type(x))
-    if family == "numpy" and isinstance(x, np.ndarray | np.generic):
+    if family == "numpy" and isinstance(x, _NUMPY):
         if type(x).__name__ == "MaskedArray" and np.any(x.mask):  # type: ignore[union-attr]
             raise InputError("it has masked elements; fill them first (x.filled(value))")
         return np.asarray(x)

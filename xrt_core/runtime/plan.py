@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -260,13 +261,23 @@ def _of_one_launch(program: Program) -> Callable[[Call], Call] | None:
     if any(i >= program.inputs for i in step.inputs) or not set(program.outputs) <= set(step.outputs):
         return None
     taken, given = step.inputs, tuple(step.outputs.index(i) for i in program.outputs)
+    # picked in C; of one, `itemgetter` gives the element itself
+    pick = (itemgetter(*taken), itemgetter(*given)) if min(len(taken), len(given)) > 1 else None
 
     def around(call: Call) -> Call:
-        def run(arrays: Sequence[Any]) -> Sequence[Any]:
+        if pick is not None:
+            take, give = pick
+
+            def run(arrays: Sequence[Any]) -> Sequence[Any]:
+                return [*give(call([*take(arrays)]))]
+
+            return run
+
+        def run_few(arrays: Sequence[Any]) -> Sequence[Any]:
             results = call([arrays[i] for i in taken])
             return [results[i] for i in given]
 
-        return run
+        return run_few
 
     return around
 

@@ -11,7 +11,7 @@ import io
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -81,8 +81,9 @@ class Callback:
         return False
 
 
-class _Best(Callback):
-    """Knows the best value of a number so far. mode: "min" or "max"; default: "max" for accuracy, top_k and f1."""
+class Monitor(Callback):
+    """Knows the best value of a number, `monitor`, so far. mode: "min" or "max"; default: "max" for accuracy, top_k and
+    f1."""
 
     def __init__(self, monitor: str, mode: str | None, min_delta: float) -> None:
         if mode not in (None, "min", "max"):
@@ -90,6 +91,13 @@ class _Best(Callback):
         higher = any(word in monitor for word in ("accuracy", "top_", "f1"))
         self.monitor, self._sign = monitor, -1.0 if (mode or ("max" if higher else "min")) == "max" else 1.0
         self._delta, self.best = float(min_delta), math.inf
+
+    def check(self, validated: Collection[str]) -> None:
+        """Raise OptionError where it waits for a number of a validation that is not among `validated`."""
+        name = self.monitor.removeprefix("val_")
+        if name != self.monitor and name not in validated:
+            gives = f"the validation gives {', '.join(sorted(validated))}" if validated else "there is no validation="
+            raise OptionError(f"monitor={self.monitor!r}: {gives}")
 
     def _improved(self, logs: Logs) -> bool:
         if self.monitor not in logs:
@@ -109,7 +117,7 @@ class _Best(Callback):
         self.best = float(state["best"])
 
 
-class EarlyStopping(_Best):
+class EarlyStopping(Monitor):
     """Ends the training after `patience` epochs without a value of `monitor` that is better by more than `min_delta`.
 
     restore: at the end, go back to the state after the best epoch.
@@ -153,7 +161,7 @@ class EarlyStopping(_Best):
             trainer.load_state_dict(self._state)
 
 
-class BestCheckpoint(_Best):
+class BestCheckpoint(Monitor):
     """Saves the training state to `path` after each epoch that is the best so far."""
 
     def __init__(
@@ -223,7 +231,7 @@ class Checkpoint(Callback):
         """Remove all but the newest `count` of the files before a step."""
         if self._keep is not None:
             older = [path for number, path in saved(self._path) if number < step]
-            for path in older[: len(older) - count]:
+            for path in older[: max(len(older) - count, 0)]:
                 remove(path)
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -247,6 +255,7 @@ class CSVLog(Callback):
     def on_epoch(self, trainer: Trainer, logs: Logs) -> None:
         first = not self._columns
         self._columns = self._columns or list(logs)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("w" if first else "a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             if first:

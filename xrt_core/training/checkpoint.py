@@ -71,6 +71,7 @@ def write(arrays: Mapping[str, np.ndarray], target: pathlib.Path, metadata: Mapp
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(target, sync=True) as file:
             file.write(struct.pack("<Q", len(text)))
             file.write(text)

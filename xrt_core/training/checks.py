@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 _FEW: Final = 256  # up to so many elements Python's min and max take less than NumPy's reductions
 
+_greatest: Final = np.maximum.reduce
+_UNSIGNED: Final = {
+    np.dtype(f"i{size}"): (np.dtype(f"u{size}"), 1 << (8 * size - 1)) for size in (1, 2, 4, 8)
+}  # fmt: skip
+"""Signed integers -> those of the same size without a sign, and the end of what both have."""
+
 # operators that read their second input as class labels
 _LOSSES = frozenset(("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"))
 # the result has the same elements as the first input, so a range of the result is a range of the input
@@ -53,7 +59,7 @@ class IndexRange:
 
     def check(self, array: np.ndarray) -> None:
         """Raise InputError, naming the first element out of range, unless all are in range."""
-        if not array.size:
+        if not array.size or self._surely_holds(array):
             return
         low, high = _ends(array)
         ends = low * self.scale + self.offset, high * self.scale + self.offset
@@ -73,6 +79,13 @@ class IndexRange:
             f"{moved or 'it '}as a number from {self.low} to {self.high - 1}{also}. The state is as it was before "
             "the step"
         )
+
+    def _surely_holds(self, array: np.ndarray) -> bool:
+        """Whether all are in range by one look at them, which tells it for ranges from 0 on."""
+        unsigned, limit = _UNSIGNED.get(array.dtype, (None, 0))
+        if unsigned is None or self.low or self.scale != 1 or self.offset or self.high > limit:
+            return False
+        return bool(_greatest(array.view(unsigned), axis=None) < self.high)  # negative ones are the greatest now
 
     def covers(self, bounds: Bounds) -> bool:
         """Whether what passes lies within the bounds that an engine's cluster has for the same elements."""

@@ -13,7 +13,7 @@ import numpy as np
 from xrt_core.errors import InputError, OptionError
 from xrt_core.progress import Progress
 from xrt_core.runtime.arrays import is_array, to_numpy
-from xrt_core.training.callbacks import Trainer
+from xrt_core.training.callbacks import Monitor, Trainer
 from xrt_core.training.metrics import metrics_of
 from xrt_core.training.position import Position, digest, named
 
@@ -35,7 +35,10 @@ def run(
         raise OptionError(f"epochs={epochs!r}: it takes a whole number of at least 1")
     called = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
     history = History()
-    metrics_of(metrics)  # a wrong name is told before the first epoch
+    told = {"loss", *(m.name for m in metrics_of(metrics))}  # a wrong name is told before the first epoch
+    for c in called:
+        if isinstance(c, Monitor):
+            c.check(told if validation is not None else set())
     position = _resumed(trainer, called) if resume else Position(callbacks=called)
     ended = resume and not position.batch and any(c.has_ended for c in named(called).values())
     try:
@@ -168,13 +171,13 @@ def _batches(data: Any, size: int | None, epoch: int | None) -> Iterator[Any]:
     if size is None:
         if isinstance(data, Mapping) or (isinstance(data, tuple) and data and all(is_array(a) for a in data)):
             raise OptionError("data of whole arrays are cut into batches: give batch_size")
-        yield from data
+        yield from _iterable(data)
         return
     if not isinstance(size, int) or size < 1:
         raise OptionError(f"batch_size={size!r}: it takes a whole number of at least 1")
     named = isinstance(data, Mapping)
     if not named and not (isinstance(data, tuple) and all(is_array(a) for a in data)):
-        yield from data  # batches already; the size is that of whole arrays
+        yield from _iterable(data)  # batches already; the size is that of whole arrays
         return
     arrays = {k: to_numpy(a) for k, a in (data.items() if named else enumerate(data))}
     lengths = {len(a) for a in arrays.values()}
@@ -185,6 +188,17 @@ def _batches(data: Any, size: int | None, epoch: int | None) -> Iterator[Any]:
     for at in range(0, count, size):
         chosen = {k: a[order[at : at + size]] for k, a in arrays.items()}
         yield chosen if named else tuple(chosen.values())
+
+
+def _iterable(data: Any) -> Iterable[Any]:
+    """The data. Raises InputError for what gives no batches."""
+    if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
+        raise InputError(
+            f"the data are {type(data).__name__}: it takes batches (dicts or tuples, a DataLoader, a function that "
+            "gives them), or whole arrays in a dict or tuple with batch_size"
+        )
+    found: Iterable[Any] = data
+    return found
 
 
 def _takes_epoch(function: Callable[..., Any]) -> bool:

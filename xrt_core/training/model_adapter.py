@@ -123,6 +123,10 @@ class FixedModel:
                     raise InputError(f"input {v.name!r}: shape {list(shape)} given, {t} expected")
         return found
 
+    def with_unread(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs as they are: a loss beside the model has its own."""
+        return inputs
+
     @property
     def size(self) -> int:
         """The bytes of its variables."""
@@ -185,6 +189,24 @@ class WrittenGraph:
                 )  # fmt: skip
             found |= {n: found[n].astype(np.float32) for n in wide}
         return found
+
+    def with_unread(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs, with zeros for those left out that no output reads but the loss of `backward`, once that is
+        known; of a batch as large as that of the inputs that are given."""
+        given = dict(zip(self._names, args, strict=False)) | dict(inputs)
+        left = [n for n in self._names if n not in given]
+        if not left or self._made is None or not self.own_loss:
+            return inputs
+        graph = DeadNodes()(self._made[0])
+        read = {v.name for n in graph.nodes for v in n.uses()} | {v.name for v in graph.outputs}
+        sizes = {t.shape[0] for t in self._types.values() if t.shape}
+        now = {a.shape[0] for a in given.values() if is_array(a) and a.shape}
+        if read.intersection(left) or len(sizes) != 1 or len(now) != 1:
+            return inputs
+        (rows,) = now
+        types = {n: self._types[n] for n in left}
+        shapes = {n: (rows, *t.shape[1:]) if t.shape else () for n, t in types.items()}
+        return {**inputs, **{n: np.zeros(shapes[n], t.dtype) for n, t in types.items()}}
 
     @property
     def size(self) -> int:

@@ -62,9 +62,11 @@ from xrt_core.training.step import (
     ema_name,
     evaluation_graph,
     gradient_graph,
+    in_inference,
     initial_state,
     loss_scale_of,
     slot_name,
+    sum_name,
     training_graph,
     update_graph,
 )
@@ -77,23 +79,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("xrt")
 
 _FORMAT = "xrt-training-1"
+_NUMPY: Final = (np.ndarray, np.generic)
 _SMALL: Final = 4 << 20  # bytes of a state whose second copy costs neither memory nor time to speak of
-_Signature = tuple[tuple[str, tuple[int, ...], np.dtype], ...]
+_Given = tuple[tuple[str, type, tuple[int, ...], np.dtype], ...]
+_AT_ONCE: Final = nullcontext()
 
 
 @dataclass(slots=True)
 class _Step:
     """The plan of one signature's training step.
 
-    direct: for each input the array libraries, besides NumPy, whose arrays it accepts without conversion. reads,
-    writes: indices into the state of the plan's last inputs, and of its outputs after the loss. precision: the nodes of
-    the forward graph lowered to a narrow float. ranges: range checks of its integer inputs. computed: checks of indices
-    that it computes, where these are asked for. updates: whether it counts as an update. fitting: the types of the
-    arrays of a run that needed no conversion. ahead: whether runs return before they are done; None: not known yet.
+    names: of the arrays of a batch, in order. direct: for each input the array libraries, besides NumPy, whose arrays
+    it accepts without conversion. reads, writes: indices into the state of the plan's last inputs, and of its outputs
+    after the loss. precision: the nodes of the forward graph lowered to a narrow float. ranges: range checks of its
+    integer inputs. computed: checks of indices that it computes, where these are asked for. updates: whether it counts
+    as an update. fitting: the types of the arrays of a run that needed no conversion. ahead: whether runs return before
+    they are done; None: not known yet.
+    reads_all, writes_all: whether `reads` and `writes` are the whole state in its order.
     """
 
     plan: Planned
     graph: Graph
+    names: tuple[str, ...]
     direct: tuple[tuple[str, ...], ...]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -104,6 +111,8 @@ class _Step:
     updates: bool = True
     fitting: list[type] | None = None
     ahead: bool | None = None
+    reads_all: bool = False
+    writes_all: bool = False
 
 
 class TrainModule(GuardedModule):
@@ -222,7 +231,7 @@ class TrainModule(GuardedModule):
         self._lock = threading.Lock()
         self._writer = Writer()
         self._steps: LRU[_Step] = LRU(resolved.cache_size)
-        self._bindings: LRU[_Signature] = LRU(resolved.cache_size)  # of arrays as given, by name, dtype and shape
+        self._known: LRU[dict[bool, _Step]] = LRU(resolved.cache_size)  # by arrays as given, and whether it updates
         self._rate: Any = None if self._optimizer.is_scheduled else self._optimizer.rates_at(0)
         self._state: list[Any] = []
         self._counts: dict[str, int] = {}  # counters of the state, as far as they are known here
@@ -273,35 +282,42 @@ class TrainModule(GuardedModule):
         Raises InputError for arrays that do not fit, GradientError if the gradient cannot be built, TrainingError
         if the state is lost (see the class).
         """
-        batch, signature = self._bound(args, inputs)
+        known = None if args else self._known.get(_as_given(inputs))
+        batch = {} if known is not None else self._bound(args, inputs)
         with self._lock:
             self._refuse_lost()
             update = self._accumulate == 1 or self._count_of(MICRO) + 1 >= self._accumulate
-            key = signature, self._values(batch), update
-            found = self._steps.get(key)
+            found = None if known is None else known.get(update)
             if found is not None:
-                loss = self._advance(found, list(batch.values()), False)
+                loss = self._advance(found, [inputs[n] for n in found.names], False)
             else:
-                found = self._make(batch, update)
-                loss = self._advance(found, list(batch.values()), True)
-                self._steps.put(key, found)
+                batch = batch or self._bound(args, inputs)
+                key = _signature(batch), self._values(batch), update
+                found = self._steps.get(key)
+                if found is not None:
+                    loss = self._advance(found, list(batch.values()), False)
+                else:
+                    found = self._make(batch, update)
+                    loss = self._advance(found, list(batch.values()), True)
+                    self._steps.put(key, found)
+                self._remember(inputs, batch, update, found)
             self._last = found
         return loss
 
-    def _bound(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], _Signature]:
-        """The arrays of a step by name, in order, and their dtypes and shapes. What binding NumPy's arrays does follows
-        from these alone: where it changed nothing it is not done again."""
-        given: Any = None
-        if not args and all(type(a) is np.ndarray for a in inputs.values()):
-            given = tuple([(n, a.shape, a.dtype) for n, a in inputs.items()])
-            known = self._bindings.get(given)
-            if known is not None:
-                return {n: inputs[n] for n, _, _ in known}, known
-        batch = self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
-        signature = tuple([(n, a.shape, a.dtype) for n, a in batch.items()])
-        if given is not None and all(batch[n] is a for n, a in inputs.items()):
-            self._bindings.put(given, signature)
-        return batch, signature
+    def _bound(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The arrays of a step by name, in order."""
+        return self._source.bind(args, inputs, self.loss_inputs(len(args), inputs))
+
+    def _remember(
+        self, inputs: Mapping[str, Any], batch: Mapping[str, np.ndarray], update: bool, found: _Step
+    ) -> None:
+        """Note the step of NumPy's arrays as they are given, where all follows from their dtypes and shapes: binding
+        them has changed nothing, and none is read."""
+        plain = len(inputs) == len(batch) and all(type(a) is np.ndarray and batch[n] is a for n, a in inputs.items())
+        if plain and not self._source.by_value:
+            given = _as_given(inputs)
+            known = self._known.get(given)
+            self._known.put(given, {**(known or {}), update: found})
 
     def apply(self) -> bool:
         """Update by the micro-batches since the last update, fewer than `accumulate`; returns whether there were any.
@@ -385,7 +401,8 @@ class TrainModule(GuardedModule):
 
     def predict(self, /, *args: Any, average: bool = False, **inputs: Any) -> Any:
         """Return the model's output for a batch in inference mode with the variables of now: an array, or a tuple of
-        them. Nothing is compiled again when the variables change.
+        them. Nothing is compiled again when the variables change. Inputs that only a loss in `build` reads may be left
+        out once a step has been taken.
 
         average: with the running means of the variables, see `parameters`. Raises as `step` does, and OptionError where
         there are no means.
@@ -406,7 +423,8 @@ class TrainModule(GuardedModule):
         """The batch by name; the loss, if asked for, and the outputs. average: by the running means of variables."""
         self._refuse_average(average)
         labels = self.loss_inputs(len(args), inputs) if with_loss else ()
-        batch = self._source.bind(args, inputs, labels)
+        given = inputs if with_loss else self._source.with_unread(args, inputs)
+        batch = self._source.bind(args, given, labels)
         with self._lock:
             self._refuse_lost()
             found = self._found(batch, "evaluate" if with_loss else "predict")
@@ -427,7 +445,7 @@ class TrainModule(GuardedModule):
 
     def _found(self, batch: dict[str, np.ndarray], kind: str) -> _Step:
         """The plan of "gradients", "evaluate" or "predict" for the signature of a batch."""
-        key = tuple([(n, a.shape, a.dtype) for n, a in batch.items()]), self._values(batch), kind
+        key = _signature(batch), self._values(batch), kind
         found = self._steps.get(key)
         if found is None:
             _examples(batch, self._source.input_names)
@@ -454,7 +472,7 @@ class TrainModule(GuardedModule):
         state = self._state
         if found.ahead:  # the caller may write into them before the step is done
             batch = [np.array(a) if type(a) is np.ndarray else a for a in batch]
-        arrays = [*batch, rate, *[state[i] for i in found.reads]]
+        arrays = [*batch, rate, *(state if found.reads_all else [state[i] for i in found.reads])]
         if found.computed is not None:
             found.computed.check(arrays)
         if fresh or self._check:
@@ -462,7 +480,7 @@ class TrainModule(GuardedModule):
             arrays = [to_numpy(a) for a in arrays]
         # nothing may interrupt between what an engine overwrites and the new state; NumPy's arrays are not donated
         taken = self._donate and (found.fitting is not None or any(type(a) is not np.ndarray for a in arrays))
-        with held_back() if taken else nullcontext():
+        with held_back() if taken else _AT_ONCE:
             try:
                 return self._run_whole(found, arrays, bool(batch))
             except BaseException as e:  # an engine may raise what it likes, and so may what interrupts a thread
@@ -476,13 +494,16 @@ class TrainModule(GuardedModule):
         count = len(found.writes)
         if self._check and loss is not None and not np.isfinite(to_numpy(loss).astype(np.float64)).all():
             raise not_finite(found.graph, arrays)
-        state = list(self._state)
-        for i, new in zip(found.writes, results, strict=False):
-            state[i] = new
+        if found.writes_all:
+            state = results[:count]
+        else:
+            state = list(self._state)
+            for i, new in zip(found.writes, results, strict=False):
+                state[i] = new
         if isinstance(self._optimizer, Transformation):
             state = self._transformed(self._optimizer, found, state)
         number = loss
-        if loss is not None and not isinstance(loss, np.ndarray | np.generic):
+        if loss is not None and not isinstance(loss, _NUMPY):
             place = len(arrays) - len(found.reads) - 1
             if type(self._rate) is np.ndarray and family_of(type(loss)) in found.direct[place]:
                 self._rate = beside(self._rate, loss)  # a rate that never changes is taken to the device once
@@ -579,7 +600,8 @@ class TrainModule(GuardedModule):
                 raise TrainingError(self._lost) from error
 
     def _values(self, batch: Mapping[str, np.ndarray]) -> Any:
-        return tuple(to_numpy(batch[n]).tobytes() for n in self._source.by_value if n in batch)
+        by_value = self._source.by_value
+        return tuple([to_numpy(batch[n]).tobytes() for n in by_value if n in batch]) if by_value else ()
 
     def _make(self, batch: Mapping[str, np.ndarray], update: bool) -> _Step:
         self._tell_of_whole(batch, logging.WARNING)
@@ -628,7 +650,8 @@ class TrainModule(GuardedModule):
         assert self._recipe is not None
         names, pipeline = self._recipe.names, self._pipeline
         trained = [v.name for v in self._recipe.variables if v.trained]
-        slots = {n: [slot_name(s, n) for s in self._optimizer.slots] for n in trained}
+        own = [partial(slot_name, s) for s in self._optimizer.slots] + [ema_name, sum_name]
+        slots = {n: [name for of in own if (name := of(n)) in self._types] for n in trained}
         if rows := self._sharding.rows(made.graph, batch, self._types, slots, whole):
             pipeline = pipeline.with_sharding(rows)
         plans = pipeline.plan_cache(pipeline.capture(made.graph))
@@ -647,12 +670,17 @@ class TrainModule(GuardedModule):
         for at in plan.steps:
             if isinstance(at.call, Launch):
                 at.call.input_checks = without_checked(at.call.input_checks, at.inputs, made.ranges)
-        return _Step(plan, made.graph, direct, reads, writes, report, made.ranges, computed, made.metrics, updates)
+        whole_state = tuple(range(len(names)))
+        return _Step(
+            plan, made.graph, tuple(batch), direct, reads, writes, report, made.ranges, computed, made.metrics, updates,
+            reads_all=reads == whole_state, writes_all=writes == whole_state,
+        )  # fmt: skip
 
     def _begin(self, variables: Sequence[Variable]) -> None:
         trained = [v.name for v in variables if v.trained]
         if not trained:
             raise GradientError("the model has no float constants to train; name them with trainable=[...]")
+        self._optimizer.check_groups(trained)
         state = initial_state(variables, self._optimizer, self._scale, self._accumulate)
         self._types = {n: TensorType(a.dtype, a.shape) for n, a in state.items()}
         self._recipe = Recipe(
@@ -811,9 +839,7 @@ class TrainModule(GuardedModule):
         if background:  # where several processes share the file, the one that writes begins to
             checkpoint.once(
                 path,
-                lambda: self._writer.start(
-                    partial(checkpoint.write, {**state, **where}, pathlib.Path(path), metadata)
-                ),
+                lambda: self._writer.start(partial(checkpoint.write, {**state, **where}, pathlib.Path(path), metadata)),
             )
             return
         self._write(partial(checkpoint.save, {**state, **where}, path, metadata), False)
@@ -910,14 +936,15 @@ class TrainModule(GuardedModule):
 
     def export(self, path: str | os.PathLike[str], *, opset: int | None = None, average: bool = False) -> None:
         """Write the trained model as an ONNX file, for the lowest opset that has all its operators, or a given one.
-        average: with the running means of the variables, see `parameters`.
+        average: with the running means of the variables, see `parameters`. Dropout is written as in inference.
 
         The file of an `xrt.Graph` takes batches of any size where `build` records the same for another size; inputs
         that only a loss reads, by `backward()`, stay out. Raises ExportError if it cannot be written.
         """
         from xrt_core.frontends.onnx_export import save, with_opset
 
-        save(with_opset(self._source.exported(self._parameters(average)), opset), path)
+        graph = self._source.exported(self._parameters(average))
+        save(with_opset(in_inference(graph) if self._dropout else graph, opset), path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainModule:
         """Return a module of its own with a copy of the state; it compiles its own steps."""
@@ -950,6 +977,19 @@ def _first(error: BaseException) -> BaseException:
     while error.__context__ is not None:
         error = error.__context__
     return error
+
+
+def _as_given(inputs: Mapping[str, Any]) -> _Given | None:
+    """What tells NumPy's arrays as a caller gave them apart; None for what are no arrays."""
+    try:
+        return tuple([(n, type(a), a.shape, a.dtype) for n, a in inputs.items()])
+    except Exception:  # of an object that says it itself; binding it says so
+        return None
+
+
+def _signature(batch: Mapping[str, np.ndarray]) -> tuple[tuple[str, tuple[int, ...], np.dtype], ...]:
+    """Names, shapes and dtypes."""
+    return tuple([(n, a.shape, a.dtype) for n, a in batch.items()])
 
 
 def _examples(batch: Mapping[str, np.ndarray], names: Sequence[str]) -> int:

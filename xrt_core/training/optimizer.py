@@ -126,6 +126,16 @@ class Optimizer(ABC):
     def _group_of(self, name: str) -> str | None:
         return next((p for p in self.groups if fnmatchcase(name, p)), None)
 
+    def check_groups(self, names: Sequence[str]) -> None:
+        """Raise OptionError for a group that has none of the variables `names`."""
+        used = {self._group_of(n) for n in names}
+        for pattern in self.groups:
+            if pattern not in used:
+                some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+                taken = any(fnmatchcase(n, pattern) for n in names)
+                why = "has no variable that an earlier group leaves" if taken else "matches no variable"
+                raise OptionError(f"groups: {pattern!r} {why}; there are {some}{nearest(pattern, names)}")
+
     def decay_of(self, name: str, shape: tuple[int, ...]) -> float:
         """Return the weight decay of one variable."""
         pattern = self._group_of(name)

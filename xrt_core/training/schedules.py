@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xrt_core.errors import OptionError
-from xrt_core.training.callbacks import Logs, Trainer, _Best
+from xrt_core.training.callbacks import Logs, Monitor, Trainer
 
 Schedule = Callable[[int], float]
 
@@ -60,7 +60,7 @@ def one_cycle(
     return rate
 
 
-class ReduceOnPlateau(_Best):
+class ReduceOnPlateau(Monitor):
     """A schedule and a callback of `TrainModule.fit` at once: the rate is multiplied by `factor` after each `patience`
     epochs without a better value of `monitor`. As the rate of an optimizer it is part of the training state."""
 

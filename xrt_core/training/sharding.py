@@ -13,7 +13,7 @@ from xrt_core.ir.graph import Graph
 from xrt_core.ir.sharding import Mesh, S, parse_sbp, sbp_text
 from xrt_core.ir.types import TensorType
 from xrt_core.options import AUTO
-from xrt_core.passes.sharding import automatic, exact_name
+from xrt_core.passes.sharding import automatic, exact_name, marked
 
 DATA = "data"
 """The axis of a mesh over which batches are split."""
@@ -35,6 +35,7 @@ class StepSharding:
         self.mesh, self._zero = mesh, zero
         self._is_open = sharding == AUTO and mesh is not None
         self._given: dict[str, str] = {} if isinstance(sharding, str) else dict(sharding or ())
+        self._marked: dict[str, str] = {}  # of variables, by name: what `xrt.shard` says of them in a model
 
     def why_whole(self, batch: Mapping[str, np.ndarray]) -> str:
         """See the function; "" without a mesh."""
@@ -54,7 +55,10 @@ class StepSharding:
         if self._is_open and batch:
             self._is_open = False
             self._given = chosen_sharding(graph, self.mesh, batch, own)
+        self._marked |= {v.name: text for v, text in marked(graph).items() if v.name in slots}
         given = self._given if whole else present(self._given, graph)
+        own_marks = {n: text for n, text in self._marked.items() if n in held and _matching(n, given) is None}
+        given = {**given, **{exact_name(n): text for n, text in own_marks.items()}}
         return tuple(step_sharding(self.mesh, given, batch, state, own, held, self._zero).items())
 
 

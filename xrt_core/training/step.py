@@ -208,12 +208,23 @@ def training_graph(
     return StepGraph(graph, tuple(reads), tuple(writes), index_ranges(graph), tuple(shown))
 
 
+def in_inference(graph: Graph) -> Graph:
+    """The graph with Dropout as in inference, also where its nodes ask for training."""
+    return graph.replace(
+        nodes=[
+            n.replace(inputs=n.inputs[:2]) if n.op_type == "Dropout" and not n.domain and n.version >= 12 else n
+            for n in graph.nodes
+        ]
+    )
+
+
 def evaluation_graph(forward: Graph, extra: Mapping[str, TensorType], recipe: Recipe, with_loss: bool) -> StepGraph:
     """Build the graph of the model in inference, from a specialised forward graph whose last inputs are the variables.
 
     Its inputs: those of the model, those that only the loss reads (`extra`), the variables; its outputs: with_loss the
     loss, then those of the model.
     """
+    forward = in_inference(forward) if recipe.dropout else forward
     tracer = Tracer(forward.name or "model", {})
     tracer.reserve(v.name for n in forward.nodes for v in (*n.inputs, *n.outputs) if v is not None)
     tracer.reserve(n.name for n in forward.nodes)

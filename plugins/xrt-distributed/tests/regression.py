@@ -58,13 +58,33 @@ def numbers(steps: int, save: pathlib.Path | None = None, **options: Any) -> dic
         pieces = save.with_name("pieces")
         for _ in range(2):  # the second takes the place of the first
             t.save(pieces, sharded=True)
-        again.load(pieces)
-        found["pieces"] = abs(float(again.step(x=X, target=Y)) - float(t.step(x=X, target=Y)))
+        elsewhere: Any = {n: v for n, v in options.items() if n not in ("sharding", "zero")}
+        elsewhere["mesh"] = {"data": 4} if "model" in options["mesh"] else {"data": 2, "model": 2}
+        found["next"] = float(t.step(x=X, target=Y))
+        found["pieces"] = []
+        for other in (again, trainer(**elsewhere)):
+            other.load(pieces)
+            found["pieces"].append(float(other.step(x=X, target=Y)))
+        found["parts"] = []
+        for given in ({"x": X, "target": Y}, parts(options["mesh"])):
+            t.load(save)
+            found["parts"].append(float(t.step(**given)))
     m = xrt.XRTModule(Regression(), engine="xla", guard=False, mesh=options.get("mesh"))
     found["inference"] = np.asarray(m(X)).tolist()
     if options.get("mesh"):
         found["ran_on"] = sorted(set(t.explain().ran_on.values()))
     return found
+
+
+def parts(mesh: dict[str, int]) -> dict[str, Any]:
+    """The batch as arrays over the mesh, of which this process has read half."""
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = np.array(jax.devices()).reshape(tuple(mesh.values()))
+    places = NamedSharding(Mesh(devices, tuple(mesh)), PartitionSpec("data"))
+    own = slice(8 * int(os.environ["RANK"]), 8 * int(os.environ["RANK"]) + 8)
+    return {n: jax.make_array_from_process_local_data(places, a[own]) for n, a in {"x": X, "target": Y}.items()}
 
 
 def faulty(path: pathlib.Path, faults: int) -> None:

@@ -72,6 +72,18 @@ def test_a_process_that_dies(environment: dict[str, str], tmp_path: pathlib.Path
     assert "ValueError: no more" in (tmp_path / "logs" / "rank1.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"), [("--hang", "0", "1 at least"), ("--hang", "nan", "1 at"), ("--stall", "-1", "0 at")]
+)
+def test_wrong_spans(option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds in which no process could give a heartbeat are an error, and nothing is started."""
+    from xrt_distributed.command import run
+
+    with pytest.raises(SystemExit, match="2"):
+        run(["-n", "2", option, value, str(REGRESSION)], "xrt launch")
+    assert f"argument {option}: {value!r}: it takes seconds, {said}" in capsys.readouterr().err
+
+
 @pytest.mark.nightly
 def test_wrong_arguments(environment: dict[str, str]) -> None:
     """A program that is not there is an error before anything is started; `xrt launch` is found by its entry point."""
@@ -89,7 +101,7 @@ def test_training_in_two_processes(
     environment: dict[str, str], tmp_path: pathlib.Path, what: str, options: dict[str, Any]
 ) -> None:
     """Two processes of two devices each have the numbers of one process, and write one checkpoint."""
-    from regression import numbers, trainer
+    from regression import X, Y, numbers, trainer
 
     want = numbers(10, **options)
     for found in numbers_of(environment, tmp_path, what):
@@ -104,11 +116,15 @@ def test_training_in_two_processes(
             )
         assert found["ran_on"] in (["cpu, cpu:1, cpu:0@1, cpu:1@1"], ["cpu:0@0, cpu:1@0, cpu, cpu:1"])
         assert float(str(found["loaded"])) < 1e-6
-        assert float(str(found["pieces"])) < 1e-6
+        # what two processes wrote is loaded by both of them, for their mesh and another one
+        np.testing.assert_allclose(found["pieces"], found["next"], rtol=0, atol=1e-6)
+        # a batch of which each of them has read a part is a whole one
+        np.testing.assert_allclose(*found["parts"], rtol=0, atol=1e-6)
     assert len(list((tmp_path / "pieces").glob("1-*.safetensors"))) == 4
-    for name in ("state.safetensors", "pieces"):
-        alone = trainer(**options)
-        alone.load(tmp_path / name)
+    alone = trainer(**options)
+    alone.load(tmp_path / "state.safetensors")
+    alone.load(tmp_path / "pieces")
+    np.testing.assert_allclose(float(alone.step(x=X, target=Y)), found["next"], rtol=0, atol=1e-5)
     assert not list(tmp_path.glob("*.tmp"))
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -90,6 +94,25 @@ def test_machines_share_a_bucket(s3: Any, tmp_path: pathlib.Path) -> None:
     assert "cache.stored" in third
     assert reader.flush()
     assert len(names(s3, "shared/")) == calls
+
+
+def test_what_is_written_at_the_end(s3: Any, environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    """A program that ends at once leaves its report, and the entry that it compiled: names are resolved in a pool of
+    threads, which takes nothing once the interpreter ends."""
+    program = (
+        "import numpy as np, xrt_core as xrt\n"
+        "m = xrt.XRTModule(lambda x: xrt.ops.Tanh(x), engine='xla', guard=False, prune=False)\n"
+        "m(np.ones(4, np.float32))\n"
+    )
+    own = {
+        **os.environ, **environment, **{n: v for n, v in os.environ.items() if n.startswith("AWS_")},
+        "XRT_DISTRIBUTED_REPORTS": "s3://fleet/reports", "XRT_DISTRIBUTED_CACHE": "s3://fleet/last",
+        "XRT_DISTRIBUTED_CACHE_KEY": KEY.decode(), "XRT_CACHE_DIR": str(tmp_path),
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-c", program], env=own, check=True, timeout=120)
+    (report,) = names(s3, "reports/")
+    assert json.loads(s3.get_object(Bucket="fleet", Key=report)["Body"].read())["models"]
+    assert len(names(s3, "last/")) == 1
 
 
 def test_limits_of_a_bucket(s3: Any) -> None:

@@ -6,8 +6,18 @@ from xrt_core.passes.sharding.propagate import (
     ShardingReport,
     by_batch,
     exact_name,
+    marked,
     shard_graph,
     without_boxing,
 )
 
-__all__ = ["Collective", "ShardingReport", "automatic", "by_batch", "exact_name", "shard_graph", "without_boxing"]
+__all__ = [
+    "Collective",
+    "ShardingReport",
+    "automatic",
+    "by_batch",
+    "exact_name",
+    "marked",
+    "shard_graph",
+    "without_boxing",
+]

@@ -80,6 +80,20 @@ def by_batch(graph: Graph, mesh: Mesh, axis: str = "data") -> dict[str, str]:
     return {exact_name(name): f"{axis}:S(0)" for name in names}
 
 
+def marked(graph: Graph) -> dict[Value, str]:
+    """What `xrt.shard` says of inputs and constants of a graph, also behind a Cast: of several marks the first."""
+    roots = {v: v for v in (*graph.inputs, *graph.constants)}
+    found: dict[Value, str] = {}
+    for n in graph.nodes:
+        root = roots.get(n.inputs[0]) if n.inputs and n.inputs[0] is not None else None
+        made, text = n.outputs[0] if n.outputs else None, n.attributes.get("target")
+        if root is not None and is_boxing(n) and isinstance(text, str):
+            found.setdefault(root, text)
+        elif root is not None and made is not None and n.op_type == "Cast" and not n.domain:
+            roots[made] = root
+    return found
+
+
 def exact_name(name: str) -> str:
     """The pattern that matches a name alone."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
@@ -105,6 +119,9 @@ class Propagation:
         graph = self.graph
         for v in (*graph.inputs, *graph.constants):
             self.mark(v)
+        for v, said in marked(graph).items():
+            if v not in self.marks:
+                self.marks[v] = self.checked(v, parse_sbp(said, self.mesh), f"xrt.shard of {v.name!r}")
         for n in graph.nodes:
             text = n.attributes.get("target") if is_boxing(n) else None
             for made in n.outputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 import shlex
 import sys
@@ -29,10 +30,10 @@ def run(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--logs", type=pathlib.Path, metavar="FOLDER", help="write rank0.log and so on there too")
     parser.add_argument("--restarts", type=_count, default=0, metavar="N", help="start all again, up to N times")
     parser.add_argument(
-        "--hang", type=float, default=20.0, metavar="SECONDS", help="without a heartbeat, a process hangs (20)"
+        "--hang", type=_silence, default=20.0, metavar="SECONDS", help="without a heartbeat, a process hangs (20)"
     )
     parser.add_argument(
-        "--stall", type=float, default=0.0, metavar="SECONDS", help="end programs that stand still for so long (never)"
+        "--stall", type=_span, default=0.0, metavar="SECONDS", help="end programs that stand still for so long (never)"
     )
     parser.add_argument("--port", type=_positive, help="where they meet, on the first host; default: a free one")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a package")
@@ -60,6 +61,25 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names) or any(n.startswith("-") for n in names) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r}: it takes names of machines with commas between, each once")
     return names
+
+
+def _silence(text: str) -> float:
+    """Seconds without a heartbeat, of which there are two a second."""
+    return _number(text, 1)
+
+
+def _span(text: str) -> float:
+    return _number(text, 0)
+
+
+def _number(text: str, least: int) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not least <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: it takes seconds, {least} at least")
+    return found
 
 
 def _count(text: str) -> int:

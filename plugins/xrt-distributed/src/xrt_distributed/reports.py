@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from xrt_core.errors import InputError
 from xrt_core.events import Event
+from xrt_distributed.ending import at_end
 from xrt_distributed.jobs import falls_on
 
 FOLDER: Final = "XRT_DISTRIBUTED_REPORTS"
@@ -129,7 +130,8 @@ class Reporter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep_writing, daemon=True, name="xrt-reports")
             self._thread.start()
-            atexit.register(self.write)
+            at_end(self.write)
+            atexit.register(self._write_rest)
         self._changed.set()
 
     def report(self) -> dict[str, Any]:
@@ -162,6 +164,11 @@ class Reporter:
             self.failure = ""
         except Exception as e:  # reports never matter to who computes
             self.failure = f"{type(e).__name__}: {e}"
+
+    def _write_rest(self) -> None:
+        """Write what came while the program ended."""
+        if self._changed.is_set():
+            self.write()
 
     def _keep_writing(self) -> None:
         while True:

@@ -7,7 +7,6 @@ Who writes also keeps the store within its limits of age and size.
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import functools
 import hashlib
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from xrt_core.errors import CacheError, OptionError
+from xrt_distributed.ending import at_end
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class SharedCache:
             thread = threading.Thread(target=self._write_all, daemon=True, name="xrt-shared-cache")
             self._writer = os.getpid(), thread
             thread.start()
-            atexit.register(self.flush, 2 * self._seconds)
+            at_end(functools.partial(self.flush, 2 * self._seconds))
 
     def flush(self, seconds: float = 10.0) -> bool:
         """Wait until what was offered is written, not longer than this; whether it is."""
