@@ -74,7 +74,7 @@ def wide(n: str = "n") -> Any:
 
 
 def test_a_cluster_is_examined_at_sizes_that_take_little_time() -> None:
-    """2e9 FLOPs are enough: 953 rows of 1024 x 1024. The power of two in a size is kept, and sizes that are small stay."""
+    """2e9 FLOPs are enough: 953 rows of 1024 x 1024. The power of two in a size is kept, and small sizes stay."""
     function = wide()
     assert lighter_sizes(function, {"n": 900}) == {"n": 900}
     assert lighter_sizes(function, {"n": 5000}) == {"n": 624}  # 8 times 78, and 5000 is 8 times 625
